@@ -1,0 +1,65 @@
+"""`data`: where tasks come from, and how their prompts are encoded."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from strop.config.schema.base import Section
+from strop.config.schema.rollout import Sampling
+
+
+class Taskset(Section):
+    """Where tasks come from, and which columns hold what. A column may be a dotted path."""
+
+    path: str | tuple[str, ...]
+    """Parquet or JSONL: a file, a list of files, a directory, a `datasets` folder, a name on the hub, a URL."""
+    split: str | None = None
+    """Which split, where the dataset has several; refused where it has none."""
+    subset: str | None = None
+    """Which subset (the hub calls it config), where the dataset has several."""
+    prompt: str = "prompt"
+    """Column of the prompt: a list of messages, or plain text, which becomes one user message."""
+    answer: str | None = "answer"
+    """Column of what the reward compares with; null when there is none."""
+    source: str | None = None
+    """Column that says where a row is from, by which rewards can be chosen."""
+    system: str | None = None
+    """Text of a system message put before every prompt that has none."""
+    limit_tasks: int | None = Field(None, gt=0)
+    """Use only the first so many rows."""
+
+
+class EvalTaskset(Taskset):
+    """A taskset that is measured, not trained on."""
+
+    name: str = "eval"
+    """Its name in metrics and files; unique in the run."""
+    rollouts_per_task: int = Field(1, gt=0)
+    """Answers sampled to each task; more than one also gives pass@k."""
+    sampling: Sampling = Sampling(temperature=0.0)
+    """How answers are drawn; greedy unless said otherwise."""
+
+
+class Data(Section):
+    """Where tasks come from, and how their prompts are encoded."""
+
+    train: Taskset
+    """What is trained on."""
+    eval: tuple[EvalTaskset, ...] = ()
+    """What is measured, each under its name."""
+    max_prompt_tokens: int = Field(1024, gt=0)
+    """Longest prompt, chat template included."""
+    max_response_tokens: int = Field(1024, gt=0)
+    """Longest answer; sampling stops there and the rollout counts as truncated."""
+    overlong: Literal["error", "filter", "left", "right", "middle"] = "error"
+    """A longer prompt stops the run, is left out, or is cut: `left` drops its beginning, `right` its end."""
+    overlong_workers: int = Field(1, gt=0)
+    """Processes that encode prompts when tasks are loaded."""
+    chat_template: str = "tokenizer"
+    """`tokenizer` for its own, `none` to encode plain text as it is, or a file with a Jinja template."""
+    shuffle: bool = True
+    """A new order each epoch, from `seed`."""
+    incomplete_batch: Literal["drop", "keep"] = "drop"
+    """The tasks left at an epoch's end that fill no step: left out, or trained on as a smaller step."""

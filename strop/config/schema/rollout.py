@@ -1,0 +1,57 @@
+"""`rollout`: how answers are sampled."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from strop.config.schema.base import KindByName, Section
+
+
+class Sampling(Section):
+    """How tokens are drawn."""
+
+    temperature: float = Field(1.0, ge=0)
+    """Logits are divided by it; 0 is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Keep the likeliest tokens that together have this probability."""
+    top_k: int = Field(0, ge=0)
+    """Keep so many of the likeliest tokens; 0 keeps all."""
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Drop tokens less likely than this share of the likeliest one."""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """Above 1, tokens already seen become less likely (arXiv 1909.05858)."""
+    min_response_tokens: int = Field(0, ge=0)
+    """Until so many tokens are out, nothing can end the answer."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer; they stay in it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end an answer, beside the model's own end tokens."""
+    ignore_eos: bool = False
+    """Go on after end tokens, up to `data.max_response_tokens`."""
+
+
+class NativeEngine(Section):
+    """Strop's own sampler, in the trainer's process: no server, no copy of the weights where none is needed."""
+
+    type: Literal["native"] = "native"
+    dtype: Literal["model", "float32", "bfloat16"] = "model"
+    """Of the sampler's weights and cache; `model` is the trainer's compute type."""
+    kv_cache_tokens: int = Field(131072, gt=0)
+    """Room for so many tokens of keys and values; what does not fit waits, nothing is dropped."""
+    max_sequences: int = Field(256, gt=0)
+    """So many completions are under way at most; more wait."""
+
+
+class Rollout(Section):
+    """How answers are sampled."""
+
+    engine: Annotated[NativeEngine, KindByName] = NativeEngine()
+    """What runs the model to sample from it."""
+    workflow: str = "single_turn"
+    """How a task becomes a rollout: a built-in name, a dotted path, or `file.py:name`."""
+    sampling: Sampling = Sampling()
+    """How answers to train on are drawn."""
+    max_error_share: float = Field(0.1, ge=0, le=1)
+    """When more of a step's rollouts than this break, the run stops and says why."""

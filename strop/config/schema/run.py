@@ -1,0 +1,121 @@
+"""The run file, whole."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from strop.config.schema.algorithm import Algorithm, Grpo
+from strop.config.schema.base import Section
+from strop.config.schema.data import Data
+from strop.config.schema.model import Model
+from strop.config.schema.reward import Reward
+from strop.config.schema.rollout import Rollout
+from strop.config.schema.trainer import Trainer
+from strop.config.units import Every
+
+
+class Checkpoint(Section):
+    """What is kept to go on from. The last step is always kept."""
+
+    every: Every = None
+    """How often; `never` keeps the last step alone."""
+    keep: int | None = Field(3, gt=0)
+    """Older ones are deleted; null keeps all."""
+    optimizer: bool = True
+    """Keep the optimizer's state too; without it a run cannot be resumed exactly."""
+    export: bool = False
+    """Write a Hugging Face folder beside each checkpoint, too. The end of the run always writes one."""
+
+
+class Evaluate(Section):
+    """When the eval tasksets are measured. The last step always is."""
+
+    every: Every = None
+    """How often; `never` leaves the start and the end."""
+    at_start: bool = True
+    """Measure before the first update."""
+
+
+class Record(Section):
+    """What is written down of the run."""
+
+    monitors: tuple[Literal["console", "tensorboard"], ...] = ("console", "tensorboard")
+    """Where metrics are shown, beside `metrics.jsonl`, which is always written."""
+    rollouts_every: Every = Field(default=None)
+    """How often all rollouts of a step are written as Parquet; `never` for none."""
+    report: bool = True
+    """Write `report.html` at the end and after each evaluation."""
+
+
+def _reward(value: Any) -> Any:
+    """`gsm8k`, `{function: ...}` and `[...]` are short for `{functions: [...]}`."""
+    if isinstance(value, str):
+        return {"functions": [{"function": value}]}
+    if isinstance(value, list | tuple):
+        return {"functions": [{"function": v} if isinstance(v, str) else v for v in value]}
+    if isinstance(value, dict) and "function" in value:
+        return {"functions": [value]}
+    return value
+
+
+class Run(Section):
+    """One run: what is trained, on what, how, and what is kept of it."""
+
+    project: str = Field("strop", pattern=r"^[^/\\]+$")
+    """Runs of one project stand in one folder."""
+    name: str = Field("run", pattern=r"^[^/\\]+$")
+    """The run's folder is `<output>/<project>/<name>`."""
+    output: str = "runs"
+    """The folder under which all is written."""
+    seed: int = Field(1, ge=0)
+    """Fixes the order of the data, every draw, and dropout."""
+    resume: str = "auto"
+    """`auto` goes on from the run folder's last good checkpoint, `never` starts anew, a path goes on from there."""
+    model: Model
+    """What is trained."""
+    data: Data
+    """Where tasks come from."""
+    reward: Annotated[Reward, BeforeValidator(_reward)]
+    """How an answer is scored."""
+    algorithm: Algorithm = Grpo()
+    """What is learned from scored answers."""
+    rollout: Rollout = Rollout()
+    """How answers are sampled."""
+    trainer: Trainer = Trainer()
+    """How experiences become new weights."""
+    checkpoint: Checkpoint = Checkpoint()
+    """What is kept to go on from."""
+    evaluate: Evaluate = Evaluate()
+    """When the eval tasksets are measured."""
+    record: Record = Record()
+    """What is written down of the run."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Run:
+        names = [taskset.name for taskset in self.data.eval]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"data.eval: the name {doubled[0]!r} is given to two tasksets")
+        for where, sampling in (
+            ("rollout.sampling", self.rollout.sampling),
+            *((f"data.eval ({t.name}).sampling", t.sampling) for t in self.data.eval),
+        ):
+            if sampling.min_response_tokens >= self.data.max_response_tokens:
+                raise ValueError(
+                    f"{where}.min_response_tokens ({sampling.min_response_tokens}) must be below "
+                    f"data.max_response_tokens ({self.data.max_response_tokens})"
+                )
+        if self.rollout.sampling.temperature == 0:
+            raise ValueError(
+                "rollout.sampling.temperature is 0: all rollouts of a task would be the same and "
+                "nothing could be learned; write a temperature above 0"
+            )
+        longest = self.data.max_prompt_tokens + self.data.max_response_tokens
+        if longest > self.rollout.engine.kv_cache_tokens:
+            raise ValueError(
+                f"rollout.engine.kv_cache_tokens ({self.rollout.engine.kv_cache_tokens}) holds not "
+                f"even one longest sequence ({longest} = max_prompt_tokens + max_response_tokens)"
+            )
+        return self

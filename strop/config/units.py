@@ -1,0 +1,78 @@
+"""Values that carry their unit: `20 steps`, `5 epochs`, `16384 tokens`, `10 %`, `never`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+Unit = Literal["steps", "updates", "epochs", "tokens", "sequences", "%"]
+
+_AMOUNT = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([a-z%]+)\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A number and its unit."""
+
+    count: float
+    unit: Unit
+
+    def __str__(self) -> str:
+        number = int(self.count) if float(self.count).is_integer() else self.count
+        return f"{number} {self.unit[:-1] if number == 1 and self.unit != '%' else self.unit}"
+
+
+def parse_amount(value: Any, units: tuple[Unit, ...], *, whole: bool = True) -> Amount:
+    """Read `20 steps`. Raises ValueError, which says what was expected, for anything else."""
+    wanted = f"a number with its unit ({', '.join(units)}), such as '20 {units[0]}'"
+    if isinstance(value, Amount):
+        amount = value
+    else:
+        match = _AMOUNT.match(value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(f"expected {wanted}, got {value!r}")
+        word = match[2]
+        unit = next((u for u in units if word in (u, u.rstrip("s"))), None)
+        if unit is None:
+            raise ValueError(f"expected {wanted}, got the unit {word!r}")
+        amount = Amount(float(match[1].replace("_", "")), unit)
+    if amount.unit not in units:
+        raise ValueError(f"expected {wanted}, got {str(amount)!r}")
+    if whole and amount.unit not in ("%", "epochs") and not float(amount.count).is_integer():
+        raise ValueError(f"{amount.unit} are whole, got {amount.count}")
+    return amount
+
+
+def _field(units: tuple[Unit, ...], *, never: bool = False, positive: bool = True) -> Any:
+    def read(value: Any) -> Amount | None:
+        if never and (value is None or value == "never"):
+            return None
+        amount = parse_amount(value, units)
+        if positive and amount.count <= 0:
+            hint = "; write 'never' for none" if never else ""
+            raise ValueError(f"must be more than zero, got {str(amount)!r}{hint}")
+        return amount
+
+    def write(value: Amount | None) -> str:
+        return "never" if value is None else str(value)
+
+    kinds = "|".join("%" if unit == "%" else f"{unit.rstrip('s')}s?" for unit in units)
+    pattern = rf"^\s*[0-9][0-9_.eE+-]*\s*({kinds})\s*$" + ("|^never$" if never else "")
+    return [
+        BeforeValidator(read),
+        PlainSerializer(write, return_type=str),
+        WithJsonSchema({"type": "string", "pattern": pattern}),
+    ]
+
+
+Every = Annotated[Amount | None, *_field(("steps", "updates", "epochs"), never=True)]
+"""How often something happens; `never` is None."""
+Duration = Annotated[Amount, *_field(("epochs", "steps", "updates"))]
+"""How long a run goes on. Epochs may be fractional."""
+MicroBatchSize = Annotated[Amount, *_field(("tokens", "sequences"))]
+"""What goes through the model at once. A memory knob: it never changes the gradient."""
+Warmup = Annotated[Amount, *_field(("steps", "updates", "%"), positive=False)]
+"""The first part of a schedule; `%` is of the whole run."""

@@ -1,0 +1,59 @@
+"""One tree of exceptions. Each message is one paragraph: what is wrong, where, what instead."""
+
+from __future__ import annotations
+
+
+class StropError(Exception):
+    """Anything Strop raises on purpose. The command line prints it without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(StropError):
+    """A run file, an override or a foreign configuration that cannot be taken as it is."""
+
+    exit_code = 2
+
+
+class PlacementError(ConfigError):
+    """The configuration asks for hardware or engines that this machine does not have."""
+
+
+class MissingExtraError(ConfigError):
+    """A feature whose optional packages are not installed; the message names the install command."""
+
+
+class DataError(StropError):
+    """A dataset that cannot be read, or a row in it that cannot be used."""
+
+
+class ModelError(StropError):
+    """A model folder or tokenizer that cannot be used."""
+
+
+class RewardError(StropError):
+    """A reward function that cannot be found, or whose signature is not understood."""
+
+
+class RolloutError(StropError):
+    """Too large a share of one step's rollouts broke."""
+
+
+class TrainingError(StropError):
+    """The update went wrong: a loss that is NaN or infinite, say."""
+
+
+class CheckpointError(StropError):
+    """A checkpoint that cannot be written, verified or resumed from."""
+
+
+class RunFolderError(StropError):
+    """A run folder that belongs to another configuration, or cannot be written."""
+
+
+class Interrupted(StropError):
+    """SIGINT or SIGTERM: the run has saved its state and stops. Not a fault."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

@@ -1,0 +1,119 @@
+"""A small random model with a tokenizer trained on the spot: for examples, tests and benchmarks.
+
+`python -m strop.models.tiny --help` makes one from the command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+Family = Literal["qwen2", "qwen3", "llama", "mistral", "gemma", "phi"]
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+
+
+def make_tokenizer(folder: Path, corpus: Iterable[str], vocab_size: int) -> int:
+    """Train a byte-level BPE tokenizer, digits apart, and save it; returns its size.
+
+    Byte level, so that any text can be encoded; every digit is a token of its own.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", chat_template=CHAT_TEMPLATE
+    )
+    fast.save_pretrained(folder)
+    return len(fast)
+
+
+def make_model(
+    folder: Path,
+    corpus: Iterable[str],
+    *,
+    family: Family = "qwen2",
+    vocab_size: int = 512,
+    hidden_size: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    max_tokens: int = 2048,
+    tied: bool = True,
+    seed: int = 0,
+) -> Path:
+    """Write a Hugging Face folder with random float32 weights and a tokenizer; returns the folder."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    size = make_tokenizer(folder, corpus, vocab_size)
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=(size + 7) // 8 * 8,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 8 // 3 // 8 * 8,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden_size // heads,
+        max_position_embeddings=max_tokens,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=SPECIAL_TOKENS.index("<|end|>"),
+        pad_token_id=SPECIAL_TOKENS.index("<|pad|>"),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    return folder
+
+
+def read_corpus(files: Iterable[Path]) -> Iterator[str]:
+    """The lines of text files, to train a tokenizer on."""
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            yield from lines
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Make a small random model with a tokenizer of its own.")
+    parser.add_argument("folder", type=Path, help="where to write it")
+    parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="text files for the tokenizer")
+    parser.add_argument("--family", default="qwen2", choices=Family.__args__)  # type: ignore[attr-defined]
+    for name, default in (
+        ("vocab-size", 2048),
+        ("hidden-size", 384),
+        ("layers", 6),
+        ("heads", 6),
+        ("kv-heads", 2),
+        ("seed", 0),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = vars(parser.parse_args())
+    folder = make_model(args.pop("folder"), read_corpus(args.pop("corpus")), **args)
+    print(f"wrote a random {args['family']} model to {folder}")
+
+
+if __name__ == "__main__":
+    main()
