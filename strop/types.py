@@ -192,9 +192,7 @@ class Experience:
             "Experience", self.token_ids, self.loss_mask, self.sampler_logprobs, self.policy_logprobs
         )
         if not self.loss_mask.any() or self.loss_mask[0]:
-            raise ValueError(
-                f"Experience {self.id}: needs at least one target, and none at position 0"
-            )
+            raise ValueError(f"Experience {self.id}: needs at least one target, and none at position 0")
 
     @property
     def prompt_tokens(self) -> int:
@@ -244,6 +242,8 @@ class MicroBatch:
     """[T] float32 What the logits of the target at t are divided by."""
     sampler_logprobs: torch.Tensor
     """[T] float32; like all below, 0 where `loss_mask` is False."""
+    policy_logprobs: torch.Tensor
+    """[T] float32 What the sampler says the trainer should compute for the same token."""
     advantages: torch.Tensor
     """[T] float32"""
     old_logprobs: torch.Tensor | None = None
@@ -266,7 +266,15 @@ class MicroBatch:
 
     def __post_init__(self) -> None:
         tokens = self.token_ids.shape[0]
-        for name in ("position_ids", "loss_mask", "temperature", "sampler_logprobs", "advantages"):
+        always = (
+            "position_ids",
+            "loss_mask",
+            "temperature",
+            "sampler_logprobs",
+            "policy_logprobs",
+            "advantages",
+        )
+        for name in always:
             if getattr(self, name).shape[-1] != tokens:
                 raise ValueError(f"MicroBatch.{name} is not {tokens} tokens long")
         for name in ("old_logprobs", "ref_logprobs"):
