@@ -1,0 +1,96 @@
+"""Where a run's files stand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from strop.config.schema import Run
+from strop.errors import RunFolderError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """`<output>/<project>/<name>/` and what is in it."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, run: Run) -> RunFolder:
+        """The folder that a run's configuration names."""
+        return cls(Path(run.output).expanduser() / run.project / run.name)
+
+    @property
+    def run_file(self) -> Path:
+        """The resolved run file, secrets redacted."""
+        return self.path / "run.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What a run is resumed from."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The trained model as a Hugging Face folder."""
+        return self.path / "model"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON row per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """Rollouts of chosen steps, as Parquet."""
+        return self.path / "rollouts"
+
+    @property
+    def report(self) -> Path:
+        """The page to look at."""
+        return self.path / "report.html"
+
+    def create(self) -> None:
+        """Make the folder. Raises `RunFolderError` where it cannot be written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise RunFolderError(
+                f"The run folder {self.path} cannot be written ({error.strerror}). "
+                "Set `output` to a folder where you may write, or change its permissions."
+            ) from error
+
+    def set_aside_old(self) -> Path | None:
+        """Rename a folder that holds another run's files, so that nothing is lost; returns its new path."""
+        if not self.path.exists() or not any(self.path.iterdir()):
+            return None
+        old = self.path.with_name(f"{self.path.name}_{datetime.now():%Y%m%d-%H%M%S}")
+        self.path.rename(old)
+        return old
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Where a run stands between two steps; with the engine's own state, all that a resume needs."""
+
+    step: int = 0
+    """Steps that are done."""
+    updates: int = 0
+    """Optimizer updates that are done."""
+    position: int = 0
+    """Training tasks taken so far, over all epochs."""
+
+    def save(self, folder: Path) -> None:
+        """Write `state.json` into a checkpoint."""
+        fields = {"step": self.step, "updates": self.updates, "position": self.position}
+        (folder / "state.json").write_text(json.dumps(fields) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> RunState:
+        """Read what `save` wrote."""
+        return cls(**json.loads((folder / "state.json").read_text()))

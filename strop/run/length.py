@@ -1,0 +1,82 @@
+"""How long a run is, in steps and in updates, and when something is due."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from strop.config.schema import Run
+from strop.config.units import Amount
+from strop.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """A run's length, once the number of training tasks is known."""
+
+    steps: int
+    """Steps in all."""
+    updates: int
+    """Optimizer updates in all; the last step may be cut short by it."""
+    steps_per_epoch: int
+    updates_per_step: int
+    """Of a full step."""
+
+    def is_due(self, every: Amount | None, before: RunProgress, after: RunProgress) -> bool:
+        """Whether a multiple of `every` was reached between two steps."""
+        if every is None:
+            return False
+        match every.unit:
+            case "steps":
+                return _passed(before.step, after.step, every.count)
+            case "updates":
+                return _passed(before.updates, after.updates, every.count)
+            case "epochs":
+                per = self.steps_per_epoch
+                return _passed(before.step, after.step, max(1, round(every.count * per)))
+        raise ValueError(f"an interval cannot be in {every.unit}")
+
+    def in_unit(self, amount: Amount, unit: str) -> int:
+        """`10 steps`, `20 updates` or `5 %` of this run, as a whole number of `steps` or `updates`."""
+        total = self.steps if unit == "steps" else self.updates
+        if amount.unit == "%":
+            return int(total * amount.count / 100)
+        if amount.unit == unit:
+            return int(amount.count)
+        if unit == "updates":
+            return int(amount.count) * self.updates_per_step
+        return math.ceil(amount.count / self.updates_per_step)
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """Steps and updates that are done."""
+
+    step: int
+    updates: int
+
+
+def _passed(before: int, after: int, every: float) -> bool:
+    return before // every < after // every
+
+
+def length_of(run: Run, steps_per_epoch: int) -> Length:
+    """The length that `trainer.duration` says. Raises `ConfigError` where that is no step at all."""
+    trainer = run.trainer
+    per_update = trainer.tasks_per_update or trainer.tasks_per_step
+    updates_per_step = trainer.tasks_per_step // per_update * trainer.passes
+    count, unit = trainer.duration.count, trainer.duration.unit
+    match unit:
+        case "epochs":
+            steps = round(count * steps_per_epoch)
+        case "steps":
+            steps = int(count)
+        case _:
+            steps = math.ceil(count / updates_per_step)
+    if steps < 1:
+        raise ConfigError(
+            f"trainer.duration ({trainer.duration}) is less than one step: an epoch has {steps_per_epoch} "
+            f"steps of {trainer.tasks_per_step} tasks. Write a longer duration, or fewer tasks_per_step."
+        )
+    updates = int(count) if unit == "updates" else steps * updates_per_step
+    return Length(steps, updates, steps_per_epoch, updates_per_step)

@@ -1,0 +1,15 @@
+"""Seeds for single draws, derived from the run's seed."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def derive_seed(seed: int, *path: int | str) -> int:
+    """A 64-bit seed for one place in a run, such as (seed, "train", step, task, index).
+
+    Being a hash of the place and nothing else, it needs no state to be saved, and does not
+    depend on the order in which draws are made.
+    """
+    text = "\x1f".join(map(str, (seed, *path)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,189 @@
+"""The trainer: a step's experiences become new weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from strop.algorithms import table
+from strop.algorithms.schedules import lr_at
+from strop.config.schema import Run
+from strop.data.pack import pack, unpack
+from strop.protocols import TrainingEngine
+from strop.run.length import Length
+from strop.run.seeds import derive_seed
+from strop.types import Experience, ExperienceGroup, Floats, GlobalCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What one step of training gave."""
+
+    updates: int
+    """Optimizer updates of this step."""
+    metrics: dict[str, float]
+
+
+class Trainer:
+    """Computes advantages, and drives the training engine through a step's updates."""
+
+    def __init__(
+        self,
+        engine: TrainingEngine,
+        run: Run,
+        length: Length,
+        *,
+        share_prompts: bool,
+        device: torch.device,
+    ) -> None:
+        self._engine = engine
+        self._run = run
+        self._length = length
+        self._share_prompts = share_prompts
+        self._device = device
+        self._loss_fn = table.loss_fn(run.algorithm, max_response_tokens=run.data.max_response_tokens)
+
+    def step(self, groups: Sequence[ExperienceGroup], *, step: int, updates_done: int) -> Trained:
+        """Train on all groups of one step. Without any experience it does no update at all."""
+        experiences = [experience for group in groups for experience in group.experiences]
+        if not experiences:
+            return Trained(0, {})
+        advantages = self._advantages(experiences)
+        batches = self._updates(groups, step)[: self._length.updates - updates_done]
+        started = time.perf_counter()
+        reference = self._reference(experiences, advantages)
+        old = self._old(experiences, advantages, batches)
+        prepared = time.perf_counter()
+        rows = [
+            self._update(experiences, advantages, batch, old if number else None, reference, step, updates_done + number)
+            for number, batch in enumerate(batches)
+        ]
+        metrics = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        metrics |= {
+            "updates": float(len(rows)),
+            "advantages/mean": float(advantages.mean()),
+            "advantages/std": float(advantages.std()),
+            "time/logprobs_seconds": prepared - started,
+            "time/update_seconds": time.perf_counter() - prepared,
+        }
+        return Trained(len(rows), metrics)
+
+    def _advantages(self, experiences: Sequence[Experience]) -> Floats:
+        """[experiences] A rollout counts once in its group, however many experiences it gave."""
+        rollouts = {(e.group, e.index): e.reward for e in experiences}
+        names = sorted({group for group, _ in rollouts})
+        number = {name: i for i, name in enumerate(names)}
+        values = table.advantages(
+            self._run.algorithm,
+            torch.tensor(list(rollouts.values()), dtype=torch.float32),
+            torch.tensor([number[group] for group, _ in rollouts], dtype=torch.int64),
+        )
+        of = dict(zip(rollouts, values.tolist(), strict=True))
+        return np.array([of[e.group, e.index] for e in experiences], dtype=np.float32)
+
+    def _updates(self, groups: Sequence[ExperienceGroup], step: int) -> list[list[int]]:
+        """Which experiences, by number, each update trains on, in order."""
+        numbers: list[list[int]] = []
+        count = 0
+        for group in groups:
+            numbers.append(list(range(count, count + len(group.experiences))))
+            count += len(group.experiences)
+        trainer = self._run.trainer
+        per_update = trainer.tasks_per_update or trainer.tasks_per_step
+        updates = []
+        for repeat in range(trainer.passes):
+            order = np.arange(len(groups))
+            if trainer.shuffle_passes:
+                key = derive_seed(self._run.seed, "pass", step, repeat)
+                order = np.random.Generator(np.random.Philox(key)).permutation(len(groups))
+            for start in range(0, len(groups), per_update):
+                update = [n for i in order[start : start + per_update] for n in numbers[i]]
+                if update:
+                    updates.append(update)
+        return updates
+
+    def _reference(self, experiences: Sequence[Experience], advantages: Floats) -> list[Floats] | None:
+        if not table.needs_reference(self._run.algorithm):
+            return None
+        return self._logprobs(experiences, advantages, range(len(experiences)), reference=True)
+
+    def _old(
+        self, experiences: Sequence[Experience], advantages: Floats, updates: Sequence[Sequence[int]]
+    ) -> list[Floats] | None:
+        """The log-probs at the start of the step, for what is trained on after the first update;
+        in the first one they are the current ones, and no pass is spent on them."""
+        later = sorted({number for update in updates[1:] for number in update})
+        return self._logprobs(experiences, advantages, later, reference=False) if later else None
+
+    def _logprobs(
+        self, experiences: Sequence[Experience], advantages: Floats, chosen: Sequence[int], *, reference: bool
+    ) -> list[Floats]:
+        """[L] for each chosen experience, and zeros for the others."""
+        picked = [experiences[i] for i in chosen]
+        micro_batches = self._pack(picked, advantages[list(chosen)], None, None)
+        values = [self._engine.logprobs(batch, reference=reference) for batch in micro_batches]
+        found = dict(zip(chosen, unpack(micro_batches, values, picked), strict=True))
+        return [found.get(i, np.zeros(len(e.token_ids), np.float32)) for i, e in enumerate(experiences)]
+
+    def _update(
+        self,
+        experiences: Sequence[Experience],
+        advantages: Floats,
+        batch: Sequence[int],
+        old: Sequence[Floats] | None,
+        reference: Sequence[Floats] | None,
+        step: int,
+        update: int,
+    ) -> dict[str, float]:
+        picked = [experiences[i] for i in batch]
+        micro_batches = self._pack(
+            picked,
+            advantages[list(batch)],
+            [old[i] for i in batch] if old else None,
+            [reference[i] for i in batch] if reference else None,
+        )
+        counts = GlobalCounts(tokens=sum(e.response_tokens for e in picked), sequences=len(picked))
+        entropy = table.needs_entropy_gradient(self._run.algorithm)
+        metrics: dict[str, float] = {}
+        for micro_batch in micro_batches:
+            shares = self._engine.forward_backward(micro_batch, self._loss_fn, counts, entropy=entropy)
+            for name, share in shares.items():
+                metrics[name] = metrics.get(name, 0.0) + share
+        metrics["lr"] = self._lr(step, update)
+        self._engine.set_lr(metrics["lr"])
+        metrics["grad_norm"] = self._engine.step()
+        return metrics
+
+    def _pack(
+        self,
+        experiences: Sequence[Experience],
+        advantages: Floats,
+        old: Sequence[Floats] | None,
+        reference: Sequence[Floats] | None,
+    ):
+        return pack(
+            experiences,
+            advantages,
+            self._run.trainer.microbatch,
+            share_prompts=self._share_prompts,
+            device=self._device,
+            old_logprobs=old,
+            ref_logprobs=reference,
+        )
+
+    def _lr(self, step: int, update: int) -> float:
+        """The rate of one update: `step` counts from 1, `update` from 0."""
+        trainer, length = self._run.trainer, self._length
+        schedule = trainer.schedule
+        by_step = schedule.counts == "steps"
+        return lr_at(
+            schedule,
+            trainer.optimizer.lr,
+            position=step - 1 if by_step else update,
+            total=length.steps if by_step else length.updates,
+            warmup=length.in_unit(schedule.warmup, schedule.counts),
+        )

@@ -1,0 +1,70 @@
+"""Rollouts become training sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from strop.types import Experience, ExperienceGroup, Group, Rollout, Turn
+
+
+def group_to_experiences(group: Group) -> ExperienceGroup:
+    """All that can be learned from a group: its broken rollouts and empty answers give nothing."""
+    experiences = [
+        experience
+        for rollout in group.rollouts
+        if rollout.status != "error"
+        for experience in rollout_to_experiences(rollout, group.task.source)
+    ]
+    return ExperienceGroup(group.id, tuple(experiences))
+
+
+def rollout_to_experiences(rollout: Rollout, source: str) -> list[Experience]:
+    """Turns that go on where the one before ended are one sequence, of which only the model's own
+    tokens are targets; a turn that was shown something else begins a new sequence."""
+    chains: list[list[Turn]] = []
+    for turn in rollout.turns:
+        if len(turn.completion_ids) == 0:
+            continue
+        if chains and _continues(chains[-1][-1], turn):
+            chains[-1].append(turn)
+        else:
+            chains.append([turn])
+    return [_experience(rollout, source, number, chain) for number, chain in enumerate(chains)]
+
+
+def _continues(before: Turn, turn: Turn) -> bool:
+    shown = np.concatenate([before.prompt_ids, before.completion_ids])
+    return len(turn.prompt_ids) >= len(shown) and np.array_equal(turn.prompt_ids[: len(shown)], shown)
+
+
+def _experience(rollout: Rollout, source: str, number: int, turns: Sequence[Turn]) -> Experience:
+    last = turns[-1]
+    token_ids = np.concatenate([last.prompt_ids, last.completion_ids]).astype(np.int32)
+    loss_mask = np.zeros(len(token_ids), dtype=np.bool_)
+    sampler_logprobs = np.zeros(len(token_ids), dtype=np.float32)
+    policy_logprobs = np.zeros(len(token_ids), dtype=np.float32)
+    for turn in turns:
+        own = slice(len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids))
+        loss_mask[own] = True
+        sampler_logprobs[own] = turn.sampler_logprobs
+        policy_logprobs[own] = turn.policy_logprobs
+    if rollout.reward is None:
+        raise ValueError(f"rollout {rollout.id} has no reward yet")
+    return Experience(
+        id=f"{rollout.id}.{number}",
+        task_id=rollout.task_id,
+        group=rollout.group,
+        index=rollout.index,
+        turn=number,
+        token_ids=token_ids,
+        loss_mask=loss_mask,
+        sampler_logprobs=sampler_logprobs,
+        policy_logprobs=policy_logprobs,
+        reward=rollout.reward,
+        status=rollout.status,
+        temperature=rollout.sampling.temperature,
+        versions=tuple(turn.version for turn in turns),
+        source=source,
+    )
