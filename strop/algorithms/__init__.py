@@ -1,1 +1,1 @@
-
+"""Advantages, losses, divergences and schedules: pure functions on tensors."""
