@@ -1,0 +1,77 @@
+"""Micro-batches made of plain lists, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from strop.types import GlobalCounts, MicroBatch
+
+
+def make_batch(lengths: Sequence[tuple[int, int]], *, seed: int = 0, on_policy: bool = False) -> MicroBatch:
+    """Sequences of (tokens without loss, targets), with random numbers where the loss reads them."""
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(before + targets for before, targets in lengths)
+    mask = torch.cat([torch.arange(before + targets) >= before for before, targets in lengths])
+
+    def numbers(scale: float, shift: float = 0.0) -> torch.Tensor:
+        return torch.where(mask, torch.randn(total, generator=generator) * scale + shift, torch.zeros(total))
+
+    ends = torch.tensor([0, *(before + targets for before, targets in lengths)]).cumsum(0)
+    return MicroBatch(
+        token_ids=torch.zeros(total, dtype=torch.int64),
+        position_ids=torch.cat([torch.arange(before + targets) for before, targets in lengths]),
+        cu_seqlens=ends.to(torch.int32),
+        prefix_of=(-1,) * len(lengths),
+        experience=tuple(range(len(lengths))),
+        weight=torch.rand(len(lengths), generator=generator) + 0.5,
+        loss_mask=mask,
+        temperature=torch.ones(total),
+        sampler_logprobs=numbers(0.1, -1.0),
+        policy_logprobs=numbers(0.1, -1.0),
+        advantages=numbers(1.0),
+        old_logprobs=None if on_policy else numbers(0.3, -1.0),
+        ref_logprobs=numbers(0.3, -1.0),
+    )
+
+
+def split(batch: MicroBatch, segments: int) -> tuple[MicroBatch, MicroBatch]:
+    """The first so many sequences, and the rest."""
+    cut = int(batch.cu_seqlens[segments])
+
+    def part(tokens: slice, rows: slice, ends: torch.Tensor) -> MicroBatch:
+        per_token = {
+            name: getattr(batch, name)[tokens]
+            for name in (
+                "token_ids",
+                "position_ids",
+                "loss_mask",
+                "temperature",
+                "sampler_logprobs",
+                "policy_logprobs",
+                "advantages",
+                "ref_logprobs",
+            )
+        }
+        old = None if batch.old_logprobs is None else batch.old_logprobs[tokens]
+        return replace(
+            batch,
+            **per_token,
+            old_logprobs=old,
+            cu_seqlens=ends,
+            prefix_of=batch.prefix_of[rows],
+            experience=batch.experience[rows],
+            weight=batch.weight[rows],
+        )
+
+    return (
+        part(slice(None, cut), slice(None, segments), batch.cu_seqlens[: segments + 1]),
+        part(slice(cut, None), slice(segments, None), batch.cu_seqlens[segments:] - cut),
+    )
+
+
+def counts_of(batch: MicroBatch) -> GlobalCounts:
+    """The counts of an update that is this one micro-batch."""
+    return GlobalCounts(tokens=int(batch.loss_mask.sum()), sequences=batch.segments)
