@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strop.config.schema.data import EvalTaskset
-from strop.data.taskset import TaskSet
 from strop.run.explorer import Explorer
 from strop.run.rollout_metrics import evaluation_metrics
 from strop.run.sampling import sampling_of
+from strop.run.tasks import EvalTasks
 from strop.types import Group
 
 
@@ -25,7 +24,7 @@ class Evaluation:
 
 def evaluate(
     explorer: Explorer,
-    tasksets: Sequence[tuple[EvalTaskset, TaskSet]],
+    tasksets: EvalTasks,
     *,
     max_response_tokens: int,
     step: int,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from strop.config.schema import Run
 from strop.config.units import Amount
 from strop.errors import ConfigError
+from strop.run.folder import RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Length:
     updates_per_step: int
     """Of a full step."""
 
-    def is_due(self, every: Amount | None, before: RunProgress, after: RunProgress) -> bool:
+    def is_due(self, every: Amount | None, before: RunState, after: RunState) -> bool:
         """Whether a multiple of `every` was reached between two steps."""
         if every is None:
             return False
@@ -46,14 +47,6 @@ class Length:
         if unit == "updates":
             return int(amount.count) * self.updates_per_step
         return math.ceil(amount.count / self.updates_per_step)
-
-
-@dataclass(frozen=True, slots=True)
-class RunProgress:
-    """Steps and updates that are done."""
-
-    step: int
-    updates: int
 
 
 def _passed(before: int, after: int, every: float) -> bool:

@@ -13,10 +13,10 @@ from strop.algorithms import table
 from strop.algorithms.schedules import lr_at
 from strop.config.schema import Run
 from strop.data.pack import pack, unpack
-from strop.protocols import TrainingEngine
 from strop.run.length import Length
 from strop.run.seeds import derive_seed
-from strop.types import Experience, ExperienceGroup, Floats, GlobalCounts
+from strop.training.single import SingleEngine
+from strop.types import Experience, ExperienceGroup, Floats, GlobalCounts, MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,10 @@ class Trained:
 class Trainer:
     """Computes advantages, and drives the training engine through a step's updates."""
 
-    def __init__(
-        self,
-        engine: TrainingEngine,
-        run: Run,
-        length: Length,
-        *,
-        share_prompts: bool,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, engine: SingleEngine, run: Run, length: Length) -> None:
         self._engine = engine
         self._run = run
         self._length = length
-        self._share_prompts = share_prompts
-        self._device = device
         self._loss_fn = table.loss_fn(run.algorithm, max_response_tokens=run.data.max_response_tokens)
 
     def step(self, groups: Sequence[ExperienceGroup], *, step: int, updates_done: int) -> Trained:
@@ -164,13 +154,13 @@ class Trainer:
         advantages: Floats,
         old: Sequence[Floats] | None,
         reference: Sequence[Floats] | None,
-    ):
+    ) -> list[MicroBatch]:
         return pack(
             experiences,
             advantages,
             self._run.trainer.microbatch,
-            share_prompts=self._share_prompts,
-            device=self._device,
+            share_prompts=self._engine.shares_prompts,
+            device=self._engine.device,
             old_logprobs=old,
             ref_logprobs=reference,
         )

@@ -1,0 +1,77 @@
+"""Strop from Python: what the command line calls, for notebooks and scripts.
+
+Each function takes what `load` gives. Torch is imported when a run starts, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.config.load import Loaded, load_run, load_values
+
+RewardFn = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a finished run leaves."""
+
+    folder: Path
+    """All that the run wrote."""
+    model: Path
+    """The trained model, as a Hugging Face folder."""
+    steps: int
+    """Steps that are done, earlier starts included."""
+    metrics: Mapping[str, float]
+    """The last step's metrics; `docs/metrics.md` defines them."""
+
+
+def load(
+    run: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, here: bool = False
+) -> Loaded:
+    """Read a run file, or take its values as a dict. Overrides are Hydra's (`a.b=1`); `here` sets
+    aside what asks for hardware that this machine lacks. Raises `ConfigError`."""
+    if isinstance(run, Mapping):
+        return load_values(run, overrides)
+    return load_run(Path(run), overrides, here=here)
+
+
+def train(run: Loaded, *, reward: RewardFn | None = None) -> RunResult:
+    """Run to the end, or go on from where an earlier start of the same run was stopped.
+
+    `reward`, a plain function such as `f(completion, answer) -> float`, takes the place of the run
+    file's reward. Raises a `StropError` where the run cannot go on.
+    """
+    from strop.run.train import train as run_train
+
+    outcome = run_train(run, reward)
+    return RunResult(outcome.folder.path, outcome.folder.model, outcome.state.step, outcome.metrics)
+
+
+def evaluate(
+    run: Loaded, *, checkpoint: str | Path | None = None, reward: RewardFn | None = None
+) -> dict[str, float]:
+    """Measure the eval tasksets, with the model as it is or with a checkpoint's weights."""
+    from strop.run.offline import evaluate as run_evaluate
+
+    return run_evaluate(run, Path(checkpoint) if checkpoint else None, reward)
+
+
+def generate(
+    run: Loaded, prompts: str | Path, out: str | Path, *, checkpoint: str | Path | None = None
+) -> int:
+    """Answer every prompt of a Parquet or JSONL file with `rollout.sampling`, and write the file again as
+    Parquet with a column `responses`; returns the number of prompts."""
+    from strop.run.offline import generate as run_generate
+
+    return run_generate(run, Path(prompts), Path(out), Path(checkpoint) if checkpoint else None)
+
+
+def export(folder: str | Path, to: str | Path, *, step: int | None = None) -> Path:
+    """Turn a run's checkpoint (the last good one, or that of `step`) into a Hugging Face folder."""
+    from strop.run.offline import export as run_export
+
+    return run_export(Path(folder), Path(to), step)

@@ -1,0 +1,65 @@
+"""What can be done with a run's configuration and weights without training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from strop.config.load import Loaded, load_run
+from strop.errors import CheckpointError, ConfigError
+from strop.models.export import export_model
+from strop.models.load import load_tokenizer
+from strop.run.evaluate import evaluate as evaluate_tasksets
+from strop.run.explorer import check_errors
+from strop.run.folder import RunFolder
+from strop.run.policy import open_policy
+from strop.run.tasks import load_eval_tasks
+from strop.training import checkpoint as checkpoints
+from strop.training.single import SingleEngine
+
+
+def evaluate(
+    loaded: Loaded, checkpoint: Path | None, reward: Callable[..., Any] | None
+) -> dict[str, float]:
+    """Measure every eval taskset once. Raises `ConfigError` where there is none."""
+    run = loaded.run
+    if not run.data.eval:
+        raise ConfigError(
+            "There is nothing to evaluate: the run file names no eval taskset. Add one under `data.eval`, "
+            "such as `eval: [{name: test, path: test.jsonl}]`."
+        )
+    if checkpoint is not None:
+        checkpoints.verify(checkpoint)
+    tokenizer = load_tokenizer(run.model)
+    tasks = load_eval_tasks(run, tokenizer)
+    with open_policy(run, tokenizer, reward, checkpoint) as policy:
+        evaluation = evaluate_tasksets(
+            policy.explorer,
+            tasks,
+            max_response_tokens=run.data.max_response_tokens,
+            step=policy.state.step,
+        )
+    for groups in evaluation.groups.values():
+        check_errors(groups, run.rollout.max_error_share)
+    return evaluation.metrics
+
+
+def export(folder: Path, to: Path, step: int | None) -> Path:
+    """A checkpoint of the run in `folder` as a Hugging Face folder; with LoRA, the adapter beside it."""
+    source = RunFolder(folder)
+    if not source.run_file.is_file():
+        raise CheckpointError(f"{folder} is no run folder: there is no {source.run_file.name} in it.")
+    found, passed_over = checkpoints.latest(source.checkpoints)
+    if step is not None:
+        found = source.checkpoints / f"step-{step:06d}"
+        if not found.is_dir():
+            raise CheckpointError(f"There is no checkpoint of step {step} in {source.checkpoints}.")
+        checkpoints.verify(found)
+    if found is None:
+        raise CheckpointError(f"No good checkpoint in {source.checkpoints}. {' '.join(passed_over)}")
+    run = load_run(source.run_file).run
+    engine = SingleEngine(run)
+    engine.load(found)
+    export_model(engine.model, load_tokenizer(run.model), to)
+    return to

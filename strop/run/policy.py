@@ -1,0 +1,62 @@
+"""The model that is trained, with all that samples from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.config.schema import Run
+from strop.inference.native import NativeEngine
+from strop.rewards.score import Scorer
+from strop.run.explorer import Explorer
+from strop.run.folder import RunState
+from strop.run.stopping import StopSignal
+from strop.sync.in_memory import InMemorySynchronizer
+from strop.training.single import SingleEngine
+from strop.workflows.table import make_workflow
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One model in one process: it learns in `engine`, and answers through `explorer`."""
+
+    engine: SingleEngine
+    explorer: Explorer
+    synchronizer: InMemorySynchronizer
+    state: RunState
+    """Where its weights come from."""
+
+
+@contextmanager
+def open_policy(
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    reward: Callable[..., Any] | None = None,
+    checkpoint: Path | None = None,
+) -> Iterator[Policy]:
+    """Find the rewards and the workflow, load the model, and a checkpoint's weights into it; publish them.
+
+    Inside, SIGINT and SIGTERM raise `Interrupted` at the next good moment.
+    """
+    with StopSignal() as stop, Scorer(run.reward, reward) as scorer:
+        engine = SingleEngine(run)
+        state = RunState()
+        if checkpoint is not None:
+            engine.load(checkpoint)
+            state = RunState.load(checkpoint)
+        sampler = NativeEngine.from_model(engine.model, run.rollout.engine, tokenizer)
+        workflow = make_workflow(run.rollout.workflow, sampler, tokenizer)
+        policy = Policy(
+            engine=engine,
+            explorer=Explorer(workflow, scorer, stop, seed=run.seed),
+            synchronizer=InMemorySynchronizer(engine, sampler),
+            state=state,
+        )
+        policy.synchronizer.publish(state.step)
+        yield policy

@@ -1,0 +1,38 @@
+"""The tasksets of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strop.config.schema import Run
+from strop.config.schema.data import EvalTaskset
+from strop.data.taskset import TaskSet, load_taskset
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+EvalTasks = tuple[tuple[EvalTaskset, TaskSet], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """What is trained on, and what is measured."""
+
+    train: TaskSet
+    eval: EvalTasks
+
+
+def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> Tasks:
+    """Read and check all tasksets."""
+    data = run.data
+    train = load_taskset(data.train, data, tokenizer, seed=run.seed, shuffle=data.shuffle)
+    return Tasks(train, load_eval_tasks(run, tokenizer))
+
+
+def load_eval_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> EvalTasks:
+    """Read and check what is measured."""
+    return tuple(
+        (section, load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False))
+        for section in run.data.eval
+    )
