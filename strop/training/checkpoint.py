@@ -1,0 +1,189 @@
+"""Checkpoints on disk: written beside, checked, renamed into place, and pruned.
+
+    checkpoints/
+      step-000010/  manifest.json, and what the run put there
+      step-000020/
+      .step-000030.tmp/  being written; never resumed from, removed by the next write
+
+A folder named `step-*` is whole, for it gets that name in one rename after everything in it is on
+disk. Its manifest holds each file's size and CRC-32, so that later damage is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from strop.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{6,})")
+_CHUNK = 1 << 22
+
+
+def write(root: Path, step: int, fill: Callable[[Path], None], *, keep: int | None) -> Path:
+    """Write the checkpoint of `step`, which `latest` gives from then on.
+
+    Args:
+        root: the folder of all checkpoints of the run; made where it is missing.
+        fill: puts the files into the folder that it is given.
+        keep: delete all but so many of the newest; None keeps all. Checkpoints of later steps are
+            of a course that the run has gone back from, and go in any case.
+
+    Raises:
+        CheckpointError: the disk is full, say, or may not be written. Older checkpoints stay and
+            nothing half-written does.
+    """
+    final, beside = root / f"step-{step:06d}", root / f".step-{step:06d}.tmp"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(root)
+        beside.mkdir()
+        fill(beside)
+        _seal(beside, step)
+        _rename(beside, final)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = _why_not_written(error)
+        if reason is None:
+            raise
+        raise CheckpointError(_cannot_write(root, step, reason)) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    _prune(root, step, keep)
+    return final
+
+
+def verify(folder: Path) -> None:
+    """Read every file of a checkpoint. Raises `CheckpointError` that says what is missing or damaged."""
+    for name, (size, checksum) in _read_manifest(folder).items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"The checkpoint {folder} lacks the file {name}.")
+        found = path.stat().st_size
+        if found != size:
+            raise CheckpointError(f"The checkpoint {folder} is damaged: {name} has {found} bytes of {size}.")
+        if _crc32(path) != checksum:
+            raise CheckpointError(f"The checkpoint {folder} is damaged: the checksum of {name} is wrong.")
+
+
+def latest(root: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """The newest checkpoint that is whole, and a sentence for each newer one that is not."""
+    passed_over = []
+    for folder in reversed(_all(root)):
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            passed_over.append(f"{error} It is passed over.")
+        else:
+            return folder, tuple(passed_over)
+    return None, tuple(passed_over)
+
+
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's folder is of. Raises `CheckpointError` for any other folder."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise CheckpointError(f"{path} is no checkpoint: those are named step-000020, after their step.")
+    return int(match[1])
+
+
+def _all(root: Path) -> list[Path]:
+    """All checkpoints, oldest first."""
+    folders = root.iterdir() if root.is_dir() else ()
+    return sorted((f for f in folders if _NAME.fullmatch(f.name) and f.is_dir()), key=step_of)
+
+
+def _seal(folder: Path, step: int) -> None:
+    """Write the manifest, and see to it that all is on the disk and not only on its way there."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "crc32": _crc32(path)}
+        for path in paths
+    }
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"step": step, "files": files}, indent=1) + "\n")
+    for path in (*paths, manifest, *(p for p in folder.rglob("*") if p.is_dir()), folder):
+        _fsync(path)
+
+
+def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
+    """The size and checksum of each file."""
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        return {name: (entry["bytes"], entry["crc32"]) for name, entry in files.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"The checkpoint {folder} has no readable {MANIFEST} ({error}).") from error
+
+
+def _rename(beside: Path, final: Path) -> None:
+    if final.exists():
+        # The same step again: the run came back to it from an earlier checkpoint, because this
+        # one is damaged. A folder cannot be renamed onto another.
+        old = beside.with_name(f".{final.name}.old.tmp")
+        final.rename(old)
+        beside.rename(final)
+        shutil.rmtree(old)
+    else:
+        beside.rename(final)
+    _fsync(final.parent)
+
+
+def _prune(root: Path, step: int, keep: int | None) -> None:
+    folders = _all(root)
+    old = [folder for folder in folders if step_of(folder) <= step]
+    surplus = old[:-keep] if keep is not None else []
+    for folder in (*surplus, *(f for f in folders if step_of(f) > step)):
+        # Renamed first, so that a kill in the middle leaves nothing that looks like a checkpoint.
+        doomed = folder.with_name(f".{folder.name}.tmp")
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def _remove_leftovers(root: Path) -> None:
+    for folder in root.glob(".step-*.tmp"):
+        shutil.rmtree(folder)
+
+
+def _crc32(path: Path) -> str:
+    total = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            total = zlib.crc32(chunk, total)
+    return f"{total:08x}"
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _why_not_written(error: Exception) -> str | None:
+    """What a failed write says, in the words of Python, safetensors or torch; None for anything else."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, SafetensorError):
+        return str(error)
+    # torch.save says of a full disk: RuntimeError, "[enforce fail at inline_container.cc:672] ..."
+    return f"torch.save failed, {error}" if "inline_container" in str(error) else None
+
+
+def _cannot_write(root: Path, step: int, reason: str) -> str:
+    older = _all(root)
+    left = f"The last one before it, {older[-1].name}, is untouched" if older else "There is none before it"
+    place = next(folder for folder in (root, *root.parents) if folder.exists())
+    free = shutil.disk_usage(place).free / 1e6
+    return (
+        f"The checkpoint of step {step} could not be written to {root}: {reason} ({free:,.0f} MB were free). "
+        f"{left}, and nothing half-written is left. Make room on that disk, lower `checkpoint.keep`, or move "
+        "`output` to where you may write; then the same command goes on from the last checkpoint."
+    )

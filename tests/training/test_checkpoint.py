@@ -1,0 +1,234 @@
+"""Checkpoints: whole or not there, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from strop.errors import CheckpointError
+from strop.training import checkpoint
+
+
+def fill(folder: Path) -> None:
+    (folder / "state.json").write_text('{"step": 1}')
+    (folder / "model").mkdir()
+    (folder / "model" / "weights.bin").write_bytes(bytes(range(256)) * 40)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_written_verified_found(tmp_path: Path) -> None:
+    path = checkpoint.write(tmp_path / "deep" / "checkpoints", 20, fill, keep=3)
+    assert path.name == "step-000020"
+    assert checkpoint.step_of(path) == 20
+    checkpoint.verify(path)
+    assert checkpoint.latest(path.parent) == (path, ())
+    assert (path / "model" / "weights.bin").stat().st_size == 256 * 40
+    assert names(path.parent) == ["step-000020"]
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert checkpoint.latest(tmp_path / "none") == (None, ())
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        checkpoint.verify(tmp_path)
+
+
+def test_pruned_to_the_newest(tmp_path: Path) -> None:
+    for step in (5, 10, 1_000_000, 15):
+        checkpoint.write(tmp_path, step, fill, keep=2)
+    # 15 was written after 1000000: the run went back, and that one is of a course it left.
+    assert names(tmp_path) == ["step-000010", "step-000015"]
+
+
+def test_keep_none_keeps_all(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        checkpoint.write(tmp_path, step, fill, keep=None)
+    assert len(names(tmp_path)) == 5
+
+
+@given(st.integers(0, 256 * 40 - 1), st.sampled_from(["cut", "flip", "gone", "grown"]))
+def test_any_damage_is_noticed(tmp_path_factory: pytest.TempPathFactory, at: int, how: str) -> None:
+    root = tmp_path_factory.mktemp("checkpoints")
+    older = checkpoint.write(root, 10, fill, keep=3)
+    newer = checkpoint.write(root, 20, fill, keep=3)
+    victim = newer / "model" / "weights.bin"
+    content = bytearray(victim.read_bytes())
+    match how:
+        case "cut":
+            victim.write_bytes(content[:at])
+        case "flip":
+            content[at] ^= 1
+            victim.write_bytes(content)
+        case "gone":
+            victim.unlink()
+        case _:
+            victim.write_bytes(content + b"x")
+    found, passed_over = checkpoint.latest(root)
+    assert found == older
+    assert len(passed_over) == 1
+    assert "step-000020" in passed_over[0] and "weights.bin" in passed_over[0]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 20}'])
+def test_a_broken_manifest_is_noticed(tmp_path: Path, content: str) -> None:
+    older = checkpoint.write(tmp_path, 10, fill, keep=3)
+    (checkpoint.write(tmp_path, 20, fill, keep=3) / checkpoint.MANIFEST).write_text(content)
+    found, passed_over = checkpoint.latest(tmp_path)
+    assert found == older and "manifest" in passed_over[0]
+
+
+def test_a_damaged_one_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, 10, fill, keep=1)
+    damaged = checkpoint.write(tmp_path, 20, fill, keep=2)
+    (damaged / "state.json").unlink()
+    again = checkpoint.write(tmp_path, 20, fill, keep=2)
+    assert checkpoint.latest(tmp_path) == (again, ())
+    assert names(tmp_path) == ["step-000010", "step-000020"]
+
+
+def test_a_damaged_later_one_never_pushes_out_a_good_one(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, 10, fill, keep=1)
+    (checkpoint.write(tmp_path, 30, fill, keep=2) / "state.json").unlink()
+    good = checkpoint.write(tmp_path, 20, fill, keep=1)
+    assert checkpoint.latest(tmp_path) == (good, ())
+
+
+def test_leftovers_are_never_resumed_from_and_go_with_the_next_write(tmp_path: Path) -> None:
+    leftover = tmp_path / ".step-000030.tmp"
+    leftover.mkdir()
+    fill(leftover)
+    assert checkpoint.latest(tmp_path) == (None, ())
+    checkpoint.write(tmp_path, 20, fill, keep=3)
+    assert names(tmp_path) == ["step-000020"]
+
+
+def test_an_error_of_another_kind_passes_through_and_leaves_nothing(tmp_path: Path) -> None:
+    def broken(folder: Path) -> None:
+        fill(folder)
+        raise RuntimeError("a fault in the program")
+
+    checkpoint.write(tmp_path, 10, fill, keep=3)
+    with pytest.raises(RuntimeError, match="a fault in the program"):
+        checkpoint.write(tmp_path, 20, broken, keep=3)
+    assert names(tmp_path) == ["step-000010"]
+
+
+def test_a_folder_that_cannot_be_made_is_one_paragraph(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"step 20 .* Not a directory") as caught:
+        checkpoint.write(tmp_path / "file" / "checkpoints", 20, fill, keep=3)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_folders_are_no_checkpoints(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="step-000020"):
+        checkpoint.step_of(tmp_path)
+    (tmp_path / "step-7").mkdir()
+    (tmp_path / "step-000009").touch()
+    assert checkpoint.latest(tmp_path) == (None, ())
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from strop.errors import CheckpointError
+from strop.training import checkpoint
+
+root, how = Path(sys.argv[1]), sys.argv[2]
+tensors = {"a": torch.zeros(1 << 18)}
+
+def fill(folder):
+    match how:
+        case "python": (folder / "a").write_bytes(bytes(1 << 20))
+        case "torch": torch.save(tensors, folder / "a.pt")
+        case "safetensors": save_file(tensors, folder / "a.safetensors")
+
+checkpoint.write(root, 10, fill, keep=1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))
+try:
+    checkpoint.write(root, 20, fill, keep=1)
+except CheckpointError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("how", ["python", "torch", "safetensors"])
+def test_a_write_that_does_not_fit_keeps_the_older_one(tmp_path: Path, how: str) -> None:
+    """RLIMIT_FSIZE stands in for a full disk: the write itself fails, as it then would."""
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path), how]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "The checkpoint of step 20 could not be written" in result.stdout
+    assert "step-000010, is untouched" in result.stdout
+    assert result.stdout.count("\n") == 1
+    found, passed_over = checkpoint.latest(tmp_path)
+    assert found == tmp_path / "step-000010" and passed_over == ()
+    assert names(tmp_path) == ["step-000010"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """A file system of 1 MB, where this user may mount one."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_disk(small_disk: Path) -> None:
+    def fill_with(elements: int):  # type: ignore[no-untyped-def]
+        return lambda folder: save_file({"a": torch.zeros(elements)}, folder / "a.safetensors")
+
+    older = checkpoint.write(small_disk, 10, fill_with(1 << 17), keep=1)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        checkpoint.write(small_disk, 20, fill_with(1 << 17), keep=1)
+    assert checkpoint.latest(small_disk) == (older, ())
+    checkpoint.write(small_disk, 20, fill_with(1 << 10), keep=1)
+    assert names(small_disk) == ["step-000020"]
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from strop.training import checkpoint
+
+def fill(folder):
+    for number in range(4):
+        (folder / f"{number}.bin").write_bytes(bytes([number]) * 200_000)
+
+root = Path(sys.argv[1])
+print("ready", flush=True)
+for step in range(1, 100_000):
+    checkpoint.write(root, step, fill, keep=2)
+"""
+
+
+def test_killed_at_any_moment_the_newest_folder_is_whole(tmp_path: Path) -> None:
+    for delay in (0.0, 0.003, 0.01, 0.02, 0.035, 0.06):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            process.wait(timeout=0.05 + delay)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        found, passed_over = checkpoint.latest(tmp_path)
+        assert passed_over == ()
+        assert found is None or sum(f.stat().st_size for f in found.glob("*.bin")) == 800_000
