@@ -9,9 +9,7 @@ from pydantic import Field
 from strop.config.schema.base import Section
 
 KlEstimator = Literal["k1", "abs", "k2", "k3"]
-Aggregation = Literal[
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-]
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
 class KlLoss(Section):
@@ -24,7 +22,7 @@ class KlLoss(Section):
 
 
 class ClippedLoss(Section):
-    """PPO's clipped surrogate (arXiv 1707.06347), with DAPO's two sides (2503.14476) and dual clip (1912.09729)."""
+    """PPO's clipped surrogate (arXiv 1707.06347); DAPO's two sides (2503.14476); dual clip (1912.09729)."""
 
     type: Literal["clip"] = "clip"
     clip_low: float = Field(0.2, ge=0, lt=1)

@@ -14,7 +14,7 @@ class Taskset(Section):
     """Where tasks come from, and which columns hold what. A column may be a dotted path."""
 
     path: str | tuple[str, ...]
-    """Parquet or JSONL: a file, a list of files, a directory, a `datasets` folder, a name on the hub, a URL."""
+    """Parquet or JSONL: a file, a list of files, a directory, a `datasets` folder, a hub name, a URL."""
     split: str | None = None
     """Which split, where the dataset has several; refused where it has none."""
     subset: str | None = None

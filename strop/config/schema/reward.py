@@ -18,7 +18,7 @@ class RewardFunction(Section):
     """The part's name in metrics; the function's own when left out."""
     weight: float = 1.0
     """What its value is multiplied with in the sum."""
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
 
 

@@ -33,7 +33,7 @@ class Sampling(Section):
 
 
 class NativeEngine(Section):
-    """Strop's own sampler, in the trainer's process: no server, no copy of the weights where none is needed."""
+    """Strop's own sampler, in the trainer's process: no server, no needless copy of the weights."""
 
     type: Literal["native"] = "native"
     dtype: Literal["model", "float32", "bfloat16"] = "model"

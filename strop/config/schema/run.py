@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from strop.config.schema.algorithm import Algorithm, Grpo
-from strop.config.schema.base import Section
+from strop.config.schema.base import KindByName, Section
 from strop.config.schema.data import Data
 from strop.config.schema.model import Model
 from strop.config.schema.reward import Reward
@@ -49,7 +50,7 @@ class Record(Section):
     """Write `report.html` at the end and after each evaluation."""
 
 
-def _reward(value: Any) -> Any:
+def spell_out_reward(value: Any) -> Any:
     """`gsm8k`, `{function: ...}` and `[...]` are short for `{functions: [...]}`."""
     if isinstance(value, str):
         return {"functions": [{"function": value}]}
@@ -69,17 +70,19 @@ class Run(Section):
     """The run's folder is `<output>/<project>/<name>`."""
     output: str = "runs"
     """The folder under which all is written."""
+    folder: str | None = None
+    """The run's folder itself, in place of `<output>/<project>/<name>`."""
     seed: int = Field(1, ge=0)
     """Fixes the order of the data, every draw, and dropout."""
     resume: str = "auto"
-    """`auto` goes on from the run folder's last good checkpoint, `never` starts anew, a path goes on from there."""
+    """`auto` goes on from the run folder's last good checkpoint, `never` starts anew, a path from there."""
     model: Model
     """What is trained."""
     data: Data
     """Where tasks come from."""
-    reward: Annotated[Reward, BeforeValidator(_reward)]
+    reward: Annotated[Reward, BeforeValidator(spell_out_reward)]
     """How an answer is scored."""
-    algorithm: Algorithm = Grpo()
+    algorithm: Annotated[Algorithm, KindByName] = Grpo()
     """What is learned from scored answers."""
     rollout: Rollout = Rollout()
     """How answers are sampled."""
@@ -91,6 +94,12 @@ class Run(Section):
     """When the eval tasksets are measured."""
     record: Record = Record()
     """What is written down of the run."""
+
+    @property
+    def folder_path(self) -> Path:
+        """The folder of all that the run writes."""
+        whole = Path(self.folder) if self.folder else Path(self.output) / self.project / self.name
+        return whole.expanduser()
 
     @model_validator(mode="after")
     def _consistent(self) -> Run:

@@ -57,9 +57,7 @@ class CosineSchedule(ScheduleBase):
     """Waves of the cosine over the run: 0.5 falls once."""
 
 
-Schedule = Annotated[
-    ConstantSchedule | LinearSchedule | CosineSchedule, Field(discriminator="type")
-]
+Schedule = Annotated[ConstantSchedule | LinearSchedule | CosineSchedule, Field(discriminator="type")]
 
 
 class SingleEngine(Section):

@@ -1,0 +1,57 @@
+"""Whether two configurations are the same run: what may change between two starts of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strop.config.redact import redact
+from strop.config.schema import Run
+from strop.config.schema.trainer import ConstantSchedule
+from strop.config.schema.walk import leaves
+
+FREE = (
+    "output",
+    "project",
+    "name",
+    "folder",
+    "resume",
+    "checkpoint",
+    "evaluate",
+    "data.eval",
+    "data.overlong_workers",
+    "record",
+    "reward.timeout_seconds",
+    "reward.workers",
+    "rollout.max_error_share",
+)
+"""Fields and sections that never change what is learned: where a run is, what is kept and measured of it."""
+
+_ABSENT = "nothing"
+
+
+def differences(recorded: Run, run: Run) -> list[str]:
+    """The fields by which two runs would learn differently, as `field was ..., is ...`.
+
+    `trainer.duration` may change where the learning rate does not depend on the run's length.
+    Secrets are compared as they are saved: redacted.
+    """
+    free = FREE if _depends_on_length(run) or _depends_on_length(recorded) else (*FREE, "trainer.duration")
+    was, now = _values(recorded), _values(run)
+    return [
+        f"{field} was {was.get(field, _ABSENT)}, is {now.get(field, _ABSENT)}"
+        for field in dict.fromkeys((*was, *now))
+        if was.get(field, _ABSENT) != now.get(field, _ABSENT) and not _is_free(field, free)
+    ]
+
+
+def _values(run: Run) -> dict[str, Any]:
+    return {".".join(keys): redact(value, keys[-1]) for keys, _, value in leaves(run)}
+
+
+def _is_free(field: str, free: tuple[str, ...]) -> bool:
+    return any(field == known or field.startswith(f"{known}.") for known in free)
+
+
+def _depends_on_length(run: Run) -> bool:
+    schedule = run.trainer.schedule
+    return not isinstance(schedule, ConstantSchedule) or schedule.warmup.unit == "%"

@@ -1,0 +1,146 @@
+"""Values as they were written, each with where that was: what a run is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from strop.errors import ConfigError
+
+Keys = tuple[str, ...]
+"""The way to a value: `("data", "eval", "0", "path")`; dotted, `data.eval.0.path`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a value was said."""
+
+    kind: Literal["file", "override", "default", "dialect", "python", "here"]
+    """`dialect` is a default of the dialect's page, `here` what `--here` put in a value's place."""
+    where: str
+    """`run.yaml:12`, `trainer.tasks_per_step=8`, ...; empty for Strop's own defaults."""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "default":
+                return "default"
+            case "override":
+                return f"override {self.where}"
+            case _:
+                return self.where
+
+
+def split(dotted: str) -> Keys:
+    """`a.b.0` -> `("a", "b", "0")`."""
+    return tuple(dotted.split("."))
+
+
+def plain(value: Any) -> Any:
+    """A copy in dicts and lists, which can be changed."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def walk(value: Any, at: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """A value and everything inside it, each with the way to it."""
+    yield at, value
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from walk(item, (*at, str(key)))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from walk(item, (*at, str(index)))
+
+
+@dataclass(slots=True)
+class Draft:
+    """A tree of dicts, lists and plain values that is still being written."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    said: dict[Keys, Source] = field(default_factory=dict)
+
+    def has(self, keys: Keys) -> bool:
+        """Whether something is written there."""
+        value: Any = self.values
+        for key in keys:
+            if isinstance(value, dict) and key in value:
+                value = value[key]
+            elif isinstance(value, list) and key.isdigit() and int(key) < len(value):
+                value = value[int(key)]
+            else:
+                return False
+        return True
+
+    def get(self, keys: Keys) -> Any:
+        """What is written there, or None."""
+        if not self.has(keys):
+            return None
+        value: Any = self.values
+        for key in keys:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        return value
+
+    def set(self, keys: Keys, value: Any, source: Source) -> None:
+        """Write a value, in place of all that stood there. Raises ConfigError where the way is barred."""
+        container: Any = self.values
+        for depth in range(1, len(keys)):
+            container = self._enter(container, keys[:depth], source)
+        self._put(container, keys, plain(value))
+        self._forget(keys)
+        for depth in range(1, len(keys)):
+            self.said.setdefault(keys[:depth], source)
+        for inside, _ in walk(plain(value), keys):
+            self.said[inside] = source
+
+    def delete(self, keys: Keys) -> None:
+        """Take a written value away."""
+        container: Any = self.get(keys[:-1])
+        del container[int(keys[-1]) if isinstance(container, list) else keys[-1]]
+        self._forget(keys)
+
+    def source(self, keys: Keys) -> Source | None:
+        """Where the value there was said, or the short form that stands for it; None for a default."""
+        for depth in range(len(keys), 0, -1):
+            if keys[:depth] in self.said:
+                whole = depth == len(keys) or not isinstance(self.get(keys[:depth]), dict | list)
+                return self.said[keys[:depth]] if whole else None
+        return None
+
+    def _forget(self, keys: Keys) -> None:
+        for known in [known for known in self.said if known[: len(keys)] == keys]:
+            del self.said[known]
+
+    def _enter(self, container: Any, keys: Keys, source: Source) -> Any:
+        key = keys[-1]
+        if isinstance(container, list):
+            return container[_index(container, keys, source)]
+        if container.get(key) is None:
+            container[key] = {}
+        if not isinstance(container[key], dict | list):
+            raise ConfigError(
+                f"{source}: {'.'.join(keys)} is {container[key]!r} here, which has no keys of its own; "
+                f"write the whole section, {'.'.join(keys)}={{...}}."
+            )
+        return container[key]
+
+    @staticmethod
+    def _put(container: Any, keys: Keys, value: Any) -> None:
+        if isinstance(container, list):
+            container[_index(container, keys, None)] = value
+        else:
+            container[keys[-1]] = value
+
+
+def _index(items: list[Any], keys: Keys, source: Source | None) -> int:
+    name = ".".join(keys[:-1])
+    if not keys[-1].isdigit() or int(keys[-1]) >= len(items):
+        prefix = f"{source}: " if source else ""
+        raise ConfigError(
+            f"{prefix}{name} is a list of {len(items)}, and {'.'.join(keys)} is no item of it; "
+            "items count from 0, and to add some, write the whole list."
+        )
+    return int(keys[-1])

@@ -1,0 +1,134 @@
+"""A run file, overrides or plain Python values -> a checked `Run`, each value with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from strop.config.compare import differences
+from strop.config.draft import Draft, Keys, Source, plain, split, walk
+from strop.config.overrides import apply_override, parse_overrides
+from strop.config.placement import SetAside, cuda_devices, refuse, wants_here
+from strop.config.resolve import Locate, resolve
+from strop.config.save import save_resolved
+from strop.config.schema import Run
+from strop.config.schema.run import spell_out_reward
+from strop.config.schema.walk import field_at, leaves
+from strop.config.validate import unknown_key, validate
+from strop.config.yaml_file import read_yaml
+from strop.errors import ConfigError
+
+__all__ = [
+    "Loaded",
+    "SetAside",
+    "Source",
+    "differences",
+    "load_run",
+    "load_values",
+    "run_sources",
+    "save_resolved",
+]
+
+_KINDS_BY_NAME = ("algorithm", "rollout.engine", "trainer.optimizer", "trainer.schedule", "trainer.engine")
+_DEVICE = split("trainer.engine.device")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A run, with where each of its values was said and what a reader should know of them."""
+
+    run: Run
+    sources: Mapping[str, Source]
+    """Dotted field -> where it was said, for every value of the run, defaults too."""
+    set_aside: tuple[SetAside, ...] = ()
+    """What `--here` put aside."""
+    notes: tuple[str, ...] = ()
+    """What was written and has no effect, and why."""
+
+
+def load_run(path: str | Path, overrides: Sequence[str] = (), *, here: bool = False) -> Loaded:
+    """Load a run file. Interpolations are resolved after the overrides and before the checks.
+
+    Raises ConfigError (PlacementError for hardware that is not here) with file, line and key.
+    """
+    draft = read_yaml(Path(path))
+    _hint_dialect(draft)
+    _override(draft, overrides)
+    return _finish(draft, str(path), here=wants_here(here))
+
+
+def load_values(
+    values: Mapping[str, Any], overrides: Sequence[str] = (), *, origin: str = "python", here: bool = False
+) -> Loaded:
+    """The same for values that a Python program holds; errors call them by `origin`."""
+    draft = Draft(plain(values))
+    draft.said = {keys: Source("python", origin) for keys, _ in walk(draft.values)}
+    _override(draft, overrides)
+    return _finish(draft, origin, here=wants_here(here))
+
+
+def run_sources(run: Run, source: Callable[[Keys], Source | None]) -> Mapping[str, Source]:
+    """`source(keys)` for every value of the run, by dotted name; None there means Strop's default."""
+    default = Source("default", "")
+    return MappingProxyType({".".join(keys): source(keys) or default for keys, _, _ in leaves(run)})
+
+
+def _override(draft: Draft, overrides: Sequence[str]) -> None:
+    _spell_out(draft)
+    for override in parse_overrides(overrides):
+        apply_override(
+            draft,
+            override,
+            known=lambda keys: field_at(keys, draft.values) is not None,
+            suggest=lambda dotted: unknown_key(split(dotted), draft.values),
+        )
+        _spell_out(draft)
+
+
+def _finish(draft: Draft, origin: str, *, here: bool) -> Loaded:
+    locate = _locator(draft, origin)
+    run = validate(resolve(draft.values, locate), locate)
+    set_aside: tuple[SetAside, ...] = ()
+    if run.trainer.engine.device == "cuda" and cuda_devices() == 0:
+        set_aside = (SetAside("trainer.engine.device", "cuda", "the CPU"),)
+        if not here:
+            raise refuse(set_aside)
+        draft.set(_DEVICE, "cpu", Source("here", "--here"))
+        run = validate(resolve(draft.values, locate), locate)
+    return Loaded(run, run_sources(run, draft.source), set_aside)
+
+
+def _locator(draft: Draft, origin: str) -> Locate:
+    def locate(keys: Keys) -> str:
+        for depth in range(len(keys), 0, -1):
+            source = draft.said.get(keys[:depth])
+            if source is not None:
+                return f"{source}: {'.'.join(keys)}"
+        return f"{origin}: {'.'.join(keys)}" if any(keys) else origin
+
+    return locate
+
+
+def _spell_out(draft: Draft) -> None:
+    """Write the short forms whole, so that overrides can go on inside: `reward: gsm8k`, `engine: native`."""
+    reward = draft.get(("reward",))
+    if reward is not None and "${" not in str(reward) and spell_out_reward(reward) is not reward:
+        source = draft.source(("reward",))
+        draft.set(("reward",), spell_out_reward(reward), source or Source("default", ""))
+    for dotted in _KINDS_BY_NAME:
+        keys = split(dotted)
+        kind, source = draft.get(keys), draft.source(keys)
+        if isinstance(kind, str) and "${" not in kind and source is not None:
+            draft.set(keys, {"type": kind}, source)
+
+
+def _hint_dialect(draft: Draft) -> None:
+    if "actor_rollout_ref" in draft.values:
+        where = draft.said[("actor_rollout_ref",)]
+        raise ConfigError(
+            f"{where}: `actor_rollout_ref` is verl's: this is a verl configuration, not a run file. "
+            f"Run it with: strop verl ppo --config {where.where.rsplit(':', 1)[0]}"
+        )

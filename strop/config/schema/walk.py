@@ -1,0 +1,62 @@
+"""Ways through the run file's schema: what may stand where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from strop.config.schema.base import Section
+from strop.config.schema.run import Run
+
+
+def sections(annotation: Any) -> tuple[type[Section], ...]:
+    """The section classes that a field's type may hold: through `Annotated`, unions and tuples."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return (annotation,)
+    return tuple(found for part in get_args(annotation) for found in sections(part))
+
+
+def sections_at(keys: tuple[str, ...], values: Any) -> tuple[type[Section], ...]:
+    """The classes that the section at `keys` may be, given what is written; none where it is no section."""
+    kinds: tuple[type[Section], ...] = (Run,)
+    for key in keys:
+        if isinstance(values, list):
+            values = values[int(key)] if key.isdigit() and int(key) < len(values) else None
+        else:
+            fields = [kind.model_fields[key] for kind in kinds if key in kind.model_fields]
+            kinds = tuple(found for field in fields for found in sections(field.annotation))
+            values = values.get(key) if isinstance(values, dict) else None
+        if isinstance(values, dict) and "type" in values and len(kinds) > 1:
+            kinds = tuple(kind for kind in kinds if kind.model_fields["type"].default == values["type"])
+    return kinds
+
+
+def field_at(keys: tuple[str, ...], values: Any) -> FieldInfo | None:
+    """The field that `keys` names; None where the schema has none."""
+    for kind in sections_at(keys[:-1], values):
+        if keys[-1] in kind.model_fields:
+            return kind.model_fields[keys[-1]]
+    return None
+
+
+def all_keys(kind: type[Section] = Run, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Every dotted key of the run file, all kinds of all unions; items of lists without a number."""
+    for name, field in kind.model_fields.items():
+        yield ".".join((*above, name))
+        for inside in sections(field.annotation):
+            yield from all_keys(inside, (*above, name))
+
+
+def leaves(section: Section, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo, Any]]:
+    """Every value of a loaded section: the way to it, its field, and the value itself."""
+    for name, field in type(section).model_fields.items():
+        value, keys = getattr(section, name), (*above, name)
+        if isinstance(value, Section):
+            yield from leaves(value, keys)
+        elif isinstance(value, tuple) and value and all(isinstance(item, Section) for item in value):
+            for index, item in enumerate(value):
+                yield from leaves(item, (*keys, str(index)))
+        else:
+            yield keys, field, value
