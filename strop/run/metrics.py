@@ -1,0 +1,243 @@
+"""Every metric's one definition. `docs/metrics.md` is made from it: `python -m strop.run.metrics`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+Panel = Literal[
+    "Where the run stands",
+    "Reward",
+    "Held-out",
+    "Rollouts",
+    "Lengths",
+    "Loss",
+    "Divergence and entropy",
+    "Ratio and clipping",
+    "Optimizer",
+    "Sampler against trainer",
+    "Speed and memory",
+    "Time",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What one number in `metrics.jsonl` means."""
+
+    panel: Panel
+    """What it stands with, in the docs and in the report."""
+    unit: str
+    """Empty for a plain number."""
+    better: Literal["higher", "lower"] | None
+    """Which way is good; None where neither is in itself."""
+    definition: str
+
+
+METRICS: dict[str, Metric] = {
+    # What stands in angle brackets is a name from the run file; `k` is a number.
+    "step": Metric("Where the run stands", "steps", None, "Steps done; row 0 is before the first."),
+    "epoch": Metric("Where the run stands", "epochs", None, "Steps done over the steps of one epoch."),
+    "updates": Metric("Where the run stands", "updates", None, "Optimizer updates made in this step."),
+    "version": Metric(
+        "Where the run stands",
+        "steps",
+        None,
+        "The version of the weights that this step left to the sampler.",
+    ),
+    "reward/mean": Metric("Reward", "", "higher", "Mean reward of the step's scored rollouts."),
+    "reward/std": Metric(
+        "Reward", "", None, "Standard deviation (divided by n) of the rewards of the step's scored rollouts."
+    ),
+    "reward/min": Metric("Reward", "", "higher", "Lowest reward of a scored rollout in this step."),
+    "reward/max": Metric("Reward", "", "higher", "Highest reward of a scored rollout in this step."),
+    "reward/part/<name>": Metric(
+        "Reward", "", "higher", "Mean of this part of the reward over the rollouts that have it."
+    ),
+    "eval/<name>/reward": Metric(
+        "Held-out",
+        "",
+        "higher",
+        "Mean reward over the scored rollouts of an eval taskset: its accuracy, where the reward is 0 or 1.",
+    ),
+    "eval/<name>/pass@k": Metric(
+        "Held-out",
+        "share",
+        "higher",
+        "Share of an eval taskset's tasks with a reward of 1 or more in at least one of their k rollouts.",
+    ),
+    "eval/<name>/response_tokens": Metric(
+        "Held-out", "tokens", None, "Mean length of an eval taskset's scored answers."
+    ),
+    "eval/<name>/truncated_share": Metric(
+        "Held-out", "share", "lower", "Share of an eval taskset's scored answers that the token limit cut."
+    ),
+    "eval/<name>/error_share": Metric(
+        "Held-out", "share", "lower", "Share of an eval taskset's rollouts that broke; they have no reward."
+    ),
+    "rollouts/count": Metric("Rollouts", "rollouts", None, "Rollouts of this step, broken ones included."),
+    "rollouts/error_share": Metric(
+        "Rollouts", "share", "lower", "Share of the step's rollouts that broke: no reward, never trained on."
+    ),
+    "rollouts/truncated_share": Metric(
+        "Rollouts", "share", "lower", "Share of the scored rollouts that the token limit cut."
+    ),
+    "groups/no_signal_share": Metric(
+        "Rollouts",
+        "share",
+        "lower",
+        "Share of the groups in which all rewards are equal: nothing to learn from.",
+    ),
+    "prompt_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's prompts."),
+    "response_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's scored answers."),
+    "response_tokens/max": Metric("Lengths", "tokens", None, "Length of the step's longest scored answer."),
+    "sampled_tokens": Metric("Lengths", "tokens", None, "Tokens of all scored answers of this step."),
+    "loss": Metric(
+        "Loss",
+        "",
+        None,
+        "What the update minimises: policy_loss + kl_loss - entropy_bonus. Mean over updates.",
+    ),
+    "policy_loss": Metric(
+        "Loss",
+        "",
+        None,
+        "The clipped surrogate (arXiv 1707.06347), negated, under the configured aggregation.",
+    ),
+    "kl_loss": Metric(
+        "Loss", "", None, "kl_loss.coef times the configured estimate of KL(policy || reference), aggregated."
+    ),
+    "entropy_bonus": Metric(
+        "Loss", "", None, "entropy_coef times the entropy of the answers' tokens, aggregated."
+    ),
+    "advantages/mean": Metric("Loss", "", None, "Mean advantage over the step's experiences."),
+    "advantages/std": Metric(
+        "Loss", "", None, "Standard deviation (divided by n) of the advantages of the step's experiences."
+    ),
+    "kl/ref": Metric(
+        "Divergence and entropy",
+        "nats per token",
+        None,
+        "KL(policy || reference) by Schulman's k3, mean over targets: how far training has moved the model.",
+    ),
+    "kl/old": Metric(
+        "Divergence and entropy",
+        "nats per token",
+        None,
+        "KL(policy at the step's start || at the update) by k3, mean over targets; 0 in a first update.",
+    ),
+    "entropy": Metric(
+        "Divergence and entropy",
+        "nats per token",
+        None,
+        "Entropy of the tempered next-token distribution, mean over targets.",
+    ),
+    "ratio/mean": Metric(
+        "Ratio and clipping", "", None, "Mean over targets of new over old probability; 1 in expectation."
+    ),
+    "clip_fraction": Metric(
+        "Ratio and clipping",
+        "share",
+        None,
+        "Share of targets that get no gradient because a bound is in force.",
+    ),
+    "clip_fraction/low": Metric(
+        "Ratio and clipping", "share", None, "Of these: bad answers' tokens, with a ratio below 1 - clip_low."
+    ),
+    "clip_fraction/high": Metric(
+        "Ratio and clipping",
+        "share",
+        None,
+        "Of these: good answers' tokens, with a ratio above 1 + clip_high.",
+    ),
+    "clip_fraction/dual": Metric(
+        "Ratio and clipping", "share", None, "Of these: bad answers' tokens, with a ratio above dual_clip."
+    ),
+    "lr": Metric("Optimizer", "", None, "Learning rate, mean over the step's updates."),
+    "grad_norm": Metric("Optimizer", "", None, "Length of the gradient before clipping, mean over updates."),
+    "logprob_diff/mean_abs": Metric(
+        "Sampler against trainer",
+        "nats per token",
+        "lower",
+        "Mean over targets of |sampler's log-prob - trainer's at the step's start|, both at the sampling "
+        "temperature. Rounding alone gives about 1e-6 in float32 and 1e-2 in bfloat16; more is a fault.",
+    ),
+    "logprob_diff/mean_square": Metric(
+        "Sampler against trainer",
+        "nats squared per token",
+        "lower",
+        "Mean over targets of the square of that difference; grows when few tokens are far off.",
+    ),
+    "tokens_per_second": Metric(
+        "Speed and memory", "tokens per second", "higher", "sampled_tokens over time/step_seconds."
+    ),
+    "memory/peak_mb": Metric(
+        "Speed and memory", "MB", "lower", "Most memory that the process has held so far (10^6 bytes): RSS."
+    ),
+    "time/step_seconds": Metric("Time", "seconds", "lower", "The whole step, without evaluation and saving."),
+    "time/sample_seconds": Metric("Time", "seconds", "lower", "Sampling the step's rollouts."),
+    "time/reward_seconds": Metric("Time", "seconds", "lower", "Scoring them."),
+    "time/logprobs_seconds": Metric(
+        "Time", "seconds", "lower", "Passes without gradient: the reference's log-probs, and the old ones."
+    ),
+    "time/update_seconds": Metric(
+        "Time", "seconds", "lower", "Forward, backward and optimizer, all updates."
+    ),
+    "time/publish_seconds": Metric("Time", "seconds", "lower", "Bringing the new weights to the sampler."),
+    "time/evaluate_seconds": Metric(
+        "Time", "seconds", "lower", "Measuring the eval tasksets, in steps that do."
+    ),
+    "time/save_seconds": Metric(
+        "Time",
+        "seconds",
+        "lower",
+        "Writing a checkpoint; stands in the next row, for a row is written first.",
+    ),
+}
+
+
+@cache
+def metric_of(name: str) -> Metric:
+    """The definition of a metric as it is named in a row. Raises `KeyError` where there is none."""
+    if name in METRICS:
+        return METRICS[name]
+    for pattern, metric in METRICS.items():
+        if _regex(pattern).fullmatch(name):
+            return metric
+    raise KeyError(f"the metric {name!r} has no definition in strop/run/metrics.py")
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace("<name>", ".+").replace("@k", r"@\d+"))
+
+
+def metrics_page() -> str:
+    """`docs/metrics.md`."""
+    lines = [
+        "# Metrics",
+        "",
+        "Each row of `metrics.jsonl` is one step: a flat JSON object of numbers, `null` where one is not finite. "
+        "A row holds what was measured in that step and nothing else.",
+        "",
+        "This page is made from `strop/run/metrics.py`: `python -m strop.run.metrics > docs/metrics.md`.",
+    ]
+    for panel in dict.fromkeys(metric.panel for metric in METRICS.values()):
+        lines += [
+            "",
+            f"## {panel}",
+            "",
+            "| metric | unit | better | what it is |",
+            "| --- | --- | --- | --- |",
+        ]
+        for name, metric in METRICS.items():
+            if metric.panel == panel:
+                # A bar would end the table's cell.
+                definition = metric.definition.replace("|", r"\|")
+                lines.append(f"| `{name}` | {metric.unit} | {metric.better or ''} | {definition} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(metrics_page(), end="")
