@@ -1,0 +1,70 @@
+"""`math`: answers in LaTeX, compared by math-verify as mathematics and not as text."""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any, Literal
+
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+_EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+_ANSWER_LINE = re.compile(r"(?i:answer)\s*:\**\s*(.+)")
+
+# math-verify warns that its own time limits are off. They are SIGALRM, which works in a main
+# thread only; ours (`worker.py`) hold in any.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+def math_reward(completion: str, answer: Any, *, method: Literal["strict", "flexible"] = "strict") -> float:
+    r"""1 when the completion's answer equals the task's, else 0.
+
+    `strict` reads the last `\boxed{...}`, or where there is none what follows the last `Answer:`
+    on its line; `flexible` lets math-verify search the whole text. `answer` is LaTeX, with or
+    without `\boxed{}` or dollar signs round it, or a number.
+
+    Raises ValueError when the answer cannot be read.
+    """
+    gold = _gold(str(answer))
+    stated = _stated(completion) if method == "strict" else completion
+    if stated is None:
+        return 0.0
+    found = parse(stated, _EXTRACTION, parsing_timeout=None)
+    return float(verify(gold, found, timeout_seconds=None))
+
+
+@lru_cache(maxsize=1024)
+def _gold(answer: str) -> list[Any]:
+    """Parsed once for all answers of a group."""
+    inside = last_boxed(answer)
+    latex = answer.strip().strip("$") if inside is None else inside
+    gold = parse(f"\\boxed{{{latex}}}", _EXTRACTION, parsing_timeout=None)
+    if not gold:
+        raise ValueError(f"the task's answer {answer!r} cannot be read as mathematics")
+    return list(gold)
+
+
+def _stated(text: str) -> str | None:
+    inside = last_boxed(text)
+    if inside is None:
+        lines = _ANSWER_LINE.findall(text)
+        inside = lines[-1].strip().rstrip(".*").strip("$") if lines else None
+    return None if inside is None else f"\\boxed{{{inside}}}"
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last `\boxed{...}` or `\fbox{...}`, its braces balanced; None without one."""
+    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
+    if start < 0:
+        return None
+    opening = text.index("{", start)
+    depth = 0
+    for position in range(opening, len(text)):
+        if text[position] == "{" and text[position - 1] != "\\":
+            depth += 1
+        elif text[position] == "}" and text[position - 1] != "\\":
+            depth -= 1
+            if depth == 0:
+                return text[opening + 1 : position]
+    return None
