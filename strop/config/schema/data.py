@@ -25,6 +25,8 @@ class Taskset(Section):
     """Column of what the reward compares with; null when there is none."""
     source: str | None = None
     """Column that says where a row is from, by which rewards can be chosen."""
+    tools: str | None = None
+    """Column of the tools that the model may call: a list of JSON schemas, or its JSON text."""
     system: str | None = None
     """Text of a system message put before every prompt that has none."""
     limit_tasks: int | None = Field(None, gt=0)
@@ -54,7 +56,8 @@ class Data(Section):
     max_response_tokens: int = Field(1024, gt=0)
     """Longest answer; sampling stops there and the rollout counts as truncated."""
     overlong: Literal["error", "filter", "left", "right", "middle"] = "error"
-    """A longer prompt stops the run, is left out, or is cut: `left` drops its beginning, `right` its end."""
+    """A longer prompt stops the run, is left out, or is cut: `left` drops its beginning, `right` its end,
+    `middle` its middle."""
     overlong_workers: int = Field(1, gt=0)
     """Processes that encode prompts when tasks are loaded."""
     chat_template: str = "tokenizer"

@@ -1,0 +1,163 @@
+"""Rows of one dataset, kept as they were read and turned into Python objects when asked for."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from strop.data.columns import columns_of
+from strop.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+Row = dict[str, Any]
+
+_ROWS_AT_ONCE = 1024
+
+
+class Part(Protocol):
+    """What one file, or one split of a dataset, holds."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Row: ...
+
+    def where(self, index: int) -> str:
+        """Where the row stands, for messages."""
+        ...
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        """All rows in order, with at least the columns that these paths look into."""
+        ...
+
+
+class Lines:
+    """JSON Lines: the text of a file, and where its objects begin. Blank lines do not count."""
+
+    def __init__(self, name: str, text: bytes) -> None:
+        self._name = name
+        self._text = text
+        begins, ends, numbers = [], [], []
+        begin = 0
+        for number, line in enumerate(BytesIO(text), start=1):
+            if line.strip():
+                _check_object(line, f"{name} line {number}")
+                begins.append(begin)
+                ends.append(begin + len(line))
+                numbers.append(number)
+            begin += len(line)
+        self._begins, self._ends, self._numbers = (
+            np.array(offsets, np.int64) for offsets in (begins, ends, numbers)
+        )
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def __getitem__(self, index: int) -> Row:
+        return json.loads(self._text[self._begins[index] : self._ends[index]])
+
+    def where(self, index: int) -> str:
+        return f"{self._name} line {self._numbers[index]}"
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        return (self[index] for index in range(len(self)))
+
+
+def _check_object(line: bytes, where: str) -> None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{where} is not JSON ({error}). Each line holds one whole object, such as "
+            '{"question": "...", "answer": "..."}.'
+        ) from None
+    if not isinstance(value, dict):
+        raise DataError(
+            f"{where} holds a JSON {type(value).__name__}, not an object. Each line holds one whole object, such "
+            'as {"question": "...", "answer": "..."}; a file that is one list of objects can be written anew '
+            "with `jq -c '.[]'`."
+        )
+
+
+class ArrowTable:
+    """A Parquet file in memory, as Arrow columns."""
+
+    def __init__(self, name: str, table: pa.Table) -> None:
+        self._name = name
+        self._table = table
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __getitem__(self, index: int) -> Row:
+        return self._table.slice(index, 1).to_pylist()[0]
+
+    def where(self, index: int) -> str:
+        return f"{self._name} row {index} (counting from 0)"
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        table = self._table.select(columns_of(paths, self._table.column_names))
+        for first in range(0, len(self), _ROWS_AT_ONCE):
+            yield from table.slice(first, _ROWS_AT_ONCE).to_pylist()
+
+
+class HfDataset:
+    """A split of a `datasets` dataset, memory-mapped from disk by that library."""
+
+    def __init__(self, name: str, dataset: datasets.Dataset) -> None:
+        self._name = name
+        self._dataset = dataset.with_format(None)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Row:
+        return self._dataset[index]
+
+    def where(self, index: int) -> str:
+        return f"{self._name} row {index} (counting from 0)"
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        return iter(self._dataset.select_columns(columns_of(paths, self._dataset.column_names)))
+
+
+class Rows:
+    """All rows of a dataset, part after part; `limit` of them where there are more."""
+
+    def __init__(self, parts: Sequence[Part], limit: int | None = None) -> None:
+        self._parts = tuple(parts)
+        self._ends = list(accumulate(len(part) for part in self._parts))
+        total = self._ends[-1] if self._ends else 0
+        self._length = total if limit is None else min(total, limit)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Row:
+        """The row as a dict of Python values."""
+        part, inside = self._find(index)
+        return part[inside]
+
+    def where(self, index: int) -> str:
+        """The file, and the line or row in it, that a row came from."""
+        part, inside = self._find(index)
+        return part.where(inside)
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        """All rows in order, with at least the columns that these paths look into; the others cost nothing."""
+        return islice((row for part in self._parts for row in part.scan(paths)), self._length)
+
+    def _find(self, index: int) -> tuple[Part, int]:
+        if not 0 <= index < self._length:
+            raise IndexError(f"row {index} of {self._length}")
+        number = bisect_right(self._ends, index)
+        before = self._ends[number - 1] if number else 0
+        return self._parts[number], index - before

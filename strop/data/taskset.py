@@ -1,0 +1,152 @@
+"""Tasksets: rows become tasks, in an order that a seed fixes and one number resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from strop.config.schema.data import Data, EvalTaskset, Taskset
+from strop.data.chat import Prompt, PromptEncoder, to_messages, to_tools
+from strop.data.columns import value_at
+from strop.data.encode import encode_prompts
+from strop.data.order import Order
+from strop.data.overlong import Fitted, fit
+from strop.data.progress import watched
+from strop.data.read import read_rows
+from strop.data.rows import Rows
+from strop.errors import DataError
+from strop.types import Ints, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class TaskSet:
+    """Tasks to train on or to measure. Their prompts are encoded; all else is read when a task is taken."""
+
+    def __init__(self, name: str, section: Taskset, rows: Rows, fitted: Fitted, order: Order) -> None:
+        self.name = name
+        self.overlong = fitted.overlong
+        """Prompts that were too long, and so are left out or cut."""
+        self._section = section
+        self._rows = rows
+        self._fitted = fitted
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._fitted.rows)
+
+    def __str__(self) -> str:
+        """`train: 7423 tasks; 50 of 7473 left out, their prompts are too long`"""
+        left_out = len(self._rows) - len(self)
+        fate = (
+            f"; {left_out} of {len(self._rows)} left out, their prompts are too long"
+            if left_out
+            else f"; {self.overlong} prompts cut, they are too long"
+            if self.overlong
+            else ""
+        )
+        return f"{self.name}: {len(self)} tasks{fate}"
+
+    @property
+    def position(self) -> int:
+        """Where the order stands: all there is to save, and to set for an exact resume. See `Order`."""
+        return self._order.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self._order.position = position
+
+    @property
+    def epoch_tasks(self) -> int:
+        """How far `position` moves in one epoch."""
+        return len(self)
+
+    def steps_per_epoch(self, n: int) -> int:
+        """Steps of `n` tasks in one epoch. Raises `DataError` where that is none."""
+        return self._order.steps_per_epoch(n)
+
+    def epoch_of(self, step: int, n: int) -> int:
+        """The epoch, from 0, that a step of `n` tasks belongs to; steps count from 1."""
+        return (step - 1) // self.steps_per_epoch(n)
+
+    def take(self, n: int) -> list[Task]:
+        """The next step of `n` tasks; fewer only at an epoch's end under `incomplete_batch: keep`.
+
+        Raises `DataError` where no step of that size can be filled.
+        """
+        return [self._task(index) for index in self._order.take(n).tolist()]
+
+    def all_tasks(self) -> list[Task]:
+        """Every task once, in the order of the rows; moves nothing."""
+        return [self._task(index) for index in range(len(self))]
+
+    def _task(self, index: int) -> Task:
+        number = self._fitted.rows[index]
+        return to_task(
+            f"{self.name}:{number}",
+            self._rows[number],
+            self._rows.where(number),
+            self._section,
+            self._fitted.prompts[index],
+        )
+
+
+def load_taskset(
+    section: Taskset, data: Data, tokenizer: PreTrainedTokenizerBase, *, seed: int, shuffle: bool
+) -> TaskSet:
+    """Read a taskset, check every row and encode every prompt, once.
+
+    Raises `DataError` for what cannot be read, for a row that lacks a column, and for a prompt that is too long
+    under `overlong: error`; `ModelError` for a tokenizer without a chat template.
+    """
+    name = section.name if isinstance(section, EvalTaskset) else "train"
+    encoder = PromptEncoder(tokenizer, data.chat_template)
+    rows = read_rows(section)
+    encoded = encode_prompts(encoder, _prompts(rows, section), data.overlong_workers)
+    fitted = fit(
+        watched(encoded, len(rows), f"Encoding the prompts of {name}"),
+        data.overlong,
+        data.max_prompt_tokens,
+        rows.where,
+    )
+    order = Order(len(fitted.rows), seed=seed, shuffle=shuffle, incomplete=data.incomplete_batch, name=name)
+    return TaskSet(name, section, rows, fitted, order)
+
+
+def to_task(task_id: str, row: Mapping[str, Any], where: str, section: Taskset, prompt_ids: Ints) -> Task:
+    """A row as a task. Raises `DataError` where a column is missing."""
+    prompt = _prompt(row, where, section)
+    answer, source = _answer_and_source(row, where, section)
+    return Task(
+        id=task_id,
+        messages=prompt.messages,
+        prompt_ids=prompt_ids,
+        answer=answer,
+        source=source,
+        tools=prompt.tools,
+        extra={key: value for key, value in row.items() if key not in (section.prompt, section.tools)},
+    )
+
+
+def _prompts(rows: Rows, section: Taskset) -> Iterator[Prompt]:
+    """The prompt of each row; the row's other columns are checked on the way."""
+    paths = (section.prompt, section.tools, section.answer, section.source)
+    for number, row in enumerate(rows.scan([path for path in paths if path is not None])):
+        where = rows.where(number)
+        _answer_and_source(row, where, section)
+        yield _prompt(row, where, section)
+
+
+def _prompt(row: Mapping[str, Any], where: str, section: Taskset) -> Prompt:
+    messages = to_messages(value_at(row, section.prompt, where), where, system=section.system)
+    tools = () if section.tools is None else to_tools(value_at(row, section.tools, where), where)
+    return Prompt(where, messages, tools)
+
+
+def _answer_and_source(row: Mapping[str, Any], where: str, section: Taskset) -> tuple[Any, str]:
+    answer = None if section.answer is None else value_at(row, section.answer, where)
+    source = "" if section.source is None else value_at(row, section.source, where)
+    if not isinstance(source, str):
+        raise DataError(f"{where}: the source, column {section.source!r}, is {source!r} and not text.")
+    return answer, source
