@@ -218,8 +218,8 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "Each row of `metrics.jsonl` is one step: a flat JSON object of numbers, `null` where one is not finite. "
-        "A row holds what was measured in that step and nothing else.",
+        "Each row of `metrics.jsonl` is one step: a flat JSON object of numbers, `null` where one is not "
+        "finite. A row holds what was measured in that step and nothing else.",
         "",
         "This page is made from `strop/run/metrics.py`: `python -m strop.run.metrics > docs/metrics.md`.",
     ]

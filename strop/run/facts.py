@@ -1,0 +1,44 @@
+"""What a run ran on, and how it was called: what one wants to know of it a year later."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shlex
+import sys
+from typing import Any
+
+import torch
+
+from strop.config.redact import redact_override
+
+_PACKAGES = ("strop", "torch", "transformers", "peft", "numpy")
+
+
+def machine_facts() -> dict[str, Any]:
+    """The host and the versions of what counts, as JSON takes them."""
+    return {
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "host": {
+            "name": platform.node(),
+            "system": platform.platform(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            "torch_threads": torch.get_num_threads(),
+        },
+    }
+
+
+def command_line() -> str:
+    """How this process was started, secrets taken out, as a shell would take it."""
+    return shlex.join([os.path.basename(sys.argv[0]), *map(redact_override, sys.argv[1:])])
+
+
+def peak_memory_mb() -> float:
+    """The most memory that this process has held so far, in 10^6 bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6
