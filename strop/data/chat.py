@@ -71,7 +71,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
 
 
 def to_tools(value: Any, where: str) -> Tools:
-    """A tools column's value: a list of JSON schemas, or its JSON text. Raises `DataError` for anything else."""
+    """A tools column's value, a list of JSON schemas or its JSON text. Raises `DataError` for all else."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -116,19 +116,22 @@ class PromptEncoder:
         self._plain = chat_template == "none"
         if chat_template == "tokenizer" and not tokenizer.chat_template:
             raise ModelError(
-                f"The tokenizer of {tokenizer.name_or_path} has no chat template, so messages cannot be turned "
-                "into a prompt. Write data.chat_template: none if the prompts are plain text that goes to the "
-                "model as it is, or name a file with a Jinja template."
+                f"The tokenizer of {tokenizer.name_or_path} has no chat template, so messages cannot be "
+                "turned into a prompt. Write data.chat_template: none if the prompts are plain text that is "
+                "to be encoded as it is, or name a file with a Jinja template."
             )
 
     def encode(self, messages: Sequence[Message], tools: Tools = ()) -> Ints:
-        """[P] The prompt's tokens, up to where the answer begins. Raises `DataError` where that cannot be done."""
+        """[P] The prompt's tokens, up to where the answer begins.
+
+        Raises `DataError` where the template cannot render the messages.
+        """
         return self.encode_all([Prompt("The prompt", tuple(messages), tools)])[0]
 
     def encode_all(self, prompts: Sequence[Prompt]) -> list[Ints]:
         """`encode` for many prompts at once; an error names the row of its prompt."""
         texts = [self._plain_text(prompt) if self._plain else self._render(prompt) for prompt in prompts]
-        # A template writes the special tokens itself; plain text gets what the tokenizer puts before any text.
+        # A template writes the special tokens itself; plain text gets those that the tokenizer adds to any.
         encoded = self._tokenizer(
             texts, add_special_tokens=self._plain, return_attention_mask=False, verbose=False
         )["input_ids"]
@@ -142,8 +145,8 @@ class PromptEncoder:
         if roles != ["user"] or not isinstance(prompt.messages[0]["content"], str) or prompt.tools:
             what = "tools" if prompt.tools else f"messages of {', '.join(roles)}"
             raise DataError(
-                f"{prompt.where}: data.chat_template: none encodes one plain text as it is, but this prompt has "
-                f"{what}. Write data.chat_template: tokenizer, or name a Jinja file."
+                f"{prompt.where}: data.chat_template: none encodes one plain text as it is, but this prompt "
+                f"has {what}. Write data.chat_template: tokenizer, or name a Jinja file."
             )
         return prompt.messages[0]["content"]
 
@@ -151,7 +154,7 @@ class PromptEncoder:
         from jinja2 import TemplateError
 
         try:
-            return self._tokenizer.apply_chat_template(
+            text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in prompt.messages],
                 tools=[dict(tool) for tool in prompt.tools] or None,
                 chat_template=self._template,
@@ -160,6 +163,7 @@ class PromptEncoder:
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise DataError(f"{prompt.where}: the chat template cannot render this prompt: {error}") from None
+        return str(text)
 
 
 def _read_template(path: str) -> str:
@@ -167,6 +171,6 @@ def _read_template(path: str) -> str:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"data.chat_template: {path} cannot be read ({error}). Write `tokenizer` for the tokenizer's own, `none` "
-            "for plain text as it is, or name a file with a Jinja template."
+            f"data.chat_template: {path} cannot be read ({error}). Write `tokenizer` for the tokenizer's "
+            "own, `none` for plain text as it is, or name a file with a Jinja template."
         ) from None

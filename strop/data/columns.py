@@ -36,6 +36,6 @@ def _what_is_there(value: Any, key: str, seen: str) -> str:
 
 
 def columns_of(paths: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Those of a table's columns that `value_at` looks into for these paths; all where it would find one missing."""
+    """Those of a table's columns that `value_at` looks into for these paths; all where one is missing."""
     columns = dict.fromkeys(path if path in names else path.split(".")[0] for path in paths)
     return list(columns if all(column in names for column in columns) else names)

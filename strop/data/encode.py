@@ -35,8 +35,8 @@ def encode_prompts(encoder: PromptEncoder, prompts: Iterable[Prompt], workers: i
             yield from encoded
     except BrokenProcessPool:
         raise DataError(
-            "A process that encodes prompts ended before its work was done: out of memory, killed, or started "
-            'from a script that does not guard its main part with `if __name__ == "__main__":`. '
+            "A process that encodes prompts ended before its work was done: out of memory, killed, or "
+            'started from a script that does not guard its main part with `if __name__ == "__main__":`. '
             "data.overlong_workers: 1 needs no such processes."
         ) from None
     finally:
@@ -50,7 +50,7 @@ def _chunks(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
 
 
 def _in_order(pool: ProcessPoolExecutor, chunks: Iterator[list[Prompt]], ahead: int) -> Iterator[list[Ints]]:
-    """Results in the order of the chunks, of which only a few are under way: a large dataset stays on disk."""
+    """Results in the order of the chunks, of which only a few are in memory at once."""
     waiting: deque[Future[list[Ints]]] = deque()
     for chunk in chunks:
         waiting.append(pool.submit(_encode, chunk))

@@ -54,8 +54,8 @@ class Order:
         if n > self.tasks:
             raise DataError(
                 f"The taskset {self._name} has {self.tasks} tasks, too few for one step of {n} "
-                f"(trainer.tasks_per_step). Write {self.tasks} tasks per step or fewer, or data.incomplete_batch: "
-                "keep to train on smaller steps."
+                f"(trainer.tasks_per_step). Write {self.tasks} tasks per step or fewer, or "
+                "data.incomplete_batch: keep to train on smaller steps."
             )
         return self.tasks // n
 

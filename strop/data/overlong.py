@@ -27,7 +27,10 @@ class Fitted:
 
 
 def fit(prompts: Iterable[Ints], rule: Rule, limit: int, where: Callable[[int], str]) -> Fitted:
-    """Keep, cut or leave out the prompts of rows 0, 1, ... Raises `DataError` under `error`, and where none is left."""
+    """Keep, cut or leave out the prompts of rows 0, 1, ...; `where` names a row in messages.
+
+    Raises `DataError` for a prompt that is too long under `error`, and where no prompt is left.
+    """
     rows, kept = [], []
     too_long: list[tuple[int, int]] = []
     count = 0
@@ -45,16 +48,17 @@ def fit(prompts: Iterable[Ints], rule: Rule, limit: int, where: Callable[[int], 
         longest = max(length for _, length in too_long)
         raise DataError(
             f"{where(row)}: the prompt is {length} tokens long, more than data.max_prompt_tokens ({limit}). "
-            f"{len(too_long)} of {count} prompts are too long; the longest has {longest} tokens. Write a higher "
-            "max_prompt_tokens, or data.overlong: filter to leave such tasks out, left, right or middle to cut them."
+            f"{len(too_long)} of {count} prompts are too long; the longest has {longest} tokens. Write a "
+            "higher max_prompt_tokens, or data.overlong: filter to leave such tasks out, or left, right or "
+            "middle to cut their prompts."
         )
     return Fitted(tuple(rows), tuple(kept), len(too_long))
 
 
 def cut(prompt: Ints, rule: Literal["left", "right", "middle"], limit: int) -> Ints:
-    """[limit] `left` drops the beginning, `right` the end, `middle` the middle, of which the odd token falls to the end.
+    """[limit] `left` drops the beginning, `right` the end, and `middle` keeps half of each.
 
-    As verl does (verl/utils/torch_functional.py, postprocess_data).
+    As verl does (verl/utils/torch_functional.py, postprocess_data): of an odd limit, the end keeps one more.
     """
     match rule:
         case "left":

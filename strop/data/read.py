@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from strop.config.redact import redact_text
 from strop.config.schema.data import Taskset
 from strop.data.hub import read_hub, read_saved
 from strop.data.rows import ArrowTable, Lines, Part, Rows
@@ -70,7 +71,7 @@ def _read_path(path: str, taskset: Taskset) -> list[Part]:
 def _place(path: str) -> _Place:
     from fsspec.core import url_to_fs
 
-    shown = _without_secrets(path)
+    shown = redact_text(path)
     try:
         files, inner = url_to_fs(str(Path(path).expanduser()) if "://" not in path else path)
     except ImportError as error:
@@ -102,8 +103,8 @@ def _refuse_choices(place: _Place, taskset: Taskset) -> None:
 def _read_directory(place: _Place, taskset: Taskset) -> list[Part]:
     if taskset.subset is not None:
         raise DataError(
-            f"{place.shown} is a directory, where `subset: {taskset.subset}` means nothing. Give the directory of "
-            "that subset as the path."
+            f"{place.shown} is a directory, where `subset: {taskset.subset}` means nothing. Give the "
+            "directory of that subset as the path."
         )
     entries = {
         posixpath.basename(e["name"].rstrip("/")): e["type"] for e in place.files.ls(place.path, detail=True)
@@ -137,9 +138,9 @@ def _read_file(place: _Place) -> Part:
     match = _SUFFIX.search(urlsplit(place.path).path if "://" in place.path else place.path)
     if match is None or (match["format"] == "parquet" and match["packed"]):
         raise DataError(f"{place.shown} is of no kind that Strop reads. Data files are named {_NAMES}.")
-    read = _read_parquet if match["format"] == "parquet" else _read_lines
     try:
-        part = read(place, _PACKED[match["packed"]])
+        parquet = match["format"] == "parquet"
+        part = _read_parquet(place) if parquet else _read_lines(place, _PACKED[match["packed"]])
     except OSError as error:
         raise DataError(f"{place.shown} cannot be read: {_first_line(error)}.") from None
     if not len(part):
@@ -147,7 +148,7 @@ def _read_file(place: _Place) -> Part:
     return part
 
 
-def _read_parquet(place: _Place, packed: None) -> Part:
+def _read_parquet(place: _Place) -> Part:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -181,13 +182,5 @@ def _nearest_folder(place: _Place) -> str:
     return "" if missing == Path(place.path) else f": there is no {missing}"
 
 
-def _without_secrets(path: str) -> str:
-    """A path or URL without user, password and query, which may hold keys."""
-    if "://" not in path:
-        return path
-    url = urlsplit(path)
-    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
-
-
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return redact_text((str(error).splitlines() or [type(error).__name__])[0].rstrip("."))

@@ -62,7 +62,8 @@ class Lines:
         return len(self._begins)
 
     def __getitem__(self, index: int) -> Row:
-        return json.loads(self._text[self._begins[index] : self._ends[index]])
+        row: Row = json.loads(self._text[self._begins[index] : self._ends[index]])
+        return row
 
     def where(self, index: int) -> str:
         return f"{self._name} line {self._numbers[index]}"
@@ -81,9 +82,9 @@ def _check_object(line: bytes, where: str) -> None:
         ) from None
     if not isinstance(value, dict):
         raise DataError(
-            f"{where} holds a JSON {type(value).__name__}, not an object. Each line holds one whole object, such "
-            'as {"question": "...", "answer": "..."}; a file that is one list of objects can be written anew '
-            "with `jq -c '.[]'`."
+            f"{where} holds a JSON {type(value).__name__}, not an object. Each line holds one whole object, "
+            'such as {"question": "...", "answer": "..."}; a file that is one list of objects can be written '
+            "anew with `jq -c '.[]'`."
         )
 
 
@@ -95,10 +96,11 @@ class ArrowTable:
         self._table = table
 
     def __len__(self) -> int:
-        return self._table.num_rows
+        return int(self._table.num_rows)
 
     def __getitem__(self, index: int) -> Row:
-        return self._table.slice(index, 1).to_pylist()[0]
+        row: Row = self._table.slice(index, 1).to_pylist()[0]
+        return row
 
     def where(self, index: int) -> str:
         return f"{self._name} row {index} (counting from 0)"
@@ -120,7 +122,8 @@ class HfDataset:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Row:
-        return self._dataset[index]
+        row: Row = self._dataset[index]
+        return row
 
     def where(self, index: int) -> str:
         return f"{self._name} row {index} (counting from 0)"
@@ -152,7 +155,7 @@ class Rows:
         return part.where(inside)
 
     def scan(self, paths: Sequence[str]) -> Iterator[Row]:
-        """All rows in order, with at least the columns that these paths look into; the others cost nothing."""
+        """All rows in order, with at least the columns that these paths look into; others cost nothing."""
         return islice((row for part in self._parts for row in part.scan(paths)), self._length)
 
     def _find(self, index: int) -> tuple[Part, int]:

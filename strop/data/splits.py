@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from strop.errors import DataError
 
 _SHARD = re.compile(r"^(?P<split>\w+(?:\.\w+)*)-\d{5}-of-\d{5}")
-_WORD = re.compile(
-    r"(?:^|[-._ 0-9])(?P<split>training|train|validation|valid|val|dev|testing|test|evaluation|eval)(?=[-._ 0-9])"
-)
+_WORDS = "training|train|validation|valid|val|dev|testing|test|evaluation|eval"
+_WORD = re.compile(rf"(?:^|[-._ 0-9])(?P<split>{_WORDS})(?=[-._ 0-9])")
 _CANONICAL = {
     "training": "train",
     "valid": "validation",
@@ -23,10 +22,10 @@ _CANONICAL = {
 
 
 def split_of(filename: str) -> str | None:
-    """`train` for `train.parquet`, `gsm8k_train.jsonl` or `train-00000-of-00002.parquet`; None where none is said.
+    """`train` for `train.parquet`, `gsm8k_train.jsonl` or `train-00000-of-00002.parquet`; None where unsaid.
 
-    As on the hub (huggingface.co/docs/hub/datasets-file-names-and-splits): any split before a shard's
-    numbers, else one of the usual words, of which `val` and `dev` mean `validation` and `eval` means `test`.
+    As the `datasets` library does: any word before a shard's numbers, else the first of the usual words,
+    of which `val` and `dev` mean `validation` and `eval` means `test`.
     """
     match = _SHARD.match(filename) or _WORD.search(filename)
     return canonical(match["split"]) if match else None
@@ -50,10 +49,10 @@ def files_of_split(files: Sequence[str], split: str | None, folder: str) -> list
         if len(by_split) == 1:
             return sorted(files)
         unnamed = ", ".join(by_split.get(None, []))
-        beside = f", and beside them files that belong to none ({unnamed})" if unnamed else ""
+        beside = f", and files that belong to none of them ({unnamed})" if unnamed else ""
         raise DataError(
-            f"{folder} holds files of the split{'s' if len(named) > 1 else ''} {', '.join(named)}{beside}, and the "
-            f"run file does not say which to use. Write `split: {named[0]}` beside the path, or name the files."
+            f"{folder} holds files of these splits: {', '.join(named)}{beside}. The run file does not say which "
+            f"to use: write `split: {named[0]}` beside the path, or name the files."
         )
     if not named:
         raise DataError(

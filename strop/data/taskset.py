@@ -97,8 +97,8 @@ def load_taskset(
 ) -> TaskSet:
     """Read a taskset, check every row and encode every prompt, once.
 
-    Raises `DataError` for what cannot be read, for a row that lacks a column, and for a prompt that is too long
-    under `overlong: error`; `ModelError` for a tokenizer without a chat template.
+    Raises `DataError` for what cannot be read, for a row that lacks a column, and for a prompt that is too
+    long under `overlong: error`; `ModelError` for a tokenizer without a chat template.
     """
     name = section.name if isinstance(section, EvalTaskset) else "train"
     encoder = PromptEncoder(tokenizer, data.chat_template)
