@@ -26,8 +26,6 @@ FREE = (
 )
 """Fields and sections that never change what is learned: where a run is, what is kept and measured of it."""
 
-_ABSENT = "nothing"
-
 
 def differences(recorded: Run, run: Run) -> list[str]:
     """The fields by which two runs would learn differently, as `field was ..., is ...`.
@@ -38,14 +36,18 @@ def differences(recorded: Run, run: Run) -> list[str]:
     free = FREE if _depends_on_length(run) or _depends_on_length(recorded) else (*FREE, "trainer.duration")
     was, now = _values(recorded), _values(run)
     return [
-        f"{field} was {was.get(field, _ABSENT)}, is {now.get(field, _ABSENT)}"
+        f"{field} was {_show(was.get(field))}, is {_show(now.get(field))}"
         for field in dict.fromkeys((*was, *now))
-        if was.get(field, _ABSENT) != now.get(field, _ABSENT) and not _is_free(field, free)
+        if was.get(field) != now.get(field) and not _is_free(field, free)
     ]
 
 
 def _values(run: Run) -> dict[str, Any]:
-    return {".".join(keys): redact(value, keys[-1]) for keys, _, value in leaves(run)}
+    return {".".join(leaf.keys): redact(leaf.value, leaf.keys[-1]) for leaf in leaves(run)}
+
+
+def _show(value: Any) -> str:
+    return "unset" if value is None else str(value)
 
 
 def _is_free(field: str, free: tuple[str, ...]) -> bool:

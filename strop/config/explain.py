@@ -42,13 +42,13 @@ def lines(loaded: Loaded) -> list[Line]:
     """Every value of the run, in the run file's order."""
     return [
         Line(
-            field=".".join(keys),
-            value=_show(keys[-1], value),
-            unit=unit_of(keys[-1], value),
-            source=loaded.sources[".".join(keys)],
-            effect=field.description or "",
+            field=".".join(leaf.keys),
+            value=_show(leaf.keys[-1], leaf.value),
+            unit=unit_of(leaf.keys[-1], leaf.value),
+            source=loaded.sources[".".join(leaf.keys)],
+            effect=leaf.effect,
         )
-        for keys, field, value in leaves(loaded.run)
+        for leaf in leaves(loaded.run)
     ]
 
 
@@ -56,6 +56,8 @@ def unit_of(name: str, value: Any) -> str:
     """The unit of a value, from its own or from its field's name; empty where it has none."""
     if isinstance(value, Amount):
         return value.unit
+    if isinstance(value, bool):
+        return ""
     return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
 
 

@@ -73,7 +73,7 @@ def load_values(
 def run_sources(run: Run, source: Callable[[Keys], Source | None]) -> Mapping[str, Source]:
     """`source(keys)` for every value of the run, by dotted name; None there means Strop's default."""
     default = Source("default", "")
-    return MappingProxyType({".".join(keys): source(keys) or default for keys, _, _ in leaves(run)})
+    return MappingProxyType({".".join(leaf.keys): source(leaf.keys) or default for leaf in leaves(run)})
 
 
 def _override(draft: Draft, overrides: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -49,8 +50,19 @@ def all_keys(kind: type[Section] = Run, above: tuple[str, ...] = ()) -> Iterator
             yield from all_keys(inside, (*above, name))
 
 
-def leaves(section: Section, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo, Any]]:
-    """Every value of a loaded section: the way to it, its field, and the value itself."""
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value of a loaded run."""
+
+    keys: tuple[str, ...]
+    """The way to it."""
+    value: Any
+    effect: str
+    """Its field's docstring; for a `type`, what that kind is."""
+
+
+def leaves(section: Section, above: tuple[str, ...] = ()) -> Iterator[Leaf]:
+    """Every value of a loaded section, in the run file's order."""
     for name, field in type(section).model_fields.items():
         value, keys = getattr(section, name), (*above, name)
         if isinstance(value, Section):
@@ -59,4 +71,4 @@ def leaves(section: Section, above: tuple[str, ...] = ()) -> Iterator[tuple[tupl
             for index, item in enumerate(value):
                 yield from leaves(item, (*keys, str(index)))
         else:
-            yield keys, field, value
+            yield Leaf(keys, value, field.description or (type(section).__doc__ or "").split("\n")[0])

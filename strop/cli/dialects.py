@@ -1,0 +1,63 @@
+"""The commands on other tools' configurations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strop.cli.arguments import Here, Overrides
+
+verl = typer.Typer(
+    help="Run what verl's users run: the same keys, the same defaults.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@verl.command()
+def ppo(
+    overrides: Overrides = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A whole ppo_trainer.yaml, under the overrides.", show_default=False)
+    ] = None,
+    here: Here = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what the run would do.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Say whether the run can be started.")] = False,
+) -> None:
+    """What `python -m verl.trainer.main_ppo key=value ...` does."""
+    from strop.cli.actions import check_files, start
+    from strop.cli.show import show_explanation
+    from strop.config.dialects.verl import read_verl
+
+    loaded = read_verl(overrides or (), config=config, here=here)
+    if explain:
+        show_explanation(loaded)
+    if check:
+        check_files(loaded)
+    if not (explain or check):
+        start(loaded)
+
+
+def keys(
+    dialect: Annotated[str, typer.Argument(help="The dialect: verl.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="As a JSON list.")] = False,
+) -> None:
+    """Print a dialect's ledger: every key, what becomes of it, its field here, its default, and a note."""
+    from strop.cli.show import aligned
+    from strop.config.dialects import ledger_of
+
+    rows = [row.as_entry() for row in ledger_of(dialect)]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    names = ("key", "fate", "field", "default", "note")
+    typer.echo(aligned([names, *(tuple(str(row[name]) for name in names) for row in rows)], widest=60))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(keys)
+    app.add_typer(verl, name="verl")

@@ -1,0 +1,48 @@
+"""The command line. Everything heavy is imported inside the command that needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from strop.cli import dialects, runs
+from strop.errors import StropError
+
+
+class StropGroup(TyperGroup):
+    """Prints what Strop raises on purpose as one paragraph; anything else keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; exits with the error's own code."""
+        try:
+            return super().invoke(ctx)
+        except StropError as error:
+            typer.echo(f"strop: {error}", err=True)
+            raise typer.Exit(error.exit_code) from None
+
+
+app = typer.Typer(
+    cls=StropGroup,
+    help="Reinforcement fine-tuning of language models, with the configuration you already have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+runs.add_to(app)
+dialects.add_to(app)
+
+
+@app.command()
+def version() -> None:
+    """Print Strop's version."""
+    from strop import __version__
+
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """The entry point of `strop`."""
+    app()

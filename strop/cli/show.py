@@ -1,0 +1,53 @@
+"""How an explanation looks: a table in a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from strop.cli.actions import say_notes
+from strop.config.explain import Line, lines, summary
+from strop.config.load import Loaded
+
+
+def show_explanation(loaded: Loaded) -> None:
+    """Print the paragraph, the notes, and every value."""
+    say_notes(loaded)
+    if sys.stdout.isatty():
+        _table(summary(loaded), lines(loaded))
+    else:
+        typer.echo(summary(loaded) + "\n")
+        typer.echo(aligned([(x.field, x.value, x.unit, str(x.source), x.effect) for x in lines(loaded)]))
+
+
+def aligned(rows: list[tuple[str, ...]], widest: int = 40) -> str:
+    """Columns under one another; a cell wider than `widest` pushes only its own line."""
+    columns = range(len(rows[0]) - 1)
+    widths = [max(min(len(row[column]), widest) for row in rows) for column in columns]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    )
+
+
+def _table(paragraph: str, values: list[Line]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    console.print(Text(paragraph))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, style in (
+        ("field", "cyan"),
+        ("value", "bold"),
+        ("unit", ""),
+        ("source", "green"),
+        ("effect", ""),
+    ):
+        table.add_column(name, style=style, overflow="fold")
+    for line in values:
+        cells = (line.field, line.value, line.unit, str(line.source), line.effect)
+        table.add_row(*(Text(cell) for cell in cells), style="dim" if line.source.kind == "default" else "")
+    console.print(table)

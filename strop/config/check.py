@@ -1,0 +1,90 @@
+"""What can be seen wrong with a run before anything heavy is loaded: files that are not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from strop.config.draft import Source
+from strop.config.load import Loaded
+from strop.config.schema.data import Taskset
+
+_DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".gz", ".zst")
+_WEIGHTS = ("*.safetensors", "*.bin")
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def missing_files(loaded: Loaded) -> list[str]:
+    """One sentence for each local file or folder that the run names and that is not there or is empty.
+
+    Names on the hub and URLs are not looked up.
+    """
+    run, sources = loaded.run, loaded.sources
+    faults = [
+        *_model(run.model.path, "model.path", sources),
+        *_tasks(run.data.train, "data.train.path", sources),
+        *(
+            fault
+            for index, taskset in enumerate(run.data.eval)
+            for fault in _tasks(taskset, f"data.eval.{index}.path", sources)
+        ),
+    ]
+    for index, part in enumerate(run.reward.functions):
+        field = f"reward.functions.{index}.function"
+        file, colon, _ = part.function.rpartition(":")
+        if colon and file.endswith(".py") and not Path(file).expanduser().is_file():
+            faults.append(f"{_at(field, sources)}: there is no file {file}.")
+    template = run.data.chat_template
+    if template not in ("tokenizer", "none") and not Path(template).expanduser().is_file():
+        faults.append(f"{_at('data.chat_template', sources)}: there is no file {template}.")
+    parent = next(folder for folder in (run.folder_path, *run.folder_path.parents) if folder.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        faults.append(
+            f"{_at('output', sources)}: {run.folder_path} cannot be made: {parent} is not writable."
+        )
+    return faults
+
+
+def _at(field: str, sources: Mapping[str, Source]) -> str:
+    source = sources[field]
+    return f"{source}: {field}"
+
+
+def _is_local(path: str) -> bool:
+    """Whether a path can only be a local one, or is there: else it may be a name on the hub."""
+    return Path(path).expanduser().exists() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+
+
+def _model(path: str, field: str, sources: Mapping[str, Source]) -> list[str]:
+    if not _is_local(path):
+        return []
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        return [f"{_at(field, sources)}: there is no model folder {path}."]
+    lacking = [
+        what
+        for what, names in (
+            ("no config.json", ("config.json",)),
+            ("no weights (*.safetensors)", _WEIGHTS),
+            ("no tokenizer", _TOKENIZERS),
+        )
+        if not any(next(folder.glob(name), None) for name in names)
+    ]
+    return [f"{_at(field, sources)}: the model folder {path} has {', '.join(lacking)}."] if lacking else []
+
+
+def _tasks(taskset: Taskset, field: str, sources: Mapping[str, Source]) -> list[str]:
+    paths = (taskset.path,) if isinstance(taskset.path, str) else taskset.path
+    faults = []
+    for path in paths:
+        local = Path(path).expanduser()
+        if "://" in path or not (_is_local(path) or local.suffix in _DATA_SUFFIXES):
+            continue
+        if not local.exists():
+            faults.append(f"{_at(field, sources)}: there is no file {path}.")
+        elif local.is_file() and local.stat().st_size == 0:
+            faults.append(f"{_at(field, sources)}: {path} is empty.")
+        elif local.is_dir() and not any(local.iterdir()):
+            faults.append(f"{_at(field, sources)}: the folder {path} is empty.")
+    return faults
