@@ -8,6 +8,7 @@ import platform
 import resource
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def machine_facts() -> dict[str, Any]:
 
 def command_line() -> str:
     """How this process was started, secrets taken out, as a shell would take it."""
-    return shlex.join([os.path.basename(sys.argv[0]), *map(redact_override, sys.argv[1:])])
+    return shlex.join([Path(sys.argv[0]).name, *map(redact_override, sys.argv[1:])])
 
 
 def peak_memory_mb() -> float:

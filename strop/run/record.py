@@ -156,7 +156,7 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFolderError(
-            f"The record of the run could not be written to {path}: {error.strerror or error}. The run stops, "
-            "for what it did would be lost. Make room on that disk, or move `output`; the same command goes on "
-            "from the last checkpoint."
+            f"The record of the run could not be written to {path}: {error.strerror or error}. The run stops "
+            "rather than lose what it does. Make room on that disk, or move `output`; the same command then "
+            "goes on from the last checkpoint."
         ) from error

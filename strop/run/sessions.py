@@ -41,7 +41,7 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
         return list(json.loads(path.read_text(encoding="utf-8"))["sessions"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(
-            f"{path} is not a run's record ({error}). Move it away; the run's checkpoints do not depend on it."
+            f"{path} is no record of a run ({error}). Move it away; the checkpoints do not depend on it."
         ) from error
 
 
