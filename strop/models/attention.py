@@ -1,0 +1,156 @@
+"""Packed sequences through a Hugging Face model, each seeing only what it should.
+
+Strop's attention is plugged in where transformers lets one plug it in (`AttentionInterface`), under
+the name `strop_packed`. It takes no mask: what a token sees follows from the micro-batch's segments.
+A model that cannot be driven this way is driven with padding, at the model's door.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from strop.errors import ModelError
+from strop.models.kernels import Options, Run, attention, find_runs
+from strop.types import MicroBatch
+
+PACKED = "strop_packed"
+"""The name of the attention in a model's configuration."""
+PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+"""How far, relative to their norm, two ways to the same hidden states may be apart."""
+
+
+def packed_forward(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+    """[T, H] The decoder's last hidden states, before the language-model head.
+
+    Raises ModelError for shared prompts where `can_share_prompts` says no.
+    """
+    base = base_model(model)
+    if base.config._attn_implementation == PACKED:
+        runs = find_runs(micro_batch.cu_seqlens.tolist(), micro_batch.prefix_of)
+        return _hidden_states(
+            base, micro_batch.token_ids[None], micro_batch.position_ids[None], strop_runs=runs
+        )[0]
+    return _padded_forward(base, micro_batch)
+
+
+def can_share_prompts(model: nn.Module) -> tuple[bool, str]:
+    """Whether a micro-batch may hold a group's prompt once, and if not, why."""
+    base = base_model(model)
+    if base.config._attn_implementation == PACKED:
+        return True, ""
+    return False, _obstacle(base) or "its attention was not switched to Strop's when it was loaded"
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Switch the model to Strop's attention if that gives what its own gives; else leave it."""
+    AttentionInterface.register(PACKED, _packed_attention)
+    AttentionMaskInterface.register(PACKED, _no_mask)
+    if _obstacle(model) is None:
+        model.set_attn_implementation(PACKED)
+
+
+def base_model(model: nn.Module) -> PreTrainedModel:
+    """The Hugging Face model inside, whether or not PEFT is wrapped round it."""
+    unwrap = getattr(model, "get_base_model", None)
+    return unwrap() if unwrap else model
+
+
+def _hidden_states(base: PreTrainedModel, token_ids: Tensor, position_ids: Tensor, **kwargs: Any) -> Tensor:
+    # No mask and no cache: with either, transformers would take the packed sequences for one.
+    return base.get_decoder()(
+        input_ids=token_ids, position_ids=position_ids, use_cache=False, **kwargs
+    ).last_hidden_state
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    strop_runs: tuple[Run, ...] | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query [1, H, T, D] and key [1, K, T, D] to [1, T, H, D]."""
+    if strop_runs is None or attention_mask is not None:
+        raise ModelError(
+            "The model's attention is Strop's, which knows only packed micro-batches, but it was called "
+            "without one. Call strop.models.attention.packed_forward, or load the model for another use anew."
+        )
+    unknown = [name for name in ("s_aux", "position_bias") if options.get(name) is not None]
+    if unknown or options.get("dropout"):
+        raise ModelError(
+            f"Strop's attention does not know the option {unknown or 'dropout'} of {type(module).__name__}."
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return attention(q, k, v, strop_runs, Options(scale, sliding_window, softcap))[None], None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """transformers' mask function: `_packed_attention` wants none."""
+
+
+def _padded_forward(base: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
+    if any(prefix >= 0 for prefix in micro_batch.prefix_of):
+        raise ModelError(
+            f"{type(base).__name__} cannot share prompts ({can_share_prompts(base)[1]}), but this micro-batch "
+            "does. Pack it with share_prompts=False."
+        )
+    lengths = micro_batch.cu_seqlens.diff().long()
+    columns = torch.arange(int(lengths.max()), device=lengths.device)
+    real = columns < lengths[:, None]
+    padded = torch.zeros(real.shape, dtype=torch.long, device=real.device)
+    padded[real] = micro_batch.token_ids
+    positions = columns.expand(real.shape)
+    return _hidden_states(base, padded, positions, attention_mask=real.long())[real]
+
+
+def _obstacle(base: PreTrainedModel) -> str | None:
+    """Why the model cannot take packed micro-batches with shared prompts; None if it can."""
+    config = base.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        return f"it has layers of kind {', '.join(sorted(kinds))}"
+    if getattr(config, "attention_dropout", 0.0):
+        return f"its attention has dropout (attention_dropout is {config.attention_dropout})"
+    if not base._supports_attention_backend:
+        return "its attention does not go through transformers' attention interface"
+    return _probe(base)
+
+
+@torch.no_grad()
+def _probe(base: PreTrainedModel) -> str | None:
+    """Ask the model itself: a prompt of 4 tokens with two answers, packed, against each by itself."""
+    tokens = torch.arange(9, device=base.device) % base.config.get_text_config().vocab_size
+    prompt, answers = tokens[:4], (tokens[4:6], tokens[6:9])
+    runs = find_runs([0, 3, 6, 10], [-1, 0, 0])
+    packed = torch.cat([prompt[:3], prompt[3:], answers[0], prompt[3:], answers[1]])
+    positions = torch.tensor([0, 1, 2, 3, 4, 5, 3, 4, 5, 6], device=base.device)
+    training, own = base.training, base.config._attn_implementation
+    base.eval()
+    try:
+        apart = [
+            _hidden_states(base, s[None], torch.arange(len(s), device=s.device)[None])[0]
+            for s in (torch.cat([prompt, a]) for a in answers)
+        ]
+        base.set_attn_implementation(PACKED)
+        together = _hidden_states(base, packed[None], positions[None], strop_runs=runs)[0]
+    except ModelError as error:
+        return str(error)
+    finally:
+        base.set_attn_implementation(own)
+        base.train(training)
+    expected = torch.cat([apart[0], apart[1][3:]])
+    distance = float((together - expected).float().norm() / expected.float().norm())
+    if distance > PROBE_TOLERANCE[expected.dtype]:
+        return f"packed, it gives other hidden states than one sequence at a time (relative distance {distance:.2g})"
+    return None

@@ -1,0 +1,222 @@
+"""Attention over packed segments, in blocks small enough for the cache: plain torch, any device.
+
+A *run* is a row of neighbouring segments of one length that share their ancestors (their prefix,
+its prefix, and so on). A query attends to all of the ancestors' tokens and causally to its own
+segment: the scores of both stand in one softmax, so there is nothing to merge. Scores are never
+kept: the backward pass computes them again, block by block.
+
+Letters beside those of `strop.types`:
+
+    H  query heads     K  key heads     R  query heads per key head (H = K R)     D  head size
+    m  segments of a block    r  rows (queries) of each    A  ancestors' tokens    b  own keys in sight
+
+On a CPU this is faster than torch's fused attention, forward and backward, in float32 and bfloat16:
+a block stays in the cache, and the matrix products run at full speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK_SCORES = {"cpu": 2**19, "cuda": 2**26}
+"""So many scores are computed at once: about what a core's cache holds, or what fills a GPU."""
+MIN_ROWS = 64
+"""Fewer rows would make the matrix products slow."""
+
+KeyPair = tuple[Tensor | None, Tensor]
+"""What a block's rows see: the ancestors' [K, A, D], or None where there are none, and their own [K, m, b, D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring segments of equal length with the same ancestors."""
+
+    start: int
+    segments: int
+    length: int
+    ancestors: tuple[tuple[int, int], ...]
+    """Where each begins and ends, outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a model wants of its attention."""
+
+    scale: float
+    window: int | None = None
+    """How many tokens back a query sees, itself included; all when None."""
+    softcap: float | None = None
+    """Scores become softcap * tanh(score / softcap), as in Gemma 2; as they are when None."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows `first` to `last` of `segments` neighbouring segments."""
+
+    start: int
+    segments: int
+    length: int
+    first: int
+    last: int
+    ancestors: tuple[tuple[int, int], ...]
+
+    @property
+    def ancestor_tokens(self) -> int:
+        return _count(self.ancestors)
+
+    def of(self, tensor: Tensor, first: int) -> Tensor:
+        """[m, rows, ...]: a view of the block's segments in [T, ...], from row `first` to `last`."""
+        tokens = tensor[self.start : self.start + self.segments * self.length]
+        return tokens.unflatten(0, (self.segments, self.length))[:, first : self.last]
+
+
+def find_runs(bounds: Sequence[int], prefix_of: Sequence[int]) -> tuple[Run, ...]:
+    """The runs of a micro-batch, from its `cu_seqlens` and `prefix_of`."""
+    chains: list[tuple[tuple[int, int], ...]] = []
+    runs: list[Run] = []
+    for segment, prefix in enumerate(prefix_of):
+        start, length = bounds[segment], bounds[segment + 1] - bounds[segment]
+        chain = (*chains[prefix], (bounds[prefix], bounds[prefix + 1])) if prefix >= 0 else ()
+        chains.append(chain)
+        if runs and (runs[-1].length, runs[-1].ancestors) == (length, chain):
+            runs[-1] = Run(runs[-1].start, runs[-1].segments + 1, length, chain)
+        else:
+            runs.append(Run(start, 1, length, chain))
+    return tuple(runs)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], options: Options) -> Tensor:
+    """[T, H, D] from query [T, H, D], key and value [T, K, D]."""
+    return _Attention.apply(query, key, value, runs, options)  # type: ignore[no-any-return]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], options: Options
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.runs, ctx.options = runs, options
+        out = query.new_empty(*query.shape[:2], value.shape[-1])
+        for block in _blocks(runs, query):
+            p, _ = _probabilities(_rows(query, block, key.shape[1]), _keys(key, block), block, options)
+            _write_rows(out, block, _mix(p, _keys(value, block)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        grad_query = torch.empty_like(query, memory_format=torch.contiguous_format)
+        grad_key = torch.zeros_like(key, dtype=torch.float32, memory_format=torch.contiguous_format)
+        grad_value = torch.zeros_like(value, dtype=torch.float32, memory_format=torch.contiguous_format)
+        for block in _blocks(ctx.runs, query):
+            q, g = _rows(query, block, key.shape[1]), _rows(grad, block, key.shape[1])
+            keys = _keys(key, block)
+            p, slope = _probabilities(q, keys, block, ctx.options)
+            _add_keys(grad_value, block, p, g)
+            ds = torch._softmax_backward_data(_scores(g, _keys(value, block)), p, -1, p.dtype).mul_(slope)
+            _write_rows(grad_query, block, _mix(ds, keys))
+            _add_keys(grad_key, block, ds, q)
+        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
+
+
+def _blocks(runs: tuple[Run, ...], query: Tensor) -> Iterator[_Block]:
+    """Cut runs into blocks of about `BLOCK_SCORES` scores: several segments, or some rows of one."""
+    budget = BLOCK_SCORES[query.device.type] // query.shape[1]
+    for run in runs:
+        keys = _count(run.ancestors) + run.length
+        at_once = min(max(budget // (run.length * keys), 1), run.segments)
+        rows = run.length if at_once > 1 else min(max(budget // keys, MIN_ROWS), run.length)
+        for segment in range(0, run.segments, at_once):
+            start, segments = run.start + segment * run.length, min(at_once, run.segments - segment)
+            for first in range(0, run.length, rows):
+                last = min(first + rows, run.length)
+                yield _Block(start, segments, run.length, first, last, run.ancestors)
+
+
+def _count(ranges: tuple[tuple[int, int], ...]) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def _rows(tensor: Tensor, block: _Block, key_heads: int) -> Tensor:
+    """[K, m, R r, D]: a block's rows of a [T, H, D], the heads that share a key under one another."""
+    rows = block.of(tensor, block.first).unflatten(2, (key_heads, -1))
+    return rows.permute(2, 0, 3, 1, 4).reshape(key_heads, block.segments, -1, tensor.shape[-1])
+
+
+def _write_rows(tensor: Tensor, block: _Block, rows: Tensor) -> None:
+    """The inverse of `_rows`."""
+    target = block.of(tensor, block.first).unflatten(2, (len(rows), -1)).permute(2, 0, 3, 1, 4)
+    target.copy_(rows.view(target.shape))
+
+
+def _keys(tensor: Tensor, block: _Block) -> KeyPair:
+    """What a block's rows see of a [T, K, D]."""
+    own = block.of(tensor, 0).permute(2, 0, 1, 3).contiguous()
+    if not block.ancestors:
+        return None, own
+    return torch.cat([tensor[start:stop] for start, stop in block.ancestors]).transpose(0, 1), own
+
+
+def _add_keys(total: Tensor, block: _Block, p: Tensor, rows: Tensor) -> None:
+    """Add p^T rows, p [K, m, R r, A + b] and rows [K, m, R r, D], to a [T, K, D] where the keys stand."""
+    ancestors = block.ancestor_tokens
+    block.of(total, 0).add_((p[..., ancestors:].transpose(-1, -2) @ rows).permute(1, 2, 0, 3))
+    if not ancestors:
+        return
+    shared = p[..., :ancestors].flatten(1, 2).transpose(-1, -2) @ rows.flatten(1, 2)
+    done = 0
+    for start, stop in block.ancestors:
+        total[start:stop] += shared[:, done : done + stop - start].transpose(0, 1)
+        done += stop - start
+
+
+def _scores(rows: Tensor, keys: KeyPair) -> Tensor:
+    """[K, m, R r, A + b]: rows times keys, the ancestors' first."""
+    ancestors, own = keys
+    scores = rows @ own.transpose(-1, -2)
+    if ancestors is None:
+        return scores
+    above = (rows.flatten(1, 2) @ ancestors.transpose(-1, -2)).unflatten(1, rows.shape[1:3])
+    return torch.cat((above, scores), dim=-1)
+
+
+def _mix(p: Tensor, keys: KeyPair) -> Tensor:
+    """[K, m, R r, D]: p [K, m, R r, A + b] times what it weighs."""
+    ancestors, own = keys
+    if ancestors is None:
+        return p @ own
+    count = ancestors.shape[1]
+    above = p[..., :count].flatten(1, 2) @ ancestors
+    return (p[..., count:] @ own).add_(above.unflatten(1, p.shape[1:3]))
+
+
+def _probabilities(
+    rows: Tensor, keys: KeyPair, block: _Block, options: Options
+) -> tuple[Tensor, Tensor | float]:
+    """The softmax of the scores, and the slope of what is done to the raw scores before it."""
+    scores = _scores(rows, keys).mul_(options.scale)
+    slope: Tensor | float = options.scale
+    if options.softcap is not None:
+        bent = torch.tanh(scores / options.softcap)
+        slope = (1 - bent * bent) * options.scale
+        scores = bent * options.softcap
+    hidden = _hidden(block, options.window, rows.device)
+    seen = scores.unflatten(2, (-1, block.last - block.first))
+    seen[..., seen.shape[-1] - hidden.shape[-1] :].masked_fill_(hidden, float("-inf"))
+    return torch.softmax(scores, dim=-1), slope
+
+
+def _hidden(block: _Block, window: int | None, device: torch.device) -> Tensor:
+    """[r, n] True where a row does not see one of the last n keys; all before those it does see."""
+    above = block.ancestor_tokens
+    rows = torch.arange(above + block.first, above + block.last, device=device)[:, None]
+    if window is None or window > above + block.last - 1:
+        return rows < rows.T
+    keys = torch.arange(above + block.last, device=device)
+    return (rows < keys) | (rows - keys >= window)

@@ -1,0 +1,213 @@
+"""Log-probs and entropies of the targets, in chunks: the logits of a whole batch never exist.
+
+Only positions whose next token is a target go through the language-model head, `CHUNK_ROWS` of them
+at a time. The backward pass computes the logits again and their gradient by formula, with z the
+tempered logits, p their softmax, y the target and H the entropy:
+
+    d log p_y / d z_j = [j = y] - p_j            d H / d z_j = -p_j (log p_j + H)
+
+Statistics are float32 whatever the model's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from strop.errors import ModelError
+from strop.models.attention import base_model, packed_forward
+from strop.types import MicroBatch, TokenOutputs
+
+CHUNK_ROWS = 256
+"""Positions at once: enough for fast matrix products, little memory at any vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitTransform:
+    """What a model does to its head's output: logits * scale, then softcap * tanh(logits / softcap)."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """What the model makes of its head's output; the very tensor where that is nothing."""
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def backward(self, grad: Tensor, transformed: Tensor) -> Tensor:
+        """The gradient of the head's output from that of the transformed logits."""
+        if self.softcap is not None:
+            grad = grad * (1 - (transformed / self.softcap).square())
+        return grad if self.scale == 1.0 else grad * self.scale
+
+
+def token_outputs(model: nn.Module, micro_batch: MicroBatch, *, entropy: bool) -> TokenOutputs:
+    """Log-prob, and entropy if asked, of each target; the gradient flows through both.
+
+    A target's logits are divided by its `temperature`: these are the log-probs of what was sampled.
+    """
+    hidden = packed_forward(model, micro_batch)
+    base = base_model(model)
+    head = base.get_output_embeddings()
+    targets = micro_batch.loss_mask.nonzero()[:, 0]
+    labels = micro_batch.token_ids[targets]
+    temperature = micro_batch.temperature[targets]
+    transform = logit_transform(base)
+    if type(head) is nn.Linear:
+        values = _HeadOutputs.apply(
+            hidden, head.weight, head.bias, targets - 1, labels, temperature, transform, entropy
+        )
+    else:
+        values = _through_module(head, hidden[targets - 1], labels, temperature, transform)
+    logprobs, entropies = (_scatter(v, targets, len(hidden)) for v in values)
+    return TokenOutputs(logprobs, entropies if entropy else None)
+
+
+def logit_transform(base: PreTrainedModel) -> LogitTransform:
+    """What this model's configuration says it does to its logits (Gemma 2, Cohere, Granite)."""
+    config = base.config.get_text_config()
+    scale = getattr(config, "logit_scale", None) or 1.0
+    scale /= getattr(config, "logits_scaling", None) or 1.0
+    return LogitTransform(scale, getattr(config, "final_logit_softcapping", None))
+
+
+@torch.no_grad()
+def check_logits(model: nn.Module) -> None:
+    """Raise ModelError unless head and transform, as used here, give the model's own logits."""
+    base = base_model(model)
+    decoder, head = base.get_decoder(), base.get_output_embeddings()
+    reason = "it has no language-model head"
+    if head is not None:
+        tokens = torch.arange(4, device=base.device)[None]
+        seen: list[Tensor] = []
+        hook = decoder.register_forward_hook(lambda _m, _a, output: seen.append(output.last_hidden_state))
+        try:
+            expected = base(input_ids=tokens, use_cache=False).logits.float()
+        finally:
+            hook.remove()
+        ours = logit_transform(base).apply(head(seen[0]).float())
+        distance = float((ours - expected).norm() / expected.norm())
+        if distance <= 0.02:
+            return
+        reason = f"its logits are not its head's output (relative distance {distance:.2g})"
+    raise ModelError(f"Strop cannot compute the log-probs of {type(base).__name__}: {reason}.")
+
+
+class _HeadOutputs(torch.autograd.Function):
+    """Log-probs [N] and, if asked, entropies [N] of N targets, from hidden [T, H] and a linear head."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        rows: Tensor,
+        labels: Tensor,
+        temperature: Tensor,
+        transform: LogitTransform,
+        entropy: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        logprobs, entropies = torch.empty_like(temperature), torch.empty_like(temperature)
+        for chunk in _chunks(len(rows)):
+            logits = _logits(hidden[rows[chunk]], weight, bias, transform).div_(temperature[chunk, None])
+            logprobs[chunk], entropies[chunk] = _statistics(logits, labels[chunk], entropy)
+        ctx.save_for_backward(hidden, weight, bias, rows, labels, temperature, entropies)
+        ctx.transform = transform
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies if entropy else None
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, rows, labels, temperature, entropies = ctx.saved_tensors
+        wants = ctx.needs_input_grad
+        grad_hidden = torch.zeros_like(hidden) if wants[0] else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants[1] else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants[2] else None
+        for chunk in _chunks(len(rows)):
+            states = hidden[rows[chunk]]
+            logits = _logits(states, weight, bias, ctx.transform)
+            tempered = logits / temperature[chunk, None]
+            grad = torch.zeros_like(tempered)
+            if grad_logprobs is not None:
+                grad += _logprob_gradient(tempered, labels[chunk], grad_logprobs[chunk])
+            if grad_entropy is not None:
+                grad += _entropy_gradient(tempered, entropies[chunk], grad_entropy[chunk])
+            grad = ctx.transform.backward(grad.div_(temperature[chunk, None]), logits).to(weight.dtype)
+            if grad_hidden is not None:
+                grad_hidden[rows[chunk]] = grad @ weight
+            if grad_weight is not None:
+                grad_weight += grad.T @ states
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            *(None,) * 5,
+        )
+
+
+def _through_module(
+    head: nn.Module, states: Tensor, labels: Tensor, temperature: Tensor, transform: LogitTransform
+) -> tuple[Tensor, Tensor]:
+    """The same for a head that is more than a matrix (one with an adapter, say), by checkpointed chunks."""
+
+    def outputs(states: Tensor, labels: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        logits = transform.apply(head(states).float()) / temperature[:, None]
+        logprobs = torch.log_softmax(logits, -1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(-1, labels[:, None])[:, 0], entropy
+
+    parts = [
+        checkpoint(outputs, states[c], labels[c], temperature[c], use_reentrant=False)
+        for c in _chunks(len(labels))
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _chunks(count: int) -> Iterator[slice]:
+    return (slice(i, min(i + CHUNK_ROWS, count)) for i in range(0, count, CHUNK_ROWS))
+
+
+def _scatter(values: Tensor | None, targets: Tensor, tokens: int) -> Tensor | None:
+    """[T] with values where the targets are and 0 elsewhere."""
+    if values is None:
+        return None
+    return values.new_zeros(tokens).index_copy(0, targets, values)
+
+
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, transform: LogitTransform) -> Tensor:
+    """[n, V] float32"""
+    return transform.apply(nn.functional.linear(states, weight, bias).float())
+
+
+def _statistics(logits: Tensor, labels: Tensor, entropy: bool) -> tuple[Tensor, Tensor | float]:
+    """Log-probs and entropies [n]; `logits` are used up."""
+    logits.sub_(logits.amax(-1, keepdim=True))
+    picked = logits.gather(-1, labels[:, None])[:, 0]
+    weights = logits.exp()
+    total = weights.sum(-1)
+    logs = total.log()
+    entropies = logs - torch.linalg.vecdot(weights, logits) / total if entropy else 0.0
+    return picked - logs, entropies
+
+
+def _logprob_gradient(logits: Tensor, labels: Tensor, grad: Tensor) -> Tensor:
+    result = torch.softmax(logits, -1).mul_(-grad[:, None])
+    return result.scatter_add_(-1, labels[:, None], grad[:, None])
+
+
+def _entropy_gradient(logits: Tensor, entropies: Tensor, grad: Tensor) -> Tensor:
+    logprobs = torch.log_softmax(logits, -1)
+    return logprobs.exp().mul_(logprobs.add_(entropies[:, None])).mul_(-grad[:, None])
