@@ -45,11 +45,17 @@ class Explorer:
     ) -> Explored:
         """Sample and score. Raises `Interrupted` when a stop was asked for; what was drawn is dropped then."""
         started = time.perf_counter()
-        groups = asyncio.run(self._sample(tasks, rollouts_per_task, sampling, purpose, step))
+        groups = self.sample(tasks, rollouts_per_task, sampling, purpose=purpose, step=step)
         sampled = time.perf_counter()
         groups = self._scorer.score(groups)
         self._stop.check()
         return Explored(groups, sampled - started, time.perf_counter() - sampled)
+
+    def sample(
+        self, tasks: Sequence[Task], rollouts_per_task: int, sampling: Sampling, *, purpose: str, step: int
+    ) -> list[Group]:
+        """Unscored rollouts of every task. Raises `Interrupted` like `run`."""
+        return asyncio.run(self._sample(tasks, rollouts_per_task, sampling, purpose, step))
 
     async def _sample(
         self, tasks: Sequence[Task], rollouts_per_task: int, sampling: Sampling, purpose: str, step: int

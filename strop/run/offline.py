@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from strop.config.load import Loaded, load_run
+from strop.data.taskset import load_taskset
 from strop.errors import CheckpointError, ConfigError
 from strop.models.export import export_model
 from strop.models.load import load_tokenizer
@@ -14,6 +18,7 @@ from strop.run.evaluate import evaluate as evaluate_tasksets
 from strop.run.explorer import check_errors
 from strop.run.folder import RunFolder
 from strop.run.policy import open_policy
+from strop.run.sampling import sampling_of
 from strop.run.tasks import load_eval_tasks
 from strop.training import checkpoint as checkpoints
 from strop.training.single import SingleEngine
@@ -43,6 +48,37 @@ def evaluate(
     for groups in evaluation.groups.values():
         check_errors(groups, run.rollout.max_error_share)
     return evaluation.metrics
+
+
+def generate(loaded: Loaded, prompts: Path, out: Path, checkpoint: Path | None) -> int:
+    """Answer every prompt of a file whose columns are those of `data.train`, with `rollout.sampling`,
+    and write its rows as Parquet with the answers in a column `responses`, as verl's evaluation reads them."""
+    run = loaded.run
+    if checkpoint is not None:
+        checkpoints.verify(checkpoint)
+    section = run.data.train.model_copy(
+        update={"path": str(prompts), "split": None, "subset": None, "answer": None, "source": None}
+    )
+    tokenizer = load_tokenizer(run.model)
+    tasks = load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False).all_tasks()
+    with open_policy(run, tokenizer, None, checkpoint) as policy:
+        groups = policy.explorer.sample(
+            tasks,
+            run.algorithm.rollouts_per_task,
+            sampling_of(run.rollout.sampling, run.data.max_response_tokens),
+            purpose="generate",
+            step=policy.state.step,
+        )
+    check_errors(groups, run.rollout.max_error_share)
+    rows = [
+        {section.prompt: [dict(message) for message in group.task.messages]}
+        | dict(group.task.extra)
+        | {"responses": [rollout.text for rollout in group.rollouts]}
+        for group in groups
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), out)
+    return len(groups)
 
 
 def export(folder: Path, to: Path, step: int | None) -> Path:

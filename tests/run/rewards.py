@@ -1,0 +1,29 @@
+"""Rewards for the tests' runs, named by file."""
+
+
+def digit_share(completion, answer):
+    """The share of digits in the answer: something that a random model can learn."""
+    return sum(c.isdigit() for c in completion) / max(1, len(completion))
+
+
+def raises(completion, answer):
+    raise KeyError("no such thing")
+
+
+def hangs(completion, answer):
+    while True:
+        pass
+
+
+def not_a_number(completion, answer):
+    return float("nan")
+
+
+def a_string(completion, answer):
+    return "0.5"
+
+
+def breaks_on_some(completion, answer):
+    if answer == "9":
+        raise ValueError("nines are hard")
+    return digit_share(completion, answer)
