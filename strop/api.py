@@ -42,8 +42,8 @@ def load(
 def train(run: Loaded, *, reward: RewardFn | None = None) -> RunResult:
     """Run to the end, or go on from where an earlier start of the same run was stopped.
 
-    `reward`, a plain function such as `f(completion, answer) -> float`, takes the place of the run
-    file's reward. Raises a `StropError` where the run cannot go on.
+    `reward`, a plain function such as `f(completion, answer) -> float`, is added to those that the run
+    file names. Raises a `StropError` where the run cannot go on.
     """
     from strop.run.train import train as run_train
 

@@ -10,6 +10,10 @@ from strop.config.draft import Source
 from strop.config.load import Loaded
 from strop.config.schema.data import Taskset
 
+NO_REWARD = (
+    "reward: nothing says how an answer is scored. Write a built-in (`reward: gsm8k`), a function of your own "
+    "(`reward: file.py:name`), or pass one to `strop.train` from Python."
+)
 _DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".gz", ".zst")
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -35,6 +39,8 @@ def missing_files(loaded: Loaded) -> list[str]:
         file, colon, _ = part.function.rpartition(":")
         if colon and file.endswith(".py") and not Path(file).expanduser().is_file():
             faults.append(f"{_at(field, sources)}: there is no file {file}.")
+    if not run.reward.functions:
+        faults.append(NO_REWARD)
     template = run.data.chat_template
     if template not in ("tokenizer", "none") and not Path(template).expanduser().is_file():
         faults.append(f"{_at('data.chat_template', sources)}: there is no file {template}.")

@@ -20,7 +20,7 @@ class RunFolder:
     @classmethod
     def of(cls, run: Run) -> RunFolder:
         """The folder that a run's configuration names."""
-        return cls(Path(run.output).expanduser() / run.project / run.name)
+        return cls(run.folder_path)
 
     @property
     def run_file(self) -> Path:

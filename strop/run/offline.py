@@ -17,7 +17,7 @@ from strop.models.load import load_tokenizer
 from strop.run.evaluate import evaluate as evaluate_tasksets
 from strop.run.explorer import check_errors
 from strop.run.folder import RunFolder
-from strop.run.policy import open_policy
+from strop.run.policy import open_policy, require_reward
 from strop.run.sampling import sampling_of
 from strop.run.tasks import load_eval_tasks
 from strop.training import checkpoint as checkpoints
@@ -34,6 +34,7 @@ def evaluate(
             "There is nothing to evaluate: the run file names no eval taskset. Add one under `data.eval`, "
             "such as `eval: [{name: test, path: test.jsonl}]`."
         )
+    require_reward(run, reward)
     if checkpoint is not None:
         checkpoints.verify(checkpoint)
     tokenizer = load_tokenizer(run.model)

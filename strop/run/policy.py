@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.config.check import NO_REWARD
 from strop.config.schema import Run
+from strop.errors import ConfigError
 from strop.inference.native import NativeEngine
 from strop.rewards.score import Scorer
 from strop.run.explorer import Explorer
@@ -31,6 +33,12 @@ class Policy:
     synchronizer: InMemorySynchronizer
     state: RunState
     """Where its weights come from."""
+
+
+def require_reward(run: Run, reward: Callable[..., Any] | None) -> None:
+    """Raises `ConfigError` where neither the run file nor Python says how an answer is scored."""
+    if not run.reward.functions and reward is None:
+        raise ConfigError(NO_REWARD)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from strop.report.build import write_report
 from strop.run.driver import Driver
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import length_of
-from strop.run.policy import open_policy
+from strop.run.policy import open_policy, require_reward
 from strop.run.record import Recorder
 from strop.run.resume import find_start
 from strop.run.tasks import load_tasks
@@ -32,6 +32,7 @@ class Outcome:
 def train(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Outcome:
     """Run to the end. What can be found wrong without the model is found before it is loaded."""
     run = loaded.run
+    require_reward(run, reward)
     folder = RunFolder.of(run)
     start = find_start(run, folder)
     folder.create()

@@ -25,8 +25,8 @@ class RewardFunction(Section):
 class Reward(Section):
     """How an answer is scored: a weighted sum of functions. `reward: gsm8k` is short for one function."""
 
-    functions: tuple[RewardFunction, ...] = Field(min_length=1)
-    """The parts of the sum."""
+    functions: tuple[RewardFunction, ...] = ()
+    """The parts of the sum; none only where Python passes a function to `strop.train`."""
     timeout_seconds: float = Field(30.0, gt=0)
     """A function that takes longer on one answer is killed, and that rollout counts as broken."""
     workers: int = Field(0, ge=0)

@@ -80,7 +80,7 @@ class Run(Section):
     """What is trained."""
     data: Data
     """Where tasks come from."""
-    reward: Annotated[Reward, BeforeValidator(spell_out_reward)]
+    reward: Annotated[Reward, BeforeValidator(spell_out_reward)] = Reward()
     """How an answer is scored."""
     algorithm: Annotated[Algorithm, KindByName] = Grpo()
     """What is learned from scored answers."""
