@@ -12,6 +12,7 @@ from are dropped, so that in the end they are those of a run that was never inte
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,7 +30,7 @@ from strop.run.length import Length
 from strop.run.metrics import metric_of
 from strop.run.resume import Start
 from strop.run.rollout_file import write_rollouts
-from strop.run.rows import drop_rows_after, write_row
+from strop.run.rows import Row, drop_rows_after, write_row
 from strop.run.sessions import Outcome, begin_session, end_session
 from strop.types import Group
 
@@ -66,7 +67,7 @@ class Recorder:
         kept = done if done > 0 else -1
         with _writing(self._folder.path):
             begin_session(self._folder.path, self._facts())
-            drop_rows_after(self._folder.metrics, kept)
+            self.last = _numbers(drop_rows_after(self._folder.metrics, kept))
             _drop_rollouts_after(self._folder, kept)
             self._rows = self._files.enter_context(self._folder.metrics.open("a", encoding="utf-8"))
             if self._with_tensorboard:
@@ -117,9 +118,13 @@ class Recorder:
         size = f"{run.trainer.tasks_per_step} tasks x {run.algorithm.rollouts_per_task} rollouts"
         return f"{run.project} / {run.name}: {self._length.steps} steps of {size}, in {self._folder.path}"
 
-    def _notes(self) -> list[str]:
-        aside = [f"Set aside: {one}" for one in self._loaded.set_aside]
-        return [*self._loaded.notes, *aside, *self._start.notes]
+    def _notes(self) -> tuple[str, ...]:
+        if self._start.state.step >= self._length.steps:
+            return (
+                *self._start.notes,
+                f"All {self._length.steps} steps are done already: nothing is left to do.",
+            )
+        return self._start.notes
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -135,6 +140,12 @@ class Recorder:
             ],
             **machine_facts(),
         }
+
+
+def _numbers(rows: Sequence[Row]) -> dict[str, float]:
+    """The last row, a null as the NaN that it stands for."""
+    last = rows[-1] if rows else {}
+    return {name: math.nan if value is None else value for name, value in last.items()}
 
 
 def _drop_rollouts_after(folder: RunFolder, step: int) -> None:

@@ -47,16 +47,15 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def drop_rows_after(path: Path, step: int) -> None:
-    """Keep the rows up to `step`, byte for byte, and drop the rest."""
-    if not path.exists():
-        return
-    rows = read_rows(path)
-    lines = path.read_text(encoding="utf-8").split("\n")
-    kept = [line for line, row in zip(lines, rows, strict=False) if int(row["step"] or 0) <= step]
-    beside = path.with_name(f".{path.name}.tmp")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write("".join(f"{line}\n" for line in kept))
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+def drop_rows_after(path: Path, step: int) -> list[Row]:
+    """Keep the rows up to `step`, byte for byte, and drop the rest; returns those kept."""
+    rows = [row for row in read_rows(path) if (row["step"] or 0) <= step]
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        beside = path.with_name(f".{path.name}.tmp")
+        with beside.open("w", encoding="utf-8") as file:
+            file.writelines(lines[: len(rows)])
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    return rows

@@ -1,0 +1,97 @@
+"""The console: plain lines in a log, a live display in a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from strop.run.console import LiveDisplay, LogLines, Pace, make_display
+from strop.run.wording import duration, number, sparkline
+
+ROW = {
+    "reward/mean": 0.53125,
+    "kl/ref": 0.00123,
+    "response_tokens/mean": 23.12,
+    "tokens_per_second": 2310.4,
+    "time/step_seconds": 3.21,
+}
+
+
+def test_a_log_has_one_plain_line_per_step() -> None:
+    stream = io.StringIO()
+    display = make_display(stream, 60)
+    assert isinstance(display, LogLines)
+    display.open("gsm8k / a run", ["Resuming after step 11."], done=11)
+    display.step(12, ROW | {"eval/sums/reward": 0.612})
+    display.close()
+    title, note, line = stream.getvalue().splitlines()
+    assert (title, note) == ("gsm8k / a run", "Resuming after step 11.")
+    assert line.startswith(
+        "step 12/60  reward 0.531  kl 0.001  tokens 23.1  sums 0.612  2,310 tokens/s  3.2 s"
+    )
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_terminal_shows_progress_reward_and_held_out() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=120, height=30, no_color=True)
+    display = LiveDisplay(console, 60)
+    display.open("[a] run", [], done=0)
+    display.step(0, {"eval/sums/reward": 0.25})
+    display.step(1, ROW)
+    display.step(2, ROW | {"eval/sums/reward": 0.75})
+    display.close()
+    shown = stream.getvalue()
+    for text in ("[a] run", "step 2 of 60", "held out: sums", "0.750", "0.250 at first", "2,310", "left"):
+        assert text in shown
+
+
+def test_time_left_is_the_mean_step_times_the_steps_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 130.0, 134.0, 140.0])
+    monkeypatch.setattr("strop.run.console.time.monotonic", lambda: next(clock))
+    pace = Pace(steps=10)
+    pace.start(4)
+    pace.step(4)  # the row before the first step: what was measured until here is no step
+    assert pace.seconds_left() is None
+    pace.step(5)
+    pace.step(6)
+    assert pace.seconds_left() == pytest.approx((140 - 130) / 2 * 4)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (3.21, "3.2 s"),
+        (61, "1 min 1 s"),
+        (3600, "1 h"),
+        (3725, "1 h 2 min"),
+        (102240, "1 d 4 h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (3, "3"),
+        (0.5312, "0.531"),
+        (12.345, "12.3"),
+        (12310.4, "12,310"),
+        (1.23e-5, "1.2e-05"),
+        (-0.5, "-0.500"),
+    ],
+)
+def test_numbers(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_sparklines() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([5, 5, 5], 2) == "▄▄"
+    assert sparkline([], 3) == ""
