@@ -33,12 +33,10 @@ def last_choice(text: str, choices: str = "ABCD") -> str | None:
 
 @lru_cache
 def _patterns(choices: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    letter = f"([{re.escape(choices)}])"
-    marked = rf"[\s*_\"'$]*(?:\\boxed\{{|\\text\{{)*[(\[]?{letter}(?![\w'’])"
-    stated = (
-        rf"(?i:answer|choice|option)[\s*_]*(?:(?i:is)\b[\s*_]*:?|:|：)(?:\s*(?i:option|choice)\b)?{marked}",
-        rf"<answer>{marked}",
-        rf"\\boxed\{{\s*(?:\\(?:text|mathrm|mathbf|textbf)\{{)?\s*[(\[]?{letter}[)\].]?\s*\}}",
-    )
-    standing = (rf"\({letter}\)", rf"(?m:^[\s*_]*{letter}[.)]?[\s*_]*$)")
+    letter = rf"[(\[]?([{re.escape(choices)}])(?![\w'’])"
+    latex = r"(?:\\\w+\{\s*)*+"
+    space = r"[\s*_\"$]*+"
+    says = rf"(?i:answer|choice|option){space}(?i:is\b{space}:?|:|：){space}(?i:(?:option|choice)\b)?"
+    stated = (rf"{says}{space}{latex}{letter}", rf"<answer>{space}{letter}", rf"\\boxed\{{\s*{latex}{letter}")
+    standing = (rf"\(([{re.escape(choices)}])\)", rf"(?m:^{space}{letter}[.)\]]?{space}$)")
     return re.compile("|".join(stated)), re.compile("|".join(standing))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 _NUMBER = r"(?:(?<![\d)])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
 """A minus after a digit or a bracket subtracts; before anything else it belongs to the number."""
 _ANYWHERE = re.compile(_NUMBER)
-_AFTER_MARK = re.compile(r"####\s*(-?" + _NUMBER + ")")
+_AFTER_MARK = re.compile(rf"####\s*\$?({_NUMBER})")
 
 
 def gsm8k_reward(completion: str, answer: Any, *, method: Literal["strict", "flexible"] = "strict") -> float:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
-_ANSWER_LINE = re.compile(r"(?i:answer)\s*:\**\s*(.+)")
+_ANSWER_LINE = re.compile(r"(?i:answer)\**\s*:(.+)")
 
 # math-verify warns that its own time limits are off. They are SIGALRM, which works in a main
 # thread only; ours (`worker.py`) hold in any.
@@ -49,7 +49,7 @@ def _stated(text: str) -> str | None:
     inside = last_boxed(text)
     if inside is None:
         lines = _ANSWER_LINE.findall(text)
-        inside = lines[-1].strip().rstrip(".*").strip("$") if lines else None
+        inside = lines[-1].lstrip("$* ").rstrip("$*. ") if lines else None
     return None if inside is None else f"\\boxed{{{inside}}}"
 
 

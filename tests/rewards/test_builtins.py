@@ -1,0 +1,245 @@
+"""The built-ins on cases worked by hand."""
+
+from __future__ import annotations
+
+import threading
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strop.rewards.by_source import by_source_reward
+from strop.rewards.choice import choice_reward, last_choice
+from strop.rewards.countdown import countdown_reward, evaluate
+from strop.rewards.exact import exact_reward
+from strop.rewards.format import format_reward
+from strop.rewards.gsm8k import gsm8k_reward
+from strop.rewards.math import last_boxed, math_reward
+from strop.rewards.table import SOURCES
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "flexible"),
+    [
+        ("#### 72", 1, 1),
+        ("#### $72.", 1, 1),
+        ("#### 72.00", 1, 1),
+        ("####72 apples, as 3 would be few", 1, 0),
+        ("#### 3\n#### 72", 1, 1),
+        ("#### 72\n#### 3", 0, 0),
+        ("It is 72.", 0, 1),
+        ("100 - 28 = 72...", 0, 1),
+        ("#### -72", 0, 0),
+        ("#### seventy-two", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_gsm8k_reads_the_last_number(text: str, strict: int, flexible: int) -> None:
+    assert gsm8k_reward(text, "72") == strict
+    assert gsm8k_reward(text, 72, method="flexible") == flexible
+
+
+def test_gsm8k_normalises_and_keeps_signs() -> None:
+    assert gsm8k_reward("#### 1234567", "1,234,567") == 1
+    assert gsm8k_reward("#### -$1,000", "-1000") == 1
+    assert gsm8k_reward("from 3-5", "5", method="flexible") == 1  # that minus subtracts
+    assert gsm8k_reward("#### .5", "0.50") == 1
+    with pytest.raises(ValueError, match="'none' holds no number"):
+        gsm8k_reward("#### 1", "none")
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
+def test_gsm8k_accepts_exactly_the_number(said: int, truth: int) -> None:
+    for written in (str(said), f"{said:,}", f"{said}.", f"{said}.0"):
+        assert gsm8k_reward(f"so\n#### {written}", str(truth)) == (said == truth)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "reward"),
+    [
+        (r"\boxed{\frac{1}{2}}", "0.5", 1),
+        (r"\boxed{\frac{1}{2}}", r"$\dfrac{2}{4}$", 1),
+        (r"\boxed{x^2 + 2x + 1}", "(x+1)^2", 1),
+        (r"\boxed{(x+1)^2}", r"\boxed{x^2 + 2x + 1}", 1),
+        (r"\boxed{3} or rather \boxed{4}", "4", 1),
+        (r"\boxed{4} or rather \boxed{3}", "4", 0),
+        (r"\boxed{\{1, 2\}}", r"\{2, 1\}", 1),
+        (r"it is 4", "4", 0),
+        ("Answer: 4", 4, 1),
+        ("**Answer:** $\\frac{8}{2}$.", "4", 1),
+        ("Answer: .5", "1/2", 1),
+        (r"Answer: 4, no, \boxed{5}", "4", 0),
+        (r"\boxed{}", "4", 0),
+        (r"\boxed{4", "4", 0),
+        ("", "4", 0),
+    ],
+)
+def test_math(text: str, answer: object, reward: int) -> None:
+    assert math_reward(text, answer) == reward
+
+
+def test_math_flexible_searches_the_text() -> None:
+    assert math_reward("so it is $\\frac{1}{2}$", "0.5", method="flexible") == 1
+    assert math_reward("so it is $\\frac{1}{3}$", "0.5", method="flexible") == 0
+
+
+def test_math_works_in_any_thread() -> None:
+    """math-verify's own limits are signals, which raise here."""
+    rewards: list[float] = []
+    thread = threading.Thread(target=lambda: rewards.append(math_reward(r"\boxed{2}", "1+1")))
+    thread.start()
+    thread.join()
+    assert rewards == [1.0]
+
+
+def test_last_boxed_balances_braces() -> None:
+    assert last_boxed(r"\boxed{1} \boxed{\frac{a}{\sqrt{b}}} end}") == r"\frac{a}{\sqrt{b}}"
+    assert last_boxed(r"\fbox{\}x}") == r"\}x"
+    assert last_boxed(r"\boxed{{") is None
+
+
+GAME = {"target": 24, "numbers": [3, 3, 8, 8]}
+
+
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [
+        ("8 / (3 - 8 / 3)", 1),  # needs exact fractions: in floats it is 23.999999999999989
+        ("8 * 3", 0),  # not all numbers
+        ("8 * 3 * 8 / 8 + 3 - 3", 0),  # 8 three times
+        ("8 + 8 + 8", 0),
+        ("24", 0),
+        ("8 / (3 - 8 / 3) = 24", 0),
+        ("8 ** 3 - 8 * 3", 0),
+        ("8 / (3 - 3) * 8", 0),
+        ("__import__('os').getcwd()", 0),
+        ("8.0 / (3 - 8 / 3)", 0),
+        ("True", 0),
+        ("(" * 500, 0),
+        ("-" * 900 + "8", 0),
+        ("8 + " * 5000 + "8", 0),
+        ("", 0),
+    ],
+)
+def test_countdown(said: str, reward: int) -> None:
+    assert countdown_reward(f"<think>hm</think><answer>{said}</answer>", GAME) == reward
+    with_format = countdown_reward(f"<answer>{said}</answer>", GAME, format_score=0.1)
+    assert with_format == (1 if reward else 0.1)
+
+
+def test_countdown_reads_the_last_answer_and_some_numbers() -> None:
+    assert countdown_reward("<answer>1</answer> <answer>8/(3-8/3)</answer>", GAME) == 1
+    assert countdown_reward("<answer>8/(3-8/3)</answer> <answer>1</answer>", GAME) == 0
+    assert countdown_reward("8/(3-8/3)", GAME, format_score=0.1) == 0
+    assert countdown_reward("<answer>8*3</answer>", GAME, numbers="some") == 1
+    assert countdown_reward("<answer>8*3*1</answer>", GAME, numbers="some") == 0
+    with pytest.raises(ValueError, match="`target` and `numbers`"):
+        countdown_reward("<answer>1</answer>", "[1]")
+
+
+_EXPRESSIONS = st.recursive(
+    st.integers(0, 99).map(str),
+    lambda inner: st.tuples(inner, st.sampled_from("+-*/"), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
+    max_leaves=8,
+)
+
+
+@given(_EXPRESSIONS)
+def test_countdown_evaluates_as_python_does(expression: str) -> None:
+    """With every number made a Fraction, Python's own evaluation is the reference."""
+    import re
+
+    try:
+        expected = eval(re.sub(r"(\d+)", r"F(\1)", expression), {"F": Fraction})
+    except ZeroDivisionError:
+        assert evaluate(expression) is None
+        return
+    result = evaluate(expression)
+    assert result is not None
+    assert result[0] == expected
+    assert sorted(result[1]) == sorted(int(n) for n in re.findall(r"\d+", expression))
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("final answer: **B**", "B"),
+        ("**Final Answer**: B", "B"),
+        ("Final Answer:\nB", "B"),
+        ("Answer: option B", "B"),
+        ("The correct option is B", "B"),
+        ("The answer is (B), since (A) is poison.", "B"),
+        ("The answer is $\\boxed{\\text{(B)}}$.", "B"),
+        ("The answer is A. No: the answer is B.", "B"),
+        ("<answer>\n(B) Amoxicillin\n</answer>", "B"),
+        ("(A)? No, (B)", "B"),
+        ("Hm.\nB\n", "B"),
+        ("B.", "B"),
+        ("A patient of B type", None),
+        ("The answer is not B", None),
+        ("The answer is a mess", None),
+        ("Final Answer: AB", None),
+        ("Final Answer: E", None),
+        ("", None),
+    ],
+)
+def test_last_choice(text: str, letter: str | None) -> None:
+    assert last_choice(text) == letter
+
+
+def test_choice_with_other_letters() -> None:
+    assert choice_reward("Final Answer: E", "E", choices="ABCDE") == 1
+    assert choice_reward("Final Answer: B", "(b).") == 1
+    with pytest.raises(ValueError, match="none of the choices A, B, C, D"):
+        choice_reward("Final Answer: E", "E")
+
+
+def test_choice_is_quick_on_degenerate_text() -> None:
+    assert choice_reward("answer is" + " \n" * 50_000, "A") == 0
+    assert choice_reward("answer is " * 20_000, "A") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "loose", "strict"),
+    [
+        ("<think>\nr\n</think>\n<answer>\na\n</answer>", 1, 1),
+        ("\n<think>\nr\ns\n</think>\n<answer>\na\n</answer>\n", 1, 1),
+        ("<think>r</think> <answer>a</answer>", 1, 0),
+        ("<think>\nr\n</think>\n\n<answer>\na\n</answer>", 1, 0),
+        ("<answer>a</answer><think>r</think>", 0, 0),
+        ("<think>\nr\n</think>\n<answer>\na\n</answer> and more", 0, 0),
+        ("Sure! <think>r</think><answer>a</answer>", 0, 0),
+        ("<think>r</think><answer>a</answer><answer>b</answer>", 0, 0),
+        ("<think>r<think>s</think><answer>a</answer>", 0, 0),
+        ("<think>r</think>so<answer>a</answer>", 0, 0),
+        ("r</think><answer>a</answer>", 0, 0),
+    ],
+)
+def test_format(text: str, loose: int, strict: int) -> None:
+    assert format_reward(text) == loose
+    assert format_reward(text, method="strict") == strict
+
+
+def test_format_after_a_prompt_that_opens_the_tag() -> None:
+    assert format_reward("r</think><answer>a</answer>", think_in_prompt=True) == 1
+    assert format_reward("<think>r</think><answer>a</answer>", think_in_prompt=True) == 0
+
+
+def test_exact() -> None:
+    assert exact_reward(" 42\n", 42) == 1
+    assert exact_reward("42.", "42") == 0
+    assert exact_reward("Paris", "paris") == 0
+    assert exact_reward("Paris", "paris", case_sensitive=False) == 1
+    assert exact_reward("I think\n so:\n 42 \n", "42", part="last_line") == 1
+    assert exact_reward("b", ["a", "b"]) == 1
+    assert exact_reward("", "") == 1
+
+
+def test_by_source() -> None:
+    assert by_source_reward("#### 4", "4", "openai/gsm8k") == 1
+    assert by_source_reward(r"\boxed{4}", "4", "lighteval/MATH") == 1
+    assert by_source_reward("Answer: 4", "4", "aime2024") == 1
+    with pytest.raises(ValueError, match="source 'openai/gsm9k'; known are openai/gsm8k, ") as error:
+        by_source_reward("#### 4", "4", "openai/gsm9k")
+    assert all(source in str(error.value) for source in SOURCES)
