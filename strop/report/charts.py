@@ -1,0 +1,164 @@
+"""The curves of a report. The colours of ink and grid come from the page's own style."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import plotly.graph_objects as go
+import plotly.io as pio
+
+from strop.report.contents import Contents
+from strop.run.metrics import metric_of
+
+# Told apart by people who see few colours, and readable on white and on black (Okabe and Ito's, toned).
+_COLOURS = ("#2f7fc1", "#d9822b", "#3a9d78", "#b86aa5", "#c2a12c", "#7d8896", "#cf5c4b")
+_HEIGHT = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One chart: which metrics stand in it."""
+
+    title: str
+    metrics: tuple[str, ...]
+    """Names, or patterns of names."""
+    smooth: bool = False
+    """Draw the first metric's running mean over its values."""
+    log: bool = False
+
+
+PANELS = (
+    Panel("Held-out reward", ("eval/*/reward", "eval/*/pass@*")),
+    Panel("Training reward", ("reward/mean", "reward/part/*"), smooth=True),
+    Panel("Distance from the reference", ("kl/ref",)),
+    Panel("Entropy", ("entropy",)),
+    Panel("Length of the answers", ("response_tokens/mean", "response_tokens/max", "eval/*/response_tokens")),
+    Panel("Groups and rollouts that teach nothing", ("groups/no_signal_share", "rollouts/*_share")),
+    Panel("Clipped tokens", ("clip_fraction", "clip_fraction/*")),
+    Panel("Gradient", ("grad_norm",)),
+    Panel("Learning rate", ("lr",)),
+    Panel("Sampler against trainer", ("logprob_diff/mean_abs",), log=True),
+    Panel("Speed", ("tokens_per_second",)),
+)
+_PHASES = ("sample", "reward", "logprobs", "update", "publish", "evaluate", "save")
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart as HTML, with the words that stand around it."""
+
+    title: str
+    unit: str
+    caption: str
+    html: str
+
+
+def make_charts(contents: Contents) -> list[Chart]:
+    """A chart for each panel of which anything was measured. The first one brings plotly along."""
+    charts: list[Chart] = []
+    for panel in PANELS:
+        names = [name for pattern in panel.metrics for name in contents.names() if fnmatchcase(name, pattern)]
+        names = [name for name in dict.fromkeys(names) if contents.series(name)[0]]
+        if names:
+            charts.append(_curves(contents, panel, names, first=not charts))
+    if any(contents.series(_phase(phase))[0] for phase in _PHASES):
+        charts.append(_time(contents, first=not charts))
+    return charts
+
+
+def _curves(contents: Contents, panel: Panel, names: Sequence[str], *, first: bool) -> Chart:
+    figure = _figure(log=panel.log, legend=len(names) > 1)
+    for number, name in enumerate(names):
+        steps, values = contents.series(name)
+        colour = _COLOURS[number % len(_COLOURS)]
+        smooth = panel.smooth and number == 0 and len(values) >= 20
+        figure.add_scatter(
+            x=steps,
+            y=values,
+            name=_label(name, names),
+            mode="lines+markers" if len(values) <= 40 else "lines",
+            line={"color": colour, "width": 1 if smooth else 2},
+            marker={"size": 5},
+            opacity=0.4 if smooth else 1,
+            showlegend=not smooth and len(names) > 1,
+            hovertemplate="%{y:.4g}",
+        )
+        if smooth:
+            window = max(2, len(values) // 15)
+            figure.add_scatter(
+                x=steps,
+                y=_running_mean(values, window),
+                name=f"{_label(name, names)}, mean of {window} steps",
+                mode="lines",
+                line={"color": colour, "width": 2.5},
+                hovertemplate="%{y:.4g}",
+            )
+            figure.update_layout(showlegend=True)
+    metric = metric_of(names[0])
+    return Chart(panel.title, metric.unit, metric.definition, _html(figure, first))
+
+
+def _time(contents: Contents, *, first: bool) -> Chart:
+    figure = _figure(log=False, legend=True)
+    for number, phase in enumerate(_PHASES):
+        steps, seconds = contents.series(_phase(phase))
+        if any(seconds):
+            colour = _COLOURS[number % len(_COLOURS)]
+            figure.add_bar(
+                x=steps, y=seconds, name=phase, marker={"color": colour}, hovertemplate="%{y:.2f} s"
+            )
+    figure.update_layout(barmode="stack", bargap=0.1)
+    figure.update_traces(marker_line_width=0)
+    caption = "Where each step's seconds went; evaluating and saving come on top of the step itself."
+    return Chart("Time by phase", "seconds", caption, _html(figure, first))
+
+
+def _figure(*, log: bool, legend: bool) -> go.Figure:
+    figure = go.Figure()
+    figure.update_layout(
+        height=_HEIGHT,
+        margin={"l": 48, "r": 12, "t": 8, "b": 36},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, sans-serif", "size": 12},
+        hovermode="x unified",
+        showlegend=legend,
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+    )
+    figure.update_xaxes(
+        title={"text": "step", "standoff": 4}, zeroline=False, showgrid=False, rangemode="tozero"
+    )
+    figure.update_yaxes(zeroline=False, nticks=6, type="log" if log else "linear")
+    if log:
+        figure.update_yaxes(exponentformat="power", dtick=1)
+    return figure
+
+
+def _html(figure: go.Figure, first: bool) -> str:
+    return pio.to_html(
+        figure,
+        full_html=False,
+        include_plotlyjs=first,
+        default_height=f"{_HEIGHT}px",
+        config={"displayModeBar": False, "responsive": True},
+    )
+
+
+def _running_mean(values: Sequence[float], window: int) -> list[float]:
+    """The mean of the last `window` values at each point; of fewer at the beginning."""
+    spans = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
+    return [sum(span) / len(span) for span in spans]
+
+
+def _phase(phase: str) -> str:
+    return f"time/{phase}_seconds"
+
+
+def _label(name: str, names: Sequence[str]) -> str:
+    """The name without what all names of the chart begin with: `format` of `reward/part/format`."""
+    for prefix in ("eval/", "reward/part/", "response_tokens/", "clip_fraction/", "groups/", "rollouts/"):
+        if name.startswith(prefix) and len(names) > 1:
+            name = name.removeprefix(prefix)
+    return name.replace("_", " ")
