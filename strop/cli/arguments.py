@@ -12,7 +12,7 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="A run's f
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...",
+        metavar="KEY=VALUE",
         help="Overrides in Hydra's grammar: a.b=1, +a.b=1, ~a.b, a='x y', a=[1,2].",
         show_default=False,
     ),

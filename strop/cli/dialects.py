@@ -49,7 +49,7 @@ def keys(
     from strop.cli.show import aligned
     from strop.config.dialects import ledger_of
 
-    rows = [row.as_entry() for row in ledger_of(dialect)]
+    rows = [row.as_entry() for row in ledger_of(dialect).rows]
     if as_json:
         typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return

@@ -11,8 +11,8 @@ from strop.config.load import Loaded
 from strop.config.schema.data import Taskset
 
 NO_REWARD = (
-    "reward: nothing says how an answer is scored. Write a built-in (`reward: gsm8k`), a function of your own "
-    "(`reward: file.py:name`), or pass one to `strop.train` from Python."
+    "reward: nothing says how an answer is scored. Write a built-in (`reward: gsm8k`), a function of "
+    "your own (`reward: file.py:name`), or pass one to `strop.train` from Python."
 )
 _DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".gz", ".zst")
 _WEIGHTS = ("*.safetensors", "*.bin")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +10,8 @@ from strop.errors import ConfigError
 
 Keys = tuple[str, ...]
 """The way to a value: `("data", "eval", "0", "path")`; dotted, `data.eval.0.path`."""
+Locate = Callable[[Keys], str]
+"""Says where a value stands, as an error message begins: `run.yaml:7: trainer.optimizer.lr`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,30 @@ class Draft:
                 return self.said[keys[:depth]] if whole else None
         return None
 
+    def locator(self, origin: str) -> Locate:
+        """How to say where a value stands; `origin` names the whole, for what nobody wrote."""
+
+        def locate(keys: Keys) -> str:
+            for depth in range(len(keys), 0, -1):
+                source = self.said.get(keys[:depth])
+                if source is not None:
+                    return f"{source}: {'.'.join(keys)}"
+            return f"{origin}: {'.'.join(keys)}" if any(keys) else origin
+
+        return locate
+
+    def merge(self, keys: Keys, value: Any, source: Source) -> None:
+        """Write a value as Hydra does: the keys of a mapping join those that are there.
+
+        A mapping of another `type` is another kind of thing, and takes the whole place.
+        """
+        there = self.get(keys)
+        if not (isinstance(value, dict) and isinstance(there, dict)) or _other_kind(value, there):
+            self.set(keys, value, source)
+            return
+        for key, item in value.items():
+            self.merge((*keys, str(key)), item, source)
+
     def _forget(self, keys: Keys) -> None:
         for known in [known for known in self.said if known[: len(keys)] == keys]:
             del self.said[known]
@@ -133,6 +159,10 @@ class Draft:
             container[_index(container, keys, None)] = value
         else:
             container[keys[-1]] = value
+
+
+def _other_kind(value: dict[str, Any], there: dict[str, Any]) -> bool:
+    return "type" in value and value["type"] != there.get("type", value["type"])
 
 
 def _index(items: list[Any], keys: Keys, source: Source | None) -> int:

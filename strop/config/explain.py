@@ -46,7 +46,7 @@ def lines(loaded: Loaded) -> list[Line]:
             value=_show(leaf.keys[-1], leaf.value),
             unit=unit_of(leaf.keys[-1], leaf.value),
             source=loaded.sources[".".join(leaf.keys)],
-            effect=leaf.effect,
+            effect=" ".join(leaf.effect.split()),
         )
         for leaf in leaves(loaded.run)
     ]
@@ -82,7 +82,7 @@ def summary(loaded: Loaded) -> str:
 def _what(run: Run) -> str:
     lora = run.model.lora
     part = f"a LoRA adapter of rank {lora.rank} on" if lora else "all weights of"
-    rewards = " + ".join(part.name or part.function for part in run.reward.functions)
+    rewards = " + ".join(part.name or part.function for part in run.reward.functions) or "nothing yet"
     paths = run.data.train.path
     data = paths if isinstance(paths, str) else ", ".join(paths)
     return f"Trains {part} {run.model.path} by {run.algorithm.type.upper()} on {data}, scored by {rewards}."

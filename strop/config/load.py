@@ -12,7 +12,7 @@ from strop.config.compare import differences
 from strop.config.draft import Draft, Keys, Source, plain, split, walk
 from strop.config.overrides import apply_override, parse_overrides
 from strop.config.placement import SetAside, cuda_devices, refuse, wants_here
-from strop.config.resolve import Locate, resolve
+from strop.config.resolve import resolve
 from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.config.schema.run import spell_out_reward
@@ -89,7 +89,7 @@ def _override(draft: Draft, overrides: Sequence[str]) -> None:
 
 
 def _finish(draft: Draft, origin: str, *, here: bool) -> Loaded:
-    locate = _locator(draft, origin)
+    locate = draft.locator(origin)
     run = validate(resolve(draft.values, locate), locate)
     set_aside: tuple[SetAside, ...] = ()
     if run.trainer.engine.device == "cuda" and cuda_devices() == 0:
@@ -99,17 +99,6 @@ def _finish(draft: Draft, origin: str, *, here: bool) -> Loaded:
         draft.set(_DEVICE, "cpu", Source("here", "--here"))
         run = validate(resolve(draft.values, locate), locate)
     return Loaded(run, run_sources(run, draft.source), set_aside)
-
-
-def _locator(draft: Draft, origin: str) -> Locate:
-    def locate(keys: Keys) -> str:
-        for depth in range(len(keys), 0, -1):
-            source = draft.said.get(keys[:depth])
-            if source is not None:
-                return f"{source}: {'.'.join(keys)}"
-        return f"{origin}: {'.'.join(keys)}" if any(keys) else origin
-
-    return locate
 
 
 def _spell_out(draft: Draft) -> None:

@@ -66,7 +66,7 @@ def apply_override(draft: Draft, override: Override, known: Known, suggest: Call
         raise ConfigError(
             f"{source}: there is no key {dotted}{suggest(dotted) or '; to add a new one, write +' + text}"
         )
-    draft.set(keys, override.value(), source)
+    draft.merge(keys, override.value(), source)
 
 
 def _delete(draft: Draft, keys: Keys, override: Override, source: Source) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
-from strop.config.draft import Keys, split
+from strop.config.draft import Locate, split
 from strop.errors import ConfigError
-
-Locate = Callable[[Keys], str]
-"""Says where a value stands, as an error message begins: `run.yaml:7: trainer.optimizer.lr`."""
 
 _UNSET = re.compile(r"Environment variable '(.*?)' not found")
 

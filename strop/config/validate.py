@@ -7,9 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from strop.config.draft import Keys, split
+from strop.config.draft import Keys, Locate, split
 from strop.config.redact import HIDDEN, is_secret, redact_text
-from strop.config.resolve import Locate
 from strop.config.schema import Run
 from strop.config.schema.walk import all_keys, field_at, sections_at
 from strop.config.suggest import closest, did_you_mean

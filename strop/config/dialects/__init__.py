@@ -1,1 +1,20 @@
+"""Other tools' configurations, each a table of rows."""
 
+from __future__ import annotations
+
+from strop.config.dialects.theirs import Ledger
+from strop.config.dialects.verl import LEDGER as VERL
+from strop.config.suggest import did_you_mean
+from strop.errors import ConfigError
+
+LEDGERS = {"verl": VERL}
+
+
+def ledger_of(dialect: str) -> Ledger:
+    """A dialect's ledger by name. Raises ConfigError where there is none."""
+    if dialect not in LEDGERS:
+        raise ConfigError(
+            f"There is no dialect {dialect!r}{did_you_mean(dialect, LEDGERS)} "
+            f"There is a ledger for: {', '.join(LEDGERS)}."
+        )
+    return LEDGERS[dialect]

@@ -1,0 +1,96 @@
+"""Any dialect -> a run: every key that someone wrote is honoured, said to be inactive, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from strop.config.dialects.row import Row
+from strop.config.dialects.theirs import Ledger, Theirs
+from strop.config.draft import Draft, Source, split, walk
+from strop.config.load import Loaded, run_sources
+from strop.config.placement import SetAside, refuse
+from strop.config.redact import redact
+from strop.config.validate import validate
+from strop.errors import ConfigError
+
+
+def read_dialect(ledger: Ledger, draft: Draft, *, here: bool) -> Loaded:
+    """Turn what was written in a dialect into a run.
+
+    Raises ConfigError for keys and values that cannot be taken, and PlacementError for a written
+    placement that cannot be had, unless `here` sets it aside.
+    """
+    theirs = Theirs(ledger, draft)
+    _refuse(_wrong_kinds(theirs))
+    active = {key: row for key, row in theirs.written.items() if row.off is None or not row.off(theirs)}
+    _refuse(_not_honoured(theirs, active))
+    set_aside = tuple(
+        SetAside(key, redact(theirs[key], key), row.note)
+        for key, row in active.items()
+        if row.fate == "placement" and not _can(theirs, key, row)
+    )
+    if set_aside and not here:
+        raise refuse(set_aside)
+    ours = _convert(theirs)
+    run = validate(ours.values, ours.locator(ledger.dialect))
+    return Loaded(run, run_sources(run, ours.source), set_aside, tuple(_notes(theirs)))
+
+
+def _refuse(faults: Iterator[str]) -> None:
+    found = list(faults)
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def _wrong_kinds(theirs: Theirs) -> Iterator[str]:
+    for key, row in theirs.written.items():
+        if not row.kind.fits(theirs[key]):
+            yield f"{theirs.source(key)}: {key} is {row.kind.words}, got {redact(theirs[key], key)!r}."
+
+
+def _not_honoured(theirs: Theirs, active: Mapping[str, Row]) -> Iterator[str]:
+    for key, row in active.items():
+        if row.fate == "refused" and not _can(theirs, key, row):
+            yield f"{theirs.source(key)}: {key} cannot be {redact(theirs[key], key)!r} here: {row.note}."
+
+
+def _can(theirs: Theirs, key: str, row: Row) -> bool:
+    return row.can is not None and row.can(theirs, theirs[key])
+
+
+def _convert(theirs: Theirs) -> Draft:
+    """Run every row's read once, in the ledger's order, and note which key of theirs decided each field."""
+    ours = Draft()
+    done = []
+    for row in theirs.ledger.rows:
+        if row.fate not in ("mapped", "placement") or row.read in done:
+            continue
+        if row.read is not None:
+            done.append(row.read)
+            settings = row.read(theirs)
+        elif row.fate == "mapped" and (row.off is None or not row.off(theirs)):
+            settings = {row.ours[0]: theirs[row.theirs]}
+        else:
+            continue
+        for field, value in settings.items():
+            ours.set(split(field), value, _source_of(theirs, field, row))
+            for keys, _ in walk(value, split(field)):
+                ours.said[keys] = _source_of(theirs, ".".join(keys), row)
+    return ours
+
+
+def _source_of(theirs: Theirs, field: str, reader: Row) -> Source:
+    """The key that decided a field of ours: the last one that counts, written ones first."""
+    rows = [r for r in theirs.ledger.rows if field in r.ours and (r.off is None or not r.off(theirs))]
+    written = [row for row in rows if theirs.wrote(row.theirs)]
+    return theirs.source((written or rows or [reader])[-1].theirs)
+
+
+def _notes(theirs: Theirs) -> Iterator[str]:
+    """What was written and changes nothing, and why."""
+    for key, row in theirs.written.items():
+        why = row.off(theirs) if row.off else None
+        if why:
+            yield f"{theirs.source(key)}: inactive, because {why}."
+        elif row.fate == "accepted without effect":
+            yield f"{theirs.source(key)}: accepted without effect: {row.note}."

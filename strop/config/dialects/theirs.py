@@ -1,0 +1,107 @@
+"""A foreign configuration, as the conversions see it: every key's value, and who wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from strop.config.dialects.row import UNSET, Row
+from strop.config.draft import Draft, Source, split
+from strop.config.resolve import resolve
+from strop.config.suggest import closest
+from strop.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All rows of one dialect, in its page's order."""
+
+    dialect: str
+    rows: tuple[Row, ...]
+
+    @cached_property
+    def _by_key(self) -> dict[str, Row]:
+        return {row.theirs: row for row in self.rows}
+
+    def find(self, dotted: str) -> Row | None:
+        """The row of a key: its own, or that of the nearest `section.*` above it."""
+        keys = split(dotted)
+        candidates = [dotted, *(".".join((*keys[:depth], "*")) for depth in range(len(keys), 0, -1))]
+        return next((self._by_key[name] for name in candidates if name in self._by_key), None)
+
+    def has(self, dotted: str) -> bool:
+        """Whether the key, or the section, is in the ledger."""
+        return self.find(dotted) is not None or self.is_section(dotted)
+
+    def is_section(self, dotted: str) -> bool:
+        """Whether keys stand below it."""
+        return any(row.theirs.startswith(f"{dotted}.") for row in self.rows)
+
+    def suggest(self, dotted: str) -> str:
+        """What to say of a key that is not in the ledger."""
+        names = [row.theirs for row in self.rows if not row.theirs.endswith("*")]
+        last = split(dotted)[-1]
+        near = closest(dotted, names) or next((n for n in names if split(n)[-1] == last), None)
+        hint = f"; did you mean {near!r}?" if near else "."
+        return f"{hint} `strop keys {self.dialect}` lists all."
+
+    def defaults(self) -> dict[str, Any]:
+        """The whole configuration where nobody wrote anything."""
+        draft = Draft()
+        for row in self.rows:
+            if row.default is not UNSET:
+                draft.set(split(row.theirs), row.default, Source("dialect", row.theirs))
+        return draft.values
+
+
+class Theirs:
+    """`theirs["data.train_batch_size"]`: the value written, or else the page's default; all interpolated."""
+
+    def __init__(self, ledger: Ledger, draft: Draft) -> None:
+        self.ledger = ledger
+        self.written: Mapping[str, Row] = dict(_rows_of(ledger, draft.values, draft))
+        self._draft = draft
+        whole = Draft(ledger.defaults())
+        for dotted in self.written:
+            keys = split(dotted)
+            whole.set(keys, draft.get(keys), self.source(dotted))
+        self._values = Draft(resolve(whole.values, draft.locator(ledger.dialect)))
+
+    def __getitem__(self, dotted: str) -> Any:
+        return self._values.get(split(dotted))
+
+    def wrote(self, dotted: str) -> bool:
+        """Whether someone wrote it, be it in a file or as an override."""
+        return dotted in self.written
+
+    def source(self, dotted: str) -> Source:
+        """Where a key was written, or whose default it has."""
+        said = self._draft.source(split(dotted))
+        if said is None:
+            row = self.ledger.find(dotted)
+            which = "page default" if row is None or row.stated else "unstated default"
+            return Source("dialect", f"{dotted} ({which})")
+        return said if said.kind == "override" else Source(said.kind, f"{said.where} ({dotted})")
+
+    def fault(self, dotted: str, reason: str) -> ConfigError:
+        """The error for a value of theirs that cannot be taken."""
+        return ConfigError(f"{self.source(dotted)}: {reason}")
+
+
+def _rows_of(ledger: Ledger, values: Any, draft: Draft, above: str = "") -> Iterator[tuple[str, Row]]:
+    """The written keys, each with its row. Raises ConfigError for one that the ledger does not have."""
+    for name, value in values.items():
+        dotted = f"{above}.{name}" if above else str(name)
+        row = ledger.find(dotted)
+        if row is not None and not (isinstance(value, dict) and value and ledger.is_section(dotted)):
+            yield dotted, row
+        elif ledger.is_section(dotted) and isinstance(value, dict):
+            yield from _rows_of(ledger, value, draft, dotted)
+        elif ledger.is_section(dotted):
+            where = draft.source(split(dotted))
+            raise ConfigError(f"{where}: {dotted} is a section, with keys of its own; got {value!r}.")
+        else:
+            where = draft.source(split(dotted)) or draft.said.get(split(dotted))
+            raise ConfigError(f"{where}: {ledger.dialect} has no key {dotted}{ledger.suggest(dotted)}")

@@ -1,0 +1,352 @@
+"""verl's `actor_rollout_ref.actor` and `actor_rollout_ref.ref`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.dialects.row import (
+    NUMBER,
+    NUMBERS,
+    TEXTS,
+    UNSET,
+    WHOLE,
+    beyond_the_page,
+    either,
+    mapped,
+    never,
+    one_of,
+    only,
+    or_null,
+    placement,
+    refused,
+    same_as,
+)
+from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.verl import switches
+from strop.config.dialects.verl.data import batches
+
+_KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+_NO_SHARDS = "one process holds the whole model"
+_AS_TRAINED = "log-probs go through the model in the trainer's micro-batches"
+
+
+def micro_batch(theirs: Theirs) -> Mapping[str, Any]:
+    """Tokens where the batch is dynamic, else sequences; the old key counts those of all GPUs together."""
+    actor = "actor_rollout_ref.actor"
+    if theirs[f"{actor}.use_dynamic_bsz"]:
+        return {"trainer.microbatch": f"{theirs[f'{actor}.ppo_max_token_len_per_gpu']} tokens"}
+    everywhere = theirs[f"{actor}.ppo_micro_batch_size"]
+    if everywhere is None:
+        return {"trainer.microbatch": f"{theirs[f'{actor}.ppo_micro_batch_size_per_gpu']} sequences"}
+    if theirs.wrote(f"{actor}.ppo_micro_batch_size_per_gpu"):
+        raise theirs.fault(
+            f"{actor}.ppo_micro_batch_size",
+            f"{actor}.ppo_micro_batch_size and {actor}.ppo_micro_batch_size_per_gpu say the same thing "
+            "twice; write only ppo_micro_batch_size_per_gpu.",
+        )
+    gpus = theirs["trainer.nnodes"] * theirs["trainer.n_gpus_per_node"]
+    return {"trainer.microbatch": f"{max(1, everywhere // max(1, gpus))} sequences"}
+
+
+def clip(theirs: Theirs) -> Mapping[str, Any]:
+    """`clip_ratio` holds on both sides, where no side has its own."""
+    actor = "actor_rollout_ref.actor"
+    low, high = theirs[f"{actor}.clip_ratio_low"], theirs[f"{actor}.clip_ratio_high"]
+    both = theirs[f"{actor}.clip_ratio"]
+    return {
+        "algorithm.policy_loss.clip_low": both if low is None else low,
+        "algorithm.policy_loss.clip_high": both if high is None else high,
+        "algorithm.policy_loss.dual_clip": theirs[f"{actor}.clip_ratio_c"],
+    }
+
+
+def kl_loss(theirs: Theirs) -> Mapping[str, Any]:
+    """The penalty in the loss, where it is on."""
+    if switches.kl_loss(theirs):
+        return {}
+    kind = theirs["actor_rollout_ref.actor.kl_loss_type"]
+    return {
+        "algorithm.kl_loss.estimator": _KL[kind],
+        "algorithm.kl_loss.coef": theirs["actor_rollout_ref.actor.kl_loss_coef"],
+    }
+
+
+def schedule(theirs: Theirs) -> Mapping[str, Any]:
+    """verl's schedules count trainer steps, whatever the number of updates in each."""
+    optim = "actor_rollout_ref.actor.optim"
+    kind = theirs[f"{optim}.warmup_style"]
+    by_ratio = switches.warmup_ratio(theirs) is None
+    percent = round(100 * theirs[f"{optim}.lr_warmup_steps_ratio"], 10)
+    settings = {
+        "trainer.schedule.type": kind,
+        "trainer.schedule.counts": "steps",
+        "trainer.schedule.warmup": f"{percent} %"
+        if by_ratio
+        else f"{theirs[f'{optim}.lr_warmup_steps']} steps",
+    }
+    if kind == "cosine":
+        settings["trainer.schedule.min_ratio"] = theirs[f"{optim}.min_lr_ratio"]
+        settings["trainer.schedule.cycles"] = theirs[f"{optim}.num_cycles"]
+    return settings
+
+
+def precision(theirs: Theirs) -> Mapping[str, Any]:
+    """verl computes in bfloat16 over its parameters, which are float32 unless said otherwise."""
+    names = {"fp32": "float32", "bf16": "bfloat16"}
+    kind = theirs["actor_rollout_ref.actor.fsdp_config.model_dtype"]
+    return {"model.dtype": names.get(kind, kind), "model.compute_dtype": "bfloat16"}
+
+
+def saved(theirs: Theirs) -> Mapping[str, Any]:
+    """The model and the states of the random numbers are always kept."""
+    contents = theirs["actor_rollout_ref.actor.checkpoint.save_contents"]
+    known = ("model", "optimizer", "extra", "hf_model")
+    if "model" not in contents or any(part not in known for part in contents):
+        raise theirs.fault(
+            "actor_rollout_ref.actor.checkpoint.save_contents",
+            f"save_contents is {contents}; it is made of {', '.join(known)}, and without 'model' there would "
+            "be nothing to go on from.",
+        )
+    return {"checkpoint.optimizer": "optimizer" in contents, "checkpoint.export": "hf_model" in contents}
+
+
+ACTOR = (
+    placement(
+        "actor_rollout_ref.actor.strategy",
+        "fsdp",
+        "one process trains",
+        kind=one_of("fsdp", "fsdp2", "megatron"),
+        can=only("fsdp", "fsdp2"),
+    ),
+    mapped(
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        256,
+        "trainer.tasks_per_update",
+        read=batches,
+        note="counts prompts",
+    ),
+    mapped(
+        "actor_rollout_ref.actor.ppo_micro_batch_size",
+        None,
+        "trainer.microbatch",
+        read=micro_batch,
+        kind=or_null(WHOLE),
+        off=switches.fixed_batch,
+        note="deprecated: counts the sequences of all GPUs together; write ppo_micro_batch_size_per_gpu",
+    ),
+    mapped(
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        8,
+        "trainer.microbatch",
+        read=micro_batch,
+        off=switches.fixed_batch,
+        note="counts sequences",
+    ),
+    mapped("actor_rollout_ref.actor.use_dynamic_bsz", False, "trainer.microbatch", read=micro_batch),
+    mapped(
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+        16384,
+        "trainer.microbatch",
+        read=micro_batch,
+        off=switches.dynamic_batch,
+        note="counts tokens",
+    ),
+    mapped("actor_rollout_ref.actor.grad_clip", 1.0, "trainer.max_grad_norm"),
+    mapped(
+        "actor_rollout_ref.actor.clip_ratio",
+        0.2,
+        "algorithm.policy_loss.clip_low",
+        "algorithm.policy_loss.clip_high",
+        read=clip,
+    ),
+    mapped("actor_rollout_ref.actor.entropy_coeff", 0.0, "algorithm.entropy_coef"),
+    mapped("actor_rollout_ref.actor.use_kl_loss", False, "algorithm.kl_loss", read=kl_loss),
+    placement("actor_rollout_ref.actor.use_torch_compile", True, "nothing is compiled", can=only(False)),
+    mapped(
+        "actor_rollout_ref.actor.kl_loss_coef",
+        0.001,
+        "algorithm.kl_loss.coef",
+        read=kl_loss,
+        off=switches.kl_loss,
+    ),
+    mapped(
+        "actor_rollout_ref.actor.kl_loss_type",
+        "low_var_kl",
+        "algorithm.kl_loss.estimator",
+        read=kl_loss,
+        kind=one_of(*_KL),
+        off=switches.kl_loss,
+        note="`full` is not built yet",
+    ),
+    mapped("actor_rollout_ref.actor.ppo_epochs", 1, "trainer.passes"),
+    refused(
+        "actor_rollout_ref.actor.data_loader_seed",
+        None,
+        "the order of each pass is drawn from data.seed; leave it null",
+    ),
+    mapped("actor_rollout_ref.actor.shuffle", False, "trainer.shuffle_passes"),
+    placement("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1, _NO_SHARDS, can=only(1)),
+    mapped("actor_rollout_ref.actor.optim.lr", 1e-6, "trainer.optimizer.lr"),
+    mapped(
+        "actor_rollout_ref.actor.optim.lr_warmup_steps",
+        -1,
+        "trainer.schedule.warmup",
+        read=schedule,
+        kind=or_null(WHOLE),
+        note="negative leaves it to the ratio",
+    ),
+    mapped(
+        "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio",
+        0.0,
+        "trainer.schedule.warmup",
+        read=schedule,
+        off=switches.warmup_ratio,
+    ),
+    mapped(
+        "actor_rollout_ref.actor.optim.min_lr_ratio",
+        0.0,
+        "trainer.schedule.min_ratio",
+        read=schedule,
+        off=switches.cosine,
+    ),
+    mapped(
+        "actor_rollout_ref.actor.optim.num_cycles",
+        0.5,
+        "trainer.schedule.cycles",
+        read=schedule,
+        off=switches.cosine,
+    ),
+    mapped(
+        "actor_rollout_ref.actor.optim.warmup_style",
+        "constant",
+        "trainer.schedule.type",
+        read=schedule,
+        kind=one_of("constant", "cosine"),
+    ),
+    refused(
+        "actor_rollout_ref.actor.optim.total_training_steps",
+        -1,
+        "the page says that the program sets it; write trainer.total_training_steps",
+    ),
+    placement("actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params", 0, _NO_SHARDS, can=only(0)),
+    placement("actor_rollout_ref.actor.fsdp_config.param_offload", False, _NO_SHARDS, can=only(False)),
+    placement("actor_rollout_ref.actor.fsdp_config.optimizer_offload", False, _NO_SHARDS, can=only(False)),
+    placement("actor_rollout_ref.actor.fsdp_config.fsdp_size", -1, _NO_SHARDS, can=only(-1, 1)),
+    mapped(
+        "actor_rollout_ref.actor.checkpoint.save_contents",
+        ["model", "optimizer", "extra"],
+        "checkpoint.optimizer",
+        "checkpoint.export",
+        read=saved,
+        kind=TEXTS,
+        note="without the optimizer a run cannot be resumed exactly; hf_model adds an export",
+    ),
+    refused(
+        "actor_rollout_ref.actor.checkpoint.load_contents",
+        "${actor_rollout_ref.actor.checkpoint.save_contents}",
+        "all that was saved is loaded; leave it out",
+        can=same_as("actor_rollout_ref.actor.checkpoint.save_contents"),
+    ),
+    *beyond_the_page(
+        mapped(
+            "actor_rollout_ref.actor.clip_ratio_low",
+            None,
+            "algorithm.policy_loss.clip_low",
+            read=clip,
+            kind=or_null(NUMBER),
+            note="clip_ratio where it is left out",
+        ),
+        mapped(
+            "actor_rollout_ref.actor.clip_ratio_high",
+            None,
+            "algorithm.policy_loss.clip_high",
+            read=clip,
+            kind=or_null(NUMBER),
+            note="clip_ratio where it is left out",
+        ),
+        mapped("actor_rollout_ref.actor.clip_ratio_c", 3.0, "algorithm.policy_loss.dual_clip", read=clip),
+        mapped(
+            "actor_rollout_ref.actor.loss_agg_mode",
+            "token-mean",
+            "algorithm.aggregation",
+            kind=one_of("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+        ),
+        mapped("actor_rollout_ref.actor.optim.weight_decay", 0.01, "trainer.optimizer.weight_decay"),
+        mapped("actor_rollout_ref.actor.optim.betas", [0.9, 0.999], "trainer.optimizer.betas", kind=NUMBERS),
+        mapped(
+            "actor_rollout_ref.actor.fsdp_config.model_dtype",
+            "fp32",
+            "model.dtype",
+            "model.compute_dtype",
+            read=precision,
+            kind=one_of("fp32", "float32", "bf16", "bfloat16"),
+            note="of the parameters; they are multiplied in bfloat16",
+        ),
+        placement(
+            "actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
+            None,
+            _NO_SHARDS,
+            can=only(None),
+        ),
+        *(
+            placement(f"actor_rollout_ref.actor.fsdp_config.{name}", False, _NO_SHARDS, can=only(False))
+            for name in ("forward_prefetch", "offload_policy")
+        ),
+        refused(
+            "actor_rollout_ref.actor.megatron.*",
+            UNSET,
+            "Megatron is not built yet; write actor_rollout_ref.actor.strategy=fsdp",
+            can=never,
+            off=switches.megatron,
+        ),
+    ),
+)
+
+REF = (
+    placement("actor_rollout_ref.ref.fsdp_config.param_offload", False, _NO_SHARDS, can=only(False)),
+    placement("actor_rollout_ref.ref.fsdp_config.wrap_policy.min_num_params", 0, _NO_SHARDS, can=only(0)),
+    placement(
+        "actor_rollout_ref.ref.log_prob_micro_batch_size",
+        None,
+        _AS_TRAINED,
+        kind=or_null(WHOLE),
+        can=only(None),
+        off=either(switches.reference, switches.ref_fixed),
+    ),
+    placement(
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+        16,
+        _AS_TRAINED,
+        can=same_as("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
+        off=either(switches.reference, switches.ref_fixed),
+    ),
+    placement(
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz",
+        "${actor_rollout_ref.actor.use_dynamic_bsz}",
+        _AS_TRAINED,
+        can=same_as("actor_rollout_ref.actor.use_dynamic_bsz"),
+        off=switches.reference,
+    ),
+    placement(
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+        "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}",
+        _AS_TRAINED,
+        can=same_as("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
+        off=either(switches.reference, switches.ref_dynamic),
+    ),
+    placement(
+        "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+        "${actor_rollout_ref.actor.ulysses_sequence_parallel_size}",
+        _NO_SHARDS,
+        can=only(1),
+    ),
+    *beyond_the_page(
+        placement(
+            "actor_rollout_ref.ref.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
+            None,
+            _NO_SHARDS,
+            can=only(None),
+        ),
+    ),
+)

@@ -1,0 +1,162 @@
+"""verl's `data` section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.dialects.row import (
+    TEXT,
+    TEXTS,
+    beyond_the_page,
+    mapped,
+    no_effect,
+    one_of,
+    only,
+    or_null,
+    refused,
+)
+from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.verl import switches
+
+_SAMPLER_ROOM = 131072
+"""`rollout.engine.kv_cache_tokens` where the sequences are not longer than that."""
+
+
+def tasksets(theirs: Theirs) -> Mapping[str, Any]:
+    """What is trained on and what is measured: verl's rows hold the answer in `reward_model.ground_truth`."""
+    columns = {
+        "prompt": theirs["data.prompt_key"],
+        "answer": "reward_model.ground_truth",
+        "source": theirs["data.reward_fn_key"],
+    }
+    settings: dict[str, Any] = {f"data.train.{name}": column for name, column in columns.items()}
+    settings["data.train.path"] = theirs["data.train_files"]
+    validation = {"name": "val", "path": theirs["data.val_files"], **columns}
+    validation["rollouts_per_task"] = theirs["actor_rollout_ref.rollout.val_kwargs.n"]
+    validation["sampling"] = validation_sampling(theirs)
+    settings["data.eval"] = [] if theirs["data.val_files"] is None else [validation]
+    return settings
+
+
+def validation_sampling(theirs: Theirs) -> dict[str, Any]:
+    """`do_sample: False` is greedy, whatever the temperature says."""
+    shared = {"ignore_eos": theirs["actor_rollout_ref.rollout.ignore_eos"]}
+    if not theirs["actor_rollout_ref.rollout.val_kwargs.do_sample"]:
+        return {"temperature": 0.0, **shared}
+    temperature = theirs["actor_rollout_ref.rollout.val_kwargs.temperature"]
+    if temperature == 0:
+        raise theirs.fault(
+            "actor_rollout_ref.rollout.val_kwargs.do_sample",
+            "val_kwargs.do_sample is True, but val_kwargs.temperature is 0, which is greedy; "
+            "write a val_kwargs.temperature above 0, or do_sample=False.",
+        )
+    return {
+        "temperature": temperature,
+        "top_p": theirs["actor_rollout_ref.rollout.val_kwargs.top_p"],
+        "top_k": all_tokens(theirs["actor_rollout_ref.rollout.val_kwargs.top_k"]),
+        **shared,
+    }
+
+
+def all_tokens(top_k: int) -> int:
+    """-1 (vLLM's) and 0 (Hugging Face's) both keep all tokens."""
+    return 0 if top_k == -1 else top_k
+
+
+def lengths(theirs: Theirs) -> Mapping[str, Any]:
+    """The longest prompt and answer; the native sampler's cache holds at least one of both."""
+    prompt, response = theirs["data.max_prompt_length"], theirs["data.max_response_length"]
+    settings = {"data.max_prompt_tokens": prompt, "data.max_response_tokens": response}
+    if prompt + response > _SAMPLER_ROOM:
+        settings["rollout.engine.kv_cache_tokens"] = prompt + response
+    return settings
+
+
+def overlong(theirs: Theirs) -> Mapping[str, Any]:
+    """Filtering comes before truncation: nothing is left to cut."""
+    filtered = theirs["data.filter_overlong_prompts"]
+    return {"data.overlong": "filter" if filtered else theirs["data.truncation"]}
+
+
+def batches(theirs: Theirs) -> Mapping[str, Any]:
+    """Both sizes count prompts; each has `rollout.n` answers."""
+    step = theirs["data.train_batch_size"]
+    update = theirs["actor_rollout_ref.actor.ppo_mini_batch_size"]
+    if step > 0 and update > 0 and step % update:
+        fits = sorted(
+            {size for size in range(1, step + 1) if step % size == 0}, key=lambda s: abs(s - update)
+        )
+        raise theirs.fault(
+            "actor_rollout_ref.actor.ppo_mini_batch_size",
+            f"data.train_batch_size ({step}) is not a multiple of actor_rollout_ref.actor."
+            f"ppo_mini_batch_size ({update}); the nearest that divide it are {' and '.join(map(str, sorted(fits[:2])))}.",
+        )
+    return {"trainer.tasks_per_step": step, "trainer.tasks_per_update": update}
+
+
+def remote_code(theirs: Theirs) -> Mapping[str, Any]:
+    """The page's default for the data is True; running foreign code counts only where someone wrote it."""
+    keys = ("data.trust_remote_code", "actor_rollout_ref.model.trust_remote_code")
+    return {"model.trust_remote_code": any(theirs.wrote(key) and theirs[key] for key in keys)}
+
+
+ROWS = (
+    mapped("data.tokenizer", None, "model.tokenizer", kind=or_null(TEXT)),
+    mapped(
+        "data.train_files", "~/data/rlhf/gsm8k/train.parquet", "data.train.path", read=tasksets, kind=TEXTS
+    ),
+    mapped(
+        "data.val_files",
+        "~/data/rlhf/gsm8k/test.parquet",
+        "data.eval.0.path",
+        read=tasksets,
+        kind=or_null(TEXTS),
+        note="null measures nothing",
+    ),
+    mapped("data.prompt_key", "prompt", "data.train.prompt", "data.eval.0.prompt", read=tasksets),
+    mapped("data.max_prompt_length", 512, "data.max_prompt_tokens", read=lengths),
+    mapped("data.max_response_length", 512, "data.max_response_tokens", read=lengths),
+    mapped("data.train_batch_size", 1024, "trainer.tasks_per_step", read=batches, note="counts prompts"),
+    refused(
+        "data.return_raw_input_ids",
+        False,
+        "it serves reward models with a tokenizer of their own, which are not built yet; leave it False",
+    ),
+    no_effect("data.return_raw_chat", False, "every task keeps its messages"),
+    no_effect("data.return_full_prompt", False, "every rollout is recorded with its whole prompt"),
+    mapped("data.shuffle", True, "data.shuffle"),
+    mapped("data.filter_overlong_prompts", False, "data.overlong", read=overlong),
+    mapped("data.filter_overlong_prompts_workers", 1, "data.overlong_workers"),
+    mapped(
+        "data.truncation",
+        "error",
+        "data.overlong",
+        read=overlong,
+        kind=one_of("error", "left", "right", "middle"),
+        off=switches.keep_overlong,
+    ),
+    refused(
+        "data.image_key",
+        "images",
+        "images are not trained on yet; write data.image_key=null for text-only rows",
+        can=only(None),
+    ),
+    mapped(
+        "data.trust_remote_code",
+        True,
+        "model.trust_remote_code",
+        read=remote_code,
+        note="counts only where someone wrote it",
+    ),
+    refused(
+        "data.custom_cls.path", None, "classes of your own for datasets are not built yet; prepare the file"
+    ),
+    refused(
+        "data.custom_cls.name", None, "classes of your own for datasets are not built yet; prepare the file"
+    ),
+    *beyond_the_page(
+        mapped("data.reward_fn_key", "data_source", "data.train.source", "data.eval.0.source", read=tasksets),
+        mapped("data.seed", 1, "seed", note="fixes every draw, not only the data's order"),
+    ),
+)

@@ -1,0 +1,120 @@
+"""verl's `actor_rollout_ref.hybrid_engine` and `actor_rollout_ref.model`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.dialects.row import (
+    NUMBER,
+    TEXTS,
+    UNSET,
+    beyond_the_page,
+    mapped,
+    never,
+    only,
+    or_null,
+    placement,
+    refused,
+)
+from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.verl import switches
+from strop.config.dialects.verl.data import remote_code
+
+
+def lora(theirs: Theirs) -> Mapping[str, Any]:
+    """Rank 0 trains the whole model."""
+    if switches.lora(theirs):
+        return {}
+    return {
+        "model.lora.rank": theirs["actor_rollout_ref.model.lora_rank"],
+        "model.lora.alpha": theirs["actor_rollout_ref.model.lora_alpha"],
+        "model.lora.targets": theirs["actor_rollout_ref.model.target_modules"],
+        "model.lora.exclude": theirs["actor_rollout_ref.model.exclude_modules"],
+    }
+
+
+ROWS = (
+    refused("actor_rollout_ref.hybrid_engine", True, "verl's page allows True alone, and so do we"),
+    mapped("actor_rollout_ref.model.path", "~/models/deepseek-llm-7b-chat", "model.path"),
+    refused(
+        "actor_rollout_ref.model.external_lib",
+        None,
+        "packages that register models are not imported yet; use a model that transformers has",
+    ),
+    refused(
+        "actor_rollout_ref.model.override_config.model_config",
+        {},
+        "values of the model's config.json are not overridden yet; edit that file",
+    ),
+    refused(
+        "actor_rollout_ref.model.override_config.moe_config.freeze_moe_router",
+        False,
+        "it is Megatron's, which is not built yet",
+    ),
+    refused(
+        "actor_rollout_ref.model.override_config.*",
+        UNSET,
+        "values of the model's config.json are not overridden yet; edit that file",
+        can=never,
+    ),
+    mapped("actor_rollout_ref.model.enable_gradient_checkpointing", False, "model.gradient_checkpointing"),
+    placement(
+        "actor_rollout_ref.model.enable_activation_offload",
+        False,
+        "activations stay where they are computed",
+        can=only(False),
+    ),
+    mapped(
+        "actor_rollout_ref.model.trust_remote_code",
+        False,
+        "model.trust_remote_code",
+        read=remote_code,
+        note="counts only where someone wrote it",
+    ),
+    placement(
+        "actor_rollout_ref.model.use_remove_padding",
+        False,
+        "sequences are always packed without padding, which changes no result",
+        can=only(True),
+    ),
+    *beyond_the_page(
+        mapped("actor_rollout_ref.model.lora_rank", 0, "model.lora.rank", read=lora),
+        mapped(
+            "actor_rollout_ref.model.lora_alpha",
+            16,
+            "model.lora.alpha",
+            read=lora,
+            kind=NUMBER,
+            off=switches.lora,
+        ),
+        mapped(
+            "actor_rollout_ref.model.target_modules",
+            "all-linear",
+            "model.lora.targets",
+            read=lora,
+            kind=TEXTS,
+            off=switches.lora,
+        ),
+        mapped(
+            "actor_rollout_ref.model.exclude_modules",
+            None,
+            "model.lora.exclude",
+            read=lora,
+            kind=or_null(TEXTS),
+            off=switches.lora,
+        ),
+        placement(
+            "actor_rollout_ref.model.use_liger", False, "Strop's own kernels are used", can=only(False)
+        ),
+        placement(
+            "actor_rollout_ref.model.use_fused_kernels",
+            False,
+            "Strop's own kernels are used",
+            can=only(False),
+        ),
+        placement(
+            "actor_rollout_ref.model.use_shm", False, "the model is read from its folder", can=only(False)
+        ),
+    ),
+)

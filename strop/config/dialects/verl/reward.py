@@ -1,0 +1,100 @@
+"""verl's `critic`, `reward_model` and `custom_reward_function`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.dialects.row import (
+    TEXT,
+    UNSET,
+    beyond_the_page,
+    mapped,
+    never,
+    no_effect,
+    one_of,
+    or_null,
+    refused,
+)
+from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.verl import switches
+
+_NO_MODEL = "reward models are not built yet; leave reward_model.enable False and use a reward function"
+
+
+def reward(theirs: Theirs) -> Mapping[str, Any]:
+    """A function of one's own, or else the built-in one for each row's `data_source`."""
+    path, name = theirs["custom_reward_function.path"], theirs["custom_reward_function.name"]
+    return {"reward.functions": [{"function": "by_source" if path is None else f"{path}:{name}"}]}
+
+
+CRITIC = (
+    refused(
+        "critic.*",
+        UNSET,
+        "critics are not built yet; write algorithm.adv_estimator=grpo, which needs none",
+        can=never,
+        off=switches.gae,
+    ),
+)
+
+REWARD_MODEL = (
+    refused("reward_model.enable", False, "reward models are not built yet; use a reward function"),
+    refused(
+        "reward_model.model.input_tokenizer",
+        "${actor_rollout_ref.model.path}",
+        _NO_MODEL,
+        can=never,
+        off=switches.reward_model,
+    ),
+    *(
+        refused(f"reward_model.{name}", default, _NO_MODEL, can=never, off=switches.reward_model)
+        for name, default in (
+            ("model.path", "~/models/Anomy-RM-v0.1"),
+            ("model.external_lib", "${actor_rollout_ref.model.external_lib}"),
+            ("model.trust_remote_code", False),
+            ("model.fsdp_config.min_num_params", 0),
+            ("model.fsdp_config.param_offload", False),
+            ("micro_batch_size_per_gpu", 16),
+            ("max_length", None),
+        )
+    ),
+    no_effect(
+        "reward_model.reward_manager",
+        "naive",
+        "answers are always scored side by side, as prime does, with the same values as naive's",
+        kind=one_of("naive", "prime"),
+    ),
+    *beyond_the_page(
+        refused(
+            "reward_model.reward_kwargs.overlong_buffer_cfg.enable",
+            False,
+            "a penalty for long answers is not built yet; write one into a custom_reward_function",
+        ),
+        refused(
+            "reward_model.reward_kwargs.overlong_buffer_cfg.*",
+            UNSET,
+            "a penalty for long answers is not built yet",
+            can=never,
+            off=switches.overlong_buffer,
+        ),
+    ),
+)
+
+CUSTOM_REWARD = (
+    mapped(
+        "custom_reward_function.path",
+        None,
+        "reward.functions.0.function",
+        read=reward,
+        kind=or_null(TEXT),
+        note="null chooses a built-in reward by each row's data_source",
+    ),
+    mapped(
+        "custom_reward_function.name",
+        "compute_score",
+        "reward.functions.0.function",
+        read=reward,
+        off=switches.custom_function,
+    ),
+)

@@ -1,0 +1,178 @@
+"""verl's `trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.dialects.row import (
+    TEXT,
+    TEXTS,
+    WHOLE,
+    beyond_the_page,
+    mapped,
+    no_effect,
+    one_of,
+    only,
+    or_null,
+    placement,
+    refused,
+)
+from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.verl import switches
+from strop.config.placement import cuda_devices
+
+_MONITORS = ("console", "tensorboard")
+_ELSEWHERE = ("wandb", "swanlab", "mlflow")
+
+
+def duration(theirs: Theirs) -> Mapping[str, Any]:
+    """Steps beat epochs."""
+    steps = theirs["trainer.total_training_steps"]
+    epochs = theirs["trainer.total_epochs"]
+    return {"trainer.duration": f"{epochs} epochs" if steps is None else f"{steps} steps"}
+
+
+def folder(theirs: Theirs) -> Mapping[str, Any]:
+    """`default_local_dir` is the run's folder itself."""
+    settings = {"project": theirs["trainer.project_name"], "name": theirs["trainer.experiment_name"]}
+    if theirs.wrote("trainer.default_local_dir"):
+        return {**settings, "folder": theirs["trainer.default_local_dir"]}
+    return {**settings, "output": "checkpoints"}
+
+
+def monitors(theirs: Theirs) -> Mapping[str, Any]:
+    """Where metrics are shown. Of the page's default, what is not built is left out: nobody asked for it."""
+    said = theirs["trainer.logger"]
+    names = [said] if isinstance(said, str) else said
+    if theirs.wrote("trainer.logger"):
+        lacking = [name for name in names if name not in _MONITORS]
+        if lacking:
+            known = "not built yet" if lacking[0] in _ELSEWHERE else "not known"
+            raise theirs.fault(
+                "trainer.logger",
+                f"trainer.logger names {', '.join(lacking)}, which is {known}; write "
+                f"trainer.logger=[{','.join(_MONITORS)}], or one of them.",
+            )
+    return {"record.monitors": [name for name in names if name in _MONITORS]}
+
+
+def saving(theirs: Theirs) -> Mapping[str, Any]:
+    """`-1` never saves but at the end; all checkpoints stay unless the key says otherwise."""
+    keep = theirs["trainer.max_actor_ckpt_to_keep"]
+    if theirs["trainer.remove_previous_ckpt_in_save"]:
+        keep = 1
+    return {"checkpoint.every": every(theirs["trainer.save_freq"]), "checkpoint.keep": keep}
+
+
+def measuring(theirs: Theirs) -> Mapping[str, Any]:
+    """`-1` leaves the start and the end."""
+    return {"evaluate.every": every(theirs["trainer.test_freq"])}
+
+
+def every(steps: int) -> str:
+    """-1 and 0 mean never."""
+    return f"{steps} steps" if steps > 0 else "never"
+
+
+def resume(theirs: Theirs) -> Mapping[str, Any]:
+    """Where the run starts from."""
+    mode = theirs["trainer.resume_mode"]
+    if mode != "resume_path":
+        return {"resume": "never" if mode == "disable" else "auto"}
+    path = theirs["trainer.resume_from_path"]
+    if not isinstance(path, str):
+        raise theirs.fault(
+            "trainer.resume_mode",
+            "trainer.resume_mode is resume_path; write trainer.resume_from_path too, a checkpoint's folder.",
+        )
+    return {"resume": path}
+
+
+def one_gpu(theirs: Theirs, value: Any) -> bool:
+    """One process trains, so one GPU is all that can be had, where there is one."""
+    return bool(value == 1) and cuda_devices() > 0
+
+
+ROWS = (
+    mapped("trainer.total_epochs", 30, "trainer.duration", read=duration, off=switches.epochs),
+    mapped("trainer.project_name", "verl_examples", "project", read=folder),
+    mapped("trainer.experiment_name", "gsm8k", "name", read=folder),
+    mapped(
+        "trainer.logger",
+        ["console", "wandb"],
+        "record.monitors",
+        read=monitors,
+        kind=TEXTS,
+        note="console and tensorboard are built; metrics.jsonl is always written",
+    ),
+    refused(
+        "trainer.log_val_generations",
+        0,
+        "validation answers are not sent to a tracker yet; leave it 0 and see the run's report.html",
+    ),
+    placement("trainer.nnodes", 1, "one process, on this machine", can=only(1)),
+    placement(
+        "trainer.n_gpus_per_node", 8, "one process, on this machine's GPU or else its CPU", can=one_gpu
+    ),
+    mapped("trainer.save_freq", -1, "checkpoint.every", read=saving, note="counts steps; -1 is never"),
+    mapped("trainer.val_before_train", True, "evaluate.at_start"),
+    mapped("trainer.test_freq", 2, "evaluate.every", read=measuring, note="counts steps; -1 is never"),
+    refused("trainer.critic_warmup", 0, "critics are not built yet; leave it 0", off=switches.gae),
+    refused(
+        "trainer.default_hdfs_dir",
+        "~/experiments/gsm8k/ppo/${trainer.experiment_name}",
+        "checkpoints are not copied to a second place yet; write trainer.default_local_dir alone",
+        can=only(None),
+    ),
+    mapped(
+        "trainer.default_local_dir",
+        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
+        "folder",
+        "output",
+        read=folder,
+        kind=TEXT,
+    ),
+    mapped(
+        "trainer.resume_mode",
+        "auto",
+        "resume",
+        read=resume,
+        kind=one_of("auto", "disable", "resume_path"),
+    ),
+    mapped(
+        "trainer.resume_from_path",
+        None,
+        "resume",
+        read=resume,
+        kind=or_null(TEXT),
+        off=switches.resume_path,
+    ),
+    mapped("trainer.remove_previous_ckpt_in_save", False, "checkpoint.keep", read=saving),
+    refused(
+        "trainer.del_local_ckpt_after_load",
+        False,
+        "a checkpoint is never deleted before the next one is safe; leave it False",
+    ),
+    no_effect(
+        "trainer.ray_wait_register_center_timeout", 300, "one process runs, so there is nothing to wait for"
+    ),
+    *beyond_the_page(
+        mapped(
+            "trainer.total_training_steps",
+            None,
+            "trainer.duration",
+            read=duration,
+            kind=or_null(WHOLE),
+            note="beats trainer.total_epochs",
+        ),
+        mapped(
+            "trainer.max_actor_ckpt_to_keep",
+            None,
+            "checkpoint.keep",
+            read=saving,
+            kind=or_null(WHOLE),
+        ),
+        placement("trainer.balance_batch", True, "one process has nothing to balance with", can=only(True)),
+    ),
+)
