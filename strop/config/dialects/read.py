@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from strop.config.dialects.row import Row
+from strop.config.dialects.row import Read, Row
 from strop.config.dialects.theirs import Ledger, Theirs
 from strop.config.draft import Draft, Source, split, walk
 from strop.config.load import Loaded, run_sources
@@ -60,30 +60,32 @@ def _can(theirs: Theirs, key: str, row: Row) -> bool:
 
 def _convert(theirs: Theirs) -> Draft:
     """Run every row's read once, in the ledger's order, and note which key of theirs decided each field."""
-    ours = Draft()
-    done = []
-    for row in theirs.ledger.rows:
-        if row.fate not in ("mapped", "placement") or row.read in done:
-            continue
-        if row.read is not None:
-            done.append(row.read)
-            settings = row.read(theirs)
-        elif row.fate == "mapped" and (row.off is None or not row.off(theirs)):
-            settings = {row.ours[0]: theirs[row.theirs]}
-        else:
+    ours, faults = Draft(), []
+    for read in dict.fromkeys(row.read or _as_it_is(row) for row in theirs.ledger.rows if row.ours):
+        try:
+            settings = read(theirs)
+        except ConfigError as error:
+            faults.append(str(error))
             continue
         for field, value in settings.items():
-            ours.set(split(field), value, _source_of(theirs, field, row))
+            ours.set(split(field), value, _source_of(theirs, field))
             for keys, _ in walk(value, split(field)):
-                ours.said[keys] = _source_of(theirs, ".".join(keys), row)
+                ours.said[keys] = _source_of(theirs, ".".join(keys))
+    _refuse(iter(faults))
     return ours
 
 
-def _source_of(theirs: Theirs, field: str, reader: Row) -> Source:
+def _as_it_is(row: Row) -> Read:
+    return lambda theirs: {row.ours[0]: theirs[row.theirs]}
+
+
+def _source_of(theirs: Theirs, field: str) -> Source:
     """The key that decided a field of ours: the last one that counts, written ones first."""
     rows = [r for r in theirs.ledger.rows if field in r.ours and (r.off is None or not r.off(theirs))]
     written = [row for row in rows if theirs.wrote(row.theirs)]
-    return theirs.source((written or rows or [reader])[-1].theirs)
+    if not rows:
+        return Source("dialect", theirs.ledger.dialect)
+    return theirs.source((written or rows)[-1].theirs)
 
 
 def _notes(theirs: Theirs) -> Iterator[str]:
@@ -92,5 +94,7 @@ def _notes(theirs: Theirs) -> Iterator[str]:
         why = row.off(theirs) if row.off else None
         if why:
             yield f"{theirs.source(key)}: inactive, because {why}."
+        elif row.deprecated:
+            yield f"{theirs.source(key)}: deprecated; {row.deprecated}."
         elif row.fate == "accepted without effect":
             yield f"{theirs.source(key)}: accepted without effect: {row.note}."

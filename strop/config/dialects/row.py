@@ -96,17 +96,19 @@ class Row:
     stated: bool = True
     """Whether the page states the default; else it is upstream's at the page's time."""
     on_page: bool = True
+    deprecated: str = ""
+    """What to write instead, said where someone wrote the key."""
 
     def as_entry(self) -> dict[str, Any]:
         """The row as `strop keys` prints it."""
         default = None if self.default is UNSET else self.default
-        note = self.note if self.stated else f"default unstated; {self.note}".rstrip("; ")
+        marks = ("" if self.stated else "default unstated", self.deprecated and "deprecated", self.note)
         return {
             "key": self.theirs,
             "fate": self.fate,
             "field": ", ".join(self.ours),
             "default": default,
-            "note": note,
+            "note": "; ".join(mark for mark in marks if mark),
         }
 
 
@@ -118,9 +120,11 @@ def mapped(
     kind: Kind | None = None,
     off: Off | None = None,
     note: str = "",
+    deprecated: str = "",
 ) -> Row:
     """A key that becomes fields of ours."""
-    return Row(theirs, default, "mapped", ours, read, note, kind or _kind_of(default), off=off)
+    kind = kind or _kind_of(default)
+    return Row(theirs, default, "mapped", ours, read, note, kind, off=off, deprecated=deprecated)
 
 
 def refused(

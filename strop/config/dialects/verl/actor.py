@@ -133,7 +133,8 @@ ACTOR = (
         read=micro_batch,
         kind=or_null(WHOLE),
         off=switches.fixed_batch,
-        note="deprecated: counts the sequences of all GPUs together; write ppo_micro_batch_size_per_gpu",
+        note="counts the sequences of all GPUs together",
+        deprecated="write ppo_micro_batch_size_per_gpu, which counts those of one GPU",
     ),
     mapped(
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",

@@ -84,13 +84,12 @@ def batches(theirs: Theirs) -> Mapping[str, Any]:
     step = theirs["data.train_batch_size"]
     update = theirs["actor_rollout_ref.actor.ppo_mini_batch_size"]
     if step > 0 and update > 0 and step % update:
-        fits = sorted(
-            {size for size in range(1, step + 1) if step % size == 0}, key=lambda s: abs(s - update)
-        )
+        fits = sorted((n for n in range(1, step + 1) if step % n == 0), key=lambda n: abs(n - update))
+        near = " and ".join(str(size) for size in sorted(fits[:2]))
         raise theirs.fault(
             "actor_rollout_ref.actor.ppo_mini_batch_size",
             f"data.train_batch_size ({step}) is not a multiple of actor_rollout_ref.actor."
-            f"ppo_mini_batch_size ({update}); the nearest that divide it are {' and '.join(map(str, sorted(fits[:2])))}.",
+            f"ppo_mini_batch_size ({update}); the nearest that divide it are {near}.",
         )
     return {"trainer.tasks_per_step": step, "trainer.tasks_per_update": update}
 
