@@ -39,6 +39,10 @@ class RolloutError(StropError):
     """Too large a share of one step's rollouts broke."""
 
 
+class InferenceError(StropError):
+    """A request that an inference engine cannot take as it is."""
+
+
 class TrainingError(StropError):
     """The update went wrong: a loss that is NaN or infinite, say."""
 

@@ -1,0 +1,61 @@
+"""Projections that read the same input, side by side in one tensor.
+
+A sampler multiplies once where Hugging Face's modules multiply three times (q, k, v) or twice
+(gate, up). `fuse_storage` lays the trainer's own parameters out so that the wide matrix is there
+already: nothing is copied at publish, and the optimizer goes on updating the narrow parameters in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+FUSED_PROJECTIONS: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of sibling linear layers that read the same input."""
+
+
+def fuse_storage(model: nn.Module) -> None:
+    """Re-point sibling projections' weights and biases to views of one tensor each.
+
+    Values, parameter objects and gradients stay what they are. Siblings that differ in dtype, device
+    or input size are left alone, and so are modules without such siblings. A projection wrapped by an
+    adapter counts by its base layer.
+    """
+    for module in model.modules():
+        for names in FUSED_PROJECTIONS:
+            siblings = [_linear(getattr(module, name, None)) for name in names]
+            linears = [linear for linear in siblings if linear is not None]
+            if len(linears) == len(names):
+                _fuse([linear.weight for linear in linears])
+                _fuse([linear.bias for linear in linears])
+
+
+def joined_view(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """`torch.cat(parts)` without a copy, where the parts lie one behind the other in memory; else None."""
+    first = parts[0].detach()
+    rows, behind = 0, first.data_ptr()
+    for part in parts:
+        fits = part.dtype == first.dtype and part.device == first.device and part.shape[1:] == first.shape[1:]
+        same_storage = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not (fits and same_storage and part.is_contiguous() and part.data_ptr() == behind):
+            return None
+        rows += part.shape[0]
+        behind += part.numel() * part.element_size()
+    return first.as_strided((rows, *first.shape[1:]), first.stride())
+
+
+def _linear(module: object) -> nn.Linear | None:
+    inner = getattr(module, "base_layer", module)
+    return inner if isinstance(inner, nn.Linear) else None
+
+
+def _fuse(parameters: Sequence[nn.Parameter | None]) -> None:
+    present = [parameter for parameter in parameters if parameter is not None]
+    kinds = {(p.dtype, p.device, p.shape[1:]) for p in present}
+    if len(present) != len(parameters) or len(kinds) != 1 or joined_view(present) is not None:
+        return
+    joined = torch.cat([parameter.detach() for parameter in present])
+    for parameter, view in zip(present, joined.split([len(p) for p in present]), strict=True):
+        parameter.data = view
