@@ -19,6 +19,8 @@ START_SECONDS = 300.0
 GRACE_SECONDS = 5.0
 """A worker ends itself at the time limit; one that could not (stopped, say) is killed so much later."""
 _LARGEST_CHUNK = 64
+_MOST_LOSSES = 10
+"""Workers that may die between answers in one job, killed from outside, before it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ class Pool:
         try:
             while not job.is_done():
                 self._hire(len(job.waiting))
-                for worker in self._workers:
-                    if worker.is_ready and not worker.chunk and job.waiting:
+                for worker in tuple(self._workers):
+                    if worker.has_taken and not worker.chunk and job.waiting:
                         self._give(worker, job)
                 self._listen(job)
         except BaseException:
@@ -80,16 +82,15 @@ class Pool:
         """Large chunks first and ever smaller ones, so that all workers finish at about the same time."""
         size = min(_LARGEST_CHUNK, -(-len(job.waiting) // (2 * self._size)))
         chunk = [job.waiting.popleft() for _ in range(size)]
-        if worker.process.send([job.answers[i] for i in chunk]):
-            worker.chunk.extend(chunk)
-            self._extend_deadline(worker)
-        else:  # it died while it had nothing to do: nobody's fault
-            job.waiting.extendleft(reversed(chunk))
-            self._dismiss(worker)
+        worker.chunk.extend(chunk)
+        worker.has_taken = False
+        self._extend_deadline(worker)
+        if not worker.process.send([job.answers[i] for i in chunk]):
+            self._bury(worker, job)
 
     def _listen(self, job: _Job) -> None:
         """Wait for news of the workers that owe some, as long as the first may still take."""
-        busy = [worker for worker in self._workers if worker.chunk or not worker.is_ready]
+        busy = [worker for worker in self._workers if worker.chunk or not worker.has_taken]
         if not busy:
             return
         patience = min(worker.deadline for worker in busy) - time.monotonic()
@@ -106,11 +107,11 @@ class Pool:
         except (EOFError, ConnectionError):
             self._bury(worker, job)
             return
-        if worker.is_ready:
-            self._extend_deadline(worker)
+        self._extend_deadline(worker)
+        if worker.has_taken:
             self._note(worker, message, job)
         elif message is None:
-            worker.is_ready = True
+            worker.has_taken = worker.is_up = True
         else:
             raise RewardError(message)
 
@@ -127,17 +128,25 @@ class Pool:
 
     def _bury(self, worker: _Worker, job: _Job) -> None:
         """Only the answer that it was at is broken; the rest of its chunk goes to others."""
-        cause = self._dismiss(worker)
-        if not worker.is_ready:
+        late = time.monotonic() > worker.deadline
+        limit = self._timeout_seconds if worker.is_up else START_SECONDS
+        self._workers.remove(worker)
+        cause = worker.process.end()
+        if late:
+            cause = f"took longer than {limit:g} s and was killed"
+        if not worker.is_up:
             names = ", ".join(function.name for function in self._functions)
             raise RewardError(f"The process that was to score answers, while it loaded {names}, {cause}.")
-        name = self._functions[len(worker.scores)].name
-        job.results[worker.chunk.popleft()] = Broken(name, cause)
+        if worker.has_taken:
+            name = self._functions[len(worker.scores)].name
+            job.results[worker.chunk.popleft()] = Broken(name, cause)
+        else:  # it was killed before it began: no answer's fault
+            job.losses += 1
+            if job.losses > _MOST_LOSSES:
+                raise RewardError(
+                    f"{job.losses} processes that score answers died between two; the last {cause}."
+                )
         job.waiting.extendleft(reversed(worker.chunk))
-
-    def _dismiss(self, worker: _Worker) -> str:
-        self._workers.remove(worker)
-        return worker.process.end()
 
     def _extend_deadline(self, worker: _Worker) -> None:
         worker.deadline = time.monotonic() + self._timeout_seconds + GRACE_SECONDS
@@ -150,7 +159,10 @@ class _Worker:
     process: Process
     deadline: float
     """By when something must be heard of it."""
-    is_ready: bool = False
+    is_up: bool = False
+    """It has loaded the functions."""
+    has_taken: bool = False
+    """It has said that it took up what was sent last."""
     chunk: deque[int] = field(default_factory=deque)
     """Answers it has been given and has not finished."""
     scores: list[Score] = field(default_factory=list)
@@ -164,6 +176,7 @@ class _Job:
         self.answers = answers
         self.waiting = deque(range(len(answers)))
         self.results: dict[int, Scores | Broken] = {}
+        self.losses = 0
 
     def is_done(self) -> bool:
         return len(self.results) == len(self.answers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO, Any
 
+from strop.errors import RewardError
 from strop.rewards.function import Function
 
 _FRAMES_SHOWN = 3
@@ -47,11 +49,16 @@ class Process:
         self.send((tuple(functions), timeout_seconds))
 
     def send(self, message: object) -> bool:
-        """False when the worker is no longer there."""
+        """False when the worker is no longer there. Raises RewardError for what cannot be sent."""
         try:
             self.connection.send(message)
         except ConnectionError:
             return False
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise RewardError(
+                f"A column of the tasks cannot be sent to the processes that score answers: {error}. "
+                "Leave it out of the dataset, or write it as plain data."
+            ) from error
         return True
 
     def end(self) -> str:

@@ -1,0 +1,53 @@
+"""What a user might have written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def share_of_a(completion: str) -> float:
+    return completion.count("a") / max(1, len(completion))
+
+
+def near(completion: str, answer: str, numbers: list[int], scale: float = 1.0) -> float:
+    return scale * (len(completion) + int(answer) + sum(numbers))
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, bonus: float = 0.0
+) -> dict[str, Any]:
+    right = solution_str == ground_truth
+    return {"score": right + bonus, "acc": right, "index": extra_info["index"], "pred": data_source}
+
+
+def trl_messages(
+    prompts: list[Any], completions: list[Any], solution: list[str], **kwargs: Any
+) -> list[float]:
+    assert len(prompts) == len(completions) == len(solution) == len(kwargs["answer"]) == 1
+    assert prompts[0][0]["role"] == "user"
+    return [float(c[0]["content"] == s) for c, s in zip(completions, solution, strict=True)]
+
+
+def trl_texts(completions: list[str], completion_ids: list[list[int]]) -> list[float]:
+    return [float(len(text) == len(ids)) for text, ids in zip(completions, completion_ids, strict=True)]
+
+
+def trl_soft_overlong(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    return [-float(len(ids)) for ids in completion_ids]
+
+
+def two_dicts(completion: str) -> dict[str, float]:
+    return {"reward": 1.0}
+
+
+def batched(data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any) -> list[float]:
+    raise NotImplementedError
+
+
+class Judge:
+    def __call__(self, completion: str, answer: str) -> float:
+        return float(completion == answer)
+
+
+judge = Judge()
+not_a_function = 3
