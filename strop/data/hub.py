@@ -19,6 +19,8 @@ def read_saved(url: str, shown: str, split: str | None, subset: str | None) -> H
         raise DataError(f"{shown} was saved by `datasets` and has no subsets: leave out `subset: {subset}`.")
     try:
         loaded = load_from_disk(url)
+    except IndexError:  # what this library raises for a dataset saved without rows
+        raise _empty(shown) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{shown} looks like a saved `datasets` folder but cannot be read: {error}") from None
     return _one_split(loaded, shown, split)
@@ -27,15 +29,18 @@ def read_saved(url: str, shown: str, split: str | None, subset: str | None) -> H
 def read_hub(name: str, split: str | None, subset: str | None) -> HfDataset:
     """A dataset on the hub, or in its cache. Raises `DataError` where it cannot be loaded."""
     from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
 
     try:
         loaded = load_dataset(name, subset, split=split)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DatasetsError) as error:
         raise DataError(
             f"There is no file or directory {name}, and as a dataset on the Hugging Face hub it cannot be "
             f"loaded: {error}"
         ) from None
-    return HfDataset(name, loaded) if split else _one_split(loaded, name, split)
+    if split is None:
+        return _one_split(loaded, name, split)
+    return HfDataset(f"{name} ({split})", loaded)
 
 
 def _one_split(loaded: Dataset | DatasetDict, name: str, split: str | None) -> HfDataset:
@@ -53,5 +58,9 @@ def _one_split(loaded: Dataset | DatasetDict, name: str, split: str | None) -> H
     elif split is not None:
         raise DataError(f"{name} is a dataset without splits: leave out `split: {split}`.")
     if not len(loaded):
-        raise DataError(f"{name} is empty: it holds no rows.")
+        raise _empty(name)
     return HfDataset(name, loaded)
+
+
+def _empty(name: str) -> DataError:
+    return DataError(f"{name} is empty: it holds no rows.")

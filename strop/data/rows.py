@@ -74,10 +74,11 @@ class Lines:
 
 def _check_object(line: bytes, where: str) -> None:
     try:
-        value = json.loads(line)
+        value = json.loads(line.rstrip())
     except (ValueError, RecursionError) as error:
+        what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise DataError(
-            f"{where} is not JSON ({error}). Each line holds one whole object, such as "
+            f"{where} is not JSON ({what}). Each line holds one whole object, such as "
             '{"question": "...", "answer": "..."}.'
         ) from None
     if not isinstance(value, dict):

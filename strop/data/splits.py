@@ -51,8 +51,8 @@ def files_of_split(files: Sequence[str], split: str | None, folder: str) -> list
         unnamed = ", ".join(by_split.get(None, []))
         beside = f", and files that belong to none of them ({unnamed})" if unnamed else ""
         raise DataError(
-            f"{folder} holds files of these splits: {', '.join(named)}{beside}. The run file does not say which "
-            f"to use: write `split: {named[0]}` beside the path, or name the files."
+            f"{folder} holds files of these splits: {', '.join(named)}{beside}. Which to use is not said: "
+            f"write `split: {named[0]}` beside the path, or name the files."
         )
     if not named:
         raise DataError(
