@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import cycle
 
 import plotly.graph_objects as go
 import plotly.io as pio
@@ -14,7 +15,7 @@ from strop.run.metrics import metric_of
 
 # Told apart by people who see few colours, and readable on white and on black (Okabe and Ito's, toned).
 _COLOURS = ("#2f7fc1", "#d9822b", "#3a9d78", "#b86aa5", "#c2a12c", "#7d8896", "#cf5c4b")
-_HEIGHT = 250
+_HEIGHT = 230
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,6 @@ class Panel:
     """Names, or patterns of names."""
     smooth: bool = False
     """Draw the first metric's running mean over its values."""
-    log: bool = False
 
 
 PANELS = (
@@ -39,7 +39,7 @@ PANELS = (
     Panel("Clipped tokens", ("clip_fraction", "clip_fraction/*")),
     Panel("Gradient", ("grad_norm",)),
     Panel("Learning rate", ("lr",)),
-    Panel("Sampler against trainer", ("logprob_diff/mean_abs",), log=True),
+    Panel("Sampler against trainer", ("logprob_diff/mean_abs",)),
     Panel("Speed", ("tokens_per_second",)),
 )
 _PHASES = ("sample", "reward", "logprobs", "update", "publish", "evaluate", "save")
@@ -52,6 +52,8 @@ class Chart:
     title: str
     unit: str
     caption: str
+    legend: tuple[tuple[str, str], ...]
+    """Each line's name and colour, where there is more than one."""
     html: str
 
 
@@ -69,53 +71,40 @@ def make_charts(contents: Contents) -> list[Chart]:
 
 
 def _curves(contents: Contents, panel: Panel, names: Sequence[str], *, first: bool) -> Chart:
-    figure = _figure(log=panel.log, legend=len(names) > 1)
-    for number, name in enumerate(names):
+    figure = _figure()
+    legend = []
+    for name, colour in zip(names, cycle(_COLOURS), strict=False):
         steps, values = contents.series(name)
-        colour = _COLOURS[number % len(_COLOURS)]
-        smooth = panel.smooth and number == 0 and len(values) >= 20
-        figure.add_scatter(
-            x=steps,
-            y=values,
-            name=_label(name, names),
-            mode="lines+markers" if len(values) <= 40 else "lines",
-            line={"color": colour, "width": 1 if smooth else 2},
-            marker={"size": 5},
-            opacity=0.4 if smooth else 1,
-            showlegend=not smooth and len(names) > 1,
-            hovertemplate="%{y:.4g}",
-        )
-        if smooth:
+        label = _label(name, names)
+        if panel.smooth and name == names[0] and len(values) >= 20:
             window = max(2, len(values) // 15)
-            figure.add_scatter(
-                x=steps,
-                y=_running_mean(values, window),
-                name=f"{_label(name, names)}, mean of {window} steps",
-                mode="lines",
-                line={"color": colour, "width": 2.5},
-                hovertemplate="%{y:.4g}",
-            )
-            figure.update_layout(showlegend=True)
+            _line(figure, steps, values, label, colour, opacity=0.4, width=1)
+            label = f"{label}, mean of {window} steps"
+            values = _running_mean(values, window)
+        _line(figure, steps, values, label, colour)
+        legend.append((label, colour))
     metric = metric_of(names[0])
-    return Chart(panel.title, metric.unit, metric.definition, _html(figure, first))
+    shown = tuple(legend) if len(figure.data) > 1 else ()
+    return Chart(panel.title, metric.unit, metric.definition, shown, _html(figure, first))
 
 
 def _time(contents: Contents, *, first: bool) -> Chart:
-    figure = _figure(log=False, legend=True)
-    for number, phase in enumerate(_PHASES):
+    figure = _figure()
+    legend = []
+    for phase, colour in zip(_PHASES, _COLOURS, strict=True):
         steps, seconds = contents.series(_phase(phase))
         if any(seconds):
-            colour = _COLOURS[number % len(_COLOURS)]
             figure.add_bar(
                 x=steps, y=seconds, name=phase, marker={"color": colour}, hovertemplate="%{y:.2f} s"
             )
+            legend.append((phase, colour))
     figure.update_layout(barmode="stack", bargap=0.1)
     figure.update_traces(marker_line_width=0)
     caption = "Where each step's seconds went; evaluating and saving come on top of the step itself."
-    return Chart("Time by phase", "seconds", caption, _html(figure, first))
+    return Chart("Time by phase", "seconds", caption, tuple(legend), _html(figure, first))
 
 
-def _figure(*, log: bool, legend: bool) -> go.Figure:
+def _figure() -> go.Figure:
     figure = go.Figure()
     figure.update_layout(
         height=_HEIGHT,
@@ -124,26 +113,47 @@ def _figure(*, log: bool, legend: bool) -> go.Figure:
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 12},
         hovermode="x unified",
-        showlegend=legend,
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        showlegend=False,
     )
     figure.update_xaxes(
         title={"text": "step", "standoff": 4}, zeroline=False, showgrid=False, rangemode="tozero"
     )
-    figure.update_yaxes(zeroline=False, nticks=6, type="log" if log else "linear")
-    if log:
-        figure.update_yaxes(exponentformat="power", dtick=1)
+    # From zero, so that noise looks as small as it is.
+    figure.update_yaxes(zeroline=False, nticks=6, rangemode="tozero", exponentformat="e")
     return figure
 
 
+def _line(
+    figure: go.Figure,
+    steps: Sequence[int],
+    values: Sequence[float],
+    label: str,
+    colour: str,
+    *,
+    opacity: float = 1.0,
+    width: float = 2.0,
+) -> None:
+    figure.add_scatter(
+        x=steps,
+        y=values,
+        name=label,
+        mode="lines+markers" if len(values) <= 40 else "lines",
+        line={"color": colour, "width": width},
+        marker={"size": 5},
+        opacity=opacity,
+        hovertemplate="%{y:.4g}",
+    )
+
+
 def _html(figure: go.Figure, first: bool) -> str:
-    return pio.to_html(
+    html: str = pio.to_html(
         figure,
         full_html=False,
         include_plotlyjs=first,
         default_height=f"{_HEIGHT}px",
         config={"displayModeBar": False, "responsive": True},
     )
+    return html
 
 
 def _running_mean(values: Sequence[float], window: int) -> list[float]:
@@ -157,8 +167,10 @@ def _phase(phase: str) -> str:
 
 
 def _label(name: str, names: Sequence[str]) -> str:
-    """The name without what all names of the chart begin with: `format` of `reward/part/format`."""
-    for prefix in ("eval/", "reward/part/", "response_tokens/", "clip_fraction/", "groups/", "rollouts/"):
-        if name.startswith(prefix) and len(names) > 1:
+    """The name without what the chart's title says already: `format` of `reward/part/format`."""
+    if name == "reward/mean":
+        return "reward"
+    if len(names) > 1:
+        for prefix in ("eval/", "reward/part/", "response_tokens/", "clip_fraction/", "groups/", "rollouts/"):
             name = name.removeprefix(prefix)
     return name.replace("_", " ")
