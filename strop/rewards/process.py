@@ -84,7 +84,8 @@ def _cause_of_death(code: int, words: str, timeout_seconds: float) -> str:
     if words.startswith("Timeout"):
         return f"took longer than {timeout_seconds:g} s and was stopped, at{where}"
     if code < 0:
-        return f"ended its process by {signal.Signals(-code).name}{', at' if where else ''}{where}"
+        how = f"by signal {-code} ({signal.strsignal(-code)})"
+        return f"ended its process {how}{', at' if where else ''}{where}"
     return f"ended its process with exit code {code}"
 
 

@@ -62,7 +62,7 @@ def _import(module: str, function: str) -> ModuleType:
             f"reward {function!r}: there is no module {error.name!r} on Python's path. "
             "For a file of your own write file.py:function."
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RewardError(f"reward {function!r}: importing {module} failed: {_last_lines(error)}") from error
 
 
@@ -79,7 +79,7 @@ def _load_file(file: Path, function: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look their module up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RewardError(f"reward {function!r}: loading {path} failed: {_last_lines(error)}") from error
     return module
 
@@ -98,7 +98,7 @@ def _member(module: ModuleType, name: str, function: str) -> Callable[..., Any]:
     return found
 
 
-def _last_lines(error: Exception) -> str:
+def _last_lines(error: BaseException) -> str:
     """The exception and where it was raised, without the frames of the import machinery."""
     frames = traceback.extract_tb(error.__traceback__)[-1:]
     return f"{type(error).__name__}: {error}\n{''.join(traceback.format_list(frames))}".rstrip()

@@ -112,6 +112,9 @@ def test_a_file_that_does_not_load(tmp_path: Path) -> None:
     bad.write_text("def f(:\n")
     with pytest.raises(RewardError, match=r"(?s)bad\.py failed: SyntaxError"):
         Function.of(f"{bad}:f")
+    bad.write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(RewardError, match=r"bad\.py failed: SystemExit: 0"):
+        Function.of(f"{bad}:f")
     (tmp_path / "needs.py").write_text("import no_such_package\n")
     with pytest.raises(RewardError, match="No module named 'no_such_package'"):
         Function.of(f"{tmp_path}/needs.py:f")

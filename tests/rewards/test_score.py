@@ -21,6 +21,7 @@ import pytest
 from strop.config.schema.reward import Reward
 from strop.errors import RewardError
 from strop.rewards import pool
+from strop.rewards.process import Process
 from strop.rewards.score import Scorer
 from strop.types import Group, Rollout
 from tests.rewards import users
@@ -108,8 +109,8 @@ def test_results_keep_their_order_whatever_the_timing() -> None:
         ("regex", r"took longer than 1 s and was stopped, at\n  File .*re/__init__.py.* in match\n"),
         ("exit", r"raised SystemExit: 3\n  File"),
         ("os._exit", "ended its process with exit code 4"),
-        ("abort", r"ended its process by SIGABRT, at\n  File .*test_score.py"),
-        ("killed", "ended its process by SIGKILL"),
+        ("abort", r"ended its process by signal 6 \(Aborted\), at\n  File .*test_score.py"),
+        ("killed", r"ended its process by signal 9 \(Killed\)$"),
         ("nan", "returned nan; a reward is a finite number"),
         ("none", "returned None; a reward is a number"),
         ("text", "returned a str, 'good'"),
@@ -249,17 +250,17 @@ def test_a_worker_killed_while_idle_is_replaced() -> None:
 
 
 def test_workers_that_are_killed_again_and_again_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    send = pool.Process.send
+    send = Process.send
 
-    def killed_before(self: pool.Process, message: object) -> bool:
+    def killed_before(self: Process, message: object) -> bool:
         if isinstance(message, list):
             self._process.kill()
         return send(self, message)
 
-    monkeypatch.setattr(pool.Process, "send", killed_before)
+    monkeypatch.setattr(Process, "send", killed_before)
     with (
         Scorer(section("gsm8k", workers=1)) as scorer,
-        pytest.raises(RewardError, match=r"11 processes that score answers died between two.*SIGKILL"),
+        pytest.raises(RewardError, match=r"11 processes that score answers died between two.*signal 9"),
     ):
         scorer.score([group(["#### 1"], "1")])
 
@@ -306,6 +307,7 @@ SCRIPT = """
 import subprocess, sys, time
 from strop.config.schema.reward import Reward
 from strop.rewards import pool
+from strop.rewards.process import Process
 from strop.rewards.score import Scorer
 from tests.rewards.builders import group
 
