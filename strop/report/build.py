@@ -114,8 +114,13 @@ def _last_values(contents: Contents) -> list[tuple[str, str, str, str]]:
     table = []
     for name in contents.names():
         values = contents.series(name)[1]
-        if values:
+        if not values:
+            continue
+        try:
             metric = metric_of(name)
+        except KeyError:
+            table.append((name, number(values[-1]), "", "Not defined in this version of Strop."))
+        else:
             table.append((name, number(values[-1]), metric.unit, metric.definition))
     return table
 
