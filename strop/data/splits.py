@@ -36,6 +36,12 @@ def canonical(split: str) -> str:
     return _CANONICAL.get(split, split)
 
 
+def say_which(splits: Sequence[str]) -> str:
+    """What to write where several splits are there and none is chosen."""
+    example = "train" if "train" in splits else splits[0]
+    return f"Which to use is not said: write `split: {example}` beside the path"
+
+
 def files_of_split(files: Sequence[str], split: str | None, folder: str) -> list[str]:
     """The files, given by name, that make up `split`; all of them where their names say no split.
 
@@ -51,8 +57,8 @@ def files_of_split(files: Sequence[str], split: str | None, folder: str) -> list
         unnamed = ", ".join(by_split.get(None, []))
         beside = f", and files that belong to none of them ({unnamed})" if unnamed else ""
         raise DataError(
-            f"{folder} holds files of these splits: {', '.join(named)}{beside}. Which to use is not said: "
-            f"write `split: {named[0]}` beside the path, or name the files."
+            f"{folder} holds files of these splits: {', '.join(named)}{beside}. {say_which(named)}, or name "
+            "the files."
         )
     if not named:
         raise DataError(

@@ -170,7 +170,7 @@ class TestSplits:
     @pytest.mark.parametrize(
         ("files", "split", "message"),
         [
-            (["train.jsonl", "test.jsonl"], None, "test, train.*write `split: test`"),
+            (["train.jsonl", "test.jsonl"], None, "test, train.*write `split: train`"),
             (["train.jsonl", "more.jsonl"], None, r"train, and files that belong to none of them \(more"),
             (["train.jsonl", "test.jsonl"], "validation", "no split 'validation'; it has test, train"),
             (["a.jsonl", "b.jsonl"], "train", "has no splits.*Leave out `split: train`"),
@@ -219,7 +219,7 @@ class TestSavedDatasets:
         both = DatasetDict(train=Dataset.from_list(ROWS), test=Dataset.from_list(ROWS[:1]))
         both.save_to_disk(tmp_path / "d")
         assert rows_of(tmp_path / "d", split="train") == ROWS
-        with pytest.raises(DataError, match="splits test, train"):
+        with pytest.raises(DataError, match=r"splits test, train.*write `split: train`"):
             rows_of(tmp_path / "d")
         with pytest.raises(DataError, match="no split 'dev'; it has test, train"):
             rows_of(tmp_path / "d", split="dev")

@@ -1,0 +1,118 @@
+"""Names on the hub, against a hub on this machine, in processes of their own: its address is read once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.data.loopback_hub import loopback_hub
+
+REPO = Path(__file__).parents[2]
+CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train-*}
+  - {split: test, path: main/test-*}
+- config_name: single
+  data_files:
+  - {split: test, path: main/test-*}
+---
+"""
+READ = """
+import json, sys
+from strop.config.schema.data import Taskset
+from strop.data.read import read_rows
+from strop.errors import DataError
+for section in json.loads(sys.argv[1]):
+    try:
+        rows = read_rows(Taskset(**section))
+        print(json.dumps([rows[0], len(rows), rows.where(0)]))
+    except DataError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def parquet(rows: list[dict[str, str]]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def row(number: int) -> dict[str, str]:
+    return {"question": f"What is {number}?", "answer": f"It is {number}.\n#### {number}"}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    files = {
+        "README.md": CARD.encode(),
+        "main/train-00000-of-00001.parquet": parquet([row(i) for i in range(5)]),
+        "main/test-00000-of-00001.parquet": parquet([row(i) for i in (7, 8)]),
+    }
+    with loopback_hub("openai/gsm8k", files) as address:
+        home = tmp_path_factory.mktemp("hub")
+        own = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
+        yield os.environ | own
+
+
+def test_subsets_and_splits(environment: dict[str, str], tmp_path: Path) -> None:
+    path = {"path": "openai/gsm8k"}
+    sections = [
+        path | {"subset": "main", "split": "train"},
+        path | {"subset": "single"},
+        path | {"subset": "main", "split": "train[3:]"},
+        path | {"subset": "main"},
+        path | {"subset": "main", "split": "dev"},
+        path | {"subset": "socratic"},
+        path,
+        {"path": "openai/gsm9k"},
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", READ, json.dumps(sections)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "examples/s" not in done.stderr, "no progress bars in a log"
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert answers[:3] == [
+        [row(0), 5, "openai/gsm8k (train) row 0 (counting from 0)"],
+        [row(7), 2, "openai/gsm8k (test) row 0 (counting from 0)"],
+        [row(3), 2, "openai/gsm8k (train[3:]) row 0 (counting from 0)"],
+    ]
+    for error, part in zip(
+        answers[3:],
+        [
+            "has the splits test, train. Which to use is not said: write `split: train`",
+            'Unknown split "dev". Should be one of',
+            "'socratic' not found. Available: ['main', 'single']",
+            "Config name is missing",
+            "no file or directory openai/gsm9k, and as a dataset on the Hugging Face hub it cannot be loaded",
+        ],
+        strict=True,
+    ):
+        assert part in error
+        assert "\n" not in error
+
+
+def test_the_gsm8k_preparer_reads_it(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, str(REPO / "examples/gsm8k/prepare.py"), "--hub", "--out", "out"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "wrote 5 tasks to out/train.parquet\nwrote 2 tasks to out/test.parquet\n", (
+        done.stderr
+    )
+    rows = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
+    assert [r["reward_model"]["ground_truth"] for r in rows] == ["7", "8"]
+    assert rows[1]["extra_info"] == {"split": "test", "index": 1, **row(8)}
