@@ -65,6 +65,7 @@ def pack(
     """
     values: dict[str, Sequence[float | Floats]] = {
         "sampler_logprobs": [e.sampler_logprobs for e in experiences],
+        "policy_logprobs": [e.policy_logprobs for e in experiences],
         "advantages": advantages,
         "temperature": [e.temperature for e in experiences],
     }

@@ -102,8 +102,8 @@ def _no_mask(*_: Any, **__: Any) -> None:
 def _padded_forward(base: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
     if any(prefix >= 0 for prefix in micro_batch.prefix_of):
         raise ModelError(
-            f"{type(base).__name__} cannot share prompts ({can_share_prompts(base)[1]}), but this micro-batch "
-            "does. Pack it with share_prompts=False."
+            f"{type(base).__name__} cannot share prompts ({can_share_prompts(base)[1]}), but a "
+            "micro-batch does. Pack it with share_prompts=False."
         )
     lengths = micro_batch.cu_seqlens.diff().long()
     columns = torch.arange(int(lengths.max()), device=lengths.device)
@@ -152,5 +152,5 @@ def _probe(base: PreTrainedModel) -> str | None:
     expected = torch.cat([apart[0], apart[1][3:]])
     distance = float((together - expected).float().norm() / expected.float().norm())
     if distance > PROBE_TOLERANCE[expected.dtype]:
-        return f"packed, it gives other hidden states than one sequence at a time (relative distance {distance:.2g})"
+        return f"packed sequences change its hidden states (by {distance:.2g} of their norm)"
     return None

@@ -29,7 +29,7 @@ MIN_ROWS = 64
 """Fewer rows would make the matrix products slow."""
 
 KeyPair = tuple[Tensor | None, Tensor]
-"""What a block's rows see: the ancestors' [K, A, D], or None where there are none, and their own [K, m, b, D]."""
+"""What a block's rows see: the ancestors' [K, A, D], None where there are none, and own [K, m, b, D]."""
 
 
 @dataclass(frozen=True, slots=True)

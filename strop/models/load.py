@@ -1,0 +1,118 @@
+"""Models and tokenizers from Hugging Face folders, or by their names on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from strop.config.schema.model import Model
+from strop.errors import ModelError
+from strop.models.attention import use_packed_attention
+from strop.models.logprobs import check_logits
+
+UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
+"""What transformers raises for files that it cannot make a model or tokenizer of."""
+
+
+def load_model(section: Model, *, device: torch.device | str, trainable: bool = True) -> PreTrainedModel:
+    """The model with parameters in `section.dtype`, ready for packed micro-batches; not yet an adapter.
+
+    With an adapter the weights stay as they are, and so stand in the type that is computed in; so do
+    those of a model that is not `trainable`. Parameters have storage of their own, not the file's
+    pages, so that a run's arithmetic does not depend on how the file was read.
+
+    Raises ModelError for a folder that is missing, incomplete or damaged, and for a model whose
+    log-probs Strop cannot compute.
+    """
+    _check_folder(section.path)
+    frozen = section.lora is not None or not trainable
+    dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype
+    with quiet():
+        try:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                section.path,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                trust_remote_code=section.trust_remote_code,
+                output_loading_info=True,
+            )
+        except UNREADABLE as error:
+            raise ModelError(f"model.path: no model could be loaded from {section.path}: {error}") from error
+    wrong = [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
+    if wrong:
+        raise ModelError(
+            f"model.path: the weights in {section.path} do not fit its config.json: {len(wrong)} tensors are "
+            f"missing or of another shape, such as {sorted(wrong)[0]}. Is the folder complete?"
+        )
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    model.to(device).requires_grad_(trainable and section.lora is None).eval()
+    check_logits(model)
+    use_packed_attention(model)
+    if section.gradient_checkpointing and trainable:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def load_tokenizer(section: Model) -> PreTrainedTokenizerBase:
+    """The tokenizer of `section.tokenizer`, or the model's own. Raises ModelError where there is none."""
+    path = section.tokenizer or section.path
+    key = "model.tokenizer" if section.tokenizer else "model.path"
+    if _is_local(path) and not Path(path).is_dir():
+        raise ModelError(
+            f"{key}: there is no folder {path}. Write a tokenizer's folder, or a name on the hub."
+        )
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(path, trust_remote_code=section.trust_remote_code)
+    except UNREADABLE as error:
+        raise ModelError(
+            f"{key}: no tokenizer could be loaded from {path}: {error}. Put tokenizer.json and "
+            "tokenizer_config.json there, or name another folder under model.tokenizer."
+        ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' progress bars."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _is_local(path: str) -> bool:
+    """Whether a path means a folder here rather than `owner/name` on the hub."""
+    return Path(path).exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1
+
+
+def _check_folder(path: str) -> None:
+    """Say what a local folder lacks, better than transformers would."""
+    if not _is_local(path):
+        return
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ModelError(
+            f"model.path: there is no folder {path}. Write a model folder, or a name on the hub."
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model.path: {path} is no model folder: there is no config.json in it.")
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")))
+    if pickled:
+        raise ModelError(
+            f"model.path: the weights in {path} are pickled ({pickled[0]}), which could run any code when "
+            "read, so Strop reads safetensors only. Convert them once where you trust them: "
+            "AutoModelForCausalLM.from_pretrained(old).save_pretrained(new)."
+        )
+    raise ModelError(f"model.path: there are no weights in {path}: no *.safetensors file.")

@@ -1,0 +1,97 @@
+"""Low-rank adapters (arXiv 2106.09685) by PEFT: adding one, merging it on the fly.
+
+An adapted weight is W + (alpha / rank) B A. The model with its adapters off is the reference, so
+that no second model is needed (`without_adapter`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import Linear
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from strop.config.schema.model import Lora
+from strop.errors import ModelError
+
+ADAPTER = "default"
+"""PEFT's name for the one adapter."""
+
+
+def add_lora(model: PreTrainedModel, section: Lora, dtype: torch.dtype) -> PeftModel:
+    """Wrap the model with a fresh adapter whose parameters are of `dtype`; all others are frozen.
+
+    Its A is random (by torch's generator) and its B zero: the model is at first what it was. Raises
+    ModelError where `targets` names nothing that can be adapted.
+    """
+    config = LoraConfig(
+        r=section.rank,
+        lora_alpha=section.alpha,
+        target_modules=_names(section.targets),
+        exclude_modules=_names(section.exclude),
+        lora_dropout=section.dropout,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
+    except ValueError as error:
+        raise ModelError(f"model.lora.targets: {error}") from error
+    _check_targets(wrapped)
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    return wrapped
+
+
+def without_adapter(model: PeftModel) -> AbstractContextManager[None]:
+    """Inside, the model is what it was before it got its adapter."""
+    return model.disable_adapter()
+
+
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All weights under Hugging Face's names, the adapter merged into new tensors; the model stays as it is.
+
+    A tensor that has two names (tied embeddings) comes once. Without an adapter these are the model's own.
+    """
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    adapted = {f"{name}.base_layer.weight": m for name, m in base.named_modules() if isinstance(m, Linear)}
+    seen: set[int] = set()
+    for name, tensor in base.state_dict(keep_vars=True).items():
+        if ".lora_" in name or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        weight = tensor.detach()
+        if name in adapted:
+            weight = _merged(weight, adapted[name])
+        yield name.replace(".base_layer.", "."), weight
+
+
+@torch.no_grad()
+def _merged(weight: Tensor, module: Linear) -> Tensor:
+    a, b = module.lora_A[ADAPTER].weight.float(), module.lora_B[ADAPTER].weight.float()
+    delta = (b @ a) * module.scaling[ADAPTER]
+    return (weight.float() + (delta.T if module.fan_in_fan_out else delta)).to(weight.dtype)
+
+
+def _names(targets: str | tuple[str, ...] | None) -> str | list[str] | None:
+    return list(targets) if isinstance(targets, tuple) else targets
+
+
+def _check_targets(model: PeftModel) -> None:
+    base = model.get_base_model()
+    for name, module in base.named_modules():
+        if hasattr(module, "lora_A") and not isinstance(module, Linear):
+            raise ModelError(
+                f"model.lora.targets: {name} is no linear layer, and Strop adapts only those; leave it "
+                "out, or exclude it under model.lora.exclude."
+            )
+    head = base.get_output_embeddings()
+    if base.config.get_text_config().tie_word_embeddings and isinstance(head, Linear):
+        raise ModelError(
+            "model.lora.targets: the language-model head shares its weight with the input embeddings in this "
+            "model, so an adapter of the head alone could not be merged. Exclude it under model.lora.exclude."
+        )
