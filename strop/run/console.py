@@ -60,6 +60,9 @@ class LogLines:
         parts = [f"step {step:>{len(str(self._steps))}}/{self._steps}"]
         parts += [f"{label} {number(metrics[name])}" for label, name in _LINE if name in metrics]
         parts += [f"{name} {number(value)}" for name, value in held_out(metrics).items()]
+        broken = max((value for name, value in metrics.items() if name.endswith("/error_share")), default=0)
+        if broken:
+            parts.append(f"broken {broken:.0%}")
         if "tokens_per_second" in metrics:
             parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
         if "time/step_seconds" in metrics:
