@@ -18,9 +18,7 @@ def watched(items: Iterable[T], total: int, what: str) -> Iterator[T]:
 
     console = Console(stderr=True)
     started = time.monotonic()
-    with Progress(
-        console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
-    ) as progress:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(what, total=total, visible=False)
         for item in items:
             yield item

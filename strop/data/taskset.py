@@ -38,15 +38,12 @@ class TaskSet:
 
     def __str__(self) -> str:
         """`train: 7423 tasks; 50 of 7473 left out, their prompts are too long`"""
-        left_out = len(self._rows) - len(self)
-        fate = (
-            f"; {left_out} of {len(self._rows)} left out, their prompts are too long"
-            if left_out
-            else f"; {self.overlong} prompts cut, they are too long"
-            if self.overlong
-            else ""
-        )
-        return f"{self.name}: {len(self)} tasks{fate}"
+        text = f"{self.name}: {len(self)} tasks"
+        if len(self) < len(self._rows):
+            return f"{text}; {self.overlong} of {len(self._rows)} left out, their prompts are too long"
+        if self.overlong:
+            return f"{text}; {self.overlong} of them with a prompt cut to length"
+        return text
 
     @property
     def position(self) -> int:

@@ -118,7 +118,7 @@ def test_cutting(load: Load, write_lines: WriteLines, rule: str) -> None:
     taskset = load(file, prompt="question", data={"overlong": rule, "max_prompt_tokens": 40})
     assert [len(task.prompt_ids) <= 40 for task in taskset.all_tasks()] == [True, True]
     assert len(taskset.all_tasks()[0].prompt_ids) == 40
-    assert str(taskset) == "train: 2 tasks; 1 prompts cut, they are too long"
+    assert str(taskset) == "train: 2 tasks; 1 of them with a prompt cut to length"
 
 
 @pytest.mark.parametrize("section", [{}, {"name": "sums"}])
