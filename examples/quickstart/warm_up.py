@@ -41,7 +41,7 @@ def warm_up(loaded: Loaded, to: Path) -> None:
             loss = train_on(policy, batch, loaded)
             if update % UPDATES_BETWEEN_LOOKS == 0:
                 policy.synchronizer.publish(update)
-                measured = evaluate(policy.explorer, tasks.eval, max_response_tokens=run.data.max_response_tokens, step=update)
+                measured = evaluate(run, policy.explorer, tasks.eval, step=update)
                 accuracy = measured.metrics["eval/held-out/reward"]
                 shown = f"update {update}  loss {loss:.2f}  held-out accuracy {accuracy:.2f}"
                 progress.update(bar, completed=accuracy, shown=shown)

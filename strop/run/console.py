@@ -58,19 +58,19 @@ class LogLines:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._pace.step(step)
         parts = [f"step {step:>{len(str(self._steps))}}/{self._steps}"]
-        parts += [f"{label} {number(metrics[name])}" for label, name in _LINE if name in metrics]
-        parts += [f"{name} {number(value)}" for name, value in held_out(metrics).items()]
-        broken = max((value for name, value in metrics.items() if name.endswith("/error_share")), default=0)
-        if broken:
-            parts.append(f"broken {broken:.0%}")
+        parts += [f"{label} {number(metrics[name]):<6}" for label, name in _LINE if name in metrics]
         if "tokens_per_second" in metrics:
-            parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
+            parts.append(f"{metrics['tokens_per_second']:>6,.0f} tokens/s")
         if "time/step_seconds" in metrics:
             parts.append(duration(metrics["time/step_seconds"]))
         left = self._pace.seconds_left()
         if left:
             parts.append(f"left {duration(left)}")
-        self._print("  ".join(parts))
+        parts += [f"{name} {number(value)}" for name, value in held_out(metrics).items()]
+        broken = max((value for name, value in metrics.items() if name.endswith("/error_share")), default=0)
+        if broken:
+            parts.append(f"broken {broken:.0%}")
+        self._print("  ".join(parts).rstrip())
 
     def close(self) -> None:
         pass

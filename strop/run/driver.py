@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from strop.buffer.queue import Queue
 from strop.config.schema import Run
 from strop.config.units import Amount
-from strop.errors import Interrupted
+from strop.errors import Interrupted, TrainingError
 from strop.run.evaluate import evaluate
 from strop.run.explorer import check_errors
 from strop.run.folder import RunFolder, RunState
@@ -18,8 +19,9 @@ from strop.run.record import Recorder
 from strop.run.rollout_metrics import training_metrics
 from strop.run.sampling import sampling_of
 from strop.run.tasks import Tasks
-from strop.run.trainer import Trainer
+from strop.run.trainer import Trained, Trainer
 from strop.training import checkpoint
+from strop.types import ExperienceGroup
 from strop.workflows.experiences import group_to_experiences
 
 
@@ -69,7 +71,7 @@ class Driver:
         check_errors(explored.groups, run.rollout.max_error_share)
         self._buffer.put([group_to_experiences(group) for group in explored.groups])
         experiences = self._buffer.take(len(tasks))
-        trained = self._trainer.step(experiences, step=step, updates_done=self._state.updates)
+        trained = self._train(experiences, step)
         trained_at = time.perf_counter()
         policy.synchronizer.publish(step)
         ended = time.perf_counter()
@@ -94,18 +96,21 @@ class Driver:
         if self._is_due(run.checkpoint.every, before):
             self._save()
 
+    def _train(self, experiences: Sequence[ExperienceGroup], step: int) -> Trained:
+        try:
+            return self._trainer.step(experiences, step=step, updates_done=self._state.updates)
+        except TrainingError as error:
+            good, _ = checkpoint.latest(self._folder.checkpoints)
+            kept = f"The last good checkpoint is {good}." if good else "There is no checkpoint yet."
+            raise TrainingError(f"Step {step}: {error} {kept}") from error
+
     def _is_due(self, every: Amount | None, before: RunState) -> bool:
         return self._length.is_due(every, before, self._state)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         if not self._tasks.eval:
             return {}
-        evaluation = evaluate(
-            self._policy.explorer,
-            self._tasks.eval,
-            max_response_tokens=self._run.data.max_response_tokens,
-            step=step,
-        )
+        evaluation = evaluate(self._run, self._policy.explorer, self._tasks.eval, step=step)
         for name, groups in evaluation.groups.items():
             self._recorder.evaluation(name, step, groups)
         return evaluation.metrics
@@ -119,5 +124,5 @@ class Driver:
         self._saved_step = self._state.step
 
     def _fill(self, folder: Path) -> None:
-        self._policy.engine.save(folder, optimizer=self._run.checkpoint.optimizer)
+        self._policy.engine.save(folder)
         self._state.save(folder)

@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strop.run.explorer import Explorer
+from strop.config.schema import Run
+from strop.run.explorer import Explorer, check_errors
 from strop.run.rollout_metrics import evaluation_metrics
 from strop.run.sampling import sampling_of
 from strop.run.tasks import EvalTasks
@@ -22,14 +23,8 @@ class Evaluation:
     """By taskset."""
 
 
-def evaluate(
-    explorer: Explorer,
-    tasksets: EvalTasks,
-    *,
-    max_response_tokens: int,
-    step: int,
-) -> Evaluation:
-    """Sample and score every eval task with the current weights."""
+def evaluate(run: Run, explorer: Explorer, tasksets: EvalTasks, *, step: int) -> Evaluation:
+    """Sample and score every eval task with the current weights. Raises `RolloutError` like a step does."""
     started = time.perf_counter()
     metrics: dict[str, float] = {}
     groups: dict[str, list[Group]] = {}
@@ -37,10 +32,11 @@ def evaluate(
         explored = explorer.run(
             taskset.all_tasks(),
             section.rollouts_per_task,
-            sampling_of(section.sampling, max_response_tokens),
+            sampling_of(section.sampling, run.data.max_response_tokens),
             purpose=f"eval-{section.name}",
             step=step,
         )
+        check_errors(explored.groups, run.rollout.max_error_share)
         groups[section.name] = explored.groups
         metrics |= evaluation_metrics(section.name, explored.groups)
     metrics["time/evaluate_seconds"] = time.perf_counter() - started

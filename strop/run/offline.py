@@ -40,15 +40,7 @@ def evaluate(
     tokenizer = load_tokenizer(run.model)
     tasks = load_eval_tasks(run, tokenizer)
     with open_policy(run, tokenizer, reward, checkpoint) as policy:
-        evaluation = evaluate_tasksets(
-            policy.explorer,
-            tasks,
-            max_response_tokens=run.data.max_response_tokens,
-            step=policy.state.step,
-        )
-    for groups in evaluation.groups.values():
-        check_errors(groups, run.rollout.max_error_share)
-    return evaluation.metrics
+        return evaluate_tasksets(run, policy.explorer, tasks, step=policy.state.step).metrics
 
 
 def generate(loaded: Loaded, prompts: Path, out: Path, checkpoint: Path | None) -> int:

@@ -12,6 +12,8 @@ from strop.config.check import NO_REWARD
 from strop.config.schema import Run
 from strop.errors import ConfigError
 from strop.inference.native import NativeEngine
+from strop.models.attention import base_model
+from strop.models.fuse import fuse_storage
 from strop.rewards.score import Scorer
 from strop.run.explorer import Explorer
 from strop.run.folder import RunState
@@ -58,7 +60,7 @@ def open_policy(
         if checkpoint is not None:
             engine.load(checkpoint)
             state = RunState.load(checkpoint)
-        sampler = NativeEngine.from_model(engine.model, run.rollout.engine, tokenizer)
+        sampler = _sampler(engine, run, tokenizer)
         workflow = make_workflow(run.rollout.workflow, sampler, tokenizer)
         policy = Policy(
             engine=engine,
@@ -68,3 +70,18 @@ def open_policy(
         )
         policy.synchronizer.publish(state.step)
         yield policy
+
+
+def _sampler(engine: SingleEngine, run: Run, tokenizer: PreTrainedTokenizerBase) -> NativeEngine:
+    """The sampler on the training engine's own weights, laid out as it wants them."""
+    model = base_model(engine.model)
+    fuse_storage(model)
+    return NativeEngine(
+        model.config,
+        engine.iter_weights(),
+        run.rollout.engine,
+        tokenizer,
+        device=engine.device,
+        dtype=model.dtype,
+        generation_config=model.generation_config,
+    )
