@@ -16,7 +16,7 @@ from strop.config.resolve import resolve
 from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.config.schema.run import spell_out_reward
-from strop.config.schema.walk import field_at, leaves
+from strop.config.schema.walk import field_at, leaves, sections
 from strop.config.validate import unknown_key, validate
 from strop.config.yaml_file import read_yaml
 from strop.errors import ConfigError
@@ -32,7 +32,6 @@ __all__ = [
     "save_resolved",
 ]
 
-_KINDS_BY_NAME = ("algorithm", "rollout.engine", "trainer.optimizer", "trainer.schedule", "trainer.engine")
 _DEVICE = split("trainer.engine.device")
 
 
@@ -107,11 +106,15 @@ def _spell_out(draft: Draft) -> None:
     if reward is not None and "${" not in str(reward) and spell_out_reward(reward) is not reward:
         source = draft.source(("reward",))
         draft.set(("reward",), spell_out_reward(reward), source or Source("default", ""))
-    for dotted in _KINDS_BY_NAME:
-        keys = split(dotted)
-        kind, source = draft.get(keys), draft.source(keys)
-        if isinstance(kind, str) and "${" not in kind and source is not None:
-            draft.set(keys, {"type": kind}, source)
+    for keys, value in list(walk(draft.values)):
+        source = draft.source(keys)
+        if isinstance(value, str) and "${" not in value and source and _names_a_kind(keys, draft):
+            draft.set(keys, {"type": value}, source)
+
+
+def _names_a_kind(keys: Keys, draft: Draft) -> bool:
+    field = field_at(keys, draft.values)
+    return field is not None and any("type" in kind.model_fields for kind in sections(field.annotation))
 
 
 def _hint_dialect(draft: Draft) -> None:

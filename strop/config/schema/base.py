@@ -26,3 +26,12 @@ def _from_name(value: Any) -> Any:
 
 KindByName = BeforeValidator(_from_name)
 """Lets `engine: native` stand for `engine: {type: native}`."""
+
+
+def kind_or(default: str) -> BeforeValidator:
+    """The same, for a union: a section that says no `type` is of the default's."""
+
+    def complete(value: Any) -> Any:
+        return {"type": default, **value} if isinstance(value, dict) else _from_name(value)
+
+    return BeforeValidator(complete)

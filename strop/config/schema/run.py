@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from strop.config.schema.algorithm import Algorithm, Grpo
-from strop.config.schema.base import KindByName, Section
+from strop.config.schema.base import Section, kind_or
 from strop.config.schema.data import Data
 from strop.config.schema.model import Model
 from strop.config.schema.reward import Reward
@@ -82,7 +82,7 @@ class Run(Section):
     """Where tasks come from."""
     reward: Annotated[Reward, BeforeValidator(spell_out_reward)] = Reward()
     """How an answer is scored."""
-    algorithm: Annotated[Algorithm, KindByName] = Grpo()
+    algorithm: Annotated[Algorithm, kind_or("grpo")] = Grpo()
     """What is learned from scored answers."""
     rollout: Rollout = Rollout()
     """How answers are sampled."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from strop.config.schema.base import KindByName, Section
+from strop.config.schema.base import KindByName, Section, kind_or
 from strop.config.units import Amount, Duration, MicroBatchSize, Warmup
 
 
@@ -85,7 +85,7 @@ class Trainer(Section):
     """What goes through the model at once, in `tokens` or `sequences`; changes memory, never the gradient."""
     optimizer: Annotated[AdamW, KindByName] = AdamW()
     """What turns gradients into steps."""
-    schedule: Annotated[Schedule, KindByName] = ConstantSchedule()
+    schedule: Annotated[Schedule, kind_or("constant")] = ConstantSchedule()
     """How the learning rate moves."""
     max_grad_norm: float | None = Field(1.0, gt=0)
     """Longer gradients are scaled down to this length; null for no bound."""

@@ -273,7 +273,6 @@ ACTOR = (
             "algorithm.aggregation",
             kind=one_of("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
         ),
-        mapped("actor_rollout_ref.actor.optim.weight_decay", 0.01, "trainer.optimizer.weight_decay"),
         mapped("actor_rollout_ref.actor.optim.betas", [0.9, 0.999], "trainer.optimizer.betas", kind=NUMBERS),
         mapped(
             "actor_rollout_ref.actor.fsdp_config.model_dtype",

@@ -52,12 +52,6 @@ ROWS = (
         False,
         "it is Megatron's, which is not built yet",
     ),
-    refused(
-        "actor_rollout_ref.model.override_config.*",
-        UNSET,
-        "values of the model's config.json are not overridden yet; edit that file",
-        can=never,
-    ),
     mapped("actor_rollout_ref.model.enable_gradient_checkpointing", False, "model.gradient_checkpointing"),
     placement(
         "actor_rollout_ref.model.enable_activation_offload",
@@ -79,6 +73,12 @@ ROWS = (
         can=only(True),
     ),
     *beyond_the_page(
+        refused(
+            "actor_rollout_ref.model.override_config.*",
+            UNSET,
+            "values of the model's config.json are not overridden yet; edit that file",
+            can=never,
+        ),
         mapped("actor_rollout_ref.model.lora_rank", 0, "model.lora.rank", read=lora),
         mapped(
             "actor_rollout_ref.model.lora_alpha",

@@ -1,0 +1,35 @@
+"""The command line in this process, and a run file whose files are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from strop.cli.main import app
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Calls `strop` with words, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STROP_HERE", raising=False)
+    runner = CliRunner()
+    return lambda *words: runner.invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    """A run whose model and data look right from outside."""
+    model = tmp_path / "m"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (model / name).write_text("{}")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {path: ./m}\ndata:\n  train: {path: train.jsonl}\nreward: exact\n")
+    return path

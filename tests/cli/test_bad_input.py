@@ -1,0 +1,86 @@
+"""Bad input: one paragraph on stderr, a non-zero exit, no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import Cli
+
+Damage = Callable[[Path], object]
+
+
+def _write(text: str) -> Damage:
+    return lambda folder: (folder / "run.yaml").write_text(text)
+
+
+def _remove(name: str) -> Damage:
+    return lambda folder: (folder / name).unlink()
+
+
+DAMAGES: list[tuple[str, Damage, list[str], str]] = [
+    ("no file", _remove("run.yaml"), [], "there is no such file"),
+    ("empty file", _write(""), [], "is empty"),
+    ("yaml", _write("model: {path: m"), [], "run.yaml:1:"),
+    ("unknown key", _write("modl: {}"), [], "did you mean 'model'"),
+    ("wrong type", lambda _: None, ["seed=x"], "expected a whole number"),
+    ("out of range", lambda _: None, ["seed=-1"], "greater than or equal to 0"),
+    ("environment", lambda _: None, ["name=${oc.env:STROP_TEST_NONE}"], "is not set"),
+    ("interpolation", lambda _: None, ["name=${nowhere}"], "not found"),
+    ("override", lambda _: None, ["trainer.tasks_per_stp=1"], "did you mean 'tasks_per_step'"),
+    ("grammar", lambda _: None, ["seed=[1"], "not understood"),
+    ("batches", lambda _: None, ["trainer.tasks_per_update=48"], "is not a multiple"),
+    ("no data", _remove("train.jsonl"), [], "there is no file train.jsonl"),
+    ("empty data", lambda f: (f / "train.jsonl").write_text(""), [], "train.jsonl is empty"),
+    ("no weights", _remove("m/model.safetensors"), [], "no weights"),
+    ("no tokenizer", _remove("m/tokenizer.json"), [], "no tokenizer"),
+    ("no config", _remove("m/config.json"), [], "no config.json"),
+    ("no model", lambda _: None, ["model.path=./none"], "there is no model folder ./none"),
+    ("no reward", lambda _: None, ["~reward"], "nothing says how an answer is scored"),
+    ("no reward file", lambda _: None, ["reward=none.py:f"], "there is no file none.py"),
+    ("no template", lambda _: None, ["data.chat_template=t.jinja"], "there is no file t.jinja"),
+]
+
+
+@pytest.mark.parametrize(
+    ("damage", "overrides", "expected"), [d[1:] for d in DAMAGES], ids=[d[0] for d in DAMAGES]
+)
+def test_one_paragraph(cli: Cli, run_file: Path, damage: Damage, overrides: list[str], expected: str) -> None:
+    damage(run_file.parent)
+    result = cli("check", run_file, *overrides)
+    assert result.exit_code == 2
+    assert expected in result.stderr and result.stderr.startswith("strop: ")
+    assert "Traceback" not in result.stderr and "\n\n" not in result.stderr and result.stdout == ""
+
+
+def test_a_folder_that_cannot_be_written(cli: Cli, run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.config.check.os.access", lambda path, mode: path != run_file.parent)
+    result = cli("check", run_file, f"output={run_file.parent}/runs")
+    assert result.exit_code == 2 and "is not writable" in result.stderr
+
+
+def test_a_fault_of_ours_keeps_its_traceback(
+    cli: Cli, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr("strop.api.train", broken)
+    result = cli("train", run_file)
+    assert result.exit_code == 1 and isinstance(result.exception, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["check", "run.yaml", "modl.path=x"], ["verl", "ppo", "data.train_batchsize=3"], ["keys", "trinityy"]],
+)
+def test_in_a_process_of_its_own(run_file: Path, words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "strop", *words], capture_output=True, text=True, cwd=run_file.parent
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("strop: ") and "Traceback" not in done.stderr and done.stdout == ""

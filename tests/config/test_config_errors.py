@@ -1,0 +1,144 @@
+"""What is wrong, where, and what to write instead: one paragraph each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from strop.config.load import load_run
+from strop.errors import ConfigError, StropError
+
+from .conftest import RUN
+
+LINE = r"run\.yaml:\d+"
+
+FILES = [
+    ("", "is empty"),
+    ("# only a comment\n", "is empty"),
+    ("a: [", r"run\.yaml:1:5: this is not YAML"),
+    ("- 1", r"run\.yaml:1: .*this is a list"),
+    ("text", "single value 'text'"),
+    ("seed: 1\nseed: 2", r"run\.yaml:2:1: .*duplicate key seed"),
+    ("1: 2", r"run\.yaml:1: the key '1' is not text"),
+    ("model: {path: m}\ndata: &a {train: *a}", r"run\.yaml:2: this anchor stands inside itself"),
+    ("a: !!python/object:x 1", "could not determine a constructor"),
+    ("a: !!int x", "cannot be read as YAML"),
+    ("\x00", "this is not YAML"),
+    ("a: b\n\tc: d", r"run\.yaml:2:1"),
+    ("seed: ${x", r"seed: the interpolation is not understood"),
+    ("actor_rollout_ref: {}", r"strop verl ppo --config .*run\.yaml"),
+    ("model: m\ndata: {train: {path: a}}", r"run\.yaml:1: model: expected a section .*got 'm'"),
+    ("seed: 1", r"model: missing\. What is trained"),
+]
+
+OVERRIDES = [
+    ("trainer.tasks_per_stp=3", r"no key trainer\.tasks_per_stp; did you mean 'tasks_per_step'\?"),
+    ("+trainer.tasks_per_stp=3", r"trainer\.tasks_per_stp: unknown key; did you mean 'tasks_per_step'\?"),
+    ("data.eval.0.nam=x", r"data\.eval\.0\.nam; did you mean 'name'\?"),
+    ("lr=3", r"did you mean 'trainer\.optimizer\.lr'\?"),
+    ("trainer={lr: 3}", r"trainer\.lr: unknown key; did you mean 'trainer\.optimizer\.lr'\?"),
+    ("zzz=1", "this section has project, name"),
+    ("seed=-1", r"override seed=-1: seed: must be greater than or equal to 0, got -1"),
+    ("seed=abc", "seed: expected a whole number, got 'abc'"),
+    ("seed=1.5", "seed: expected a whole number, got 1.5"),
+    ("data.shuffle=perhaps", "data.shuffle: expected true or false, got 'perhaps'"),
+    ("trainer.optimizer.lr=abc", "expected a number, got 'abc'"),
+    ("name=3", "name: expected text, got 3; write it in quotes"),
+    ("name=a/b", "name: string should match pattern"),
+    ("data.train.path=[1,2]", r"data\.train\.path\.0: expected text, got 1"),
+    ("data.train.path=3", r"data\.train\.path: expected text, got 3"),
+    ("trainer.schedule.type=foo", "`type` must be one of constant, linear, cosine, got 'foo'"),
+    ("trainer.schedule={type: constant, cycles: 3}", r"trainer\.schedule\.cycles: unknown key"),
+    ("trainer.engine=multi", r"trainer\.engine\.type: must be 'single', got 'multi'"),
+    ("trainer.schedule.warmup=10", "expected a number with its unit"),
+    ("checkpoint.every=20 parsecs", "got the unit 'parsecs'"),
+    ("checkpoint=3", "checkpoint: expected a section"),
+    ("~model", r"model: missing"),
+    ("~trainer.passes", "nothing to take away"),
+    ("~trainer.tasks_per_step=3", "is 64, not 3, so it stays"),
+    ("+trainer.tasks_per_step=3", r"already written \(.*run\.yaml:11\)"),
+    (
+        "reward.functions.0.args.x=3",
+        r"no key reward\.functions\.0\.args\.x; to add a new one, write \+reward",
+    ),
+    ("data.eval.3.path=x", r"data\.eval is a list of 1"),
+    ("+name.x=1", "name is 'first' here, which has no keys of its own"),
+    ("model.path=${oc.env:STROP_TEST_NONE}", "environment variable 'STROP_TEST_NONE' is not set"),
+    ("model.path=${data.nowhere}", r"interpolation key 'data\.nowhere' not found"),
+    ("model.path=${model.path}", "recursive interpolation"),
+    ("model.path=???", r"must be given"),
+    ("model.path=${nosuch:1}", "unsupported interpolation type nosuch"),
+    ("model.path=~/x", "wants quotes"),
+    ("a=1,2", "names several runs"),
+    ("a=range(1,3)", "names several runs"),
+    ("data@x=1", "config groups"),
+    ("justtext", "An override is written key=value"),
+    (
+        "trainer.tasks_per_update=48",
+        r"\(64\) is not a multiple of tasks_per_update \(48\); nearest .* 48 and 96",
+    ),
+    ("rollout.sampling.temperature=0", "nothing could be learned"),
+    ("rollout.sampling.min_response_tokens=1024", "must be below"),
+    ("rollout.engine.kv_cache_tokens=10", "holds not even one longest sequence"),
+    ("data.eval=[{name: a, path: x},{name: a, path: y}]", "given to two tasksets"),
+]
+
+
+def _one_paragraph(message: str) -> None:
+    assert message.strip() == message and "\n\n" not in message and "Traceback" not in message
+
+
+@pytest.mark.parametrize(("text", "expected"), FILES)
+def test_a_bad_file(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=expected) as caught:
+        load_run(path)
+    _one_paragraph(str(caught.value))
+
+
+@pytest.mark.parametrize(("override", "expected"), OVERRIDES)
+def test_a_bad_override(run_file: Path, override: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
+        load_run(run_file, [override])
+    _one_paragraph(str(caught.value))
+
+
+def test_no_file_and_no_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_run(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_run(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not a text file in UTF-8"):
+        load_run(tmp_path / "binary.yaml")
+
+
+def test_all_faults_are_told_at_once_each_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN.replace("project: sums", "projekt: sums").replace("rank: 8", "rank: 0"))
+    with pytest.raises(ConfigError) as caught:
+        load_run(path)
+    assert str(caught.value).splitlines() == [
+        f"{path}:3: model.lora.rank: must be greater than 0, got 0.",
+        f"{path}:1: projekt: unknown key; did you mean 'project'?",
+    ]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_mutated_file_loads_or_is_refused_in_words(tmp_path: Path, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(RUN) - 1))
+    end = data.draw(st.integers(start, min(len(RUN), start + 12)))
+    put = data.draw(
+        st.sampled_from(["", "x", ": ", "\n", "[", "{", "}", "-", "'", "${", "null", "3", "&a", "*a", "!"])
+    )
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN[:start] + put + RUN[end:])
+    try:
+        load_run(path)
+    except StropError as error:
+        _one_paragraph(str(error))

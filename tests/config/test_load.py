@@ -1,0 +1,129 @@
+"""From a file, overrides and Python values to a run whose every value has its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from strop.config.load import load_run, load_values
+from strop.config.schema.walk import leaves
+from strop.config.units import Amount
+from strop.errors import ConfigError, PlacementError
+
+
+def test_every_value_has_its_source(run_file: Path) -> None:
+    loaded = load_run(run_file, ["trainer.tasks_per_step=32", "data.eval.0.path=other.jsonl"])
+    said = {field: str(source) for field, source in loaded.sources.items()}
+    assert set(said) == {".".join(leaf.keys) for leaf in leaves(loaded.run)}
+    assert said["project"] == f"{run_file}:1"
+    assert said["data.eval.0.sampling.temperature"] == f"{run_file}:7"
+    assert said["data.eval.0.path"] == "override data.eval.0.path=other.jsonl"
+    assert said["trainer.tasks_per_step"] == "override trainer.tasks_per_step=32"
+    assert said["reward.functions.0.function"] == f"{run_file}:8"
+    assert said["rollout.engine.type"] == f"{run_file}:9"
+    assert said["trainer.schedule.min_ratio"] == "default"
+    assert (loaded.run.trainer.tasks_per_step, loaded.run.data.eval[0].path) == (32, "other.jsonl")
+
+
+def test_numbers_are_read_as_yaml_people_write_them(run_file: Path) -> None:
+    run = load_run(run_file).run
+    assert run.trainer.optimizer.lr == 3e-6
+    assert run.checkpoint.every == Amount(20, "steps")
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "value"),
+    [
+        ("name='a, b=c'", "name", "a, b=c"),
+        ("checkpoint.every=5 epochs", "checkpoint.every", Amount(5, "epochs")),
+        ("trainer.schedule.warmup=10 %", "trainer.schedule.warmup", Amount(10, "%")),
+        ("rollout.sampling.stop=['###','\\n']", "rollout.sampling.stop", ("###", "\\n")),
+        ("model.lora={alpha: 4}", "model.lora.rank", 8),
+        ("++trainer.passes=2", "trainer.passes", 2),
+        ("+trainer.passes=2", "trainer.passes", 2),
+        ("~model.lora", "model.lora", None),
+        ("~trainer.tasks_per_step=64", "trainer.tasks_per_step", 64),
+        ("reward.timeout_seconds=3", "reward.timeout_seconds", 3),
+        ("rollout.engine.dtype=bfloat16", "rollout.engine.dtype", "bfloat16"),
+        ("trainer.schedule={type: linear, min_ratio: 0.5}", "trainer.schedule.min_ratio", 0.5),
+        ("+reward.functions.0.args.strict=true", "reward.functions.0.args", {"strict": True}),
+        ("model.lora=null", "model.lora", None),
+        ("name=${project}", "name", "sums"),
+    ],
+)
+def test_hydra_overrides(run_file: Path, override: str, field: str, value: object) -> None:
+    run = load_run(run_file, [override]).run
+    found = {".".join(leaf.keys): leaf.value for leaf in leaves(run)}
+    assert found[field] == value
+
+
+def test_overrides_apply_in_their_order(run_file: Path) -> None:
+    assert load_run(run_file, ["seed=2", "seed=3"]).run.seed == 3
+
+
+def test_interpolation_sees_overrides_and_the_environment(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STROP_TEST_NAME", "from-env")
+    overrides = ["name=${oc.env:STROP_TEST_NAME}", "output=${oc.env:STROP_TEST_NONE,elsewhere}/${project}"]
+    run = load_run(run_file, [*overrides, "project=p"]).run
+    assert (run.name, run.output) == ("from-env", "elsewhere/p")
+
+
+def test_the_run_folder_is_by_name_or_given(run_file: Path) -> None:
+    assert load_run(run_file).run.folder_path == Path("runs/sums/first")
+    assert load_run(run_file, ["folder=a/b"]).run.folder_path == Path("a/b")
+
+
+def test_values_from_python(run_file: Path) -> None:
+    values = {"model": {"path": "m"}, "data": {"train": {"path": ["a", "b"]}}, "reward": ["exact", "format"]}
+    loaded = load_values(values, ["reward.functions.1.weight=0.5"])
+    assert loaded.run.data.train.path == ("a", "b")
+    assert [part.weight for part in loaded.run.reward.functions] == [1.0, 0.5]
+    assert loaded.sources["model.path"].kind == "python"
+    assert loaded.sources["seed"].kind == "default"
+    assert values["reward"] == ["exact", "format"]
+    with pytest.raises(ConfigError, match=r"notebook: model\.path: expected text, got 3"):
+        load_values({**values, "model": {"path": 3}}, origin="notebook")
+
+
+def test_a_gpu_that_is_not_here(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.config.load.cuda_devices", lambda: 0)
+    override = ["trainer.engine.device=cuda"]
+    with pytest.raises(PlacementError, match=r"--here.*trainer\.engine\.device=cuda"):
+        load_run(run_file, override)
+    loaded = load_run(run_file, override, here=True)
+    assert loaded.run.trainer.engine.device == "cpu"
+    assert [item.key for item in loaded.set_aside] == ["trainer.engine.device"]
+    assert loaded.sources["trainer.engine.device"].kind == "here"
+    monkeypatch.setenv("STROP_HERE", "1")
+    assert load_run(run_file, override).set_aside
+    monkeypatch.setenv("STROP_HERE", "perhaps")
+    with pytest.raises(ConfigError, match="STROP_HERE"):
+        load_run(run_file, override)
+
+
+def test_a_gpu_that_is_here_is_used(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.config.load.cuda_devices", lambda: 1)
+    loaded = load_run(run_file, ["trainer.engine.device=cuda"], here=True)
+    assert (loaded.run.trainer.engine.device, loaded.set_aside) == ("cuda", ())
+
+
+def test_yaml_merges_keep_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "model: {path: m}\n"
+        "reward: exact\n"
+        "data:\n"
+        "  train: &rows\n"
+        "    path: a.jsonl\n"
+        "    prompt: question\n"
+        "  eval:\n"
+        "    - <<: *rows\n"
+        "      path: b.jsonl\n"
+    )
+    loaded = load_run(path)
+    assert (loaded.run.data.eval[0].prompt, loaded.run.data.eval[0].path) == ("question", "b.jsonl")
+    assert str(loaded.sources["data.eval.0.prompt"]) == f"{path}:6"
+    assert str(loaded.sources["data.eval.0.path"]) == f"{path}:9"

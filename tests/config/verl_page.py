@@ -1,0 +1,48 @@
+"""The keys and defaults of verl's page, taken from its YAML blocks in the page's order."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf._utils import get_yaml_loader
+
+COPY = Path(__file__).parent / "verl_page.yaml"
+PAGE = Path(__file__).parents[2] / ".." / "shared" / "seeds" / "verl_config.rst"
+
+
+def page_keys(text: str) -> dict[str, Any]:
+    """Dotted key -> default, from the blocks before `evaluation.yaml`; a key counts where it stands first."""
+    found: dict[str, Any] = {}
+    for block in _blocks(text.split("evaluation.yaml\n----")[0]):
+        values = yaml.load(block, Loader=get_yaml_loader())
+        if list(values) == ["optim"]:  # Megatron's optimizer, shown on its own
+            values = {"actor_rollout_ref": {"actor": values}}
+        if list(values) == ["custom_cls"]:  # shown a second time
+            continue
+        for key, default in _leaves(values):
+            found.setdefault(key, default)
+    return found
+
+
+def _blocks(text: str) -> Iterator[str]:
+    block: list[str] | None = None
+    for line in text.splitlines():
+        if line.startswith(".. code"):
+            block = []
+        elif block is not None and line and not line.startswith(" "):
+            yield textwrap.dedent("\n".join(block))
+            block = None
+        elif block is not None:
+            block.append(line)
+
+
+def _leaves(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
