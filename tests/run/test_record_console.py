@@ -24,13 +24,12 @@ def test_a_log_has_one_plain_line_per_step() -> None:
     display = make_display(stream, 60)
     assert isinstance(display, LogLines)
     display.open("gsm8k / a run", ["Resuming after step 11."], done=11)
-    display.step(12, ROW | {"eval/sums/reward": 0.612})
+    display.step(12, ROW | {"eval/sums/reward": 0.612, "rollouts/error_share": 0.03})
     display.close()
     title, note, line = stream.getvalue().splitlines()
     assert (title, note) == ("gsm8k / a run", "Resuming after step 11.")
-    assert line.startswith(
-        "step 12/60  reward 0.531  kl 0.001  tokens 23.1  sums 0.612  2,310 tokens/s  3.2 s"
-    )
+    assert line.startswith("step 12/60  reward 0.531   kl 0.001   tokens 23.1     2,310 tokens/s  3.2 s")
+    assert line.endswith("sums 0.612  broken 3%")
     assert "\x1b" not in stream.getvalue()
 
 
