@@ -16,6 +16,7 @@ from strop.run.metrics import metric_of
 # Told apart by people who see few colours, and readable on white and on black (Okabe and Ito's, toned).
 _COLOURS = ("#2f7fc1", "#d9822b", "#3a9d78", "#b86aa5", "#c2a12c", "#7d8896", "#cf5c4b")
 _HEIGHT = 230
+_PART = "reward/part/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,9 @@ def make_charts(contents: Contents) -> list[Chart]:
     for panel in PANELS:
         names = [name for pattern in panel.metrics for name in contents.names() if fnmatchcase(name, pattern)]
         names = [name for name in dict.fromkeys(names) if contents.series(name)[0]]
+        if sum(name.startswith(_PART) for name in names) == 1:
+            # A lone part is the reward itself, but for its weight.
+            names = [name for name in names if not name.startswith(_PART)]
         if names:
             charts.append(_curves(contents, panel, names, first=not charts))
     if any(contents.series(_phase(phase))[0] for phase in _PHASES):
@@ -171,6 +175,6 @@ def _label(name: str, names: Sequence[str]) -> str:
     if name == "reward/mean":
         return "reward"
     if len(names) > 1:
-        for prefix in ("eval/", "reward/part/", "response_tokens/", "clip_fraction/", "groups/", "rollouts/"):
+        for prefix in ("eval/", _PART, "response_tokens/", "clip_fraction/", "groups/", "rollouts/"):
             name = name.removeprefix(prefix)
     return name.replace("_", " ")

@@ -137,7 +137,7 @@ def _sample(answers: Sequence[tuple[str, Mapping[str, Any]]]) -> Sample:
         answers=tuple(
             Answer(
                 label,
-                _shortened(one["text"]),
+                _visible(_shortened(one["text"])),
                 one["reward"],
                 tuple(one["reward_parts"] or ()),
                 one["status"],
@@ -155,6 +155,13 @@ def _shortened(text: str) -> str:
         return text
     head, tail = _LONGEST * 2 // 3, _LONGEST // 3
     return f"{text[:head]}\n\n[... {len(text) - head - tail:,} characters ...]\n\n{text[-tail:]}"
+
+
+def _visible(text: str) -> str:
+    """A text that could not be seen, said."""
+    if text.strip():
+        return text
+    return f"({len(text)} characters of white space)" if text else "(empty)"
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -114,6 +114,16 @@ def test_steps_without_a_metric_leave_no_hole(tmp_path: Path) -> None:
     assert '"y":[0.25,0.75]' in held_out.html
 
 
+def test_the_only_part_of_a_reward_is_not_drawn_twice(tmp_path: Path) -> None:
+    with open_recorder(tmp_path / "one") as record:
+        record.step(1, {"reward/mean": 0.5, "reward/part/gsm8k": 0.5})
+    with open_recorder(tmp_path / "two") as record:
+        record.step(1, {"reward/mean": 0.5, "reward/part/gsm8k": 0.5, "reward/part/format": 0.0})
+    one, two = (make_charts(read_contents(tmp_path / name))[0] for name in ("one", "two"))
+    assert one.legend == ()
+    assert [label for label, _ in two.legend] == ["reward", "gsm8k", "format"]
+
+
 def test_a_value_that_was_not_finite_is_left_out(tmp_path: Path) -> None:
     with open_recorder(tmp_path) as record:
         for step, norm in enumerate((0.5, float("nan"), 0.7), start=1):

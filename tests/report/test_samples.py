@@ -82,3 +82,10 @@ def test_a_long_text_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     text = lists(tmp_path)["Held out, sums: best"].samples[0].answers[0].text
     assert text.startswith("aaa") and text.endswith("bbb") and len(text) < 4100
     assert "6,001 characters" in text
+
+
+def test_a_text_that_cannot_be_seen_is_said(tmp_path: Path) -> None:
+    with open_recorder(tmp_path) as record:
+        record.evaluation("sums", 0, [group(0, [" \n\n"], [1.0]), group(1, [""], [1.0])])
+    shown = [sample.answers[0].text for sample in lists(tmp_path)["Held out, sums: best"].samples]
+    assert sorted(shown) == ["(3 characters of white space)", "(empty)"]
