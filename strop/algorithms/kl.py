@@ -21,6 +21,7 @@ The formulas are taken as they stand; verl clamps log r to 20 and k3 to 10 on bo
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import torch
@@ -42,3 +43,68 @@ def divergence(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: Kl
             return torch.expm1(log_ratio) - log_ratio
         case _:
             assert_never(estimator)
+
+
+def full_divergence(logits: torch.Tensor, ref_logits: torch.Tensor) -> torch.Tensor:
+    """KL(policy || reference) over the whole vocabulary: exact, and with an exact gradient.
+
+    sum over v of pi(v) (log pi(v) - log ref(v))
+
+    Args:
+        logits: [C, V] a chunk of the policy's, tempered, with gradient.
+        ref_logits: [C, V] the reference's for the same targets.
+
+    Returns:
+        [C] float32, nats.
+    """
+    logprobs = logits.float().log_softmax(-1)
+    return (logprobs.exp() * (logprobs - ref_logits.float().log_softmax(-1))).sum(-1)
+
+
+def mean_over_rollouts(divergences: torch.Tensor, tokens: torch.Tensor) -> float:
+    """What a controller follows: the mean over rollouts of the mean over each one's targets, in nats.
+
+    Args:
+        divergences: [K] rollouts end to end.
+        tokens: [N] targets of each.
+    """
+    rollout = torch.arange(len(tokens), device=tokens.device).repeat_interleave(tokens)
+    sums = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
+    return float((sums.index_add(0, rollout, divergences.double()) / tokens).mean())
+
+
+@dataclass(frozen=True, slots=True)
+class FixedCoef:
+    """A coefficient of the KL penalty in the reward that stays as it is."""
+
+    coef: float
+
+    def update(self, kl: float, rollouts: int) -> FixedCoef:
+        """Itself."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveCoef:
+    """A coefficient that follows the divergence (Ziegler et al., arXiv 1909.08593, section 2.2).
+
+        e = clip(kl / target_kl - 1, -0.2, 0.2)
+        coef <- coef (1 + e rollouts / horizon)
+
+    The paper's K_beta of 0.1 is rollouts / horizon here, as in TRL, verl and Trinity-RFT. All of
+    the state is `coef`.
+    """
+
+    coef: float
+    target_kl: float
+    """Nats per token, measured as `kl` is."""
+    horizon: int
+    """Rollouts."""
+
+    def update(self, kl: float, rollouts: int) -> AdaptiveCoef:
+        """The coefficient after so many rollouts with this divergence."""
+        error = min(max(kl / self.target_kl - 1, -0.2), 0.2)
+        return replace(self, coef=self.coef * (1 + error * rollouts / self.horizon))
+
+
+KlController = FixedCoef | AdaptiveCoef

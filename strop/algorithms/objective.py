@@ -6,22 +6,23 @@ from dataclasses import dataclass
 
 import torch
 
+from strop.algorithms.importance import Correction, correct
 from strop.algorithms.kl import divergence
-from strop.algorithms.policy_losses import PolicyTerms, clipped, log_ratio
+from strop.algorithms.policy_losses import PolicyTerms, log_ratio, policy_terms
 from strop.algorithms.reduce import Targets, token_weights
-from strop.config.schema.algorithm import Grpo
+from strop.config.schema.algorithm import Algorithm
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
 
 @dataclass(frozen=True, slots=True)
-class GrpoLoss:
-    """GRPO's objective (arXiv 2402.03300, equation 3), as a `LossFn`.
+class Objective:
+    """What every algorithm minimises, as a `LossFn`; with the clipped loss GRPO's (arXiv 2402.03300, eq. 3).
 
     The three parts are aggregated alike, and their metrics `policy_loss + kl_loss - entropy_bonus`
     add up to the loss. What is measured beside them is a plain mean over targets.
     """
 
-    config: Grpo
+    config: Algorithm
     max_response_tokens: int
     """The limit of an answer, for `seq-mean-token-sum-norm`."""
 
@@ -37,8 +38,12 @@ class GrpoLoss:
         entropy = None if outputs.entropy is None else targets.take(outputs.entropy)
 
         ratio = log_ratio(logprobs, old)
-        terms = clipped(ratio, targets.take(micro_batch.advantages), self.config.policy_loss)
-        parts = {"policy_loss": (weights * terms.loss).sum()}
+        advantages = targets.take(micro_batch.advantages)
+        terms = policy_terms(self.config.policy_loss, logprobs, ratio, advantages, targets)
+        start = logprobs.detach() if old is None else old
+        correction = self._correction(start, targets.take(micro_batch.sampler_logprobs), targets)
+        corrected = terms.loss if correction is None else terms.loss * correction.weights
+        parts = {"policy_loss": (weights * corrected).sum()}
         loss = parts["policy_loss"]
         if self.config.kl_loss is not None:
             parts["kl_loss"] = self._kl_loss(logprobs, reference, weights)
@@ -49,15 +54,22 @@ class GrpoLoss:
 
         with torch.no_grad():
             means = _ratio_means(ratio, terms)
-            means |= _sampler_difference(
-                targets.take(micro_batch.policy_logprobs), logprobs if old is None else old
-            )
+            means |= _sampler_difference(targets.take(micro_batch.policy_logprobs), start)
+            if correction is not None:
+                means["importance/mean"] = correction.weights
+                means["importance/capped_share"] = correction.capped.float()
             if reference is not None:
                 means["kl/ref"] = divergence(logprobs, reference, "k3")
             if entropy is not None:
                 means["entropy"] = entropy
             shares = {name: each.sum() / counts.tokens for name, each in means.items()}
         return LossOutput(loss, {name: part.detach() for name, part in parts.items()} | shares)
+
+    def _correction(
+        self, trainer: torch.Tensor, sampler: torch.Tensor, targets: Targets
+    ) -> Correction | None:
+        config = self.config.importance_correction
+        return None if config is None else correct(trainer, sampler, targets, config)
 
     def _kl_loss(
         self, logprobs: torch.Tensor, reference: torch.Tensor | None, weights: torch.Tensor

@@ -26,6 +26,8 @@ class Targets:
     """[K] int64 How many targets that sequence has."""
     weight: torch.Tensor
     """[K] float32 The sequence's own weight."""
+    segments: int
+    """S"""
 
     @classmethod
     def of(cls, micro_batch: MicroBatch) -> Targets:
@@ -33,11 +35,16 @@ class Targets:
         index = micro_batch.loss_mask.nonzero().squeeze(1)
         segment = micro_batch.segment_of_token().index_select(0, index)
         tokens = torch.bincount(segment, minlength=micro_batch.segments).index_select(0, segment)
-        return cls(index, segment, tokens, micro_batch.weight.index_select(0, segment))
+        weight = micro_batch.weight.index_select(0, segment)
+        return cls(index, segment, tokens, weight, micro_batch.segments)
 
     def take(self, values: torch.Tensor) -> torch.Tensor:
         """[K] of [T]."""
         return values.index_select(0, self.index)
+
+    def sequence_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """[K] of [K]: for each target, the sum over its sequence, which no micro-batch cuts."""
+        return values.new_zeros(self.segments).index_add(0, self.segment, values)[self.segment]
 
 
 def token_weights(

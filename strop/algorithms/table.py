@@ -2,37 +2,109 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import assert_never
+
 import torch
 
-from strop.algorithms.advantages import grpo
-from strop.algorithms.objective import GrpoLoss
-from strop.config.schema.algorithm import Algorithm, Grpo
+from strop.algorithms.advantages import gpg, grpo, grpo_passk, opmd_log_avg_exp, opo, rloo
+from strop.algorithms.kl import AdaptiveCoef, FixedCoef, KlController
+from strop.algorithms.objective import Objective
+from strop.algorithms.returns import reinforce_plus_plus, reinforce_plus_plus_baseline, remax
+from strop.algorithms.scored import Scored
+from strop.algorithms.shaping import overlong_penalty
+from strop.config.schema.algorithm import (
+    Algorithm,
+    Gpg,
+    Grpo,
+    GrpoPassk,
+    MeanBaseline,
+    Opmd,
+    Opo,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    Remax,
+    Rloo,
+)
 from strop.protocols import LossFn
 
 
-def advantages(config: Algorithm, rewards: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """[N] float32 for [N] rewards, where equal integers in `group` [N] belong to one group."""
+def advantages(config: Algorithm, scored: Scored, *, max_response_tokens: int) -> torch.Tensor:
+    """[K] float32: of every target of every rollout, in the order that `scored` has them.
+
+    `max_response_tokens` is `data.max_response_tokens`, by which the overlong penalty is counted.
+    """
+    if config.overlong_penalty is not None:
+        penalty = overlong_penalty(
+            scored.tokens,
+            max_response_tokens=max_response_tokens,
+            buffer_tokens=config.overlong_penalty.buffer_tokens,
+            factor=config.overlong_penalty.factor,
+        )
+        scored = replace(scored, rewards=scored.rewards + penalty)
+    match config:
+        case ReinforcePlusPlus():
+            return reinforce_plus_plus(scored, gamma=config.gamma).float()
+        case ReinforcePlusPlusBaseline():
+            return reinforce_plus_plus_baseline(scored).float()
+        case Remax():
+            return remax(scored).float()
+        case _:
+            return scored.spread(_of_answers(config, scored)).float()
+
+
+def _of_answers(config: Grpo | GrpoPassk | Rloo | Opo | Gpg | Opmd, scored: Scored) -> torch.Tensor:
+    """[N] float64: the same for all targets of a rollout."""
+    scores, group = scored.scores(), scored.group
     match config:
         case Grpo():
-            return grpo(rewards, group, divide_by_std=config.divide_by_std, epsilon=config.std_epsilon)
+            return grpo(scores, group, divide_by_std=config.divide_by_std, epsilon=config.std_epsilon)
+        case GrpoPassk():
+            k = config.k or config.rollouts_per_task
+            return grpo_passk(
+                scores, group, k=k, divide_by_std=config.divide_by_std, epsilon=config.std_epsilon
+            )
+        case Rloo():
+            return rloo(scores, group)
+        case Opo():
+            return opo(scores, group, scored.tokens)
+        case Gpg():
+            return gpg(scores, group)
+        case Opmd():
+            if isinstance(config.baseline, MeanBaseline):
+                return grpo(scores, group, divide_by_std=False)
+            return opmd_log_avg_exp(scores, group, tau=config.baseline.tau)
+        case _:
+            assert_never(config)
 
 
 def loss_fn(config: Algorithm, *, max_response_tokens: int) -> LossFn:
     """What an update minimises. `max_response_tokens` is `data.max_response_tokens`."""
-    match config:
-        case Grpo():
-            return GrpoLoss(config, max_response_tokens)
+    return Objective(config, max_response_tokens)
+
+
+def kl_controller(config: Algorithm, coef: float | None = None) -> KlController | None:
+    """The coefficient of the KL penalty in the reward; None where there is no such penalty.
+
+    `coef` is what a resumed run had come to; without it, the run file's.
+    """
+    if config.kl_reward is None:
+        return None
+    start = config.kl_reward.coef if coef is None else coef
+    adaptive = config.kl_reward.adaptive
+    return FixedCoef(start) if adaptive is None else AdaptiveCoef(start, adaptive.target_kl, adaptive.horizon)
 
 
 def needs_reference(config: Algorithm) -> bool:
-    """Whether micro-batches must carry `ref_logprobs`."""
-    match config:
-        case Grpo():
-            return config.kl_loss is not None
+    """Whether the reference's log-probs must be there: in micro-batches, and for the reward's penalty."""
+    return config.kl_loss is not None or config.kl_reward is not None
+
+
+def needs_greedy_answer(config: Algorithm) -> bool:
+    """Whether `Scored.baselines` must be there."""
+    return isinstance(config, Remax)
 
 
 def needs_entropy_gradient(config: Algorithm) -> bool:
     """Whether `TokenOutputs.entropy` must be there, with its gradient."""
-    match config:
-        case Grpo():
-            return config.entropy_coef > 0
+    return config.entropy_coef > 0

@@ -104,7 +104,7 @@ METRICS: dict[str, Metric] = {
         "Loss",
         "",
         None,
-        "The clipped surrogate (arXiv 1707.06347), negated, under the configured aggregation.",
+        "The configured policy loss, aggregated; by default PPO's clipped surrogate (arXiv 1707.06347).",
     ),
     "kl_loss": Metric(
         "Loss", "", None, "kl_loss.coef times the configured estimate of KL(policy || reference), aggregated."
@@ -112,9 +112,9 @@ METRICS: dict[str, Metric] = {
     "entropy_bonus": Metric(
         "Loss", "", None, "entropy_coef times the entropy of the answers' tokens, aggregated."
     ),
-    "advantages/mean": Metric("Loss", "", None, "Mean advantage over the step's experiences."),
+    "advantages/mean": Metric("Loss", "", None, "Mean advantage over the step's targets."),
     "advantages/std": Metric(
-        "Loss", "", None, "Standard deviation (divided by n) of the advantages of the step's experiences."
+        "Loss", "", None, "Standard deviation (divided by n) of the advantages of the step's targets."
     ),
     "kl/ref": Metric(
         "Divergence and entropy",
@@ -127,6 +127,15 @@ METRICS: dict[str, Metric] = {
         "nats per token",
         None,
         "KL(policy at the step's start || at the update) by k3, mean over targets; 0 in a first update.",
+    ),
+    "kl_reward/kl": Metric(
+        "Divergence and entropy",
+        "nats per token",
+        None,
+        "KL(policy || reference) at the step's start by kl_reward.estimator; mean over rollouts of means.",
+    ),
+    "kl_reward/coef": Metric(
+        "Divergence and entropy", "", None, "What that divergence was multiplied with, to lower the reward."
     ),
     "entropy": Metric(
         "Divergence and entropy",
@@ -141,16 +150,19 @@ METRICS: dict[str, Metric] = {
         "Ratio and clipping",
         "share",
         None,
-        "Share of targets that get no gradient because a bound is in force.",
+        "Share of targets for which a bound of the policy loss is in force. Only CISPO's leaves a gradient.",
     ),
     "clip_fraction/low": Metric(
-        "Ratio and clipping", "share", None, "Of these: bad answers' tokens, with a ratio below 1 - clip_low."
+        "Ratio and clipping",
+        "share",
+        None,
+        "Of these: the ratio is below 1 - clip_low (and the answer bad, but for CISPO).",
     ),
     "clip_fraction/high": Metric(
         "Ratio and clipping",
         "share",
         None,
-        "Of these: good answers' tokens, with a ratio above 1 + clip_high.",
+        "Of these: the ratio is above 1 + clip_high (and the answer good, but for CISPO).",
     ),
     "clip_fraction/dual": Metric(
         "Ratio and clipping", "share", None, "Of these: bad answers' tokens, with a ratio above dual_clip."
@@ -169,6 +181,15 @@ METRICS: dict[str, Metric] = {
         "nats squared per token",
         "lower",
         "Mean over targets of the square of that difference; grows when few tokens are far off.",
+    ),
+    "importance/mean": Metric(
+        "Sampler against trainer",
+        "",
+        None,
+        "Mean over targets of the weight min(trainer's / sampler's probability, cap): 1 where both are one.",
+    ),
+    "importance/capped_share": Metric(
+        "Sampler against trainer", "share", "lower", "Share of targets whose weight is the cap."
     ),
     "tokens_per_second": Metric(
         "Speed and memory", "tokens per second", "higher", "sampled_tokens over time/step_seconds."

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from strop.algorithms import table
+from strop.algorithms.kl import divergence, mean_over_rollouts
 from strop.algorithms.schedules import lr_at
 from strop.config.schema import Run
 from strop.data.pack import pack, unpack
 from strop.run.length import Length
+from strop.run.scoring import by_experience, score, targets_of
 from strop.run.seeds import derive_seed
 from strop.training.single import SingleEngine
 from strop.types import Experience, ExperienceGroup, Floats, GlobalCounts, MicroBatch
@@ -31,49 +32,83 @@ class Trained:
 class Trainer:
     """Computes advantages, and drives the training engine through a step's updates."""
 
-    def __init__(self, engine: SingleEngine, run: Run, length: Length) -> None:
+    def __init__(self, engine: SingleEngine, run: Run, length: Length, kl_coef: float | None = None) -> None:
+        """`kl_coef` is what the KL penalty in the reward had come to, where a run is resumed."""
         self._engine = engine
         self._run = run
         self._length = length
+        self._kl = table.kl_controller(run.algorithm, kl_coef)
         self._loss_fn = table.loss_fn(run.algorithm, max_response_tokens=run.data.max_response_tokens)
 
-    def step(self, groups: Sequence[ExperienceGroup], *, step: int, updates_done: int) -> Trained:
-        """Train on all groups of one step. Without any experience it does no update at all."""
+    @property
+    def kl_coef(self) -> float | None:
+        """The coefficient of the KL penalty in the reward, for the checkpoint; None where there is none."""
+        return None if self._kl is None else self._kl.coef
+
+    def step(
+        self,
+        groups: Sequence[ExperienceGroup],
+        *,
+        step: int,
+        updates_done: int,
+        baselines: Mapping[str, float] | None = None,
+    ) -> Trained:
+        """Train on all groups of one step. Without any experience it does no update at all.
+
+        `baselines` are the rewards of the tasks' greedy answers, by group, where the algorithm needs them.
+        """
         experiences = [experience for group in groups for experience in group.experiences]
         if not experiences:
             return Trained(0, {})
-        advantages = self._advantages(experiences)
         batches = self._updates(groups, step)[: self._length.updates - updates_done]
         started = time.perf_counter()
-        reference = self._reference(experiences, advantages)
-        old = self._old(experiences, advantages, batches)
+        reference = self._reference(experiences)
+        old = self._old(experiences, batches)
         prepared = time.perf_counter()
+        advantages, metrics = self._advantages(experiences, old, reference, baselines)
         rows = [
-            self._update(experiences, advantages, batch, old if number else None, reference, step, updates_done + number)
+            self._update(
+                experiences,
+                advantages,
+                batch,
+                old if number else None,
+                reference,
+                step,
+                updates_done + number,
+            )
             for number, batch in enumerate(batches)
         ]
-        metrics = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        metrics |= {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
         metrics |= {
             "updates": float(len(rows)),
-            "advantages/mean": float(advantages.mean()),
-            "advantages/std": float(advantages.std()),
             "time/logprobs_seconds": prepared - started,
             "time/update_seconds": time.perf_counter() - prepared,
         }
         return Trained(len(rows), metrics)
 
-    def _advantages(self, experiences: Sequence[Experience]) -> Floats:
-        """[experiences] A rollout counts once in its group, however many experiences it gave."""
-        rollouts = {(e.group, e.index): e.reward for e in experiences}
-        names = sorted({group for group, _ in rollouts})
-        number = {name: i for i, name in enumerate(names)}
-        values = table.advantages(
-            self._run.algorithm,
-            torch.tensor(list(rollouts.values()), dtype=torch.float32),
-            torch.tensor([number[group] for group, _ in rollouts], dtype=torch.int64),
-        )
-        of = dict(zip(rollouts, values.tolist(), strict=True))
-        return np.array([of[e.group, e.index] for e in experiences], dtype=np.float32)
+    def _advantages(
+        self,
+        experiences: Sequence[Experience],
+        old: Sequence[Floats] | None,
+        reference: Sequence[Floats] | None,
+        baselines: Mapping[str, float] | None,
+    ) -> tuple[list[Floats], dict[str, float]]:
+        """[L] of each experience, and what is measured on the way."""
+        algorithm, metrics = self._run.algorithm, {}
+        scored = score(experiences, baselines=baselines)
+        if self._kl is not None and algorithm.kl_reward is not None:
+            assert old is not None and reference is not None
+            drawn, wanted = targets_of(old, experiences), targets_of(reference, experiences)
+            kl = divergence(drawn, wanted, algorithm.kl_reward.estimator)
+            scored = replace(scored, penalties=self._kl.coef * kl)
+            metrics["kl_reward/kl"] = mean_over_rollouts(kl, scored.tokens)
+            metrics["kl_reward/coef"] = self._kl.coef
+            self._kl = self._kl.update(metrics["kl_reward/kl"], len(scored.rewards))
+        limit = self._run.data.max_response_tokens
+        values = table.advantages(algorithm, scored, max_response_tokens=limit)
+        metrics["advantages/mean"] = float(values.mean())
+        metrics["advantages/std"] = float(values.std(correction=0))
+        return by_experience(values, experiences), metrics
 
     def _updates(self, groups: Sequence[ExperienceGroup], step: int) -> list[list[int]]:
         """Which experiences, by number, each update trains on, in order."""
@@ -96,25 +131,28 @@ class Trainer:
                     updates.append(update)
         return updates
 
-    def _reference(self, experiences: Sequence[Experience], advantages: Floats) -> list[Floats] | None:
+    def _reference(self, experiences: Sequence[Experience]) -> list[Floats] | None:
         if not table.needs_reference(self._run.algorithm):
             return None
-        return self._logprobs(experiences, advantages, range(len(experiences)), reference=True)
+        return self._logprobs(experiences, range(len(experiences)), reference=True)
 
     def _old(
-        self, experiences: Sequence[Experience], advantages: Floats, updates: Sequence[Sequence[int]]
+        self, experiences: Sequence[Experience], updates: Sequence[Sequence[int]]
     ) -> list[Floats] | None:
         """The log-probs at the start of the step, for what is trained on after the first update;
-        in the first one they are the current ones, and no pass is spent on them."""
-        later = sorted({number for update in updates[1:] for number in update})
-        return self._logprobs(experiences, advantages, later, reference=False) if later else None
+        in the first one they are the current ones, and no pass is spent on them, unless the KL
+        penalty in the reward wants them all."""
+        chosen = sorted({number for update in updates[1:] for number in update})
+        if self._kl is not None:
+            chosen = list(range(len(experiences)))
+        return self._logprobs(experiences, chosen, reference=False) if chosen else None
 
     def _logprobs(
-        self, experiences: Sequence[Experience], advantages: Floats, chosen: Sequence[int], *, reference: bool
+        self, experiences: Sequence[Experience], chosen: Sequence[int], *, reference: bool
     ) -> list[Floats]:
         """[L] for each chosen experience, and zeros for the others."""
         picked = [experiences[i] for i in chosen]
-        micro_batches = self._pack(picked, advantages[list(chosen)], None, None)
+        micro_batches = self._pack(picked, [0.0] * len(picked), None, None)
         values = [self._engine.logprobs(batch, reference=reference) for batch in micro_batches]
         found = dict(zip(chosen, unpack(micro_batches, values, picked), strict=True))
         return [found.get(i, np.zeros(len(e.token_ids), np.float32)) for i, e in enumerate(experiences)]
@@ -122,7 +160,7 @@ class Trainer:
     def _update(
         self,
         experiences: Sequence[Experience],
-        advantages: Floats,
+        advantages: Sequence[Floats],
         batch: Sequence[int],
         old: Sequence[Floats] | None,
         reference: Sequence[Floats] | None,
@@ -132,7 +170,7 @@ class Trainer:
         picked = [experiences[i] for i in batch]
         micro_batches = self._pack(
             picked,
-            advantages[list(batch)],
+            [advantages[i] for i in batch],
             [old[i] for i in batch] if old else None,
             [reference[i] for i in batch] if reference else None,
         )
@@ -151,7 +189,7 @@ class Trainer:
     def _pack(
         self,
         experiences: Sequence[Experience],
-        advantages: Floats,
+        advantages: Sequence[float | Floats],
         old: Sequence[Floats] | None,
         reference: Sequence[Floats] | None,
     ) -> list[MicroBatch]:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strop.algorithms.scored import Scored
 from strop.algorithms.supervised import supervised_loss
 from strop.algorithms.table import advantages, loss_fn, needs_entropy_gradient, needs_reference
 from strop.config.schema.algorithm import Aggregation, ClippedLoss, Grpo, KlEstimator, KlLoss
@@ -172,8 +173,8 @@ def test_nan_beside_the_targets_changes_nothing(on_policy: bool) -> None:
 def test_equal_rewards_give_no_gradient() -> None:
     config = Grpo(rollouts_per_task=4)
     batch = make_batch(SHAPES, on_policy=True)
-    each = advantages(config, torch.full((4,), 0.1), torch.zeros(4, dtype=torch.int64))
-    batch = replace(batch, advantages=each[batch.segment_of_token()] * batch.loss_mask)
+    scored = Scored(torch.full((3,), 0.1), torch.zeros(3, dtype=torch.int64), torch.tensor([4, 1, 6]))
+    batch.advantages[batch.loss_mask] = advantages(config, scored, max_response_tokens=LIMIT)
     parameters, outputs = model_outputs(batch)
     (gradient,) = torch.autograd.grad(run(config, batch, counts_of(batch), outputs).loss, parameters)
     assert gradient.count_nonzero() == 0

@@ -9,16 +9,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.policy_losses import clipped, log_ratio
+from strop.algorithms.policy_losses import PolicyTerms, clipped, log_ratio
 from strop.config.schema.algorithm import ClippedLoss
 
 CONFIG = ClippedLoss(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
 
 
+def by_config(ratio: torch.Tensor, advantages: torch.Tensor, config: ClippedLoss) -> PolicyTerms:
+    return clipped(ratio, advantages, low=config.clip_low, high=config.clip_high, dual=config.dual_clip)
+
+
 def run(ratio: float, advantage: float, config: ClippedLoss = CONFIG) -> tuple[float, float, str]:
     """Loss, its gradient in the log-prob, and which bound was in force."""
     logprob = torch.tensor([math.log(ratio)], requires_grad=True)
-    terms = clipped(log_ratio(logprob, torch.zeros(1)), torch.tensor([advantage]), config)
+    terms = by_config(log_ratio(logprob, torch.zeros(1)), torch.tensor([advantage]), config)
     (gradient,) = torch.autograd.grad(terms.loss.sum(), logprob)
     bounds = {"low": terms.clipped_low, "high": terms.clipped_high, "dual": terms.clipped_dual}
     return terms.loss.item(), gradient.item(), " ".join(k for k, v in bounds.items() if v.item())
@@ -72,5 +76,5 @@ def test_on_policy_the_gradient_is_reinforce(config: ClippedLoss) -> None:
     advantages = torch.tensor([2.0, -1.5])
     ratio = log_ratio(logprob, None)
     assert ratio.tolist() == [0, 0]
-    (gradient,) = torch.autograd.grad(clipped(ratio, advantages, config).loss.sum(), logprob)
+    (gradient,) = torch.autograd.grad(by_config(ratio, advantages, config).loss.sum(), logprob)
     torch.testing.assert_close(gradient, -advantages)
