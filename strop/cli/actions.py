@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import typer
 
 from strop.config.load import Loaded
-from strop.errors import ConfigError
+from strop.errors import ConfigError, RewardError
 
 
 def start(loaded: Loaded) -> None:
@@ -22,10 +24,23 @@ def check_files(loaded: Loaded) -> None:
     from strop.config.check import missing_files
 
     say_notes(loaded)
-    faults = missing_files(loaded)
+    faults = [*missing_files(loaded), *_unknown_rewards(loaded)]
     if faults:
         raise ConfigError("\n".join(faults))
     typer.echo(f"This run can be started. All of it will be in {loaded.run.folder_path}.")
+
+
+def _unknown_rewards(loaded: Loaded) -> Iterator[str]:
+    """A bare word is a built-in's name; functions of the user's own are imported when the run starts."""
+    from strop.rewards.resolve import find
+    from strop.rewards.table import BUILTINS
+
+    for index, part in enumerate(loaded.run.reward.functions):
+        if part.function.isidentifier() and part.function not in BUILTINS:
+            try:
+                find(part.function)
+            except RewardError as error:
+                yield f"{loaded.sources[f'reward.functions.{index}.function']}: {error}"
 
 
 def say_notes(loaded: Loaded) -> None:

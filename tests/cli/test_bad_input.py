@@ -41,6 +41,12 @@ DAMAGES: list[tuple[str, Damage, list[str], str]] = [
     ("no config", _remove("m/config.json"), [], "no config.json"),
     ("no model", lambda _: None, ["model.path=./none"], "there is no model folder ./none"),
     ("no reward", lambda _: None, ["~reward"], "nothing says how an answer is scored"),
+    (
+        "reward name",
+        lambda _: None,
+        ["reward=exakt"],
+        "override reward=exakt: reward 'exakt': did you mean 'exact'",
+    ),
     ("no reward file", lambda _: None, ["reward=none.py:f"], "there is no file none.py"),
     ("no template", lambda _: None, ["data.chat_template=t.jinja"], "there is no file t.jinja"),
 ]
