@@ -120,8 +120,9 @@ def _obstacle(base: PreTrainedModel) -> str | None:
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         return f"it has layers of kind {', '.join(sorted(kinds))}"
-    if getattr(config, "attention_dropout", 0.0):
-        return f"its attention has dropout (attention_dropout is {config.attention_dropout})"
+    dropouts = [name for name in ("attention_dropout", "attn_pdrop") if getattr(config, name, 0.0)]
+    if dropouts:
+        return f"its attention has dropout ({dropouts[0]} in its config.json is not 0)"
     if not base._supports_attention_backend:
         return "its attention does not go through transformers' attention interface"
     return _probe(base)
@@ -138,6 +139,8 @@ def _probe(base: PreTrainedModel) -> str | None:
     training, own = base.training, base.config._attn_implementation
     base.eval()
     try:
+        # Not "sdpa", which leaves out Gemma 2's softcap.
+        base.set_attn_implementation("eager")
         apart = [
             _hidden_states(base, s[None], torch.arange(len(s), device=s.device)[None])[0]
             for s in (torch.cat([prompt, a]) for a in answers)

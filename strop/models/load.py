@@ -40,6 +40,7 @@ def load_model(section: Model, *, device: torch.device | str, trainable: bool = 
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
                 trust_remote_code=section.trust_remote_code,
+                ignore_mismatched_sizes=True,  # they are refused below, and by name
                 output_loading_info=True,
             )
         except UNREADABLE as error:
@@ -70,22 +71,27 @@ def load_tokenizer(section: Model) -> PreTrainedTokenizerBase:
         )
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(path, trust_remote_code=section.trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=section.trust_remote_code)
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of an empty folder
+            raise ValueError("there is no vocabulary in it")
     except UNREADABLE as error:
         raise ModelError(
             f"{key}: no tokenizer could be loaded from {path}: {error}. Put tokenizer.json and "
             "tokenizer_config.json there, or name another folder under model.tokenizer."
         ) from error
+    return tokenizer
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bars."""
-    shown = logging.is_progress_bar_enabled()
+    """Without transformers' progress bars and reports."""
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
 

@@ -1,0 +1,96 @@
+"""Packed attention against one dense softmax over a mask of who sees whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from strop.models import kernels
+from strop.models.kernels import Options, Run, attention, find_runs
+
+
+def dense(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], prefix_of: Sequence[int], options: Options
+) -> Tensor:
+    bounds = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    sees = torch.zeros(len(query), len(query), dtype=torch.bool)
+    position = torch.zeros(len(query), dtype=torch.long)
+    for segment, length in enumerate(lengths):
+        own = slice(bounds[segment], bounds[segment + 1])
+        sees[own, own] = torch.ones(length, length).tril().bool()
+        above, prefix = 0, prefix_of[segment]
+        while prefix >= 0:
+            sees[own, bounds[prefix] : bounds[prefix + 1]] = True
+            above += lengths[prefix]
+            prefix = prefix_of[prefix]
+        position[own] = above + torch.arange(length)
+    if options.window is not None:
+        sees &= position[:, None] - position < options.window
+    shared = query.shape[1] // key.shape[1]
+    scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(shared, 1)) * options.scale
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    p = scores.masked_fill(~sees, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", p, value.repeat_interleave(shared, 1))
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Lengths, and for each segment an earlier one as its prefix, or -1."""
+    count = draw(st.integers(1, 9))
+    lengths = [draw(st.integers(1, 7)) for _ in range(count)]
+    return lengths, [draw(st.integers(-1, i - 1)) for i in range(count)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layout=segments(),
+    window=st.none() | st.integers(1, 12),
+    softcap=st.none() | st.just(1.5),
+    block_scores=st.sampled_from([16, 200, 2**19]),
+    shared=st.sampled_from([1, 3]),
+)
+def test_equals_a_dense_softmax(
+    layout: tuple[list[int], list[int]],
+    window: int | None,
+    softcap: float | None,
+    block_scores: int,
+    shared: int,
+) -> None:
+    lengths, prefix_of = layout
+    options = Options(scale=0.4, window=window, softcap=softcap)
+    bounds = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    torch.manual_seed(0)
+    query = torch.randn(bounds[-1], 2 * shared, 4, dtype=torch.float64, requires_grad=True)
+    key = torch.randn(bounds[-1], 2, 4, dtype=torch.float64, requires_grad=True)
+    value = torch.randn(bounds[-1], 2, 6, dtype=torch.float64, requires_grad=True)
+    expected = dense(query, key, value, lengths, prefix_of, options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "BLOCK_SCORES", {"cpu": block_scores})
+        patch.setattr(kernels, "MIN_ROWS", 2)
+        result = attention(query, key, value, find_runs(bounds, prefix_of), options)
+        weights = torch.randn_like(expected)
+        ours = torch.autograd.grad(result, (query, key, value), weights)
+    theirs = torch.autograd.grad(expected, (query, key, value), weights)
+    torch.testing.assert_close(result, expected)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_equal_neighbours_make_one_run() -> None:
+    runs = find_runs([0, 3, 7, 11, 14, 19], [-1, 0, 0, 0, -1])
+    assert runs == (
+        Run(0, 1, 3, ()),
+        Run(3, 2, 4, ((0, 3),)),
+        Run(11, 1, 3, ((0, 3),)),
+        Run(14, 1, 5, ()),
+    )
+
+
+def test_a_prefix_may_have_a_prefix() -> None:
+    assert find_runs([0, 2, 5, 6], [-1, 0, 1])[-1] == Run(5, 1, 1, ((0, 2), (2, 5)))
