@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from strop.config.schema.base import Section, kind_or
 
@@ -87,11 +87,7 @@ class OpmdLoss(Section):
     """How strongly the policy is held where it is."""
 
 
-PolicyLoss = Annotated[
-    ClippedLoss | GspoLoss | CispoLoss | GpgLoss | OpmdLoss,
-    Field(discriminator="type"),
-    kind_or("clip"),
-]
+PolicyLoss = ClippedLoss | GspoLoss | CispoLoss | GpgLoss | OpmdLoss
 
 
 class ImportanceCorrection(Section):
@@ -125,7 +121,7 @@ class PolicyGradient(Section):
     type: str
     rollouts_per_task: int = Field(8, gt=0)
     """Answers sampled to each task."""
-    policy_loss: PolicyLoss = ClippedLoss()
+    policy_loss: Annotated[PolicyLoss, Field(discriminator="type"), kind_or("clip")] = ClippedLoss()
     """What is made of ratios and advantages."""
     aggregation: Aggregation = "token-mean"
     """How the losses of tokens become one number."""
@@ -144,10 +140,20 @@ class PolicyGradient(Section):
 class GroupBaselined(PolicyGradient):
     """What every algorithm has that compares a task's answers with one another."""
 
-    rollouts_per_task: int = Field(8, ge=2)
-    """Answers sampled to each task; they are compared with one another."""
+    rollouts_per_task: int = Field(8, gt=0, json_schema_extra={"minimum": 2})
+    """Answers sampled to each task, two or more; they are compared with one another."""
     dynamic_sampling: DynamicSampling | None = None
     """Replaces groups that teach nothing; null keeps them."""
+
+    @field_validator("rollouts_per_task")
+    @classmethod
+    def _enough_to_compare(cls, rollouts: int) -> int:
+        if rollouts < 2:
+            raise ValueError(
+                "1 answer has nothing to be compared with, and nothing could be learned; write 2 or more, "
+                "or use reinforce_plus_plus or remax, which take one answer to a task"
+            )
+        return rollouts
 
 
 class Grpo(GroupBaselined):
@@ -197,7 +203,7 @@ class Gpg(GroupBaselined):
     """Group policy gradient: groups without a signal do not thin the others' (arXiv 2504.02546)."""
 
     type: Literal["gpg"] = "gpg"
-    policy_loss: PolicyLoss = GpgLoss()
+    policy_loss: Annotated[PolicyLoss, Field(discriminator="type"), kind_or("gpg")] = GpgLoss()
     """What is made of ratios and advantages."""
 
 
@@ -224,7 +230,7 @@ class Opmd(GroupBaselined):
     type: Literal["opmd"] = "opmd"
     baseline: OpmdBaseline = MeanBaseline()
     """What a reward is compared with."""
-    policy_loss: PolicyLoss = OpmdLoss()
+    policy_loss: Annotated[PolicyLoss, Field(discriminator="type"), kind_or("opmd")] = OpmdLoss()
     """What is made of ratios and advantages."""
 
 

@@ -121,6 +121,12 @@ class Run(Section):
                 "rollout.sampling.temperature is 0: all rollouts of a task would be the same and "
                 "nothing could be learned; write a temperature above 0"
             )
+        overlong = self.algorithm.overlong_penalty
+        if overlong is not None and overlong.buffer_tokens > self.data.max_response_tokens:
+            raise ValueError(
+                f"algorithm.overlong_penalty.buffer_tokens ({overlong.buffer_tokens}) is the last part of "
+                f"data.max_response_tokens ({self.data.max_response_tokens}), and cannot be more"
+            )
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
         if longest > self.rollout.engine.kv_cache_tokens:
             raise ValueError(
