@@ -6,17 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.config.dialects.verl import LEDGER, read_verl
+from strop.config.draft import Draft, Source, split
 from strop.config.load import Loaded
 from strop.config.schema.trainer import CosineSchedule
 from strop.config.units import Amount
 from strop.errors import ConfigError, PlacementError, StropError
 
+from .verl_page import page_copy
+
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+TRUSTED = ("data.trust_remote_code=True",)
+"""The page's default, which counts where someone wrote it."""
 BASE = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4")
 
 
@@ -328,6 +334,23 @@ def test_a_whole_file_under_overrides(tmp_path: Path) -> None:
     path.write_text("data: {train_batch: 3}\n")
     with pytest.raises(ConfigError, match=r"ppo\.yaml:1: verl has no key data\.train_batch; did you mean"):
         read_verl(BASE, config=path)
+
+
+def test_the_whole_page_as_a_file(tmp_path: Path) -> None:
+    draft = Draft()
+    for key, default in page_copy().items():
+        draft.set(split(key), default, Source("python", "the page"))
+    path = tmp_path / "ppo_trainer.yaml"
+    path.write_text(yaml.safe_dump(draft.values))
+    with pytest.raises(ConfigError) as caught:
+        read_verl([], config=path, here=True)
+    named = ["default_hdfs_dir", "data.image_key"]
+    assert all(name in str(caught.value) for name in named), "what the page's own values ask and we lack"
+    changes = ["trainer.default_hdfs_dir=null", "trainer.logger=console", "data.image_key=null"]
+    loaded = read_verl([*BASE, *changes], config=path, here=True)
+    written = {item.key for item in loaded.set_aside}
+    assert {"trainer.n_gpus_per_node", f"{ROLLOUT}.name", f"{ACTOR}.use_torch_compile"} <= written
+    assert loaded.run == read("trainer.default_local_dir=checkpoints/verl_examples/gsm8k", *TRUSTED).run
 
 
 def test_sections_and_dicts_as_overrides() -> None:

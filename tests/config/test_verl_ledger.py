@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
-import yaml
-from omegaconf._utils import get_yaml_loader
 
 from strop.config.dialects import ledger_of
 from strop.config.dialects.row import UNSET
@@ -17,29 +14,25 @@ from strop.config.draft import Draft
 from strop.config.schema.walk import all_keys
 from strop.errors import ConfigError
 
-from .verl_page import COPY, PAGE, page_keys
+from .verl_page import PAGE, page_copy, page_keys
 
 ONLY_IN_PROSE = "critic.*"
 FIELDS = set(all_keys())
 
 
-def _copy() -> dict[str, Any]:
-    return yaml.load(COPY.read_text(), Loader=get_yaml_loader())
-
-
 @pytest.mark.skipif(not PAGE.exists(), reason="the page is not beside the repository")
 def test_the_copy_is_the_page() -> None:
-    assert _copy() == page_keys(PAGE.read_text())
+    assert page_copy() == page_keys(PAGE.read_text())
 
 
 def test_every_key_of_the_page_in_its_order() -> None:
     rows = [row.theirs for row in LEDGER.rows if row.on_page]
-    assert [key for key in rows if key != ONLY_IN_PROSE] == list(_copy())
+    assert [key for key in rows if key != ONLY_IN_PROSE] == list(page_copy())
 
 
 def test_the_defaults_are_the_pages() -> None:
     stated = {row.theirs: row.default for row in LEDGER.rows if row.on_page and row.default is not UNSET}
-    assert stated == _copy()
+    assert stated == page_copy()
     assert all(row.on_page == row.stated for row in LEDGER.rows)
 
 

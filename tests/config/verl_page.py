@@ -14,6 +14,11 @@ COPY = Path(__file__).parent / "verl_page.yaml"
 PAGE = Path(__file__).parents[2] / ".." / "shared" / "seeds" / "verl_config.rst"
 
 
+def page_copy() -> dict[str, Any]:
+    """Dotted key -> default, from the copy in this folder."""
+    return yaml.load(COPY.read_text(), Loader=get_yaml_loader())
+
+
 def page_keys(text: str) -> dict[str, Any]:
     """Dotted key -> default, from the blocks before `evaluation.yaml`; a key counts where it stands first."""
     found: dict[str, Any] = {}
