@@ -104,16 +104,33 @@ def test_a_limit_in_sequences() -> None:
     assert [sum(e >= 0 for e in b.experience) for b in batches] == [3, 3, 1]
 
 
-LENGTHS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=25)
+LENGTHS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=25
+)
 
 
-@given(lengths=LENGTHS, limit=st.integers(1, 40), unit=st.sampled_from(["tokens", "sequences"]), share=st.booleans())
-def test_everything_arrives_once(lengths: list[tuple[int, int, int]], limit: int, unit: str, share: bool) -> None:
+@given(
+    lengths=LENGTHS,
+    limit=st.integers(1, 40),
+    unit=st.sampled_from(["tokens", "sequences"]),
+    share=st.booleans(),
+)
+def test_everything_arrives_once(
+    lengths: list[tuple[int, int, int]], limit: int, unit: str, share: bool
+) -> None:
     experiences = [experience([g] * p, list(range(a)), group=str(g)) for g, p, a in lengths]
-    numbers: list[Floats] = [np.random.default_rng(i).random(len(e.token_ids)) for i, e in enumerate(experiences)]
+    numbers: list[Floats] = [
+        np.random.default_rng(i).random(len(e.token_ids)) for i, e in enumerate(experiences)
+    ]
     amount = Amount(limit, unit)  # type: ignore[arg-type]
     batches = pack(
-        experiences, numbers, amount, share_prompts=share, device="cpu", old_logprobs=numbers, ref_logprobs=numbers
+        experiences,
+        numbers,
+        amount,
+        share_prompts=share,
+        device="cpu",
+        old_logprobs=numbers,
+        ref_logprobs=numbers,
     )
     assert sorted(e for b in batches for e in b.experience if e >= 0) == list(range(len(experiences)))
     for batch in batches:

@@ -15,7 +15,19 @@ from strop.models.logprobs import token_outputs
 from strop.types import Experience, MicroBatch
 
 VOCAB = 61
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "granite", "cohere")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi",
+    "phi3",
+    "granite",
+    "cohere",
+)
 """All of them can share prompts. Gemma 2 bends scores and logits, Cohere and Granite scale logits, Phi's
 head has a bias, and Gemma 2 and 3 and Mistral have a window of 6 tokens here."""
 OPTIONS = {
@@ -56,7 +68,9 @@ def make(family: str, **options: object) -> PreTrainedModel:
     return model.eval()
 
 
-def experience(prompt: Sequence[int], answer: Sequence[int], *, group: str = "g", **fields: object) -> Experience:
+def experience(
+    prompt: Sequence[int], answer: Sequence[int], *, group: str = "g", **fields: object
+) -> Experience:
     """Targets are the answer's tokens."""
     tokens = np.array([*prompt, *answer], dtype=np.int32)
     mask = np.arange(len(tokens)) >= len(prompt)
@@ -92,13 +106,21 @@ def coefficients(experiences: Sequence[Experience]) -> list[np.ndarray]:
     return [random.normal(size=len(e.token_ids)).astype(np.float32) for e in experiences]
 
 
-def packed(experiences: Sequence[Experience], *, share_prompts: bool, tokens: int = 10_000) -> list[MicroBatch]:
+def packed(
+    experiences: Sequence[Experience], *, share_prompts: bool, tokens: int = 10_000
+) -> list[MicroBatch]:
     return pack(
-        experiences, coefficients(experiences), Amount(tokens, "tokens"), share_prompts=share_prompts, device="cpu"
+        experiences,
+        coefficients(experiences),
+        Amount(tokens, "tokens"),
+        share_prompts=share_prompts,
+        device="cpu",
     )
 
 
-def packed_gradient(model: nn.Module, micro_batches: Sequence[MicroBatch]) -> tuple[list[Tensor], dict[str, Tensor]]:
+def packed_gradient(
+    model: nn.Module, micro_batches: Sequence[MicroBatch]
+) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Log-probs [T] of each micro-batch, and the gradient of the coefficients' sum of log-probs and entropies."""
     model.zero_grad()
     logprobs = []
@@ -110,7 +132,9 @@ def packed_gradient(model: nn.Module, micro_batches: Sequence[MicroBatch]) -> tu
     return logprobs, gradients(model)
 
 
-def plain_gradient(model: PreTrainedModel, experiences: Sequence[Experience]) -> tuple[list[Tensor], dict[str, Tensor]]:
+def plain_gradient(
+    model: PreTrainedModel, experiences: Sequence[Experience]
+) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The same, [L] each, by Hugging Face's own forward pass, one sequence at a time."""
     model.zero_grad()
     logprobs = []

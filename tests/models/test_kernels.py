@@ -15,7 +15,12 @@ from strop.models.kernels import Options, Run, attention, find_runs
 
 
 def dense(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], prefix_of: Sequence[int], options: Options
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Sequence[int],
+    prefix_of: Sequence[int],
+    options: Options,
 ) -> Tensor:
     bounds = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     sees = torch.zeros(len(query), len(query), dtype=torch.bool)

@@ -54,7 +54,9 @@ def test_weights_are_those_of_the_folder_in_storage_of_their_own(good: Path) -> 
         ({"compute_dtype": "bfloat16", "lora": {}}, torch.bfloat16),
     ],
 )
-def test_the_dtype_is_that_of_what_is_trained(good: Path, fields: dict[str, object], dtype: torch.dtype) -> None:
+def test_the_dtype_is_that_of_what_is_trained(
+    good: Path, fields: dict[str, object], dtype: torch.dtype
+) -> None:
     model = load(good, **fields)
     assert {p.dtype for p in model.parameters()} == {dtype}
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32

@@ -48,7 +48,9 @@ def test_values_and_gradients(
     monkeypatch.setattr(logprobs, "packed_forward", lambda *_: hidden)
     outputs = token_outputs(model, micro_batch, entropy=True)
     targets = micro_batch.loss_mask.nonzero()[:, 0]
-    expected = plain(model, hidden[targets - 1], micro_batch.token_ids[targets], micro_batch.temperature[targets])
+    expected = plain(
+        model, hidden[targets - 1], micro_batch.token_ids[targets], micro_batch.temperature[targets]
+    )
     assert outputs.entropy is not None
     for ours, theirs in zip((outputs.logprobs, outputs.entropy), expected, strict=True):
         torch.testing.assert_close(ours[targets], theirs, atol=1e-5, rtol=1e-5)
@@ -56,7 +58,8 @@ def test_values_and_gradients(
     inputs = (hidden, *model.get_output_embeddings().parameters())
     scale = torch.randn(len(targets))
     losses = (
-        weights[0] * (scale * outputs.logprobs[targets]).sum() + weights[1] * (scale * outputs.entropy[targets]).sum(),
+        weights[0] * (scale * outputs.logprobs[targets]).sum()
+        + weights[1] * (scale * outputs.entropy[targets]).sum(),
         weights[0] * (scale * expected[0]).sum() + weights[1] * (scale * expected[1]).sum(),
     )
     ours, theirs = (torch.autograd.grad(loss, inputs) for loss in losses)

@@ -1,0 +1,293 @@
+"""The training engine: gradients, updates, saving, faults."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from strop.config.schema import Run
+from strop.config.units import Amount
+from strop.data.pack import pack
+from strop.errors import CheckpointError, PlacementError, TrainingError
+from strop.models.tiny import make_model
+from strop.training.single import SingleEngine, find_device
+from strop.types import Experience, GlobalCounts, LossOutput, MicroBatch, TokenOutputs
+
+KL = {"type": "grpo", "kl_loss": {"coef": 0.1}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model"
+    return make_model(path, ["one and one is two"], vocab_size=280, hidden_size=32)
+
+
+def make_run(folder: Path, model: Mapping[str, object] = {}, **sections: object) -> Run:  # noqa: B006
+    values = {
+        "model": {"path": str(folder), **model},
+        "data": {"train": {"path": "tasks.jsonl"}},
+        "reward": "exact",
+        "trainer": {"optimizer": {"type": "adamw", "lr": 0.01}, "engine": {"device": "cpu"}},
+    }
+    return Run.model_validate(values | sections)
+
+
+def experiences(seed: int = 0) -> list[Experience]:
+    random = np.random.default_rng(seed)
+    result = []
+    for group in range(3):
+        prompt = random.integers(5, 250, 6)
+        for index in range(4):
+            tokens = np.concatenate([prompt, random.integers(5, 250, random.integers(2, 12))]).astype(
+                np.int32
+            )
+            mask = np.arange(len(tokens)) >= 6
+            zeros = np.zeros(len(tokens), dtype=np.float32)
+            result.append(
+                Experience(
+                    f"{group}-{index}",
+                    str(group),
+                    str(group),
+                    index,
+                    0,
+                    tokens,
+                    mask,
+                    zeros,
+                    zeros,
+                    reward=0.0,
+                    status="ok",
+                    temperature=0.9,
+                    versions=(0,),
+                )  # fmt: skip
+            )
+    return result
+
+
+def micro_batches(engine: SingleEngine, tokens: int = 60, *, seed: int = 0) -> list[MicroBatch]:
+    batch = experiences(seed)
+    advantages = np.random.default_rng(seed).normal(size=len(batch)).tolist()
+    limit = Amount(tokens, "tokens")
+    return pack(batch, advantages, limit, share_prompts=engine.shares_prompts, device=engine.device)
+
+
+def loss(micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
+    total = -(micro_batch.advantages * outputs.logprobs).sum() / counts.tokens
+    metrics = {} if outputs.entropy is None else {"entropy": outputs.entropy.detach().sum() / counts.tokens}
+    return LossOutput(total, metrics)
+
+
+def accumulate(engine: SingleEngine, batches: Sequence[MicroBatch]) -> dict[str, float]:
+    counts = GlobalCounts(sum(int(b.loss_mask.sum()) for b in batches), 12)
+    totals: dict[str, float] = {}
+    for batch in batches:
+        for name, value in engine.forward_backward(batch, loss, counts, entropy=True).items():
+            totals[name] = totals.get(name, 0.0) + value
+    return totals
+
+
+def gradient(engine: SingleEngine) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in engine.master.parameters() if p.grad is not None])
+
+
+def weights(engine: SingleEngine) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in engine.iter_weights()}
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_updates_learn(folder: Path) -> None:
+    engine = SingleEngine(make_run(folder))
+    losses = []
+    for _ in range(5):
+        losses.append(accumulate(engine, micro_batches(engine))["loss"])
+        assert engine.step() > 0
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("model", [{}, {"lora": {"rank": 4}}], ids=["full", "lora"])
+def test_metrics_and_gradient_do_not_depend_on_the_micro_batches(
+    folder: Path, model: dict[str, object]
+) -> None:
+    engine = SingleEngine(make_run(folder, model))
+    whole = accumulate(engine, micro_batches(engine, 10_000))
+    expected = gradient(engine)
+    engine.step()
+    engine = SingleEngine(make_run(folder, model))
+    parts = accumulate(engine, micro_batches(engine, 30)[::-1])
+    assert (gradient(engine) - expected).norm() < 1e-5 * expected.norm()
+    assert parts.keys() == {"loss", "entropy"}
+    assert parts == pytest.approx(whole, rel=1e-4)
+
+
+def test_an_update_is_torchs_own(folder: Path) -> None:
+    """Clip to 0.1, then AdamW with weight decay, against plain torch on the same gradient."""
+    optimizer = {"type": "adamw", "lr": 0.01, "weight_decay": 0.1, "betas": [0.8, 0.9]}
+    engine = SingleEngine(make_run(folder, trainer={"optimizer": optimizer, "max_grad_norm": 0.1}))
+    accumulate(engine, micro_batches(engine))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    plain = torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.1, betas=(0.8, 0.9))
+    for ours, theirs in zip(engine.master.parameters(), model.parameters(), strict=True):
+        assert ours.grad is not None
+        theirs.grad = ours.grad.clone()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    plain.step()
+    engine.set_lr(0.003)
+    assert engine.step() == pytest.approx(float(norm))
+    assert all(p.grad is None for p in engine.master.parameters())
+    for name, theirs in model.named_parameters():
+        torch.testing.assert_close(dict(engine.iter_weights())[name], theirs, atol=1e-6, rtol=1e-6)
+
+
+def test_no_bound_on_the_gradient(folder: Path) -> None:
+    engine = SingleEngine(make_run(folder, trainer={"max_grad_norm": None}))
+    accumulate(engine, micro_batches(engine))
+    expected = gradient(engine).norm()
+    assert engine.step() == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("model", [{}, {"lora": {"rank": 4}}], ids=["full", "lora"])
+def test_the_reference_is_the_model_at_the_start(folder: Path, model: dict[str, object]) -> None:
+    engine = SingleEngine(make_run(folder, model, algorithm=KL))
+    (batch,) = micro_batches(engine, 10_000)
+    start = engine.logprobs(batch)
+    assert not start.requires_grad
+    assert torch.equal(engine.logprobs(batch, reference=True), start)
+    for _ in range(2):
+        accumulate(engine, [batch])
+        engine.step()
+    assert torch.equal(engine.logprobs(batch, reference=True), start)
+    assert (engine.logprobs(batch) - start).abs().max() > 1e-4
+
+
+def test_no_reference_is_kept_unasked(folder: Path) -> None:
+    engine = SingleEngine(make_run(folder))
+    with pytest.raises(ValueError, match="wants no reference"):
+        engine.logprobs(micro_batches(engine)[0], reference=True)
+
+
+def test_mixed_precision(folder: Path) -> None:
+    """The optimizer moves float32 parameters; what computes and what is published is their bfloat16 rounding."""
+    engine = SingleEngine(make_run(folder, {"compute_dtype": "bfloat16"}, algorithm=KL))
+    exact = SingleEngine(make_run(folder))
+    for each in (engine, exact):
+        accumulate(each, micro_batches(each))
+    assert gradient(engine).dtype == torch.float32
+    assert torch.cosine_similarity(gradient(engine), gradient(exact), dim=0) > 0.99
+    engine.step()
+    for name, master in engine.master.named_parameters():
+        assert master.dtype == torch.float32
+        assert torch.equal(dict(engine.iter_weights())[name], master.bfloat16())
+    assert any((p != p.bfloat16()).any() for p in engine.master.parameters())
+
+
+def test_mixed_precision_with_an_adapter_shares_the_frozen_weights(folder: Path) -> None:
+    engine = SingleEngine(make_run(folder, {"compute_dtype": "bfloat16", "lora": {"rank": 4}}))
+    doubles = dict(engine.model.named_parameters())
+    for name, parameter in engine.master.named_parameters():
+        assert parameter.dtype == (torch.float32 if parameter.requires_grad else torch.bfloat16)
+        assert (doubles[name] is parameter) == (not parameter.requires_grad)
+
+
+SETTINGS = {
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16"},
+    "mixed": {"compute_dtype": "bfloat16"},
+    "lora with dropout": {"lora": {"rank": 4, "dropout": 0.2}},
+    "mixed lora": {"compute_dtype": "bfloat16", "lora": {"rank": 4, "dropout": 0.2}},
+    "checkpointing": {"gradient_checkpointing": True},
+}
+
+
+@pytest.mark.parametrize("model", SETTINGS.values(), ids=SETTINGS)
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
+    folder: Path, tmp_path: Path, model: dict[str, object]
+) -> None:
+    def train(engine: SingleEngine, updates: Sequence[int]) -> list[object]:
+        return [(accumulate(engine, micro_batches(engine, seed=n)), engine.step()) for n in updates]
+
+    engine = SingleEngine(make_run(folder, model))
+    train(engine, range(3))
+    engine.save(tmp_path)
+    expected = train(engine, range(3, 6))
+    resumed = SingleEngine(make_run(folder, model))
+    resumed.load(tmp_path)
+    assert train(resumed, range(3, 6)) == expected
+    assert same(weights(resumed), weights(engine))
+    assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors"}
+
+
+def test_only_the_adapter_is_saved(folder: Path, tmp_path: Path) -> None:
+    SingleEngine(make_run(folder, {"lora": {"rank": 4}})).save(tmp_path)
+    full = (folder / "model.safetensors").stat().st_size
+    assert (tmp_path / "weights.safetensors").stat().st_size < full / 2
+
+
+def test_the_optimizer_is_left_out_when_told_so(folder: Path, tmp_path: Path) -> None:
+    run = make_run(folder, checkpoint={"optimizer": False})
+    engine = SingleEngine(run)
+    accumulate(engine, micro_batches(engine))
+    engine.step()
+    engine.save(tmp_path)
+    assert not (tmp_path / "optimizer.safetensors").exists()
+    again = SingleEngine(run)
+    again.load(tmp_path)
+    assert same(weights(again), weights(engine))
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors"):
+        SingleEngine(make_run(folder)).load(tmp_path)
+
+
+def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
+    SingleEngine(make_run(folder)).save(tmp_path)
+    with pytest.raises(CheckpointError, match="other weights"):
+        SingleEngine(make_run(folder, {"lora": {"rank": 4}})).load(tmp_path)
+
+
+def test_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
+    engine = SingleEngine(make_run(folder))
+    engine.save(tmp_path)
+    for name in ("weights", "optimizer", "rng"):
+        broken = Path(shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-{name}")))
+        (broken / f"{name}.safetensors").write_bytes(b"not tensors")
+        with pytest.raises(CheckpointError, match=f"{name}.safetensors cannot be read"):
+            engine.load(broken)
+
+
+def test_a_loss_that_is_no_number_changes_nothing(folder: Path) -> None:
+    engine = SingleEngine(make_run(folder))
+    before = weights(engine)
+    batch = micro_batches(engine)[0]
+    batch = replace(batch, advantages=batch.advantages * float("inf"))
+    with pytest.raises(TrainingError, match="loss of a micro-batch is nan"):
+        accumulate(engine, [batch])
+    assert all(p.grad is None for p in engine.master.parameters())
+    assert same(weights(engine), before)
+
+
+def test_a_gradient_that_is_no_number_changes_nothing(folder: Path) -> None:
+    engine = SingleEngine(make_run(folder))
+    before = weights(engine)
+    accumulate(engine, micro_batches(engine))
+    parameter = next(engine.master.parameters())
+    assert parameter.grad is not None
+    parameter.grad[0] = float("inf")
+    with pytest.raises(TrainingError, match="norm of the gradient is inf"):
+        engine.step()
+    assert same(weights(engine), before)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there(folder: Path) -> None:
+    section = make_run(folder).trainer.engine
+    assert find_device(section.model_copy(update={"device": "auto"})) == torch.device("cpu")
+    with pytest.raises(PlacementError, match="no GPU here"):
+        find_device(section.model_copy(update={"device": "cuda"}))
