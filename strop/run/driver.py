@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from strop.algorithms.table import needs_greedy_answer
 from strop.buffer.queue import Queue
 from strop.config.schema import Run
 from strop.config.units import Amount
@@ -21,7 +23,7 @@ from strop.run.sampling import sampling_of
 from strop.run.tasks import Tasks
 from strop.run.trainer import Trained, Trainer
 from strop.training import checkpoint
-from strop.types import ExperienceGroup
+from strop.types import ExperienceGroup, Group, Task
 from strop.workflows.experiences import group_to_experiences
 
 
@@ -38,7 +40,7 @@ class Driver:
         self._folder = folder
         self._recorder = recorder
         self._buffer = Queue()
-        self._trainer = Trainer(policy.engine, run, length)
+        self._trainer = Trainer(policy.engine, run, length, policy.state.kl_coef)
         self._sampling = sampling_of(run.rollout.sampling, run.data.max_response_tokens)
         self._state = policy.state
         self._saved_step = policy.state.step
@@ -69,15 +71,20 @@ class Driver:
             tasks, run.algorithm.rollouts_per_task, self._sampling, purpose="train", step=step
         )
         check_errors(explored.groups, run.rollout.max_error_share)
-        self._buffer.put([group_to_experiences(group) for group in explored.groups])
-        experiences = self._buffer.take(len(tasks))
-        trained = self._train(experiences, step)
+        baselines = None
+        if needs_greedy_answer(run.algorithm):
+            baselines = self._greedy_rewards(tasks, explored.groups, step)
+        learnable = [g for g in explored.groups if baselines is None or g.id in baselines]
+        self._buffer.put([group_to_experiences(group) for group in learnable])
+        experiences = self._buffer.take(len(learnable))
+        trained = self._train(experiences, step, baselines)
         trained_at = time.perf_counter()
         policy.synchronizer.publish(step)
         ended = time.perf_counter()
 
         before = self._state
-        self._state = RunState(step, before.updates + trained.updates, self._tasks.train.position)
+        updates, position = before.updates + trained.updates, self._tasks.train.position
+        self._state = RunState(step, updates, position, self._trainer.kl_coef)
         metrics = training_metrics(explored.groups) | trained.metrics
         metrics |= {
             "epoch": step / self._length.steps_per_epoch,
@@ -96,9 +103,22 @@ class Driver:
         if self._is_due(run.checkpoint.every, before):
             self._save()
 
-    def _train(self, experiences: Sequence[ExperienceGroup], step: int) -> Trained:
+    def _greedy_rewards(self, tasks: Sequence[Task], groups: Sequence[Group], step: int) -> dict[str, float]:
+        """By group, the reward of its task's greedy answer; a group whose greedy answer broke is left out."""
+        greedy = replace(self._sampling, temperature=0.0)
+        explored = self._policy.explorer.run(tasks, 1, greedy, purpose="greedy", step=step)
+        check_errors(explored.groups, self._run.rollout.max_error_share)
+        rewards = {
+            group.id: answer.rollouts[0].reward for group, answer in zip(groups, explored.groups, strict=True)
+        }
+        return {group: reward for group, reward in rewards.items() if reward is not None}
+
+    def _train(
+        self, experiences: Sequence[ExperienceGroup], step: int, baselines: Mapping[str, float] | None
+    ) -> Trained:
+        updates = self._state.updates
         try:
-            return self._trainer.step(experiences, step=step, updates_done=self._state.updates)
+            return self._trainer.step(experiences, step=step, updates_done=updates, baselines=baselines)
         except TrainingError as error:
             good, _ = checkpoint.latest(self._folder.checkpoints)
             kept = f"The last good checkpoint is {good}." if good else "There is no checkpoint yet."

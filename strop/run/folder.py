@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -84,11 +84,12 @@ class RunState:
     """Optimizer updates that are done."""
     position: int = 0
     """Training tasks taken so far, over all epochs."""
+    kl_coef: float | None = None
+    """What the coefficient of the KL penalty in the reward has come to; None where there is none."""
 
     def save(self, folder: Path) -> None:
         """Write `state.json` into a checkpoint."""
-        fields = {"step": self.step, "updates": self.updates, "position": self.position}
-        (folder / "state.json").write_text(json.dumps(fields) + "\n")
+        (folder / "state.json").write_text(json.dumps(asdict(self)) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> RunState:
