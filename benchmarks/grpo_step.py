@@ -176,17 +176,23 @@ def compare(words: int, steps: int) -> None:
         found: dict[str, Measured] = {}
         for peer in PEERS:
             command = [sys.executable, __file__, "--peer", peer, "--folder", name, "--steps", str(steps)]
-            done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            )
             if done.returncode:
                 sys.exit(f"{peer} failed:\n{done.stdout}\n{done.stderr}")
             found[peer] = Measured(**json.loads(done.stdout.splitlines()[-1]))
         best = min(m.cpu_seconds for peer, m in found.items() if peer.startswith("TRL"))
-        print(f"\nPrompts of about {words} words, {PROMPTS} x {ROLLOUTS} rollouts of at most {NEW_TOKENS} tokens\n")
+        print(
+            f"\nPrompts of about {words} words, {PROMPTS} x {ROLLOUTS} rollouts of at most {NEW_TOKENS} tokens\n"
+        )
         print("| peer | CPU-seconds per step | of TRL's best | peak MB | parts, seconds |")
         print("| --- | --- | --- | --- | --- |")
         for peer, m in found.items():
             parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in m.parts.items())
-            print(f"| {peer} | {m.cpu_seconds:.2f} | {m.cpu_seconds / best:.2f} | {m.peak_mb:.0f} | {parts} |")
+            print(
+                f"| {peer} | {m.cpu_seconds:.2f} | {m.cpu_seconds / best:.2f} | {m.peak_mb:.0f} | {parts} |"
+            )
 
 
 def main() -> None:

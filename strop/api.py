@@ -29,9 +29,7 @@ class RunResult:
     """The last step's metrics; `docs/metrics.md` defines them."""
 
 
-def load(
-    run: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, here: bool = False
-) -> Loaded:
+def load(run: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, here: bool = False) -> Loaded:
     """Read a run file, or take its values as a dict. Overrides are Hydra's (`a.b=1`); `here` sets
     aside what asks for hardware that this machine lacks. Raises `ConfigError`."""
     if isinstance(run, Mapping):
@@ -45,9 +43,15 @@ def train(run: Loaded, *, reward: RewardFn | None = None) -> RunResult:
     `reward`, a plain function such as `f(completion, answer) -> float`, is added to those that the run
     file names. Raises a `StropError` where the run cannot go on.
     """
+    from strop.report.build import write_report
     from strop.run.train import train as run_train
 
-    outcome = run_train(run, reward)
+    try:
+        outcome = run_train(run, reward)
+    finally:
+        # A run that fails or is stopped has a report too, of what there is.
+        if run.run.record.report and (run.run.folder_path / "metrics.jsonl").is_file():
+            write_report(run.run.folder_path)
     return RunResult(outcome.folder.path, outcome.folder.model, outcome.state.step, outcome.metrics)
 
 

@@ -258,11 +258,9 @@ class MicroBatch:
 
     def segment_of_token(self) -> torch.Tensor:
         """[T] int64: the segment of each token."""
-        import torch
-
         lengths = (self.cu_seqlens[1:] - self.cu_seqlens[:-1]).long()
-        numbers = torch.arange(self.segments, device=lengths.device)
-        return torch.repeat_interleave(numbers, lengths)
+        numbers = lengths.new_ones(self.segments).cumsum(0) - 1
+        return numbers.repeat_interleave(lengths)
 
     def __post_init__(self) -> None:
         tokens = self.token_ids.shape[0]

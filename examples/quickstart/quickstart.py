@@ -41,10 +41,20 @@ def main() -> None:
 
     make_tasks(args.out)
     make_model(
-        args.out / "random", ["12+34=46"], vocab_size=300, hidden_size=128, layers=2, heads=4, kv_heads=4, seed=args.seed
+        args.out / "random",
+        ["12+34=46"],
+        vocab_size=300,
+        hidden_size=128,
+        layers=2,
+        heads=4,
+        kv_heads=4,
+        seed=args.seed,
     )
     overrides = [f"seed={args.seed}", f"output={args.out.parent}", f"project={args.out.name}"]
-    warm_up(strop.load(HERE / "run.yaml", [*overrides, f"model.path={args.out / 'random'}"]), args.out / "warm-start")
+    warm_up(
+        strop.load(HERE / "run.yaml", [*overrides, f"model.path={args.out / 'random'}"]),
+        args.out / "warm-start",
+    )
     result = strop.train(strop.load(HERE / "run.yaml", overrides))
 
     print(f"Everything is in {result.folder}:")

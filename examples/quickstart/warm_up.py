@@ -84,7 +84,8 @@ def train_on(policy: Policy, batch: list[Experience], loaded: Loaded) -> float:
         device=policy.engine.device,
     )
     loss = sum(
-        policy.engine.forward_backward(b, supervised_loss, counts, entropy=False)["loss"] for b in micro_batches
+        policy.engine.forward_backward(b, supervised_loss, counts, entropy=False)["loss"]
+        for b in micro_batches
     )
     policy.engine.step()
     return loss

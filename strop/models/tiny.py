@@ -64,6 +64,8 @@ def make_model(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from strop.models.load import quiet
+
     folder.mkdir(parents=True, exist_ok=True)
     size = make_tokenizer(folder, corpus, vocab_size)
     config = AutoConfig.for_model(
@@ -84,7 +86,8 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.save_pretrained(folder)
+    with quiet():
+        model.save_pretrained(folder)
     return folder
 
 

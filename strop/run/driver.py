@@ -44,6 +44,7 @@ class Driver:
         self._sampling = sampling_of(run.rollout.sampling, run.data.max_response_tokens)
         self._state = policy.state
         self._saved_step = policy.state.step
+        self._save_seconds = 0.0
 
     def run(self) -> RunState:
         """Go to the end. On `Interrupted` the state between steps is saved first."""
@@ -95,6 +96,8 @@ class Driver:
             "time/step_seconds": ended - started,
             "tokens_per_second": metrics.get("sampled_tokens", 0.0) / (ended - started),
         }
+        if self._save_seconds:
+            metrics["time/save_seconds"], self._save_seconds = self._save_seconds, 0.0
         if self._is_due(run.record.rollouts_every, before):
             self._recorder.rollouts(step, explored.groups)
         if self._is_due(run.evaluate.every, before) or step == self._length.steps:
@@ -139,9 +142,11 @@ class Driver:
         """Save the state between two steps, unless that is done already."""
         if self._state.step == self._saved_step:
             return
+        started = time.perf_counter()
         keep = self._run.checkpoint.keep
         checkpoint.write(self._folder.checkpoints, self._state.step, self._fill, keep=keep)
         self._saved_step = self._state.step
+        self._save_seconds = time.perf_counter() - started
 
     def _fill(self, folder: Path) -> None:
         self._policy.engine.save(folder)

@@ -63,9 +63,7 @@ class Explorer:
         names = [f"{purpose}-{step:06d}-{number:05d}" for number in range(len(tasks))]
         rollouts = asyncio.gather(
             *(
-                self._one(
-                    task, name, index, sampling, derive_seed(self._seed, purpose, step, number, index)
-                )
+                self._one(task, name, index, sampling, derive_seed(self._seed, purpose, step, number, index))
                 for number, (task, name) in enumerate(zip(tasks, names, strict=True))
                 for index in range(rollouts_per_task)
             )

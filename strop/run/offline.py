@@ -24,9 +24,7 @@ from strop.training import checkpoint as checkpoints
 from strop.training.single import SingleEngine
 
 
-def evaluate(
-    loaded: Loaded, checkpoint: Path | None, reward: Callable[..., Any] | None
-) -> dict[str, float]:
+def evaluate(loaded: Loaded, checkpoint: Path | None, reward: Callable[..., Any] | None) -> dict[str, float]:
     """Measure every eval taskset once. Raises `ConfigError` where there is none."""
     run = loaded.run
     if not run.data.eval:

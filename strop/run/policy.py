@@ -35,6 +35,8 @@ class Policy:
     synchronizer: InMemorySynchronizer
     state: RunState
     """Where its weights come from."""
+    notes: tuple[str, ...]
+    """How it is sampled from and trained on, in words."""
 
 
 def require_reward(run: Run, reward: Callable[..., Any] | None) -> None:
@@ -67,6 +69,7 @@ def open_policy(
             explorer=Explorer(workflow, scorer, stop, seed=run.seed),
             synchronizer=InMemorySynchronizer(engine, sampler),
             state=state,
+            notes=_notes(engine, sampler),
         )
         policy.synchronizer.publish(state.step)
         yield policy
@@ -85,3 +88,12 @@ def _sampler(engine: SingleEngine, run: Run, tokenizer: PreTrainedTokenizerBase)
         dtype=model.dtype,
         generation_config=model.generation_config,
     )
+
+
+def _notes(engine: SingleEngine, sampler: NativeEngine) -> tuple[str, ...]:
+    shared = (
+        "a group's shared prompt is encoded once"
+        if engine.shares_prompts
+        else f"each answer's prompt is encoded anew ({engine.why_not_shared})"
+    )
+    return (f"sampling: {sampler.description}", f"training: on {engine.device}; {shared}")

@@ -22,6 +22,10 @@ class Tasks:
     train: TaskSet
     eval: EvalTasks
 
+    def notes(self) -> tuple[str, ...]:
+        """How many tasks there are of each, and how many were left out or cut."""
+        return tuple(str(taskset) for taskset in (self.train, *(taskset for _, taskset in self.eval)))
+
 
 def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> Tasks:
     """Read and check all tasksets."""

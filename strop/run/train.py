@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from strop.config.load import Loaded, save_resolved
 from strop.models.export import export_model
 from strop.models.load import load_tokenizer
-from strop.report.build import write_report
 from strop.run.driver import Driver
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import length_of
@@ -41,9 +40,8 @@ def train(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Outcome:
     length = length_of(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
     with open_policy(run, tokenizer, reward, start.checkpoint) as policy:
         save_resolved(run, folder.run_file)
-        with Recorder(folder, loaded, length, start) as recorder:
+        notes = (*start.notes, *tasks.notes(), *policy.notes)
+        with Recorder(folder, loaded, length, replace(start, notes=notes)) as recorder:
             state = Driver(run, policy, tasks, length, folder, recorder).run()
-        export_model(policy.engine.model, tokenizer, folder.model)
-    if run.record.report:
-        write_report(folder.path)
+            export_model(policy.engine.model, tokenizer, folder.model)
     return Outcome(folder, state, recorder.last)

@@ -34,7 +34,11 @@ def rows(folder: Path) -> list[dict]:
 def start(run_file: Path, name: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "strop", "train", str(run_file), f"name={name}"]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
 
 

@@ -36,7 +36,7 @@ class Taskset(Section):
 class EvalTaskset(Taskset):
     """A taskset that is measured, not trained on."""
 
-    name: str = "eval"
+    name: str = Field("eval", pattern=r"^[^/\\.][^/\\]*$")
     """Its name in metrics and files; unique in the run."""
     rollouts_per_task: int = Field(1, gt=0)
     """Answers sampled to each task; more than one also gives pass@k."""

@@ -47,7 +47,7 @@ class Record(Section):
     rollouts_every: Every = Field(default=None)
     """How often all rollouts of a step are written as Parquet; `never` for none."""
     report: bool = True
-    """Write `report.html` at the end and after each evaluation."""
+    """Write `report.html` at the end, however the run ends; `strop report` writes it at any time."""
 
 
 def spell_out_reward(value: Any) -> Any:
