@@ -11,6 +11,7 @@ counts the CPU time of the peer's child processes too.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -47,7 +48,8 @@ def prompts(words: int) -> list[str]:
     names, things = ("Ann", "Ben", "Cleo", "Dan"), ("apples", "pens", "coins", "books")
 
     def sentence() -> str:
-        return f"{draw.choice(names)} has {draw.randint(2, 99)} {draw.choice(things)} and buys {draw.randint(2, 99)} more."
+        name, thing = draw.choice(names), draw.choice(things)
+        return f"{name} has {draw.randint(2, 99)} {thing} and buys {draw.randint(2, 99)} more."
 
     return [" ".join(sentence() for _ in range(max(1, words // 8))) for _ in range(PROMPTS * 8)]
 
@@ -109,7 +111,7 @@ def run_strop(folder: Path, dtype: str, steps: int) -> Measured:
         name: statistics.median(row[f"time/{name}_seconds"] for row in rows[-steps:])
         for name in ("sample", "reward", "update", "publish")
     }
-    per_step = statistics.median(b - a for a, b in zip(marks, marks[1:], strict=False))
+    per_step = statistics.median(b - a for a, b in itertools.pairwise(marks))
     return Measured(per_step, peak_mb(), rows[-1]["sampled_tokens"], parts)
 
 
@@ -149,7 +151,7 @@ def run_trl(folder: Path, dtype: str, micro_batch: int, steps: int) -> Measured:
         callbacks=[Marks()],
     )
     trainer.train()
-    per_step = statistics.median(b - a for a, b in zip(marks, marks[1:], strict=False))
+    per_step = statistics.median(b - a for a, b in itertools.pairwise(marks))
     return Measured(per_step, peak_mb(), PROMPTS * ROLLOUTS * NEW_TOKENS, {})
 
 
@@ -184,7 +186,7 @@ def compare(words: int, steps: int) -> None:
             found[peer] = Measured(**json.loads(done.stdout.splitlines()[-1]))
         best = min(m.cpu_seconds for peer, m in found.items() if peer.startswith("TRL"))
         print(
-            f"\nPrompts of about {words} words, {PROMPTS} x {ROLLOUTS} rollouts of at most {NEW_TOKENS} tokens\n"
+            f"\nPrompts of about {words} words, {PROMPTS} x {ROLLOUTS} rollouts of up to {NEW_TOKENS} tokens\n"
         )
         print("| peer | CPU-seconds per step | of TRL's best | peak MB | parts, seconds |")
         print("| --- | --- | --- | --- | --- |")

@@ -43,7 +43,7 @@ class Explorer:
     def run(
         self, tasks: Sequence[Task], rollouts_per_task: int, sampling: Sampling, *, purpose: str, step: int
     ) -> Explored:
-        """Sample and score. Raises `Interrupted` when a stop was asked for; what was drawn is dropped then."""
+        """Sample and score. Raises `Interrupted` when a stop was asked for, and drops what was drawn."""
         started = time.perf_counter()
         groups = self.sample(tasks, rollouts_per_task, sampling, purpose=purpose, step=step)
         sampled = time.perf_counter()

@@ -42,8 +42,8 @@ def evaluate(loaded: Loaded, checkpoint: Path | None, reward: Callable[..., Any]
 
 
 def generate(loaded: Loaded, prompts: Path, out: Path, checkpoint: Path | None) -> int:
-    """Answer every prompt of a file whose columns are those of `data.train`, with `rollout.sampling`,
-    and write its rows as Parquet with the answers in a column `responses`, as verl's evaluation reads them."""
+    """Answer every prompt of a file whose columns are those of `data.train`, with `rollout.sampling`, and
+    write its rows as Parquet with the answers in a column `responses`, as verl's evaluation reads them."""
     run = loaded.run
     if checkpoint is not None:
         checkpoints.verify(checkpoint)

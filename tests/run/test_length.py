@@ -1,5 +1,7 @@
 """How long a run is, and when something is due."""
 
+import itertools
+
 import pytest
 
 from strop.config.schema import Run
@@ -43,7 +45,7 @@ def test_less_than_a_step_is_refused_with_the_sizes():
 def due_steps(every, updates_per_step=4, steps=20):
     length = length_of(run_with(duration=f"{steps} steps"), steps_per_epoch=10)
     states = [RunState(step, step * updates_per_step, 0) for step in range(steps + 1)]
-    return [b.step for a, b in zip(states, states[1:], strict=False) if length.is_due(every, a, b)]
+    return [b.step for a, b in itertools.pairwise(states) if length.is_due(every, a, b)]
 
 
 def test_something_is_due_whenever_a_multiple_was_reached():
