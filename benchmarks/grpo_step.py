@@ -186,7 +186,7 @@ def compare(words: int, steps: int) -> None:
             found[peer] = Measured(**json.loads(done.stdout.splitlines()[-1]))
         best = min(m.cpu_seconds for peer, m in found.items() if peer.startswith("TRL"))
         print(
-            f"\nPrompts of about {words} words, {PROMPTS} x {ROLLOUTS} rollouts of up to {NEW_TOKENS} tokens\n"
+            f"\nAbout {words} words a prompt, {PROMPTS} x {ROLLOUTS} rollouts of up to {NEW_TOKENS} tokens\n"
         )
         print("| peer | CPU-seconds per step | of TRL's best | peak MB | parts, seconds |")
         print("| --- | --- | --- | --- | --- |")
