@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.kl import divergence
-from strop.config.schema.algorithm import KlEstimator
+from strop.algorithms.kl import AdaptiveCoef, FixedCoef, divergence, full_divergence, mean_over_rollouts
+from strop.algorithms.table import kl_controller
+from strop.config.schema.algorithm import AdaptiveKl, Grpo, KlEstimator, KlReward
 
 
 @pytest.mark.parametrize(
@@ -77,3 +78,68 @@ def test_nothing_between_equals(logprob: float) -> None:
     for estimator in ("k1", "abs", "k2", "k3"):
         same = torch.tensor([logprob])
         assert divergence(same, same, estimator).item() == 0  # type: ignore[arg-type]
+
+
+def test_full_by_hand() -> None:
+    # (1/2, 1/2) from (1/4, 3/4): 1/2 log 2 + 1/2 log(2/3) = 1/2 log(4/3).
+    found = full_divergence(torch.zeros(1, 2), torch.tensor([[0.0, math.log(3)]]))
+    assert found.tolist() == pytest.approx([math.log(4 / 3) / 2])
+
+
+def test_full_is_torchs_divergence_and_its_gradient() -> None:
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(5, 11, generator=generator, requires_grad=True)
+    reference = torch.randn(5, 11, generator=generator)
+    exact = torch.distributions.kl_divergence(
+        torch.distributions.Categorical(logits=logits), torch.distributions.Categorical(logits=reference)
+    )
+    found = full_divergence(logits, reference)
+    torch.testing.assert_close(found, exact)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.sum(), logits), torch.autograd.grad(exact.sum(), logits)
+    )
+
+
+def test_full_in_chunks_is_the_whole() -> None:
+    logits, reference = torch.randn(2, 6, 9, generator=torch.Generator().manual_seed(3))
+    chunks = [full_divergence(a, b) for a, b in zip(logits.split(4), reference.split(4), strict=True)]
+    torch.testing.assert_close(torch.cat(chunks), full_divergence(logits, reference))
+
+
+def test_a_controller_follows_the_mean_over_rollouts() -> None:
+    # Rollouts of three tokens and one: means (1 + 2 + 3) / 3 = 2 and 6, and so 4; not 12 / 4 = 3.
+    assert mean_over_rollouts(torch.tensor([1.0, 2, 3, 6]), torch.tensor([3, 1])) == 4
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"),
+    [
+        # 50 rollouts of a horizon of 100 allow a change by at most 0.2 / 2.
+        (0.1, 1.0),
+        (0.109, 1 + 0.09 / 2),
+        (0.5, 1.1),
+        (0.091, 1 - 0.09 / 2),
+        (0.0, 0.9),
+        (-0.3, 0.9),  # k1 may be negative
+    ],
+)
+def test_the_adaptive_coefficient_by_hand(kl: float, factor: float) -> None:
+    start = AdaptiveCoef(coef=0.02, target_kl=0.1, horizon=100)
+    assert start.update(kl, 50).coef == pytest.approx(0.02 * factor)
+    assert start.coef == 0.02
+
+
+def test_a_fixed_coefficient_stays() -> None:
+    assert FixedCoef(0.02).update(7.0, 50) == FixedCoef(0.02)
+
+
+def test_a_controller_goes_on_from_its_saved_coefficient() -> None:
+    config = Grpo(kl_reward=KlReward(coef=0.02, adaptive=AdaptiveKl(target_kl=0.1, horizon=100)))
+    whole = kl_controller(config)
+    assert whole is not None
+    half = whole.update(0.3, 10)
+    resumed = kl_controller(config, half.coef)
+    assert resumed is not None
+    assert resumed.update(0.05, 10) == half.update(0.05, 10)
+    assert kl_controller(Grpo(kl_reward=KlReward(coef=0.02))) == FixedCoef(0.02)
+    assert kl_controller(Grpo()) is None

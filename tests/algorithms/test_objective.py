@@ -1,4 +1,4 @@
-"""GRPO's whole objective: against a naive loop, and its invariances."""
+"""The whole objective, with every loss: against a naive loop, and its invariances."""
 
 from __future__ import annotations
 
@@ -13,8 +13,27 @@ from hypothesis import strategies as st
 
 from strop.algorithms.scored import Scored
 from strop.algorithms.supervised import supervised_loss
-from strop.algorithms.table import advantages, loss_fn, needs_entropy_gradient, needs_reference
-from strop.config.schema.algorithm import Aggregation, ClippedLoss, Grpo, KlEstimator, KlLoss
+from strop.algorithms.table import advantages, loss_fn
+from strop.config.schema.algorithm import (
+    Aggregation,
+    Algorithm,
+    CispoLoss,
+    ClippedLoss,
+    Gpg,
+    GpgLoss,
+    Grpo,
+    GrpoPassk,
+    GspoLoss,
+    ImportanceCorrection,
+    KlEstimator,
+    KlLoss,
+    Opmd,
+    OpmdLoss,
+    Opo,
+    PolicyLoss,
+    ReinforcePlusPlusBaseline,
+    Rloo,
+)
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 from tests.algorithms.batches import counts_of, make_batch, split
 
@@ -23,6 +42,20 @@ LIMIT = 8
 FULL = Grpo(
     kl_loss=KlLoss(estimator="k3", coef=0.1), entropy_coef=0.05, policy_loss=ClippedLoss(clip_high=0.3)
 )
+
+
+LOSSES = [
+    FULL.policy_loss,
+    GspoLoss(clip_low=0.05, clip_high=0.05),
+    CispoLoss(clip_low=0.2, clip_high=0.3),
+    GpgLoss(),
+    OpmdLoss(tau=0.5),
+]
+CORRECTIONS = [None, ImportanceCorrection(level="token", cap=1.1), ImportanceCorrection(level="sequence")]
+
+
+def with_parts(**parts: Any) -> Grpo:
+    return FULL.model_copy(update=parts)
 
 
 def model_outputs(batch: MicroBatch, seed: int = 5) -> tuple[torch.Tensor, TokenOutputs]:
@@ -38,7 +71,42 @@ def run(config: Grpo, batch: MicroBatch, counts: GlobalCounts, outputs: TokenOut
     return loss_fn(config, max_response_tokens=LIMIT)(batch, outputs, counts)
 
 
-def naive(config: Grpo, batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> dict[str, float]:
+def naive_policy_losses(
+    config: Algorithm, logprobs: list[float], batch: MicroBatch, targets: list[int]
+) -> list[float]:
+    """One answer's policy losses, in plain Python; corrected for the sampler where that is asked."""
+    loss = config.policy_loss
+    old = logprobs if batch.old_logprobs is None else batch.old_logprobs.tolist()
+    logs = {t: logprobs[t] - old[t] for t in targets}
+    sampler = batch.sampler_logprobs.tolist()
+    whole = math.exp(sum(old[t] - sampler[t] for t in targets))
+    found = []
+    for t in targets:
+        advantage = float(batch.advantages[t])
+        ratio = math.exp(sum(logs.values()) / len(logs) if isinstance(loss, GspoLoss) else logs[t])
+        if isinstance(loss, ClippedLoss | GspoLoss):
+            low, high = 1 - loss.clip_low, 1 + loss.clip_high
+            surrogate = min(ratio * advantage, min(max(ratio, low), high) * advantage)
+            if isinstance(loss, ClippedLoss) and loss.dual_clip and advantage < 0:
+                surrogate = max(surrogate, loss.dual_clip * advantage)
+        elif isinstance(loss, CispoLoss):
+            bounded = min(
+                max(ratio, 1 - (1.0 if loss.clip_low is None else loss.clip_low)), 1 + loss.clip_high
+            )
+            surrogate = bounded * advantage * logprobs[t]
+        else:
+            surrogate = advantage * logprobs[t] / (1 + loss.tau if isinstance(loss, OpmdLoss) else 1)
+        if config.importance_correction is not None:
+            by_token = config.importance_correction.level == "token"
+            weight = math.exp(old[t] - sampler[t]) if by_token else whole
+            surrogate *= min(weight, config.importance_correction.cap)
+        found.append(-surrogate)
+    return found
+
+
+def naive(
+    config: Algorithm, batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts
+) -> dict[str, float]:
     """The definitions in plain Python, token by token."""
     assert outputs.entropy is not None and batch.ref_logprobs is not None and config.kl_loss is not None
     logprobs, entropy = outputs.logprobs.tolist(), outputs.entropy.tolist()
@@ -46,17 +114,8 @@ def naive(config: Grpo, batch: MicroBatch, outputs: TokenOutputs, counts: Global
     for s in range(batch.segments):
         start, end = int(batch.cu_seqlens[s]), int(batch.cu_seqlens[s + 1])
         targets = [t for t in range(start, end) if batch.loss_mask[t]]
-        for t in targets:
-            logprob, advantage = logprobs[t], float(batch.advantages[t])
-            old = logprob if batch.old_logprobs is None else float(batch.old_logprobs[t])
-            ratio = math.exp(logprob - old)
-            low, high = 1 - config.policy_loss.clip_low, 1 + config.policy_loss.clip_high
-            surrogate = min(ratio * advantage, min(max(ratio, low), high) * advantage)
-            if config.policy_loss.dual_clip and advantage < 0:
-                surrogate = max(surrogate, config.policy_loss.dual_clip * advantage)
-            difference = float(batch.ref_logprobs[t]) - logprob
-            k3 = math.exp(difference) - 1 - difference
-            kl = {"k1": -difference, "abs": abs(difference), "k2": difference**2 / 2, "k3": k3}
+        losses = naive_policy_losses(config, logprobs, batch, targets)
+        for t, loss in zip(targets, losses, strict=True):
             divisor = {
                 "token-mean": counts.tokens,
                 "seq-mean-token-sum": counts.sequences,
@@ -64,24 +123,37 @@ def naive(config: Grpo, batch: MicroBatch, outputs: TokenOutputs, counts: Global
                 "seq-mean-token-sum-norm": counts.sequences * LIMIT,
             }[config.aggregation]
             weight = float(batch.weight[s]) / divisor
-            sums["policy_loss"] -= surrogate * weight
+            difference = float(batch.ref_logprobs[t]) - logprobs[t]
+            k3 = math.exp(difference) - 1 - difference
+            kl = {"k1": -difference, "abs": abs(difference), "k2": difference**2 / 2, "k3": k3}
+            moved = 0.0 if batch.old_logprobs is None else logprobs[t] - float(batch.old_logprobs[t])
+            sums["policy_loss"] += loss * weight
             sums["kl_loss"] += config.kl_loss.coef * kl[config.kl_loss.estimator] * weight
             sums["entropy_bonus"] += config.entropy_coef * entropy[t] * weight
             sums["kl/ref"] += k3 / counts.tokens
-            sums["kl/old"] += (ratio - 1 - (logprob - old)) / counts.tokens
-            sums["ratio/mean"] += ratio / counts.tokens
+            sums["kl/old"] += (math.exp(moved) - 1 - moved) / counts.tokens
+            sums["ratio/mean"] += math.exp(moved) / counts.tokens
     sums["loss"] = sums["policy_loss"] + sums["kl_loss"] - sums["entropy_bonus"]
     return sums
 
 
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.type)
+@pytest.mark.parametrize("correction", CORRECTIONS, ids=str)
 @pytest.mark.parametrize("aggregation", get_args(Aggregation))
-@pytest.mark.parametrize("estimator", get_args(KlEstimator))
 @pytest.mark.parametrize("on_policy", [True, False])
-def test_equals_the_naive_loop(aggregation: Aggregation, estimator: KlEstimator, on_policy: bool) -> None:
-    config = FULL.model_copy(
-        update={"aggregation": aggregation, "kl_loss": KlLoss(estimator=estimator, coef=0.1)}
-    )
-    batch = make_batch(SHAPES, on_policy=on_policy)
+def test_equals_the_naive_loop(
+    loss: PolicyLoss, correction: ImportanceCorrection | None, aggregation: Aggregation, on_policy: bool
+) -> None:
+    config = with_parts(policy_loss=loss, importance_correction=correction, aggregation=aggregation)
+    check_naive(config, make_batch(SHAPES, on_policy=on_policy))
+
+
+@pytest.mark.parametrize("estimator", get_args(KlEstimator))
+def test_equals_the_naive_loop_with_every_divergence(estimator: KlEstimator) -> None:
+    check_naive(with_parts(kl_loss=KlLoss(estimator=estimator, coef=0.1)), make_batch(SHAPES))
+
+
+def check_naive(config: Grpo, batch: MicroBatch) -> None:
     _, outputs = model_outputs(batch)
     counts = GlobalCounts(tokens=23, sequences=7)
     found, expected = run(config, batch, counts, outputs), naive(config, batch, outputs, counts)
@@ -117,15 +189,27 @@ def test_on_policy_the_sampler_is_compared_with_the_current_logprobs() -> None:
 
 
 @given(
+    st.sampled_from(LOSSES),
+    st.sampled_from(CORRECTIONS),
     st.sampled_from(get_args(Aggregation)),
     st.sampled_from(get_args(KlEstimator)),
     st.booleans(),
     st.integers(0, 4),
 )
 def test_two_halves_give_the_loss_and_gradient_of_the_whole(
-    aggregation: Aggregation, estimator: KlEstimator, on_policy: bool, cut: int
+    loss: PolicyLoss,
+    correction: ImportanceCorrection | None,
+    aggregation: Aggregation,
+    estimator: KlEstimator,
+    on_policy: bool,
+    cut: int,
 ) -> None:
-    config = FULL.model_copy(update={"aggregation": aggregation, "kl_loss": KlLoss(estimator=estimator)})
+    config = with_parts(
+        policy_loss=loss,
+        importance_correction=correction,
+        aggregation=aggregation,
+        kl_loss=KlLoss(estimator=estimator),
+    )
     batch = make_batch(SHAPES, on_policy=on_policy)
     counts = counts_of(batch)
     parameters, outputs = model_outputs(batch)
@@ -146,8 +230,13 @@ def test_two_halves_give_the_loss_and_gradient_of_the_whole(
         torch.testing.assert_close(halves[0].metrics[name] + halves[1].metrics[name], value, msg=name)
 
 
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.type)
+@pytest.mark.parametrize("correction", CORRECTIONS, ids=str)
 @pytest.mark.parametrize("on_policy", [True, False])
-def test_nan_beside_the_targets_changes_nothing(on_policy: bool) -> None:
+def test_nan_beside_the_targets_changes_nothing(
+    loss: PolicyLoss, correction: ImportanceCorrection | None, on_policy: bool
+) -> None:
+    config = with_parts(policy_loss=loss, importance_correction=correction)
     batch = make_batch(SHAPES, on_policy=on_policy)
     names = ["advantages", "policy_logprobs", "sampler_logprobs", "ref_logprobs"]
     names += [] if on_policy else ["old_logprobs"]
@@ -162,17 +251,20 @@ def test_nan_beside_the_targets_changes_nothing(on_policy: bool) -> None:
         assert outputs.entropy is not None
         if one is dirty:
             outputs = TokenOutputs(spoilt(outputs.logprobs), spoilt(outputs.entropy))
-        for loss in (loss_fn(FULL, max_response_tokens=LIMIT), supervised_loss):
-            output = loss(one, outputs, counts_of(batch))
+        for function in (loss_fn(config, max_response_tokens=LIMIT), supervised_loss):
+            output = function(one, outputs, counts_of(batch))
             gradient = torch.autograd.grad(output.loss, parameters, retain_graph=True, allow_unused=True)[0]
             results.append((output.loss, gradient, dict(output.metrics)))
     torch.testing.assert_close(results[:2], results[2:], rtol=0, atol=0)
     assert results[0][1][:, ~batch.loss_mask].count_nonzero() == 0
 
 
-def test_equal_rewards_give_no_gradient() -> None:
-    config = Grpo(rollouts_per_task=4)
-    batch = make_batch(SHAPES, on_policy=True)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.type)
+@pytest.mark.parametrize("kind", [Grpo, GrpoPassk, Rloo, Opo, Gpg, Opmd, ReinforcePlusPlusBaseline])
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_equal_rewards_give_no_gradient(kind: type[Grpo], loss: PolicyLoss, on_policy: bool) -> None:
+    config = kind(policy_loss=loss)
+    batch = make_batch(SHAPES, on_policy=on_policy)
     scored = Scored(torch.full((3,), 0.1), torch.zeros(3, dtype=torch.int64), torch.tensor([4, 1, 6]))
     batch.advantages[batch.loss_mask] = advantages(config, scored, max_response_tokens=LIMIT)
     parameters, outputs = model_outputs(batch)
@@ -187,11 +279,6 @@ def test_what_is_wanted_and_missing_is_said() -> None:
         run(FULL, replace(batch, ref_logprobs=None), counts_of(batch), outputs)
     with pytest.raises(ValueError, match="entropy"):
         run(FULL, batch, counts_of(batch), TokenOutputs(outputs.logprobs))
-
-
-def test_table_says_what_a_loss_needs() -> None:
-    assert (needs_reference(Grpo()), needs_entropy_gradient(Grpo())) == (False, False)
-    assert (needs_reference(FULL), needs_entropy_gradient(FULL)) == (True, True)
 
 
 def test_without_a_reference_or_entropy_nothing_is_said_of_them() -> None:

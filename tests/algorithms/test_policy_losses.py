@@ -1,4 +1,4 @@
-"""The clipped surrogate, case by case."""
+"""Policy losses: case by case, and against the papers' formulas written out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.policy_losses import PolicyTerms, clipped, log_ratio
-from strop.config.schema.algorithm import ClippedLoss
+from strop.algorithms.policy_losses import PolicyTerms, cispo, clipped, log_ratio, plain, policy_terms
+from strop.algorithms.reduce import Targets, token_weights
+from strop.config.schema.algorithm import ClippedLoss, GspoLoss, OpmdLoss
+from tests.algorithms.batches import counts_of, make_batch
 
 CONFIG = ClippedLoss(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
 
@@ -78,3 +80,87 @@ def test_on_policy_the_gradient_is_reinforce(config: ClippedLoss) -> None:
     assert ratio.tolist() == [0, 0]
     (gradient,) = torch.autograd.grad(by_config(ratio, advantages, config).loss.sum(), logprob)
     torch.testing.assert_close(gradient, -advantages)
+
+
+def test_gspo_by_hand() -> None:
+    """One answer of two tokens, with ratios 2 and 1/8: their geometric mean is (2 / 8)^(1/2) = 1/2."""
+    targets = Targets.of(make_batch([(1, 2)]))
+    logprobs = torch.tensor([2.0, 1 / 8]).log().requires_grad_()
+    ratio = log_ratio(logprobs, torch.zeros(2))
+
+    def run(advantage: float) -> tuple[PolicyTerms, list[float]]:
+        config = GspoLoss(clip_low=0.25, clip_high=0.25)
+        terms = policy_terms(config, logprobs, ratio, torch.full((2,), advantage), targets)
+        return terms, torch.autograd.grad(terms.loss.sum(), logprobs, retain_graph=True)[0].tolist()
+
+    # A good answer is pulled back with the answer's ratio, on each token: -A / 2.
+    terms, gradient = run(3.0)
+    assert terms.loss.tolist() == pytest.approx([-1.5, -1.5])
+    assert gradient == pytest.approx([-1.5, -1.5])
+    # A bad one is already unlikelier than 3/4: no gradient, although its first token is likelier.
+    terms, gradient = run(-3.0)
+    assert terms.loss.tolist() == pytest.approx([2.25, 2.25])
+    assert gradient == [0, 0]
+    assert terms.clipped_low.tolist() == [True, True]
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    st.floats(0, 0.3),
+    st.floats(0, 0.3),
+    st.integers(0, 99),
+)
+def test_gspo_is_the_sequence_level_objective(lengths: list[int], low: float, high: float, seed: int) -> None:
+    """Value and gradient of mean over answers of min(s A, clip(s) A), s = exp(mean of log ratios)."""
+    batch = make_batch([(1, n) for n in lengths], seed=seed)
+    batch.weight.fill_(1)
+    targets, counts = Targets.of(batch), counts_of(batch)
+    generator = torch.Generator().manual_seed(seed)
+    ratio = (torch.randn(sum(lengths), generator=generator) * 0.3).requires_grad_()
+    per_answer = torch.randn(len(lengths), generator=generator)
+    advantages = per_answer.repeat_interleave(torch.tensor(lengths))
+
+    means = torch.stack([part.mean() for part in ratio.split(lengths)]).exp()
+    expected = -torch.minimum(means * per_answer, means.clamp(1 - low, 1 + high) * per_answer).mean()
+    weights = token_weights(targets, "seq-mean-token-mean", counts, max_response_tokens=9)
+    terms = policy_terms(GspoLoss(clip_low=low, clip_high=high), ratio, ratio, advantages, targets)
+    found = (weights * terms.loss).sum()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, ratio), torch.autograd.grad(expected, ratio))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "weight", "bound"),
+    [
+        (1.1, None, 1.1, ""),
+        (3.0, None, 1.28, "high"),
+        (0.1, None, 0.1, ""),  # no lower bound in the paper
+        (0.1, 0.2, 0.8, "low"),
+    ],
+)
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_cispo_by_hand(ratio: float, low: float | None, weight: float, bound: str, advantage: float) -> None:
+    """Old log-prob -1: the loss is -A w log pi, and its gradient -A w, bound or not."""
+    logprob = torch.tensor([math.log(ratio) - 1], requires_grad=True)
+    ratios = log_ratio(logprob, torch.tensor([-1.0]))
+    terms = cispo(logprob, ratios, torch.tensor([advantage]), low=low, high=0.28)
+    (gradient,) = torch.autograd.grad(terms.loss.sum(), logprob)
+    assert terms.loss.item() == pytest.approx(-advantage * weight * (math.log(ratio) - 1), rel=1e-5)
+    assert gradient.item() == pytest.approx(-advantage * weight, rel=1e-5)
+    bounds = {"low": terms.clipped_low, "high": terms.clipped_high, "dual": terms.clipped_dual}
+    assert " ".join(k for k, v in bounds.items() if v.item()) == bound
+
+
+def test_the_plain_policy_gradient_by_hand() -> None:
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    loss = plain(logprobs, torch.tensor([3.0, -0.5])).loss
+    assert loss.tolist() == [3.0, -1.0]
+    assert torch.autograd.grad(loss.sum(), logprobs)[0].tolist() == [-3.0, 0.5]
+
+
+def test_opmd_is_that_over_one_plus_tau() -> None:
+    logprobs = torch.tensor([-1.0, -2.0])
+    targets = Targets.of(make_batch([(1, 2)]))
+    config = OpmdLoss(tau=3.0)
+    loss = policy_terms(config, logprobs, logprobs, torch.tensor([3.0, -0.5]), targets).loss
+    assert loss.tolist() == [0.75, -0.25]
