@@ -18,7 +18,8 @@ from strop.config.units import Amount
 from strop.data.pack import pack
 from strop.errors import CheckpointError, PlacementError, TrainingError
 from strop.models.tiny import make_model
-from strop.training.single import SingleEngine, find_device
+from strop.training.device import find_device
+from strop.training.single import SingleEngine
 from strop.types import Experience, GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
 KL = {"type": "grpo", "kl_loss": {"coef": 0.1}}
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(path, ["one and one is two"], vocab_size=280, hidden_size=32)
 
 
-def make_run(folder: Path, model: Mapping[str, object] = {}, **sections: object) -> Run:  # noqa: B006
+def make_run(folder: Path, model: Mapping[str, object] = {}, **sections: object) -> Run:
     values = {
         "model": {"path": str(folder), **model},
         "data": {"train": {"path": "tasks.jsonl"}},

@@ -1,0 +1,127 @@
+"""What learns in one process: a model, the optimizer that moves it, and its state on disk.
+
+A policy and a critic differ in what they compute, and in nothing that is here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from strop.config.schema.model import Model
+from strop.config.schema.trainer import AdamW
+from strop.errors import CheckpointError, TrainingError
+from strop.training.optim import build_optimizer
+from strop.training.precision import ComputeCopy, trainable_parameters
+from strop.training.state import load_optimizer, optimizer_tensors, read_tensors, write_tensors
+from strop.types import LossOutput, MicroBatch
+
+WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
+"""The files of `save`."""
+
+
+class Learner:
+    """A model with its optimizer, in one precision or two."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        section: Model,
+        optimizer: AdamW,
+        *,
+        max_grad_norm: float | None,
+        keep_optimizer: bool,
+        where: tuple[str, str],
+    ) -> None:
+        """`where` are the run file's keys of the model and of what trains it, for messages."""
+        self.master = model
+        """Whose parameters the optimizer moves, in `dtype`."""
+        self._copy = None
+        if section.compute_dtype not in (None, section.dtype):
+            self._copy = ComputeCopy(model, getattr(torch, section.compute_dtype))
+        self.model: nn.Module = self._copy.model if self._copy else model
+        """Which computes, in `compute_dtype`; the master itself where that is the same."""
+        self._parameters = trainable_parameters(self.master)
+        self._optimizer = build_optimizer(optimizer, self._parameters.values())
+        self._max_grad_norm = max_grad_norm
+        self._keep_optimizer = keep_optimizer
+        self._model_key, self._trainer_key = where
+
+    def backward(self, result: LossOutput, micro_batch: MicroBatch) -> dict[str, float]:
+        """Add one micro-batch's gradient; returns the loss's metrics and `loss` itself.
+
+        Raises TrainingError for a loss that is NaN or infinite, before any gradient of it is added.
+        """
+        values = torch.stack([result.loss.detach(), *result.metrics.values()]).tolist()
+        metrics = dict(zip(("loss", *result.metrics), values, strict=True))
+        if not math.isfinite(metrics["loss"]):
+            raise TrainingError(_not_finite(metrics, micro_batch, self._trainer_key))
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        if self._copy:
+            self._copy.collect_gradients()
+        return metrics
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the next `step`."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+
+    def step(self) -> float:
+        """Clip, update the weights, forget the gradient; returns the norm before clipping.
+
+        Raises TrainingError for a norm that is NaN or infinite, before any weight changes.
+        """
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if not torch.isfinite(norm):
+            raise TrainingError(
+                f"The norm of the gradient is {float(norm)}, so no update was made and the weights are as "
+                "they were. The losses were finite: look for extreme log-probs or advantages, or lower the "
+                f"learning rate ({self._trainer_key}.optimizer.lr)."
+            )
+        if self._max_grad_norm is not None:
+            nn.utils.clip_grads_with_norm_(self._parameters.values(), self._max_grad_norm, norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._copy:
+            self._copy.refresh()
+        return float(norm)
+
+    def save(self, folder: Path) -> None:
+        """Write what is trained (with LoRA the adapter alone), and the optimizer's state unless
+        `checkpoint.optimizer` says no, into an existing folder."""
+        write_tensors(folder / WEIGHTS, self._parameters)
+        if self._keep_optimizer:
+            write_tensors(folder / OPTIMIZER, optimizer_tensors(self._optimizer, list(self._parameters)))
+
+    def load(self, folder: Path) -> None:
+        """Take back exactly what `save` wrote. Raises CheckpointError if it is of another model."""
+        saved = read_tensors(folder / WEIGHTS)
+        shapes = {name: p.shape for name, p in self._parameters.items()}
+        if {name: t.shape for name, t in saved.items()} != shapes:
+            raise CheckpointError(
+                f"{folder / WEIGHTS} holds other weights than this run trains: `{self._model_key}` in the "
+                "run file is not what it was when the checkpoint was written."
+            )
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(saved[name])
+        if self._keep_optimizer:
+            load_optimizer(self._optimizer, list(self._parameters), read_tensors(folder / OPTIMIZER))
+        if self._copy:
+            self._copy.refresh()
+
+
+def _not_finite(metrics: Mapping[str, float], micro_batch: MicroBatch, where: str) -> str:
+    experiences = [str(e) for e in micro_batch.experience if e >= 0]
+    others = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "loss")
+    return (
+        f"The loss of a micro-batch is {metrics['loss']}, so no update was made and the weights are as "
+        f"they were. It held the batch's experiences {', '.join(experiences)}; its other metrics were: "
+        f"{others or 'none'}. Look for extreme rewards or log-probs in them, or lower the learning "
+        f"rate ({where}.optimizer.lr)."
+    )
