@@ -24,9 +24,10 @@ from strop.config.dialects.row import (
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
+from strop.config.dialects.verl.algorithm import KL
 from strop.config.dialects.verl.data import batches
 
-_KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+_LOSSES = {"vanilla": "clip", "gspo": "gspo", "gpg": "gpg"}
 _NO_SHARDS = "one process holds the whole model"
 _AS_TRAINED = "log-probs go through the model in the trainer's micro-batches"
 
@@ -49,16 +50,18 @@ def micro_batch(theirs: Theirs) -> Mapping[str, Any]:
     return {"trainer.microbatch": f"{max(1, everywhere // max(1, gpus))} sequences"}
 
 
-def clip(theirs: Theirs) -> Mapping[str, Any]:
-    """`clip_ratio` holds on both sides, where no side has its own."""
+def policy_loss(theirs: Theirs) -> Mapping[str, Any]:
+    """Clipped, whatever the estimator; `clip_ratio` holds on both sides, where no side has its own."""
     actor = "actor_rollout_ref.actor"
     low, high = theirs[f"{actor}.clip_ratio_low"], theirs[f"{actor}.clip_ratio_high"]
     both = theirs[f"{actor}.clip_ratio"]
-    return {
-        "algorithm.policy_loss.clip_low": both if low is None else low,
-        "algorithm.policy_loss.clip_high": both if high is None else high,
-        "algorithm.policy_loss.dual_clip": theirs[f"{actor}.clip_ratio_c"],
-    }
+    settings = {"algorithm.policy_loss.type": _LOSSES[theirs[f"{actor}.policy_loss.loss_mode"]]}
+    if not switches.ratio(theirs):
+        settings["algorithm.policy_loss.clip_low"] = both if low is None else low
+        settings["algorithm.policy_loss.clip_high"] = both if high is None else high
+    if not switches.dual_clip(theirs):
+        settings["algorithm.policy_loss.dual_clip"] = theirs[f"{actor}.clip_ratio_c"]
+    return settings
 
 
 def kl_loss(theirs: Theirs) -> Mapping[str, Any]:
@@ -67,7 +70,7 @@ def kl_loss(theirs: Theirs) -> Mapping[str, Any]:
         return {}
     kind = theirs["actor_rollout_ref.actor.kl_loss_type"]
     return {
-        "algorithm.kl_loss.estimator": _KL[kind],
+        "algorithm.kl_loss.estimator": KL[kind],
         "algorithm.kl_loss.coef": theirs["actor_rollout_ref.actor.kl_loss_coef"],
     }
 
@@ -159,7 +162,8 @@ ACTOR = (
         0.2,
         "algorithm.policy_loss.clip_low",
         "algorithm.policy_loss.clip_high",
-        read=clip,
+        read=policy_loss,
+        off=switches.ratio,
     ),
     mapped("actor_rollout_ref.actor.entropy_coeff", 0.0, "algorithm.entropy_coef"),
     mapped("actor_rollout_ref.actor.use_kl_loss", False, "algorithm.kl_loss", read=kl_loss),
@@ -176,7 +180,7 @@ ACTOR = (
         "low_var_kl",
         "algorithm.kl_loss.estimator",
         read=kl_loss,
-        kind=one_of(*_KL),
+        kind=one_of(*KL),
         off=switches.kl_loss,
         note="`full` is not built yet",
     ),
@@ -254,7 +258,8 @@ ACTOR = (
             "actor_rollout_ref.actor.clip_ratio_low",
             None,
             "algorithm.policy_loss.clip_low",
-            read=clip,
+            read=policy_loss,
+            off=switches.ratio,
             kind=or_null(NUMBER),
             note="clip_ratio where it is left out",
         ),
@@ -262,11 +267,26 @@ ACTOR = (
             "actor_rollout_ref.actor.clip_ratio_high",
             None,
             "algorithm.policy_loss.clip_high",
-            read=clip,
+            read=policy_loss,
+            off=switches.ratio,
             kind=or_null(NUMBER),
             note="clip_ratio where it is left out",
         ),
-        mapped("actor_rollout_ref.actor.clip_ratio_c", 3.0, "algorithm.policy_loss.dual_clip", read=clip),
+        mapped(
+            "actor_rollout_ref.actor.clip_ratio_c",
+            3.0,
+            "algorithm.policy_loss.dual_clip",
+            read=policy_loss,
+            off=switches.dual_clip,
+        ),
+        mapped(
+            "actor_rollout_ref.actor.policy_loss.loss_mode",
+            "vanilla",
+            "algorithm.policy_loss.type",
+            read=policy_loss,
+            kind=one_of(*_LOSSES),
+            note="the clip_ratio keys bound gspo's ratio too",
+        ),
         mapped(
             "actor_rollout_ref.actor.loss_agg_mode",
             "token-mean",

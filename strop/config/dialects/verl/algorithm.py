@@ -9,47 +9,120 @@ from strop.config.dialects.row import UNSET, beyond_the_page, mapped, never, one
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
 
-_NO_KL = "a KL penalty in the reward is not built yet; write actor_rollout_ref.actor.use_kl_loss=True"
-_ESTIMATORS = ("gae", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo")
+ESTIMATORS = (
+    "gae",
+    "grpo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "rloo",
+    "opo",
+    "grpo_passk",
+    "gpg",
+)
+"""The page names five of them; upstream, and the component made of it, have all nine."""
+KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+"""verl's names of the estimators of the divergence, and ours."""
 
 
 def estimator(theirs: Theirs) -> Mapping[str, Any]:
-    """GRPO alone, so far. The page's default, gae, is refused too: another would be other mathematics."""
+    """All but GAE. The page's default, gae, is refused too: another would be other mathematics."""
     name = theirs["algorithm.adv_estimator"]
-    if name != "grpo":
-        needs = ", which needs a critic" if name == "gae" else ""
+    if name == "gae":
         raise theirs.fault(
             "algorithm.adv_estimator",
-            f"algorithm.adv_estimator is {name}{needs}; that is not built yet. "
-            "Write algorithm.adv_estimator=grpo.",
+            "algorithm.adv_estimator is gae, which needs a critic; that is not built yet. "
+            "Write algorithm.adv_estimator=grpo, say.",
         )
-    return {"algorithm.type": "grpo"}
+    settings = {"algorithm.type": name}
+    if not switches.by_std(theirs):
+        settings["algorithm.divide_by_std"] = theirs["algorithm.norm_adv_by_std_in_grpo"]
+    if not switches.discounted(theirs):
+        settings["algorithm.gamma"] = theirs["algorithm.gamma"]
+    return settings
+
+
+def kl_reward(theirs: Theirs) -> Mapping[str, Any]:
+    """The penalty in the reward, where it is on; where it is adaptive, its coefficient moves."""
+    if switches.kl_in_reward(theirs):
+        return {}
+    settings = {
+        "algorithm.kl_reward.estimator": KL[theirs["algorithm.kl_penalty"]],
+        "algorithm.kl_reward.coef": theirs["algorithm.kl_ctrl.kl_coef"],
+    }
+    if not switches.adaptive_kl(theirs):
+        settings["algorithm.kl_reward.adaptive.target_kl"] = theirs["algorithm.kl_ctrl.target_kl"]
+        settings["algorithm.kl_reward.adaptive.horizon"] = theirs["algorithm.kl_ctrl.horizon"]
+    return settings
 
 
 ROWS = (
-    refused("algorithm.gamma", 1.0, "returns are not discounted yet", off=switches.gae),
+    mapped(
+        "algorithm.gamma",
+        1.0,
+        "algorithm.gamma",
+        read=estimator,
+        off=switches.discounted,
+        note="reinforce_plus_plus discounts with it",
+    ),
     refused("algorithm.lam", 1.0, "GAE is not built yet", off=switches.gae),
     mapped(
         "algorithm.adv_estimator",
         "gae",
         "algorithm.type",
         read=estimator,
-        kind=one_of(*_ESTIMATORS),
-        note="grpo is built; write it, for the default is not",
+        kind=one_of(*ESTIMATORS),
+        note="the default, gae, needs a critic, which is not built yet; write another",
     ),
-    refused("algorithm.use_kl_in_reward", False, _NO_KL),
-    *(
-        refused(f"algorithm.{name}", default, _NO_KL, can=never, off=switches.kl_in_reward)
-        for name, default in (
-            ("kl_penalty", "kl"),
-            ("kl_ctrl.type", "fixed"),
-            ("kl_ctrl.kl_coef", 0.005),
-            ("kl_ctrl.horizon", 10000),
-            ("kl_ctrl.target_kl", 0.1),
-        )
+    mapped("algorithm.use_kl_in_reward", False, "algorithm.kl_reward", read=kl_reward),
+    mapped(
+        "algorithm.kl_penalty",
+        "kl",
+        "algorithm.kl_reward.estimator",
+        read=kl_reward,
+        kind=one_of(*KL),
+        off=switches.kl_in_reward,
+        note="`full` is not built yet",
+    ),
+    mapped(
+        "algorithm.kl_ctrl.type",
+        "fixed",
+        "algorithm.kl_reward.adaptive",
+        read=kl_reward,
+        kind=one_of("fixed", "adaptive"),
+        off=switches.kl_in_reward,
+    ),
+    mapped(
+        "algorithm.kl_ctrl.kl_coef",
+        0.005,
+        "algorithm.kl_reward.coef",
+        read=kl_reward,
+        off=switches.kl_in_reward,
+        note="the page's YAML says 0.005, its text 0.001",
+    ),
+    mapped(
+        "algorithm.kl_ctrl.horizon",
+        10000,
+        "algorithm.kl_reward.adaptive.horizon",
+        read=kl_reward,
+        off=switches.adaptive_kl,
+        note="counts rollouts",
+    ),
+    mapped(
+        "algorithm.kl_ctrl.target_kl",
+        0.1,
+        "algorithm.kl_reward.adaptive.target_kl",
+        read=kl_reward,
+        off=switches.adaptive_kl,
     ),
     *beyond_the_page(
-        mapped("algorithm.norm_adv_by_std_in_grpo", True, "algorithm.divide_by_std"),
+        mapped(
+            "algorithm.norm_adv_by_std_in_grpo",
+            True,
+            "algorithm.divide_by_std",
+            read=estimator,
+            off=switches.by_std,
+        ),
         refused(
             "algorithm.filter_groups.enable",
             False,

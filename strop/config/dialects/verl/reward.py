@@ -8,6 +8,7 @@ from typing import Any
 from strop.config.dialects.row import (
     TEXT,
     UNSET,
+    WHOLE,
     beyond_the_page,
     mapped,
     never,
@@ -15,6 +16,7 @@ from strop.config.dialects.row import (
     one_of,
     or_null,
     refused,
+    same_as,
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
@@ -26,6 +28,19 @@ def reward(theirs: Theirs) -> Mapping[str, Any]:
     """A function of one's own, or else the built-in one for each row's `data_source`."""
     path, name = theirs["custom_reward_function.path"], theirs["custom_reward_function.name"]
     return {"reward.functions": [{"function": "by_source" if path is None else f"{path}:{name}"}]}
+
+
+def overlong(theirs: Theirs) -> Mapping[str, Any]:
+    """DAPO's penalty for long answers, where it is on."""
+    if switches.overlong_buffer(theirs):
+        return {}
+    buffer = "reward_model.reward_kwargs.overlong_buffer_cfg"
+    if theirs[f"{buffer}.len"] is None:
+        raise theirs.fault(f"{buffer}.enable", f"{buffer}.enable is True; write {buffer}.len too, in tokens.")
+    return {
+        "algorithm.overlong_penalty.buffer_tokens": theirs[f"{buffer}.len"],
+        "algorithm.overlong_penalty.factor": theirs[f"{buffer}.penalty_factor"],
+    }
 
 
 CRITIC = (
@@ -62,21 +77,41 @@ REWARD_MODEL = (
     no_effect(
         "reward_model.reward_manager",
         "naive",
-        "answers are always scored side by side, as prime does, with the same values as naive's",
-        kind=one_of("naive", "prime"),
+        "answers are always scored side by side, with the same values; dapo's penalty has keys of its own",
+        kind=one_of("naive", "prime", "dapo"),
     ),
     *beyond_the_page(
-        refused(
+        mapped(
             "reward_model.reward_kwargs.overlong_buffer_cfg.enable",
             False,
-            "a penalty for long answers is not built yet; write one into a custom_reward_function",
+            "algorithm.overlong_penalty",
+            read=overlong,
+        ),
+        mapped(
+            "reward_model.reward_kwargs.overlong_buffer_cfg.len",
+            UNSET,
+            "algorithm.overlong_penalty.buffer_tokens",
+            read=overlong,
+            kind=WHOLE,
+            off=switches.overlong_buffer,
+        ),
+        mapped(
+            "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor",
+            1.0,
+            "algorithm.overlong_penalty.factor",
+            read=overlong,
+            off=switches.overlong_buffer,
+        ),
+        no_effect(
+            "reward_model.reward_kwargs.overlong_buffer_cfg.log",
+            False,
+            "the penalty is always in the metrics",
         ),
         refused(
-            "reward_model.reward_kwargs.overlong_buffer_cfg.*",
-            UNSET,
-            "a penalty for long answers is not built yet",
-            can=never,
-            off=switches.overlong_buffer,
+            "reward_model.reward_kwargs.max_resp_len",
+            "${data.max_response_length}",
+            "write data.max_response_length, which is the same thing",
+            can=same_as("data.max_response_length"),
         ),
     ),
 )

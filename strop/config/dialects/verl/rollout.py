@@ -27,6 +27,8 @@ from strop.config.dialects.verl.data import all_tokens, tasksets
 
 _NATIVE = "the native sampler needs none of it"
 _AS_TRAINED = "log-probs go through the model in the trainer's micro-batches"
+_ALONE = ("gae", "reinforce_plus_plus", "remax")
+"""Estimators that learn from one answer to a prompt."""
 _DTYPES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
@@ -54,12 +56,12 @@ def precision(theirs: Theirs) -> Mapping[str, Any]:
 
 def rollouts(theirs: Theirs) -> Mapping[str, Any]:
     """Answers to each prompt."""
-    count = theirs["actor_rollout_ref.rollout.n"]
-    if count < 2 and theirs["algorithm.adv_estimator"] == "grpo":
+    count, estimator = theirs["actor_rollout_ref.rollout.n"], theirs["algorithm.adv_estimator"]
+    if count < 2 and estimator not in _ALONE:
         raise theirs.fault(
             "actor_rollout_ref.rollout.n",
-            f"actor_rollout_ref.rollout.n is {count}, but GRPO compares the answers to one prompt with one "
-            "another, so it needs two or more; write actor_rollout_ref.rollout.n=8, say.",
+            f"actor_rollout_ref.rollout.n is {count}, but {estimator} compares the answers to one "
+            "prompt with one another, so it needs two or more; write actor_rollout_ref.rollout.n=8, say.",
         )
     return {"algorithm.rollouts_per_task": count}
 
@@ -190,7 +192,7 @@ ROWS = (
         1,
         "algorithm.rollouts_per_task",
         read=rollouts,
-        note="GRPO needs two or more",
+        note="two or more, but for gae, reinforce_plus_plus and remax",
     ),
     mapped(
         "actor_rollout_ref.rollout.val_kwargs.top_k",

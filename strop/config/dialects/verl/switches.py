@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from strop.config.dialects.row import unless
+from strop.config.dialects.row import either, unless
 from strop.config.dialects.theirs import Theirs
 
 gae = unless("algorithm.adv_estimator", "gae")
+ratio = unless("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla", "gspo")
+dual_clip = unless("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla")
 kl_loss = unless("actor_rollout_ref.actor.use_kl_loss", True)
 kl_in_reward = unless("algorithm.use_kl_in_reward", True)
+adaptive_kl = either(kl_in_reward, unless("algorithm.kl_ctrl.type", "adaptive"))
+by_std = unless("algorithm.adv_estimator", "grpo", "grpo_passk")
+discounted = unless("algorithm.adv_estimator", "gae", "reinforce_plus_plus")
 reward_model = unless("reward_model.enable", True)
 megatron = unless("actor_rollout_ref.actor.strategy", "megatron")
 dynamic_batch = unless("actor_rollout_ref.actor.use_dynamic_bsz", True)

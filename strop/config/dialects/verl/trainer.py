@@ -58,11 +58,15 @@ def monitors(theirs: Theirs) -> Mapping[str, Any]:
 
 
 def saving(theirs: Theirs) -> Mapping[str, Any]:
-    """`-1` never saves but at the end; all checkpoints stay unless the key says otherwise."""
-    keep = theirs["trainer.max_actor_ckpt_to_keep"]
+    """`-1` never saves but at the end."""
+    return {"checkpoint.every": every(theirs["trainer.save_freq"])}
+
+
+def kept(theirs: Theirs) -> Mapping[str, Any]:
+    """All checkpoints stay, unless a key says otherwise."""
     if theirs["trainer.remove_previous_ckpt_in_save"]:
-        keep = 1
-    return {"checkpoint.every": every(theirs["trainer.save_freq"]), "checkpoint.keep": keep}
+        return {"checkpoint.keep": 1}
+    return {"checkpoint.keep": theirs["trainer.max_actor_ckpt_to_keep"]}
 
 
 def measuring(theirs: Theirs) -> Mapping[str, Any]:
@@ -70,9 +74,9 @@ def measuring(theirs: Theirs) -> Mapping[str, Any]:
     return {"evaluate.every": every(theirs["trainer.test_freq"])}
 
 
-def every(steps: int) -> str:
+def every(count: int, unit: str = "steps") -> str:
     """-1 and 0 mean never."""
-    return f"{steps} steps" if steps > 0 else "never"
+    return f"{count} {unit}" if count > 0 else "never"
 
 
 def resume(theirs: Theirs) -> Mapping[str, Any]:
@@ -148,7 +152,7 @@ ROWS = (
         kind=or_null(TEXT),
         off=switches.resume_path,
     ),
-    mapped("trainer.remove_previous_ckpt_in_save", False, "checkpoint.keep", read=saving),
+    mapped("trainer.remove_previous_ckpt_in_save", False, "checkpoint.keep", read=kept),
     refused(
         "trainer.del_local_ckpt_after_load",
         False,
@@ -170,7 +174,7 @@ ROWS = (
             "trainer.max_actor_ckpt_to_keep",
             None,
             "checkpoint.keep",
-            read=saving,
+            read=kept,
             kind=or_null(WHOLE),
         ),
         placement("trainer.balance_batch", True, "one process has nothing to balance with", can=only(True)),
