@@ -47,6 +47,14 @@ class TrainingError(StropError):
     """The update went wrong: a loss that is NaN or infinite, say."""
 
 
+class StoreError(StropError):
+    """An experience buffer that cannot be opened, read or written, or content that is not understood."""
+
+
+class BufferEnded(StropError):
+    """Nothing is left to read in an experience buffer, and nobody is left to write into it."""
+
+
 class CheckpointError(StropError):
     """A checkpoint that cannot be written, verified or resumed from."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -91,11 +92,56 @@ class Workflow(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class BufferCounts:
+    """How many groups of a buffer are in which state."""
+
+    queued: int
+    """Can be taken, now or after their cooldown."""
+    claimed: int
+    """Taken and not yet acknowledged."""
+    done: int
+    """Acknowledged; of these only the ids are kept."""
+    evicted: int = 0
+    """Dropped for want of room, since the buffer was opened."""
+
+
 class Buffer(Protocol):
-    """Holds experiences between explorer and trainer, by whole groups."""
+    """Holds experiences between explorer and trainer, by whole groups; any thread may call.
 
-    def put(self, groups: Sequence[ExperienceGroup]) -> None: ...
+    A group is queued when it is put, claimed when it is taken, and done when it is acknowledged.
+    What was claimed and never acknowledged is queued again after a crash.
+    """
 
-    def take(self, groups: int) -> list[ExperienceGroup]:
-        """The next groups, oldest first; fewer when no more are there."""
+    def put(self, groups: Sequence[ExperienceGroup]) -> None:
+        """Add groups. One whose id was put before is not put again, so work may be redone after a crash.
+
+        Waits while the buffer is full. Raises `StoreError` when that takes too long.
+        """
+        ...
+
+    def take(self, groups: int, *, timeout_seconds: float | None = None) -> list[ExperienceGroup]:
+        """Claim the next so many groups; fewer once the time is up (None: the run file's) or writers ended.
+
+        Raises `BufferEnded` when nothing is left and nobody is left to write.
+        """
+        ...
+
+    def acknowledge(self, ids: Sequence[str]) -> None:
+        """Say that what was learned from these groups is kept, for good: after the checkpoint that has it.
+
+        Raises `StoreError` for a group that this reader does not hold (any more).
+        """
+        ...
+
+    def finish(self) -> None:
+        """Say that no more groups will come from here; readers read what is left and then no longer wait."""
+        ...
+
+    def counts(self) -> BufferCounts:
+        """How many groups are in which state."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is claimed and not acknowledged, and let go of files and connections."""
         ...

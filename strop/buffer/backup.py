@@ -1,0 +1,252 @@
+"""What a buffer in memory writes down, so that an interrupted run's groups can be taken up again."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from filelock import FileLock, Timeout
+
+from strop.buffer.codec import decode, encode, from_row, to_json
+from strop.config.schema.buffer import SQLITE_SUFFIXES
+from strop.errors import StoreError
+from strop.types import ExperienceGroup
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a backup holds when it is opened."""
+
+    groups: Sequence[tuple[ExperienceGroup, int]] = ()
+    """Those not done, oldest first, with how often they were used."""
+    done: frozenset[str] = field(default_factory=frozenset)
+    """The ids of those that are done, which are never taken in again."""
+
+
+class Backup(Protocol):
+    """Written before memory changes; survives the process (not the machine) at any moment."""
+
+    def restore(self) -> Kept:
+        """What is in it."""
+        ...
+
+    def put(self, group: ExperienceGroup) -> None:
+        """A group came in."""
+        ...
+
+    def used(self, ids: Sequence[str]) -> None:
+        """Groups were used, and will be again."""
+        ...
+
+    def done(self, ids: Sequence[str]) -> None:
+        """Groups were used for the last time, or dropped."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file."""
+        ...
+
+
+class NoBackup:
+    """Keeps nothing."""
+
+    def restore(self) -> Kept:
+        """Nothing."""
+        return Kept()
+
+    def put(self, group: ExperienceGroup) -> None:
+        """Keep nothing."""
+
+    def used(self, ids: Sequence[str]) -> None:
+        """Keep nothing."""
+
+    def done(self, ids: Sequence[str]) -> None:
+        """Keep nothing."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def open_backup(path: Path) -> Backup:
+    """SQLite or JSON Lines, as the file's name ends. Raises `StoreError` where that cannot be done."""
+    with _about(path):
+        return SqliteBackup(path) if path.suffix.lower() in SQLITE_SUFFIXES else JsonLinesBackup(path)
+
+
+@contextmanager
+def _about(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(
+            f"The buffer's backup {path} cannot be read or written: {error}. Set `buffer.backup` to a file "
+            "where you may write, with room on its disk, or to one that Strop made."
+        ) from error
+
+
+def remove_backup(path: Path) -> None:
+    """Delete it. Raises `StoreError` while another process uses it."""
+    lock = _lock(path)
+    with _about(path):
+        for end in ("", "-wal", "-shm"):
+            path.with_name(path.name + end).unlink(missing_ok=True)
+    lock.release()
+
+
+class SqliteBackup:
+    """A table with a row per group; the rows of those that are done keep only their id."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = _lock(path)
+        self._path = path
+        self._rows = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._rows.execute("PRAGMA journal_mode = WAL")
+        self._rows.execute("PRAGMA synchronous = NORMAL")
+        (version,) = self._rows.execute("PRAGMA user_version").fetchone()
+        if version not in (0, FORMAT):
+            raise StoreError(f"{path} is a backup in format {version}; this version of Strop reads {FORMAT}.")
+        self._rows.execute(f"PRAGMA user_version = {FORMAT}")
+        self._rows.execute(
+            "CREATE TABLE IF NOT EXISTS groups (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, "
+            "uses INTEGER NOT NULL DEFAULT 0, content BLOB)"
+        )
+
+    def restore(self) -> Kept:
+        """What is in it."""
+        kept = "SELECT content, uses FROM groups WHERE content IS NOT NULL ORDER BY number"
+        groups = [(decode(content), uses) for content, uses in self._rows.execute(kept)]
+        done = self._rows.execute("SELECT id FROM groups WHERE content IS NULL")
+        return Kept(groups, frozenset(id for (id,) in done))
+
+    def put(self, group: ExperienceGroup) -> None:
+        """A new row."""
+        with _about(self._path):
+            self._rows.execute("INSERT INTO groups (id, content) VALUES (?, ?)", (group.id, encode(group)))
+
+    def used(self, ids: Sequence[str]) -> None:
+        """One use more."""
+        self._each("UPDATE groups SET uses = uses + 1 WHERE id = ?", ids)
+
+    def done(self, ids: Sequence[str]) -> None:
+        """Forget the content; its room is used again."""
+        self._each("UPDATE groups SET content = NULL WHERE id = ?", ids)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._rows.close()
+        self._lock.release()
+
+    def _each(self, statement: str, ids: Sequence[str]) -> None:
+        with _about(self._path):
+            self._rows.execute("BEGIN")
+            self._rows.executemany(statement, [(id,) for id in ids])
+            self._rows.execute("COMMIT")
+
+
+class JsonLinesBackup:
+    """A line per event: `{"put": group}`, `{"used": [ids]}`, `{"done": [ids]}`.
+
+    It grows with the run; when it is opened again, what is done is taken out, and its ids stay.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = _lock(path)
+        self._path = path
+        self._kept = self._read() if path.exists() else Kept()
+        self._compact()
+        self._lines: IO[str] = path.open("a", encoding="utf-8")
+
+    def restore(self) -> Kept:
+        """What was in it when it was opened."""
+        return self._kept
+
+    def put(self, group: ExperienceGroup) -> None:
+        """A line with the group."""
+        self._write(_put_line(group))
+
+    def used(self, ids: Sequence[str]) -> None:
+        """A line with the ids."""
+        self._write(json.dumps({"used": list(ids)}) + "\n")
+
+    def done(self, ids: Sequence[str]) -> None:
+        """A line with the ids."""
+        self._write(json.dumps({"done": list(ids)}) + "\n")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._lines.close()
+        self._lock.release()
+
+    def _write(self, lines: str) -> None:
+        with _about(self._path):
+            self._lines.write(lines)
+            self._lines.flush()
+
+    def _read(self) -> Kept:
+        """Read the file line by line. A last line without its end was being written when the run died."""
+        groups: dict[str, ExperienceGroup] = {}
+        uses: dict[str, int] = {}
+        done: set[str] = set()
+        with self._path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith("\n"):
+                    break
+                event, content = self._event(line, number)
+                match event:
+                    case "put":
+                        group = from_row(content)
+                        groups[group.id] = group
+                    case "used":
+                        uses |= {id: uses.get(id, 0) + 1 for id in content}
+                    case "done":
+                        done |= set(content)
+                        for id in content:
+                            groups.pop(id, None)
+        return Kept([(group, uses.get(group.id, 0)) for group in groups.values()], frozenset(done))
+
+    def _event(self, line: str, number: int) -> tuple[str, Any]:
+        try:
+            [(event, content)] = json.loads(line).items()
+        except (ValueError, AttributeError):
+            event, content = "nothing", None
+        if event not in ("put", "used", "done"):
+            raise StoreError(
+                f"{self._path} line {number} is no line of a buffer's backup. Set `buffer.backup` to another "
+                "file, or take that line out."
+            )
+        return event, content
+
+    def _compact(self) -> None:
+        """Write what is kept into a new file, and put that in the place of the old one."""
+        beside = self._path.with_name(self._path.name + ".new")
+        with beside.open("w", encoding="utf-8") as lines:
+            lines.write(json.dumps({"done": sorted(self._kept.done)}) + "\n")
+            for group, uses in self._kept.groups:
+                lines.write(_put_line(group))
+                lines.writelines([json.dumps({"used": [group.id]}) + "\n"] * uses)
+        beside.replace(self._path)
+
+
+def _put_line(group: ExperienceGroup) -> str:
+    return f'{{"put": {to_json(group)}}}\n'
+
+
+def _lock(path: Path) -> FileLock:
+    """Two runs that share a backup would train on each other's groups."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(path.name + ".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise StoreError(
+            f"The buffer's backup {path} is in use by another process. Set `buffer.backup` to a file of "
+            "this run alone."
+        ) from None
+    return lock

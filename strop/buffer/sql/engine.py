@@ -1,0 +1,77 @@
+"""From `buffer.url` to an SQLAlchemy engine: SQLite in WAL mode, or PostgreSQL by psycopg."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError
+
+from strop.errors import ConfigError, MissingExtraError
+
+_EXAMPLES = "`sqlite:///file.db` or `postgresql://user:password@host:5432/database`"
+_SQLITE_TIMEOUT_SECONDS = 30.0
+"""How long one process waits until the others have written."""
+_POSTGRESQL_OPTIONS = {
+    "connect_timeout": 10,  # seconds, as are those of keepalives: a server that is gone is noticed
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,  # milliseconds
+}
+
+
+def make_engine(url: str | None, folder: Path) -> sa.Engine:
+    """An engine that has not connected yet; a relative SQLite file, and `buffer.db`, stand in the folder.
+
+    Raises `ConfigError` for a URL that names neither kind of database.
+    """
+    if url is None:
+        return _sqlite_engine(folder / "buffer.db")
+    try:
+        parsed = sa.make_url(url)
+    except ArgumentError:
+        # the text is not shown: there may be a password in it
+        raise ConfigError(f"`buffer.url` is no database URL; it looks like {_EXAMPLES}.") from None
+    match parsed.get_backend_name():
+        case "sqlite" if parsed.database and parsed.database != ":memory:":
+            return _sqlite_engine(folder / Path(parsed.database).expanduser())
+        case "postgresql" | "postgres":
+            return _postgresql_engine(parsed.set(drivername="postgresql+psycopg"))
+        case "sqlite":
+            raise ConfigError(
+                "`buffer.url` is a SQLite database in memory, which no other process could see. Name a file, "
+                "`sqlite:///file.db`; or take `buffer: queue`, which is in memory."
+            )
+        case other:
+            raise ConfigError(f"`buffer.url` names a {other!r} database. Strop's buffer takes {_EXAMPLES}.")
+
+
+def _postgresql_engine(url: sa.URL) -> sa.Engine:
+    try:
+        return sa.create_engine(url, connect_args=_POSTGRESQL_OPTIONS)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"`buffer.url` names a PostgreSQL database, which needs {error.name}: pip install 'strop[sql]'"
+        ) from error
+
+
+def _sqlite_engine(file: Path) -> sa.Engine:
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=str(file)), connect_args={"timeout": _SQLITE_TIMEOUT_SECONDS}
+    )
+    sa.event.listen(engine, "connect", _set_up_sqlite)
+    sa.event.listen(engine, "begin", _begin_at_once)
+    return engine
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # sqlite3 begins no transactions of its own
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")  # safe against the end of any process
+
+
+def _begin_at_once(connection: sa.Connection) -> None:
+    """Take the write lock first, so that no transaction has to be given up half-way."""
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

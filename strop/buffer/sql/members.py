@@ -1,0 +1,150 @@
+"""Who writes into a buffer and reads from it, and whether they are still alive."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from strop.buffer.sql.database import Database
+from strop.buffer.sql.tables import members
+from strop.buffer.wait import log
+from strop.errors import StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class Writers:
+    """The members of a buffer that may write, by how they are."""
+
+    alive: tuple[str, ...]
+    finished: tuple[str, ...]
+    lost: tuple[str, ...]
+    """Not heard of for longer than their lease, and not finished."""
+
+    @property
+    def ended(self) -> bool:
+        """One has finished and no other is at work: no more groups will come."""
+        return bool(self.finished) and not self.alive
+
+    def __str__(self) -> str:
+        if not (self.alive or self.finished or self.lost):
+            return "no writer has come yet"
+        kinds = (("at work", self.alive), ("finished", self.finished), ("not heard of any more", self.lost))
+        return ", ".join(f"{' and '.join(names)} {how}" for how, names in kinds if names)
+
+
+class Member:
+    """One process's place in a buffer. While it is open, a thread says every third of a lease that it lives.
+
+    A second process that opens the buffer under the same name takes the place over, at once; the
+    first one then gets nothing any more. So a restarted trainer need not wait for its own lease.
+    """
+
+    def __init__(
+        self, database: Database, buffer: str, name: str, *, writes: bool, lease_seconds: float
+    ) -> None:
+        self._database = database
+        self._buffer = buffer
+        self._lease_seconds = lease_seconds
+        self._closing = threading.Event()
+        self.name = name
+        self.session = uuid.uuid4().hex
+        row: dict[str, str | bool] = {"session": self.session, "writes": writes, "finished": False}
+        database.run(lambda connection: self._join(connection, row))
+        self._pulse = threading.Thread(target=self._beat, name=f"strop-buffer-{name}", daemon=True)
+        self._pulse.start()
+
+    def require(self, connection: sa.Connection) -> None:
+        """Raises `StoreError` once the place belongs to another process."""
+        session = connection.scalar(sa.select(members.c.session).where(self._mine))
+        if session != self.session:
+            raise StoreError(
+                f"Another process has opened the buffer {self._buffer!r} in {self._database.url} as "
+                f"{self.name!r}, so this one stops. Let only one process of that name run, or give the "
+                "runs different `buffer.name`s."
+            )
+
+    def alive(self) -> sa.Select[tuple[str]]:
+        """The sessions of all members that were heard of in time."""
+        return sa.select(members.c.session).where(
+            members.c.buffer == self._buffer, members.c.alive_until > self._database.now()
+        )
+
+    def writers(self, connection: sa.Connection) -> Writers:
+        """How the writers are."""
+        alive = members.c.alive_until > self._database.now()
+        rows = connection.execute(
+            sa.select(members.c.name, members.c.finished, alive)
+            .where(members.c.buffer == self._buffer, members.c.writes)
+            .order_by(members.c.name)
+        ).all()
+        return Writers(
+            alive=tuple(name for name, finished, lives in rows if lives and not finished),
+            finished=tuple(name for name, finished, _ in rows if finished),
+            lost=tuple(name for name, finished, lives in rows if not lives and not finished),
+        )
+
+    def others(self, connection: sa.Connection) -> list[str]:
+        """The names of all others that are at work in the buffer."""
+        names = sa.select(members.c.name).where(
+            members.c.buffer == self._buffer,
+            members.c.name != self.name,
+            members.c.alive_until > self._database.now(),
+        )
+        return list(connection.scalars(names))
+
+    def forget(self, connection: sa.Connection) -> None:
+        """Take out all members but this one."""
+        connection.execute(
+            sa.delete(members).where(members.c.buffer == self._buffer, members.c.name != self.name)
+        )
+
+    def finish(self, connection: sa.Connection) -> None:
+        """Note that no more groups will come from here."""
+        connection.execute(sa.update(members).where(self._mine).values(finished=True))
+
+    def leave(self, connection: sa.Connection) -> None:
+        """Give up the place; that a writer has finished stays noted."""
+        here = self._mine & (members.c.session == self.session)
+        connection.execute(sa.delete(members).where(here, ~members.c.finished))
+        connection.execute(sa.update(members).where(here).values(alive_until=0.0))
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._closing.set()
+        self._pulse.join()
+
+    @property
+    def _mine(self) -> sa.ColumnElement[bool]:
+        return (members.c.buffer == self._buffer) & (members.c.name == self.name)
+
+    @property
+    def _until(self) -> sa.ColumnElement[float]:
+        return self._database.now() + self._lease_seconds
+
+    def _join(self, connection: sa.Connection, row: dict[str, str | bool]) -> None:
+        insert = self._database.insert(members).values(
+            buffer=self._buffer, name=self.name, alive_until=self._until, **row
+        )
+        connection.execute(
+            insert.on_conflict_do_update(
+                index_elements=[members.c.buffer, members.c.name], set_={**row, "alive_until": self._until}
+            )
+        )
+
+    def _beat(self) -> None:
+        here = self._mine & (members.c.session == self.session)
+        while not self._closing.wait(self._lease_seconds / 3):
+            try:
+                self._database.run_once(
+                    lambda connection: connection.execute(
+                        sa.update(members).where(here).values(alive_until=self._until)
+                    )
+                )
+            except (
+                DBAPIError
+            ) as error:  # the next beat may get through; whoever puts or takes waits and says so
+                log.info("%s could not tell the database that it lives: %s", self.name, error)

@@ -1,0 +1,82 @@
+"""Every kind of buffer, opened and opened again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from strop.buffer.table import clear_buffer, open_buffer
+from strop.config.schema.buffer import Buffer as Section
+from strop.protocols import Buffer
+from tests.buffer.postgres import Server, find_binaries
+
+KINDS: dict[str, dict[str, Any]] = {
+    "queue": {"type": "queue"},
+    "queue-sqlite": {"type": "queue", "backup": "backup.db"},
+    "queue-jsonl": {"type": "queue", "backup": "backup.jsonl"},
+    "priority": {"type": "priority"},
+    "priority-sqlite": {"type": "priority", "backup": "backup.db"},
+    "priority-jsonl": {"type": "priority", "backup": "backup.jsonl"},
+    "file-jsonl": {"type": "file", "format": "jsonl"},
+    "file-parquet": {"type": "file", "format": "parquet"},
+    "sqlite": {"type": "sql"},
+    "postgresql": {"type": "sql"},
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one test's buffer is."""
+
+    values: dict[str, Any]
+    folder: Path
+    handles: list[Buffer]
+
+    def section(self, **changes: Any) -> Section:
+        """What a run file would say, with some keys changed."""
+        return TypeAdapter(Section).validate_python({"read_timeout_seconds": 30, **self.values, **changes})
+
+    def open(self, *, part: Any = "both", member: str | None = None, **changes: Any) -> Any:
+        """A handle that the test's end closes."""
+        buffer = open_buffer(self.section(**changes), self.folder, part=part, member=member)
+        self.handles.append(buffer)
+        return buffer
+
+    def clear(self) -> None:
+        """Take out what is there."""
+        clear_buffer(self.section(), self.folder)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A PostgreSQL server of this session's own."""
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server is installed")
+    server = Server(binaries)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def place_of(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Place]]:
+    """Makes the place for one kind of buffer."""
+    handles: list[Buffer] = []
+
+    def make(kind: str) -> Place:
+        values = KINDS[kind]
+        if kind == "postgresql":
+            values = values | {"url": request.getfixturevalue("server").url}
+        return Place(values, tmp_path, handles)
+
+    yield make
+    for handle in handles:
+        handle.close()
