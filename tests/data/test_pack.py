@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,15 +18,24 @@ MANY = Amount(10_000, "tokens")
 
 
 def experience(prompt: list[int], answer: list[int], group: str = "g", **fields: object) -> Experience:
-    tokens = np.array(prompt + answer, dtype=np.int32)
-    mask = np.arange(len(tokens)) >= len(prompt)
+    tokens = np.array([*prompt, *answer], dtype=np.int32)
     numbers = np.arange(len(tokens), dtype=np.float32)
-    values: dict[str, object] = {
-        "id": "e", "task_id": "t", "group": group, "index": 0, "turn": 0, "token_ids": tokens, "loss_mask": mask,
-        "sampler_logprobs": -numbers, "policy_logprobs": -numbers - 0.5, "reward": 0.0, "status": "ok",
-        "temperature": 1.0, "versions": (0,),
-    }  # fmt: skip
-    return Experience(**(values | fields))  # type: ignore[arg-type]
+    plain = Experience(
+        id="e",
+        task_id="t",
+        group=group,
+        index=0,
+        turn=0,
+        token_ids=tokens,
+        loss_mask=np.arange(len(tokens)) >= len(prompt),
+        sampler_logprobs=-numbers,
+        policy_logprobs=-numbers - 0.5,
+        reward=0.0,
+        status="ok",
+        temperature=1.0,
+        versions=(0,),
+    )
+    return replace(plain, **fields)  # type: ignore[arg-type]
 
 
 def packed(experiences: list[Experience], limit: Amount = MANY, *, share: bool = True) -> list[MicroBatch]:

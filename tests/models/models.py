@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -73,14 +74,23 @@ def experience(
 ) -> Experience:
     """Targets are the answer's tokens."""
     tokens = np.array([*prompt, *answer], dtype=np.int32)
-    mask = np.arange(len(tokens)) >= len(prompt)
     zeros = np.zeros(len(tokens), dtype=np.float32)
-    values: dict[str, object] = {
-        "id": "e", "task_id": "t", "group": group, "index": 0, "turn": 0, "token_ids": tokens, "loss_mask": mask,
-        "sampler_logprobs": zeros, "policy_logprobs": zeros, "reward": 0.0, "status": "ok", "temperature": 1.0,
-        "versions": (0,),
-    }  # fmt: skip
-    return Experience(**(values | fields))  # type: ignore[arg-type]
+    plain = Experience(
+        id="e",
+        task_id="t",
+        group=group,
+        index=0,
+        turn=0,
+        token_ids=tokens,
+        loss_mask=np.arange(len(tokens)) >= len(prompt),
+        sampler_logprobs=zeros,
+        policy_logprobs=zeros,
+        reward=0.0,
+        status="ok",
+        temperature=1.0,
+        versions=(0,),
+    )
+    return replace(plain, **fields)  # type: ignore[arg-type]
 
 
 def some_experiences(seed: int = 0) -> list[Experience]:
@@ -121,7 +131,7 @@ def packed(
 def packed_gradient(
     model: nn.Module, micro_batches: Sequence[MicroBatch]
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Log-probs [T] of each micro-batch, and the gradient of the coefficients' sum of log-probs and entropies."""
+    """Log-probs [T] of each micro-batch, and the gradient of a weighted sum of log-probs and entropies."""
     model.zero_grad()
     logprobs = []
     for micro_batch in micro_batches:

@@ -21,6 +21,7 @@ from strop.models.tiny import make_model
 from strop.training.device import find_device
 from strop.training.single import SingleEngine
 from strop.types import Experience, GlobalCounts, LossOutput, MicroBatch, TokenOutputs
+from tests.models.models import experience
 
 KL = {"type": "grpo", "kl_loss": {"coef": 0.1}}
 
@@ -33,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_run(folder: Path, model: Mapping[str, object] = {}, **sections: object) -> Run:
     values = {
-        "model": {"path": str(folder), **model},
+        "model": {"path": str(folder), **(model or {})},
         "data": {"train": {"path": "tasks.jsonl"}},
         "reward": "exact",
         "trainer": {"optimizer": {"type": "adamw", "lr": 0.01}, "engine": {"device": "cpu"}},
@@ -47,28 +48,8 @@ def experiences(seed: int = 0) -> list[Experience]:
     for group in range(3):
         prompt = random.integers(5, 250, 6)
         for index in range(4):
-            tokens = np.concatenate([prompt, random.integers(5, 250, random.integers(2, 12))]).astype(
-                np.int32
-            )
-            mask = np.arange(len(tokens)) >= 6
-            zeros = np.zeros(len(tokens), dtype=np.float32)
-            result.append(
-                Experience(
-                    f"{group}-{index}",
-                    str(group),
-                    str(group),
-                    index,
-                    0,
-                    tokens,
-                    mask,
-                    zeros,
-                    zeros,
-                    reward=0.0,
-                    status="ok",
-                    temperature=0.9,
-                    versions=(0,),
-                )  # fmt: skip
-            )
+            answer = random.integers(5, 250, random.integers(2, 12))
+            result.append(experience(prompt, answer, group=str(group), index=index, temperature=0.9))
     return result
 
 
@@ -177,7 +158,7 @@ def test_no_reference_is_kept_unasked(folder: Path) -> None:
 
 
 def test_mixed_precision(folder: Path) -> None:
-    """The optimizer moves float32 parameters; what computes and what is published is their bfloat16 rounding."""
+    """The optimizer moves float32 parameters; what computes, and is published, is their rounding."""
     engine = SingleEngine(make_run(folder, {"compute_dtype": "bfloat16"}, algorithm=KL))
     exact = SingleEngine(make_run(folder))
     for each in (engine, exact):
