@@ -28,8 +28,8 @@ def fuse_storage(model: nn.Module) -> None:
             siblings = [_linear(getattr(module, name, None)) for name in names]
             linears = [linear for linear in siblings if linear is not None]
             if len(linears) == len(names):
-                _fuse([linear.weight for linear in linears])
-                _fuse([linear.bias for linear in linears])
+                for kind in ("weight", "bias"):
+                    _fuse([getattr(linear, kind) for linear in linears])
 
 
 def joined_view(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -57,5 +57,5 @@ def _fuse(parameters: Sequence[nn.Parameter | None]) -> None:
     if len(present) != len(parameters) or len(kinds) != 1 or joined_view(present) is not None:
         return
     joined = torch.cat([parameter.detach() for parameter in present])
-    for parameter, view in zip(present, joined.split([len(p) for p in present]), strict=True):
+    for parameter, view in zip(present, torch.split(joined, [len(p) for p in present]), strict=True):
         parameter.data = view

@@ -75,7 +75,9 @@ def why_not_native(config: PretrainedConfig) -> str | None:
 
 def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
     """Mistral slides in every layer, Qwen by `layer_types`, Llama never."""
+    layers: int = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * layers
     if config.model_type == "mistral":
-        return (config.sliding_window,) * config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+        kinds = ["sliding_attention"] * layers
+    window: int | None = config.sliding_window if "sliding_attention" in kinds else None
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

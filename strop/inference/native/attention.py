@@ -50,9 +50,8 @@ def visible(
     prompt_width: int,
     own_width: int,
     window: int | None,
-    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """[R, 1, P + W] to add to scores: 0 for what a row sees, minus infinity for the rest.
+    """[R, 1, P + W] float32 to add to scores: 0 for what a row sees, minus infinity for the rest.
 
     `prompt_tokens` and `own_tokens` [R] count what is stored; the token just stored is the last own one.
     """
@@ -66,7 +65,7 @@ def visible(
         sees_prompt &= prompt >= oldest
         sees_own &= ends + own >= oldest
     sees = torch.cat((sees_prompt, sees_own), dim=1)[:, None]
-    return torch.zeros(sees.shape, dtype=dtype, device=device).masked_fill_(~sees, -torch.inf)
+    return torch.zeros(sees.shape, device=device).masked_fill_(~sees, -torch.inf)
 
 
 def attend(
@@ -90,8 +89,8 @@ def attend(
     prompt_scores = torch.bmm(together, prompt_keys.transpose(1, 2)).view(-1, group, width)
     own_scores = torch.bmm(each, own_keys.transpose(1, 2))
     scores = torch.cat((prompt_scores.index_select(0, sharing.unstack), own_scores), dim=-1)
-    scores.view(rows, heads, -1).add_(mask)
-    shares = torch.softmax(scores, dim=-1)
+    shares = scores.view(rows, heads, -1).add(mask).softmax(dim=-1)
+    shares = shares.to(scores.dtype).view_as(scores)
     prompt_shares = shares[..., :width].index_select(0, sharing.stack).view(*stacked, width)
     answer = torch.bmm(prompt_shares, prompt_values).view(-1, group, size).index_select(0, sharing.unstack)
     answer += torch.bmm(shares[..., width:], own_values)

@@ -9,22 +9,22 @@ import torch
 from strop.inference.native.architecture import Architecture
 from strop.inference.native.moves import Moves
 
-WIDTH_STEP = 16
-"""Widths are multiples of this, so that matrix shapes, and the kernels made for them, seldom change."""
 
-FIRST_WIDTH = 64
+def stored_width(tokens: int) -> int:
+    """The width at which so many tokens are stored: up to an eighth more, in steps of 16 or a power of two.
 
-
-def round_up(tokens: int) -> int:
-    """The next width that fits so many tokens."""
-    return -(-tokens // WIDTH_STEP) * WIDTH_STEP
+    Widths then change seldom: a change copies the store, and makes oneDNN build new kernels.
+    """
+    step = 1 << max(4, tokens.bit_length() - 4)
+    return -(-tokens // step) * step
 
 
 class KvStore:
-    """`count` places of up to `width` tokens; per layer one tensor [2, places, kv_heads, width, head_dim].
+    """`count` places, all `width` tokens wide; per layer one tensor [2, places, kv_heads, width, head_dim].
 
-    Memory grows with what is really stored, its width by doubling, and is given back by `clear`; while it
-    grows, one layer is held twice. What is not in use is zero or old: finite numbers, kept out by a mask.
+    Matrix products over keys that lie apart would copy them in every step, so the store is as wide as what is
+    in it and no wider. While its size changes, one layer is held twice. Tokens beyond a place's own are
+    zero or old: finite numbers, kept out by a mask.
     """
 
     def __init__(self, arch: Architecture, device: torch.device, dtype: torch.dtype) -> None:
@@ -35,31 +35,30 @@ class KvStore:
     def clear(self) -> None:
         """Forget everything and give the memory back."""
         self.count = 0
-        self._places = 0
-        self._width = 0
-        self._layers: list[torch.Tensor] = [torch.empty(0) for _ in range(self._arch.layers)]
+        self.width = 0
+        self._layers = [self._zeros(0, 0) for _ in range(self._arch.layers)]
 
-    def layer(self, number: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values in use: [count, kv_heads, width, head_dim] each."""
-        keys_values = self._layers[number][:, : self.count, :, :width]
+        keys_values = self._layers[number][:, : self.count]
         return keys_values[0], keys_values[1]
 
-    def reserve(self, places: int, width: int, most: int) -> None:
-        """Make room for `places` in all, each `width` tokens wide now and `most` at last."""
-        if places <= self._places and width <= self._width:
-            return
-        ahead = max(FIRST_WIDTH, 2 * self._width) if width > self._width else self._width
-        new_width = max(width, min(ahead, most))
-        kept_width = min(self._width, new_width)
-        for number, old in enumerate(self._layers):
-            new = torch.zeros(2, places, self._arch.kv_heads, new_width, self._arch.head_dim, **self._kind)
-            if self.count:
-                new[:, : self.count, :, :kept_width] = old[:, : self.count, :, :kept_width]
-            self._layers[number] = new
-        self._places, self._width = places, new_width
+    def resize(self, count: int, tokens: int) -> None:
+        """Hold `count` places, new ones at the end, wide enough for `tokens`, which is all that is in use."""
+        width = stored_width(tokens)
+        if width != self.width or count > self._layers[0].shape[1]:
+            kept = (slice(None), slice(min(count, self.count)), slice(None), slice(min(width, self.width)))
+            for number, old in enumerate(self._layers):
+                new = self._zeros(count, width)
+                new[kept] = old[kept]
+                self._layers[number] = new
+        self.count, self.width = count, width
 
     def drop(self, moves: Moves) -> None:
         """Let some places go."""
         self.count = moves.after
         for tensor in self._layers:
             moves.apply(tensor, dim=1)
+
+    def _zeros(self, places: int, width: int) -> torch.Tensor:
+        return torch.zeros(2, places, self._arch.kv_heads, width, self._arch.head_dim, **self._kind)

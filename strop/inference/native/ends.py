@@ -23,7 +23,7 @@ def end_token_ids(
 
 
 class TokenSets:
-    """Sets of tokens as rows of one bool table [sets, V], so that rows with different sets are one look-up."""
+    """Sets of tokens as rows of one bool table [sets, V]: rows with different sets are one look-up."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.table = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)

@@ -49,12 +49,13 @@ class NativeEngine:
         dtype: torch.dtype,
         generation_config: GenerationConfig | None = None,
     ) -> None:
-        """`dtype` counts where `section.dtype` is `model`. Raises `ModelError` for weights that do not fit."""
+        """`dtype` counts where `section.dtype` is `model`. Raises `ModelError` for unfit weights."""
         if section.dtype != "model":
             dtype = getattr(torch, section.dtype)
         self._reason = why_not_native(config)
-        kind = NativeRunner if self._reason is None else HuggingFaceRunner
-        self._runner: Runner = kind(config, weights, device=torch.device(device), dtype=dtype)
+        make = NativeRunner if self._reason is None else HuggingFaceRunner
+        runner: Runner = make(config, weights, device=torch.device(device), dtype=dtype)
+        self._runner = runner
         ends = end_token_ids(config, generation_config, tokenizer)
         stops = StopTexts(tokenizer, self._runner.vocab_size)
         rows = Rows(self._runner.vocab_size, self._runner.device, ends, stops)

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from strop.inference.native.architecture import Architecture
 from strop.inference.native.attention import Sharing, attend, sharing_of, visible
-from strop.inference.native.cache import WIDTH_STEP, KvStore, round_up
+from strop.inference.native.cache import KvStore, stored_width
 from strop.inference.native.moves import Moves
 from strop.inference.native.rope import RotaryTable, rotate
 from strop.inference.native.weights import LayerWeights, Matrix, empty_weights, load_into
@@ -38,7 +38,7 @@ class NativeRunner:
     """A `Runner` for the families in `architecture.FAMILIES`."""
 
     keeps_prompts = True
-    longest = None
+    longest: int | None = None
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class NativeRunner:
         scale = torch.ones(arch.heads + arch.kv_heads, 1, device=device, dtype=dtype)
         scale[: arch.heads] = arch.head_dim**-0.5
         self._rope_scale = scale
+        self._sharing: Sharing | None = None
         self._own = KvStore(arch, device, dtype)
         self._prompts = KvStore(arch, device, dtype)
         self.clear()
@@ -80,7 +81,7 @@ class NativeRunner:
 
     def tokens_needed(self, rows: int, row_tokens: int, prompts: int, prompt_tokens: int) -> int:
         """Rows' own tokens, and each prompt once."""
-        return rows * round_up(row_tokens) + prompts * round_up(prompt_tokens)
+        return rows * stored_width(row_tokens) + prompts * stored_width(prompt_tokens)
 
     def joins_well(self, joining: int, under_way: int) -> bool:
         """Always: a new row goes through the model together with the others."""
@@ -92,16 +93,14 @@ class NativeRunner:
         first = self._prompts.count
         lengths = [len(prompt) for prompt in prompts]
         self._prompt_lengths += lengths
-        width = round_up(max(self._prompt_lengths))
-        self._prompts.reserve(first + len(prompts), width, most=width)
-        self._prompts.count = first + len(prompts)
+        self._prompts.resize(first + len(prompts), max(self._prompt_lengths))
         hidden = [
             self._prefill(prompts[part.start : part.stop], first + part.start)
             for part in _portions(lengths, PREFILL_TOKENS)
         ]
         return F.linear(torch.cat(hidden), self._weights.head.tensor)
 
-    def add_rows(self, slots: Sequence[int], row_tokens: int) -> None:
+    def add_rows(self, slots: Sequence[int]) -> None:
         """New rows at the ends of their prompts."""
         rows = self._rows
         new = torch.tensor(slots, dtype=torch.int64, device=self.device)
@@ -109,40 +108,36 @@ class NativeRunner:
         rows.slots = torch.cat((rows.slots, new))
         rows.prompt_tokens = torch.cat((rows.prompt_tokens, lengths))
         rows.own_tokens = torch.cat((rows.own_tokens, torch.zeros_like(new)))
-        self._row_width = round_up(row_tokens)
-        self._own.reserve(len(rows.slots), WIDTH_STEP, most=self._row_width)
-        self._own.count = len(rows.slots)
+        self._own.resize(len(rows.slots), int(rows.own_tokens.max()) + 1)
         self._sharing = None
 
     @torch.no_grad()
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
         """[R, V] logits after each row's next token."""
         arch, rows = self._arch, self._rows
-        own_width = round_up(int(rows.own_tokens.max()) + 1)
-        prompt_width = round_up(max(self._prompt_lengths))
-        self._own.reserve(len(tokens), own_width, most=self._row_width)
+        self._own.resize(len(tokens), int(rows.own_tokens.max()) + 1)
         if self._sharing is None:
             self._sharing = sharing_of(rows.slots, self._prompts.count, arch.kv_heads)
+        sharing = self._sharing
         positions = rows.prompt_tokens + rows.own_tokens
-        cos, sin = self._rope.at(positions, max(self._prompt_lengths) + own_width)
+        cos, sin = self._rope.at(positions, max(self._prompt_lengths) + self._own.width)
         cos, sin = cos[:, None] * self._rope_scale, sin[:, None] * self._rope_scale
         masks = {
             window: visible(
-                rows.prompt_tokens, rows.own_tokens + 1, prompt_width, own_width, window, self._dtype
+                rows.prompt_tokens, rows.own_tokens + 1, self._prompts.width, self._own.width, window
             )
             for window in set(arch.windows)
         }
-        places = (torch.arange(len(tokens), device=self.device), slice(None), rows.own_tokens)
+        heads = torch.arange(len(tokens) * arch.kv_heads, device=self.device).view(len(tokens), -1)
+        places = (heads * self._own.width + rows.own_tokens[:, None]).flatten()
         x = F.embedding(tokens, self._weights.embedding.tensor)
         for number, layer in enumerate(self._weights.layers):
             turned, values = self._project(layer, x, cos, sin)
-            own = self._own.layer(number, own_width)
-            own[0][places] = turned[:, arch.heads :]
-            own[1][places] = values
-            prompt = self._prompts.layer(number, prompt_width)
-            attended = attend(
-                turned[:, : arch.heads], prompt, own, self._sharing, masks[arch.windows[number]]
-            )
+            own = self._own.layer(number)
+            for stored, new in zip(own, (turned[:, arch.heads :], values), strict=True):
+                stored.view(-1, arch.head_dim).index_copy_(0, places, new.reshape(-1, arch.head_dim))
+            prompt = self._prompts.layer(number)
+            attended = attend(turned[:, : arch.heads], prompt, own, sharing, masks[arch.windows[number]])
             x = self._finish(layer, x, attended)
         rows.own_tokens += 1
         return F.linear(self._norm(x, self._weights.norm), self._weights.head.tensor)
@@ -175,8 +170,7 @@ class NativeRunner:
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._rows = RowState(none, none, none)
         self._prompt_lengths: list[int] = []
-        self._sharing: Sharing | None = None
-        self._row_width = 0
+        self._sharing = None
 
     def _prefill(self, prompts: Sequence[Ints], first: int) -> torch.Tensor:
         """[prompts, hidden] of the last tokens; keys and values go to the slots from `first` on."""
@@ -189,9 +183,9 @@ class NativeRunner:
         x = F.embedding(tokens, self._weights.embedding.tensor)
         for number, layer in enumerate(self._weights.layers):
             turned, values = self._project(layer, x, cos, sin)
-            stored_keys, stored_values = self._prompts.layer(number, round_up(max(lengths)))
+            stored_keys, stored_values = self._prompts.layer(number)
             attended = []
-            parts = zip(turned.split(lengths), values.split(lengths), strict=True)
+            parts = zip(torch.split(turned, lengths), torch.split(values, lengths), strict=True)
             for slot, (part, own_values) in enumerate(parts, start=first):
                 query, key = part[:, : arch.heads], part[:, arch.heads :]
                 stored_keys[slot, :, : len(part)] = key.transpose(0, 1)
@@ -207,7 +201,7 @@ class NativeRunner:
     def _project(
         self, layer: LayerWeights, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turned queries (scaled) and keys [n, heads + kv_heads, head_dim], and values [n, kv_heads, head_dim]."""
+        """Turned queries (scaled) and keys [n, heads + kv_heads, head_dim], and values [n, kv_heads, ...]."""
         arch = self._arch
         qkv = F.linear(self._norm(x, layer.input_norm), layer.qkv.tensor, _tensor(layer.qkv_bias))
         heads = qkv.view(len(x), arch.heads + 2 * arch.kv_heads, arch.head_dim)

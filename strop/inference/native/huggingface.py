@@ -51,7 +51,7 @@ class HuggingFaceRunner:
         self.device = device
         self._dtype = dtype
         self._model = _empty_model(config, device, dtype)
-        self._tensors = {name: tensor for name, tensor in self._model.state_dict(keep_vars=True).items()}
+        self._tensors: dict[str, torch.Tensor] = dict(self._model.state_dict(keep_vars=True))
         self._matrices = {name: Matrix((name,), device, dtype) for name in self._tensors}
         self.load(weights)
         self._check_complete()
@@ -106,7 +106,7 @@ class HuggingFaceRunner:
         )
         return self._forward(self._pending, torch.from_numpy(tokens).to(self.device), positions)
 
-    def add_rows(self, slots: Sequence[int], row_tokens: int) -> None:
+    def add_rows(self, slots: Sequence[int]) -> None:
         """New rows at the ends of the prompts just prefilled."""
         cohort = self._pending
         assert cohort is not None, "add_rows comes after prefill"
@@ -181,13 +181,13 @@ def _empty_model(config: PretrainedConfig, device: torch.device, dtype: torch.dt
     own = copy.deepcopy(config)
     own._attn_implementation = None
     with no_init_weights(), torch.device(device):
-        model = AutoModelForCausalLM.from_config(own, dtype=dtype)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(own, dtype=dtype)  # type: ignore[no-untyped-call]
     if getattr(model, "_is_stateful", False):
         raise ModelError(
             f"{config.model_type} models keep a running state instead of keys and values, which the native "
             "sampler cannot pad or share; use another inference engine for them"
         )
-    model.eval()
+    model.train(False)
     return model
 
 

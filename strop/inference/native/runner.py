@@ -41,8 +41,8 @@ class Runner(Protocol):
         """[prompts, V] logits after each; the prompts take the next places."""
         ...
 
-    def add_rows(self, slots: Sequence[int], row_tokens: int) -> None:
-        """New rows, each at the end of the prompt in its slot; no row, old or new, draws over `row_tokens`."""
+    def add_rows(self, slots: Sequence[int]) -> None:
+        """New rows, each at the end of the prompt in its slot."""
         ...
 
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -103,9 +103,8 @@ class Scheduler:
             self._draw(self._runner.decode(self._rows.last_tokens), first=0)
 
     def fits(self, ticket: Ticket) -> bool:
-        """Whether a request would have room if it were alone."""
-        needed = self._runner.tokens_needed(1, ticket.request.sampling.max_tokens, 1, ticket.prompt_tokens)
-        return needed <= self._cache_tokens
+        """Whether a request has room when it is alone: then the widths it is stored at do not count."""
+        return ticket.prompt_tokens + ticket.request.sampling.max_tokens <= self._cache_tokens
 
     def _admit(self) -> None:
         if not (self._waiting and self._changed):
@@ -119,8 +118,7 @@ class Scheduler:
         slots = self._prefill(chosen)
         first = len(self._rows)
         self._rows.add(chosen, slots, self.version)
-        widest = max(ticket.request.sampling.max_tokens for ticket in self._rows.tickets)
-        self._runner.add_rows(slots, widest)
+        self._runner.add_rows(slots)
         logits = torch.stack([self._prompts[slot].logits for slot in slots])
         if not self._runner.keeps_prompts:
             self._prompts.clear()
@@ -140,7 +138,7 @@ class Scheduler:
             prompt_tokens = max(prompt_tokens, ticket.prompt_tokens)
             count = len(rows) + len(chosen) + 1
             needed = self._runner.tokens_needed(count, row_tokens, len(prompts) + old_prompts, prompt_tokens)
-            if count > self._max_sequences or needed > self._cache_tokens:
+            if count > self._max_sequences or (needed > self._cache_tokens and count > 1):
                 break
             chosen.append(ticket)
         return chosen
@@ -175,7 +173,11 @@ class Scheduler:
         self._rows.drop(moves)
         self._runner.drop_rows(moves)
         self._changed = True
-        unused = torch.ones(len(self._prompts), dtype=torch.bool, device=leaving.device)
+        if self._prompts:
+            self._drop_prompts()
+
+    def _drop_prompts(self) -> None:
+        unused = torch.ones(len(self._prompts), dtype=torch.bool, device=self._runner.device)
         unused[self._rows.slots] = False
         if unused.any():
             moves = moves_for(unused)

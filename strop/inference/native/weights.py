@@ -66,7 +66,7 @@ class Matrix:
     def _own(self, tensor: torch.Tensor) -> None:
         self._tensor, self.shared = tensor, False
         sizes = [len(self._parts[name]) for name in self.names]
-        self._parts = dict(zip(self.names, tensor.split(sizes), strict=True))
+        self._parts = dict(zip(self.names, torch.split(tensor, sizes), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def load_into(
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """A model's own tensors under Hugging Face's names; an adapter round it is left out."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    for name, tensor in base.state_dict().items():
+    unwrap = getattr(model, "get_base_model", lambda: model)
+    for name, tensor in unwrap().state_dict().items():
         if ".lora_" not in name:
             yield name.replace(".base_layer.", "."), tensor
