@@ -185,6 +185,7 @@ class Experience:
     role: Role = "rl"
     turn_rewards: tuple[float, ...] | None = None
     pair: str | None = None
+    """The same for a chosen answer and the rejected one to the same prompt: never apart in training."""
     media: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -234,6 +235,9 @@ class MicroBatch:
     """[S] The segment that this one also attends to, or -1."""
     experience: tuple[int, ...]
     """[S] Which experience of the batch this segment is, or -1 for a shared prompt."""
+    role: tuple[Role | None, ...]
+    """[S] What the segment is trained as; None for a shared prompt. Of a pair, the rejected answer comes
+    right after the chosen one."""
     weight: torch.Tensor
     """[S] float32 What the segment's loss is multiplied with."""
     loss_mask: torch.Tensor
@@ -250,6 +254,10 @@ class MicroBatch:
     """[T] float32 The trainer's at the start of the step; None where those are the current ones."""
     ref_logprobs: torch.Tensor | None = None
     """[T] float32"""
+    values: torch.Tensor | None = None
+    """[T] float32 The critic's at the start of the step, of the state that each target was drawn in."""
+    returns: torch.Tensor | None = None
+    """[T] float32 What the critic should have said."""
 
     @property
     def segments(self) -> int:
@@ -275,12 +283,13 @@ class MicroBatch:
         for name in always:
             if getattr(self, name).shape[-1] != tokens:
                 raise ValueError(f"MicroBatch.{name} is not {tokens} tokens long")
-        for name in ("old_logprobs", "ref_logprobs"):
+        for name in ("old_logprobs", "ref_logprobs", "values", "returns"):
             value = getattr(self, name)
             if value is not None and value.shape[-1] != tokens:
                 raise ValueError(f"MicroBatch.{name} is not {tokens} tokens long")
-        if not (len(self.cu_seqlens) - 1 == self.segments == len(self.experience) == len(self.weight)):
-            raise ValueError("MicroBatch: cu_seqlens, prefix_of, experience and weight disagree on S")
+        per_segment = (self.prefix_of, self.experience, self.role, self.weight)
+        if {len(self.cu_seqlens) - 1} != set(map(len, per_segment)):
+            raise ValueError("MicroBatch: cu_seqlens, prefix_of, experience, role and weight disagree on S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +307,13 @@ class GlobalCounts:
     """What one update's loss is divided by, over all its micro-batches and ranks."""
 
     tokens: int
-    """Targets."""
+    """Targets; where an expert's answers are mixed in, those of the rollouts alone."""
     sequences: int
-    """Experiences; a shared prompt is none."""
+    """Experiences, of the same; a shared prompt is none."""
+    expert_tokens: int = 0
+    """Targets in the expert's answers, under mix."""
+    pairs: int = 0
+    """Pairs of a chosen and a rejected answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from strop.algorithms.importance import Correction, correct
 from strop.algorithms.kl import divergence
 from strop.algorithms.policy_losses import PolicyTerms, log_ratio, policy_terms
 from strop.algorithms.reduce import Targets, token_weights
-from strop.config.schema.algorithm import Algorithm
+from strop.config.schema.algorithm import RolloutAlgorithm
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
 
@@ -22,7 +22,7 @@ class Objective:
     add up to the loss. What is measured beside them is a plain mean over targets.
     """
 
-    config: Algorithm
+    config: RolloutAlgorithm
     max_response_tokens: int
     """The limit of an answer, for `seq-mean-token-sum-norm`."""
 

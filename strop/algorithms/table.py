@@ -10,38 +10,46 @@ import torch
 from strop.algorithms.advantages import gpg, grpo, grpo_passk, opmd_log_avg_exp, opo, rloo
 from strop.algorithms.kl import AdaptiveCoef, FixedCoef, KlController
 from strop.algorithms.objective import Objective
-from strop.algorithms.returns import reinforce_plus_plus, reinforce_plus_plus_baseline, remax
+from strop.algorithms.preference_losses import DpoLoss
+from strop.algorithms.returns import (
+    Estimate,
+    gae,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+    whiten,
+)
 from strop.algorithms.scored import Scored
 from strop.algorithms.shaping import overlong_penalty
+from strop.algorithms.supervised import MixedLoss, supervised_loss
 from strop.config.schema.algorithm import (
     Algorithm,
+    Dpo,
     Gpg,
     Grpo,
     GrpoPassk,
     MeanBaseline,
+    Mix,
     Opmd,
     Opo,
+    Ppo,
     ReinforcePlusPlus,
     ReinforcePlusPlusBaseline,
     Remax,
     Rloo,
+    RolloutAlgorithm,
+    Sft,
+    WithoutCritic,
 )
 from strop.protocols import LossFn
 
 
-def advantages(config: Algorithm, scored: Scored, *, max_response_tokens: int) -> torch.Tensor:
+def advantages(config: WithoutCritic, scored: Scored, *, max_response_tokens: int) -> torch.Tensor:
     """[K] float32: of every target of every rollout, in the order that `scored` has them.
 
     `max_response_tokens` is `data.max_response_tokens`, by which the overlong penalty is counted.
     """
-    if config.overlong_penalty is not None:
-        penalty = overlong_penalty(
-            scored.tokens,
-            max_response_tokens=max_response_tokens,
-            buffer_tokens=config.overlong_penalty.buffer_tokens,
-            factor=config.overlong_penalty.factor,
-        )
-        scored = replace(scored, rewards=scored.rewards + penalty)
+    scored = _shaped(config, scored, max_response_tokens)
     match config:
         case ReinforcePlusPlus():
             return reinforce_plus_plus(scored, gamma=config.gamma).float()
@@ -53,11 +61,31 @@ def advantages(config: Algorithm, scored: Scored, *, max_response_tokens: int) -
             return scored.spread(_of_answers(config, scored)).float()
 
 
-def _of_answers(config: Grpo | GrpoPassk | Rloo | Opo | Gpg | Opmd, scored: Scored) -> torch.Tensor:
+def estimate(config: Ppo, scored: Scored, values: torch.Tensor, *, max_response_tokens: int) -> Estimate:
+    """Advantages as above, and what the critic, which said `values` [K], should have said; float32."""
+    found = gae(_shaped(config, scored, max_response_tokens), values, gamma=config.gamma, lam=config.lam)
+    whitened = whiten(found.advantages) if config.whiten else found.advantages
+    return Estimate(whitened.float(), found.returns.float())
+
+
+def _shaped(config: RolloutAlgorithm, scored: Scored, max_response_tokens: int) -> Scored:
+    """With the overlong penalty in the rewards, where there is one."""
+    if config.overlong_penalty is None:
+        return scored
+    penalty = overlong_penalty(
+        scored.tokens,
+        max_response_tokens=max_response_tokens,
+        buffer_tokens=config.overlong_penalty.buffer_tokens,
+        factor=config.overlong_penalty.factor,
+    )
+    return replace(scored, rewards=scored.rewards + penalty)
+
+
+def _of_answers(config: Grpo | GrpoPassk | Rloo | Opo | Gpg | Opmd | Mix, scored: Scored) -> torch.Tensor:
     """[N] float64: the same for all targets of a rollout."""
     scores, group = scored.scores(), scored.group
     match config:
-        case Grpo():
+        case Grpo() | Mix():
             return grpo(scores, group, divide_by_std=config.divide_by_std, epsilon=config.std_epsilon)
         case GrpoPassk():
             k = config.k or config.rollouts_per_task
@@ -80,10 +108,18 @@ def _of_answers(config: Grpo | GrpoPassk | Rloo | Opo | Gpg | Opmd, scored: Scor
 
 def loss_fn(config: Algorithm, *, max_response_tokens: int) -> LossFn:
     """What an update minimises. `max_response_tokens` is `data.max_response_tokens`."""
-    return Objective(config, max_response_tokens)
+    match config:
+        case Sft():
+            return supervised_loss
+        case Dpo():
+            return DpoLoss(config)
+        case Mix():
+            return MixedLoss(config.mu, Objective(config, max_response_tokens))
+        case _:
+            return Objective(config, max_response_tokens)
 
 
-def kl_controller(config: Algorithm, coef: float | None = None) -> KlController | None:
+def kl_controller(config: RolloutAlgorithm, coef: float | None = None) -> KlController | None:
     """The coefficient of the KL penalty in the reward; None where there is no such penalty.
 
     `coef` is what a resumed run had come to; without it, the run file's.
@@ -96,7 +132,12 @@ def kl_controller(config: Algorithm, coef: float | None = None) -> KlController 
 
 
 def needs_reference(config: Algorithm) -> bool:
-    """Whether the reference's log-probs must be there: in micro-batches, and for the reward's penalty."""
+    """Whether the engine must keep a reference, for a step's log-probs by it.
+
+    DPO's are those of the whole dataset, computed once, before the first update: it keeps none.
+    """
+    if isinstance(config, Sft | Dpo):
+        return False
     return config.kl_loss is not None or config.kl_reward is not None
 
 
@@ -107,4 +148,6 @@ def needs_greedy_answer(config: Algorithm) -> bool:
 
 def needs_entropy_gradient(config: Algorithm) -> bool:
     """Whether `TokenOutputs.entropy` must be there, with its gradient."""
+    if isinstance(config, Sft | Dpo):
+        return False
     return config.entropy_coef > 0

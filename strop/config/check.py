@@ -8,6 +8,7 @@ from pathlib import Path
 
 from strop.config.draft import Source
 from strop.config.load import Loaded
+from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.data import Taskset
 
 NO_REWARD = (
@@ -39,7 +40,9 @@ def missing_files(loaded: Loaded) -> list[str]:
         file, colon, _ = part.function.rpartition(":")
         if colon and file.endswith(".py") and not Path(file).expanduser().is_file():
             faults.append(f"{_at(field, sources)}: there is no file {file}.")
-    if not run.reward.functions:
+    if run.data.expert is not None:
+        faults += _tasks(run.data.expert, "data.expert.path", sources)
+    if not run.reward.functions and not isinstance(run.algorithm, Sft | Dpo):
         faults.append(NO_REWARD)
     template = run.data.chat_template
     if template not in ("tokenizer", "none") and not Path(template).expanduser().is_file():

@@ -9,6 +9,8 @@ from strop.config.draft import Source
 from strop.config.load import Loaded
 from strop.config.redact import redact
 from strop.config.schema import Run
+from strop.config.schema.algorithm import Dpo, Sft
+from strop.config.schema.data import Taskset
 from strop.config.schema.walk import leaves
 from strop.config.units import Amount
 
@@ -82,16 +84,30 @@ def summary(loaded: Loaded) -> str:
 def _what(run: Run) -> str:
     lora = run.model.lora
     part = f"a LoRA adapter of rank {lora.rank} on" if lora else "all weights of"
+    what = f"Trains {part} {run.model.path} by {run.algorithm.type.upper()} on {_paths(run.data.train)}"
+    if isinstance(run.algorithm, Sft | Dpo):
+        return f"{what}."
     rewards = " + ".join(part.name or part.function for part in run.reward.functions) or "nothing yet"
-    paths = run.data.train.path
-    data = paths if isinstance(paths, str) else ", ".join(paths)
-    return f"Trains {part} {run.model.path} by {run.algorithm.type.upper()} on {data}, scored by {rewards}."
+    expert = f", and on the expert's answers in {_paths(run.data.expert)}" if run.data.expert else ""
+    return f"{what}, scored by {rewards}{expert}."
+
+
+def _paths(taskset: Taskset) -> str:
+    return taskset.path if isinstance(taskset.path, str) else ", ".join(taskset.path)
 
 
 def _step(run: Run) -> str:
-    tasks, each = run.trainer.tasks_per_step, run.algorithm.rollouts_per_task
+    tasks = run.trainer.tasks_per_step
     updates = tasks // (run.trainer.tasks_per_update or tasks) * run.trainer.passes
     longest = run.data.max_prompt_tokens + run.data.max_response_tokens
+    if isinstance(run.algorithm, Sft | Dpo):
+        rows = _count(tasks, "preference pair" if isinstance(run.algorithm, Dpo) else "given answer")
+        return (
+            f"Each step learns from {rows} (with their prompts "
+            f"at most {longest} tokens each) and makes {_count(updates, 'update')} of the weights, at a "
+            f"learning rate of {run.trainer.optimizer.lr:g} ({run.trainer.schedule.type})."
+        )
+    each = run.algorithm.rollouts_per_task
     return (
         f"Each step samples {_count(each, 'rollout')} to each of {_count(tasks, 'task')} "
         f"({_count(tasks * each, 'rollout')}, with their prompts at most {longest} tokens each) and makes "
@@ -103,10 +119,10 @@ def _step(run: Run) -> str:
 def _length(run: Run) -> str:
     duration = run.trainer.duration
     match duration.unit:
-        case "steps":
+        case "steps" if not isinstance(run.algorithm, Sft | Dpo):
             total = int(duration.count) * run.trainer.tasks_per_step * run.algorithm.rollouts_per_task
             return f"It goes on for {duration}: {total} rollouts in all."
-        case "updates":
+        case "steps" | "updates":
             return f"It goes on for {duration}."
         case _:
             return f"It goes on for {duration}; how many steps that is, the number of training tasks decides."

@@ -52,6 +52,9 @@ def unknown_key(keys: Keys, values: Any) -> str:
     near = closest(keys[-1], here)
     if near is not None:
         return did_you_mean(keys[-1], [near])
+    if ".".join(keys) in all_keys():
+        kind = next(iter(sections_at(keys[:-1], values))).model_fields["type"].default
+        return f"; it means nothing under `type: {kind}`"
     elsewhere = [
         dotted for dotted in all_keys() if split(dotted)[-1] == keys[-1] and dotted != ".".join(keys)
     ]

@@ -6,7 +6,8 @@ experience is a response segment that opens with the prompt's last token (see `M
 
 Bundles go into micro-batches by first-fit decreasing: the largest first, each into the first
 micro-batch with room. A bundle that is too large for any is cut, and each piece has the prompt
-again; a single experience that is too large goes alone. Same input, same packing.
+again; a single experience that is too large goes alone. A chosen and its rejected answer count as a
+single one: they always stand side by side in one micro-batch. Same input, same packing.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ class _Segment:
         return self.source if self.stop is None else -1
 
 
+_Unit = tuple[int, ...]
+"""What is never cut, by place in the batch: one experience, or a pair's two."""
+
+
 def pack(
     experiences: Sequence[Experience],
     advantages: Sequence[float | Floats],
@@ -56,30 +61,35 @@ def pack(
     device: torch.device | str,
     old_logprobs: Sequence[Floats] | None = None,
     ref_logprobs: Sequence[Floats] | None = None,
+    values: Sequence[Floats] | None = None,
+    returns: Sequence[Floats] | None = None,
 ) -> list[MicroBatch]:
     """Micro-batches of at most `limit` tokens, or `limit` sequences (experiences), each.
 
-    `advantages`, `old_logprobs` and `ref_logprobs` go by experience: [L] each, and an advantage may
+    `advantages` and all that comes after `device` go by experience: [L] each, and an advantage may
     be one number for all its tokens. What they say where `loss_mask` is False is dropped. Without
     `share_prompts` every experience is one segment, prompt and all.
     """
-    values: dict[str, Sequence[float | Floats]] = {
+    per_token: dict[str, Sequence[float | Floats]] = {
         "sampler_logprobs": [e.sampler_logprobs for e in experiences],
         "policy_logprobs": [e.policy_logprobs for e in experiences],
         "advantages": advantages,
         "temperature": [e.temperature for e in experiences],
     }
-    if old_logprobs is not None:
-        values["old_logprobs"] = old_logprobs
-    if ref_logprobs is not None:
-        values["ref_logprobs"] = ref_logprobs
+    optional = {
+        "old_logprobs": old_logprobs,
+        "ref_logprobs": ref_logprobs,
+        "values": values,
+        "returns": returns,
+    }
+    per_token |= {name: each for name, each in optional.items() if each is not None}
     bundles = [
         piece
-        for members, prefix in _shared_prompts(experiences, share_prompts)
-        for piece in _cut(experiences, members, prefix, limit)
+        for units, prefix in _shared_prompts(experiences, share_prompts)
+        for piece in _cut(experiences, units, prefix, limit)
     ]
     return [
-        _micro_batch(experiences, values, list(_segments(contents)), device)
+        _micro_batch(experiences, per_token, list(_segments(contents)), device)
         for contents in _first_fit_decreasing(bundles, limit)
     ]
 
@@ -99,23 +109,32 @@ def unpack(
     return result
 
 
+def _units(experiences: Sequence[Experience]) -> list[_Unit]:
+    """In the order of their first; of a pair, the chosen answer stands first."""
+    members: dict[int | str, list[int]] = defaultdict(list)
+    for i, experience in enumerate(experiences):
+        members[i if experience.pair is None else experience.pair].append(i)
+    return [tuple(sorted(unit, key=lambda i: experiences[i].role)) for unit in members.values()]
+
+
 def _shared_prompts(
     experiences: Sequence[Experience], share_prompts: bool
-) -> Iterator[tuple[list[int], int]]:
+) -> Iterator[tuple[list[_Unit], int]]:
     """Which experiences share how many tokens, in the order of each bundle's first."""
     if not share_prompts:
-        yield from (([i], 0) for i in range(len(experiences)))
+        yield from (([unit], 0) for unit in _units(experiences))
         return
-    bundles: dict[tuple[str, bytes], list[int]] = defaultdict(list)
-    for i, experience in enumerate(experiences):
-        prompt = experience.token_ids[: experience.prompt_tokens]
-        bundles[experience.group, prompt.tobytes()].append(i)
-    for members in bundles.values():
-        yield members, experiences[members[0]].prompt_tokens - 1
+    bundles: dict[tuple[str, bytes], list[_Unit]] = defaultdict(list)
+    for unit in _units(experiences):
+        first = experiences[unit[0]]
+        prompt = first.token_ids[: first.prompt_tokens]
+        bundles[first.group, prompt.tobytes()].append(unit)
+    for units in bundles.values():
+        yield units, experiences[units[0][0]].prompt_tokens - 1
 
 
 def _cut(
-    experiences: Sequence[Experience], members: Sequence[int], prefix: int, limit: Amount
+    experiences: Sequence[Experience], units: Sequence[_Unit], prefix: int, limit: Amount
 ) -> Iterator[_Bundle]:
     """One bundle if it fits into a micro-batch, else as few pieces as its order allows."""
 
@@ -125,12 +144,14 @@ def _cut(
     shared = prefix if limit.unit == "tokens" else 0
     piece: list[int] = []
     size = shared
-    for member in members:
-        own = len(experiences[member].token_ids) - prefix if limit.unit == "tokens" else 1
+    for unit in units:
+        own = len(unit)
+        if limit.unit == "tokens":
+            own = sum(len(experiences[member].token_ids) - prefix for member in unit)
         if piece and size + own > limit.count:
             yield bundle(piece, size)
             piece, size = [], shared
-        piece.append(member)
+        piece += unit
         size += own
     yield bundle(piece, size)
 
@@ -191,6 +212,7 @@ def _micro_batch(
         cu_seqlens=gather([np.cumsum([0, *map(len, tokens)])], np.int32),
         prefix_of=tuple(s.prefix_of for s in segments),
         experience=tuple(s.experience for s in segments),
+        role=tuple(experiences[s.source].role if s.experience >= 0 else None for s in segments),
         weight=gather([np.array([s.experience >= 0 for s in segments])], np.float32),
         loss_mask=loss_mask,
         temperature=temperature,

@@ -26,6 +26,7 @@ def make_batch(lengths: Sequence[tuple[int, int]], *, seed: int = 0, on_policy: 
         cu_seqlens=ends.to(torch.int32),
         prefix_of=(-1,) * len(lengths),
         experience=tuple(range(len(lengths))),
+        role=("rl",) * len(lengths),
         weight=torch.rand(len(lengths), generator=generator) + 0.5,
         loss_mask=mask,
         temperature=torch.ones(total),
@@ -63,6 +64,7 @@ def split(batch: MicroBatch, segments: int) -> tuple[MicroBatch, MicroBatch]:
             cu_seqlens=ends,
             prefix_of=batch.prefix_of[rows],
             experience=batch.experience[rows],
+            role=batch.role[rows],
             weight=batch.weight[rows],
         )
 

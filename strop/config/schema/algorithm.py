@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from strop.config.schema.base import Section, kind_or
+from strop.config.schema.critic import Critic
 
 KlEstimator = Literal["k1", "abs", "k2", "k3"]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -256,7 +257,58 @@ class Remax(PolicyGradient):
     """Answers sampled to each task, beside the greedy one, which is never trained on."""
 
 
-Algorithm = Annotated[
-    Grpo | GrpoPassk | Rloo | Opo | Gpg | Opmd | ReinforcePlusPlus | ReinforcePlusPlusBaseline | Remax,
-    Field(discriminator="type"),
-]
+class Mix(GroupBaselined):
+    """GRPO on fresh rollouts and SFT on an expert's answers in one update (Trinity-RFT's `mix`)."""
+
+    type: Literal["mix"] = "mix"
+    mu: float = Field(0.1, gt=0, lt=1)
+    """The loss is (1 - mu) times GRPO's and mu times the cross entropy of the expert's answers."""
+    expert_share: float = Field(0.5, gt=0, lt=1)
+    """Share of an update's sequences that are the expert's, beside a full update of rollouts."""
+    divide_by_std: bool = True
+    """Divide advantages by the group's standard deviation."""
+    std_epsilon: float = Field(1e-6, gt=0)
+    """Added to the standard deviation."""
+
+
+class Ppo(PolicyGradient):
+    """Proximal policy optimization: advantages by GAE, with a critic (arXiv 1707.06347, 1506.02438)."""
+
+    type: Literal["ppo"] = "ppo"
+    rollouts_per_task: int = Field(1, gt=0)
+    """Answers sampled to each task; they are not compared with one another."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """What a reward counts for the token before; 1 for no discount."""
+    lam: float = Field(1.0, ge=0, le=1)
+    """How far advantages go by rewards (1: no bias) rather than by the critic's next value (0: least noise)."""
+    whiten: bool = True
+    """Bring the advantages of a step to mean 0 and standard deviation 1."""
+    critic: Critic = Critic()
+    """The value model, and how it learns."""
+
+
+class Sft(Section):
+    """Supervised fine-tuning: the cross entropy of given answers, averaged over their tokens."""
+
+    type: Literal["sft"] = "sft"
+
+
+class Dpo(Section):
+    """Direct preference optimization: raises chosen answers over rejected ones (arXiv 2305.18290)."""
+
+    type: Literal["dpo"] = "dpo"
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held to the reference, which is the model as it was at the start."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of the pairs whose labels are taken to be the wrong way round (conservative DPO)."""
+
+
+WithoutCritic = (
+    Grpo | GrpoPassk | Rloo | Opo | Gpg | Opmd | ReinforcePlusPlus | ReinforcePlusPlusBaseline | Remax | Mix
+)
+"""Learns from rollouts of its own, and from their rewards alone."""
+RolloutAlgorithm = WithoutCritic | Ppo
+"""Learns from rollouts of its own."""
+OfflineAlgorithm = Sft | Dpo
+"""Learns from given answers; nothing is sampled to train on."""
+Algorithm = Annotated[RolloutAlgorithm | OfflineAlgorithm, Field(discriminator="type")]

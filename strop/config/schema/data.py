@@ -27,6 +27,14 @@ class Taskset(Section):
     """Column that says where a row is from, by which rewards can be chosen."""
     tools: str | None = None
     """Column of the tools that the model may call: a list of JSON schemas, or its JSON text."""
+    response: str | None = None
+    """Column of the answer to imitate, under sft and for an expert: text or messages that go on from the
+    prompt, or a whole conversation (then no prompt is read), of which all assistant turns are trained."""
+    chosen: str | None = None
+    """Column of the better answer, under dpo: text or messages that go on from the prompt, or a whole
+    conversation, whose prompt is what it has in common with the rejected one."""
+    rejected: str | None = None
+    """Column of the worse answer, in the same form."""
     system: str | None = None
     """Text of a system message put before every prompt that has none."""
     limit_tasks: int | None = Field(None, gt=0)
@@ -51,6 +59,8 @@ class Data(Section):
     """What is trained on."""
     eval: tuple[EvalTaskset, ...] = ()
     """What is measured, each under its name."""
+    expert: Taskset | None = None
+    """Under mix: the expert's answers, in its column `response`, that are learned beside the rollouts."""
     max_prompt_tokens: int = Field(1024, gt=0)
     """Longest prompt, chat template included."""
     max_response_tokens: int = Field(1024, gt=0)

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from strop.config.schema.algorithm import Algorithm, Grpo
+from strop.config.schema.algorithm import Algorithm, Dpo, Grpo, Sft
 from strop.config.schema.base import Section, kind_or
 from strop.config.schema.data import Data
+from strop.config.schema.meaning import check_meaning
 from strop.config.schema.model import Model
 from strop.config.schema.reward import Reward
 from strop.config.schema.rollout import Rollout
@@ -121,7 +122,8 @@ class Run(Section):
                 "rollout.sampling.temperature is 0: all rollouts of a task would be the same and "
                 "nothing could be learned; write a temperature above 0"
             )
-        overlong = self.algorithm.overlong_penalty
+        check_meaning(self)
+        overlong = None if isinstance(self.algorithm, Sft | Dpo) else self.algorithm.overlong_penalty
         if overlong is not None and overlong.buffer_tokens > self.data.max_response_tokens:
             raise ValueError(
                 f"algorithm.overlong_penalty.buffer_tokens ({overlong.buffer_tokens}) is the last part of "
