@@ -18,9 +18,9 @@ class Estimate:
     """What generalised advantage estimation gives."""
 
     advantages: torch.Tensor
-    """[K] float64"""
+    """[K]"""
     returns: torch.Tensor
-    """[K] float64: what the critic should have said."""
+    """[K] What the critic should have said."""
 
 
 def rewards_to_go(rewards: torch.Tensor, tokens: torch.Tensor, *, gamma: float) -> torch.Tensor:

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from strop.config.schema.model import Model
@@ -30,12 +37,31 @@ def load_model(section: Model, *, device: torch.device | str, trainable: bool = 
     Raises ModelError for a folder that is missing, incomplete or damaged, and for a model whose
     log-probs Strop cannot compute.
     """
+    model = _read(AutoModelForCausalLM, section, device=device, trainable=trainable)
+    check_logits(model)
+    return _packed(model, section, trainable=trainable)
+
+
+def load_decoder(section: Model, *, device: torch.device | str) -> PreTrainedModel:
+    """The same without a head, to be trained; a head that the folder has is left out."""
+    model = _read(AutoModel, section, device=device, trainable=True)
+    return _packed(model, section, trainable=True)
+
+
+def _read(
+    kind: Any,
+    section: Model,
+    *,
+    device: torch.device | str,
+    trainable: bool,
+) -> PreTrainedModel:
+    """`kind` is the class of transformers that reads the folder."""
     _check_folder(section.path)
     frozen = section.lora is not None or not trainable
     dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype
     with quiet():
         try:
-            model, found = AutoModelForCausalLM.from_pretrained(
+            model, found = kind.from_pretrained(
                 section.path,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
@@ -54,7 +80,10 @@ def load_model(section: Model, *, device: torch.device | str, trainable: bool = 
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
     model.to(device).requires_grad_(trainable and section.lora is None).eval()
-    check_logits(model)
+    return model
+
+
+def _packed(model: PreTrainedModel, section: Model, *, trainable: bool) -> PreTrainedModel:
     use_packed_attention(model)
     if section.gradient_checkpointing and trainable:
         model.gradient_checkpointing_enable({"use_reentrant": False})

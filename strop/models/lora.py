@@ -34,7 +34,7 @@ def add_lora(model: PreTrainedModel, section: Lora, dtype: torch.dtype) -> PeftM
         target_modules=_names(section.targets),
         exclude_modules=_names(section.exclude),
         lora_dropout=section.dropout,
-        task_type="CAUSAL_LM",
+        task_type="FEATURE_EXTRACTION" if model.get_output_embeddings() is None else "CAUSAL_LM",
     )
     try:
         wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)

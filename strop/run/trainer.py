@@ -10,12 +10,14 @@ import numpy as np
 
 from strop.algorithms import table
 from strop.algorithms.kl import divergence, mean_over_rollouts
-from strop.algorithms.schedules import lr_at
+from strop.algorithms.scored import Scored
 from strop.config.schema import Run
+from strop.config.schema.algorithm import Ppo
 from strop.data.pack import pack, unpack
+from strop.run.critic import Critic
 from strop.run.length import Length
 from strop.run.scoring import by_experience, score, targets_of
-from strop.run.seeds import derive_seed
+from strop.run.updates import learning_rate, plan_updates
 from strop.training.single import SingleEngine
 from strop.types import Experience, ExperienceGroup, Floats, GlobalCounts, MicroBatch
 
@@ -32,9 +34,18 @@ class Trained:
 class Trainer:
     """Computes advantages, and drives the training engine through a step's updates."""
 
-    def __init__(self, engine: SingleEngine, run: Run, length: Length, kl_coef: float | None = None) -> None:
-        """`kl_coef` is what the KL penalty in the reward had come to, where a run is resumed."""
+    def __init__(
+        self,
+        engine: SingleEngine,
+        run: Run,
+        length: Length,
+        kl_coef: float | None = None,
+        critic: Critic | None = None,
+    ) -> None:
+        """`kl_coef` is what the KL penalty in the reward had come to, where a run is resumed; `critic`
+        is there where the algorithm wants one."""
         self._engine = engine
+        self._critic = critic
         self._run = run
         self._length = length
         self._kl = table.kl_controller(run.algorithm, kl_coef)
@@ -60,12 +71,15 @@ class Trainer:
         experiences = [experience for group in groups for experience in group.experiences]
         if not experiences:
             return Trained(0, {})
-        batches = self._updates(groups, step)[: self._length.updates - updates_done]
+        batches = self._updates(groups, step, updates_done)
         started = time.perf_counter()
         reference = self._reference(experiences)
         old = self._old(experiences, batches)
         prepared = time.perf_counter()
-        advantages, metrics = self._advantages(experiences, old, reference, baselines)
+        scored, metrics = self._score(experiences, old, reference, baselines)
+        advantages, measured = self._advantages(groups, experiences, scored, step)
+        metrics |= measured
+        estimated = time.perf_counter()
         rows = [
             self._update(
                 experiences,
@@ -78,23 +92,25 @@ class Trainer:
             )
             for number, batch in enumerate(batches)
         ]
-        metrics |= {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        if rows:
+            metrics |= {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
         metrics |= {
             "updates": float(len(rows)),
             "time/logprobs_seconds": prepared - started,
-            "time/update_seconds": time.perf_counter() - prepared,
+            "time/update_seconds": time.perf_counter() - estimated,
         }
         return Trained(len(rows), metrics)
 
-    def _advantages(
+    def _score(
         self,
         experiences: Sequence[Experience],
         old: Sequence[Floats] | None,
         reference: Sequence[Floats] | None,
         baselines: Mapping[str, float] | None,
-    ) -> tuple[list[Floats], dict[str, float]]:
-        """[L] of each experience, and what is measured on the way."""
-        algorithm, metrics = self._run.algorithm, {}
+    ) -> tuple[Scored, dict[str, float]]:
+        """Rewards, less the penalty for leaving the reference where there is one, and what that was."""
+        algorithm = self._run.algorithm
+        metrics: dict[str, float] = {}
         scored = score(experiences, baselines=baselines)
         if self._kl is not None and algorithm.kl_reward is not None:
             assert old is not None and reference is not None
@@ -104,32 +120,41 @@ class Trainer:
             metrics["kl_reward/kl"] = mean_over_rollouts(kl, scored.tokens)
             metrics["kl_reward/coef"] = self._kl.coef
             self._kl = self._kl.update(metrics["kl_reward/kl"], len(scored.rewards))
-        limit = self._run.data.max_response_tokens
-        values = table.advantages(algorithm, scored, max_response_tokens=limit)
-        metrics["advantages/mean"] = float(values.mean())
-        metrics["advantages/std"] = float(values.std(correction=0))
-        return by_experience(values, experiences), metrics
+        return scored, metrics
 
-    def _updates(self, groups: Sequence[ExperienceGroup], step: int) -> list[list[int]]:
-        """Which experiences, by number, each update trains on, in order."""
-        numbers: list[list[int]] = []
-        count = 0
-        for group in groups:
-            numbers.append(list(range(count, count + len(group.experiences))))
-            count += len(group.experiences)
+    def _advantages(
+        self, groups: Sequence[ExperienceGroup], experiences: Sequence[Experience], scored: Scored, step: int
+    ) -> tuple[list[Floats], dict[str, float]]:
+        """[L] of each experience. A critic gives its values for them, and learns from the returns."""
+        algorithm, limit = self._run.algorithm, self._run.data.max_response_tokens
+        started = time.perf_counter()
+        metrics: dict[str, float] = {}
+        if isinstance(algorithm, Ppo):
+            assert self._critic is not None
+            said = self._critic.values(experiences)
+            values = targets_of(said, experiences)
+            estimate = table.estimate(algorithm, scored, values, max_response_tokens=limit)
+            advantages, returns = estimate.advantages, by_experience(estimate.returns, experiences)
+            metrics = self._critic.learn(groups, said, returns, step=step)
+            metrics["time/critic_seconds"] = time.perf_counter() - started
+        else:
+            advantages = table.advantages(algorithm, scored, max_response_tokens=limit)
+        metrics["advantages/mean"] = float(advantages.mean())
+        metrics["advantages/std"] = float(advantages.std(correction=0))
+        return by_experience(advantages, experiences), metrics
+
+    def _updates(self, groups: Sequence[ExperienceGroup], step: int, updates_done: int) -> list[list[int]]:
+        """Which experiences, by number, each update trains on; none while the critic alone learns."""
+        if step <= self._length.critic_steps:
+            return []
         trainer = self._run.trainer
-        per_update = trainer.tasks_per_update or trainer.tasks_per_step
-        updates = []
-        for repeat in range(trainer.passes):
-            order = np.arange(len(groups))
-            if trainer.shuffle_passes:
-                key = derive_seed(self._run.seed, "pass", step, repeat)
-                order = np.random.Generator(np.random.Philox(key)).permutation(len(groups))
-            for start in range(0, len(groups), per_update):
-                update = [n for i in order[start : start + per_update] for n in numbers[i]]
-                if update:
-                    updates.append(update)
-        return updates
+        updates = plan_updates(
+            groups,
+            per_update=trainer.tasks_per_update or trainer.tasks_per_step,
+            passes=trainer.passes,
+            shuffle_seed=(self._run.seed, step) if trainer.shuffle_passes else None,
+        )
+        return updates[: self._length.updates - updates_done]
 
     def _reference(self, experiences: Sequence[Experience]) -> list[Floats] | None:
         if not table.needs_reference(self._run.algorithm):
@@ -181,7 +206,10 @@ class Trainer:
             shares = self._engine.forward_backward(micro_batch, self._loss_fn, counts, entropy=entropy)
             for name, share in shares.items():
                 metrics[name] = metrics.get(name, 0.0) + share
-        metrics["lr"] = self._lr(step, update)
+        trainer = self._run.trainer
+        metrics["lr"] = learning_rate(
+            trainer.optimizer, trainer.schedule, self._length, step=step, update=update
+        )
         self._engine.set_lr(metrics["lr"])
         metrics["grad_norm"] = self._engine.step()
         return metrics
@@ -201,17 +229,4 @@ class Trainer:
             device=self._engine.device,
             old_logprobs=old,
             ref_logprobs=reference,
-        )
-
-    def _lr(self, step: int, update: int) -> float:
-        """The rate of one update: `step` counts from 1, `update` from 0."""
-        trainer, length = self._run.trainer, self._length
-        schedule = trainer.schedule
-        by_step = schedule.counts == "steps"
-        return lr_at(
-            schedule,
-            trainer.optimizer.lr,
-            position=step - 1 if by_step else update,
-            total=length.steps if by_step else length.updates,
-            warmup=length.in_unit(schedule.warmup, schedule.counts),
         )

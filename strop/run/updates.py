@@ -1,0 +1,49 @@
+"""How a step's groups become updates, and at which learning rate: for the policy and for a critic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from strop.algorithms.schedules import lr_at
+from strop.config.schema.trainer import AdamW, Schedule
+from strop.run.length import Length
+from strop.run.seeds import derive_seed
+from strop.types import ExperienceGroup
+
+
+def plan_updates(
+    groups: Sequence[ExperienceGroup], *, per_update: int, passes: int, shuffle_seed: tuple[int, int] | None
+) -> list[list[int]]:
+    """Which experiences, by number, each update trains on, in order.
+
+    `shuffle_seed` is the run's seed and the step, from which each pass draws an order of its own;
+    None keeps the groups' order.
+    """
+    ends = np.cumsum([len(group.experiences) for group in groups])
+    numbers = [list(range(end - len(g.experiences), end)) for g, end in zip(groups, ends, strict=True)]
+    updates = []
+    for repeat in range(passes):
+        order = np.arange(len(groups))
+        if shuffle_seed is not None:
+            seed, step = shuffle_seed
+            random = np.random.Generator(np.random.Philox(derive_seed(seed, "pass", step, repeat)))
+            order = random.permutation(len(groups))
+        for start in range(0, len(groups), per_update):
+            update = [n for i in order[start : start + per_update] for n in numbers[i]]
+            if update:
+                updates.append(update)
+    return updates
+
+
+def learning_rate(optimizer: AdamW, schedule: Schedule, length: Length, *, step: int, update: int) -> float:
+    """The rate of one update: `step` counts from 1, `update` from 0."""
+    by_step = schedule.counts == "steps"
+    return lr_at(
+        schedule,
+        optimizer.lr,
+        position=step - 1 - length.critic_steps if by_step else update,
+        total=length.learning_steps if by_step else length.updates,
+        warmup=length.in_unit(schedule.warmup, schedule.counts),
+    )
