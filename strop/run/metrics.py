@@ -14,6 +14,7 @@ Panel = Literal[
     "Rollouts",
     "Lengths",
     "Loss",
+    "Critic",
     "Divergence and entropy",
     "Ratio and clipping",
     "Optimizer",
@@ -116,6 +117,35 @@ METRICS: dict[str, Metric] = {
     "advantages/std": Metric(
         "Loss", "", None, "Standard deviation (divided by n) of the advantages of the step's targets."
     ),
+    "critic/loss": Metric(
+        "Critic",
+        "",
+        "lower",
+        "Half the squared error of the critic's values, with PPO's bound on them, if any; mean over targets.",
+    ),
+    "critic/explained_variance": Metric(
+        "Critic",
+        "",
+        "higher",
+        "1 - Var(returns - values) / Var(returns) over the step's targets, values before the step's updates: "
+        "1 is a perfect critic, 0 one that always says the same. Not there where the returns do not vary.",
+    ),
+    "critic/values": Metric(
+        "Critic", "", None, "Mean over targets of what the critic expects, before the step's updates."
+    ),
+    "critic/returns": Metric(
+        "Critic",
+        "",
+        None,
+        "Mean over targets of what it should have said: advantages (not whitened) + values.",
+    ),
+    "critic/clip_fraction": Metric(
+        "Critic", "share", None, "Share of targets at which value_clip is in force: they have no gradient."
+    ),
+    "critic/lr": Metric("Critic", "", None, "The critic's learning rate, mean over its updates of the step."),
+    "critic/grad_norm": Metric(
+        "Critic", "", None, "Length of the critic's gradient before clipping, mean over its updates."
+    ),
     "kl/ref": Metric(
         "Divergence and entropy",
         "nats per token",
@@ -203,8 +233,9 @@ METRICS: dict[str, Metric] = {
     "time/logprobs_seconds": Metric(
         "Time", "seconds", "lower", "Passes without gradient: the reference's log-probs, and the old ones."
     ),
+    "time/critic_seconds": Metric("Time", "seconds", "lower", "The critic's values and all its updates."),
     "time/update_seconds": Metric(
-        "Time", "seconds", "lower", "Forward, backward and optimizer, all updates."
+        "Time", "seconds", "lower", "Forward, backward and optimizer, all updates of the policy."
     ),
     "time/publish_seconds": Metric("Time", "seconds", "lower", "Bringing the new weights to the sampler."),
     "time/evaluate_seconds": Metric(
