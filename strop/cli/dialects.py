@@ -42,7 +42,7 @@ def ppo(
 
 
 def keys(
-    dialect: Annotated[str, typer.Argument(help="The dialect: verl.", show_default=False)],
+    dialect: Annotated[str, typer.Argument(help="verl, rft_trainer, ...", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON list.")] = False,
 ) -> None:
     """Print a dialect's ledger: every key, what becomes of it, its field here, its default, and a note."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from strop.config.dialects.component import COMPONENTS
 from strop.config.dialects.theirs import Ledger
 from strop.config.dialects.verl import LEDGER as VERL
 from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError
 
-LEDGERS = {"verl": VERL}
+LEDGERS = {"verl": VERL, **{name: component.ledger for name, component in COMPONENTS.items()}}
 
 
 def ledger_of(dialect: str) -> Ledger:

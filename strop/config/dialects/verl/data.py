@@ -42,9 +42,10 @@ def tasksets(theirs: Theirs) -> Mapping[str, Any]:
 def validation_sampling(theirs: Theirs) -> dict[str, Any]:
     """`do_sample: False` is greedy, whatever the temperature says."""
     shared = {"ignore_eos": theirs["actor_rollout_ref.rollout.ignore_eos"]}
-    if not theirs["actor_rollout_ref.rollout.val_kwargs.do_sample"]:
-        return {"temperature": 0.0, **shared}
     temperature = theirs["actor_rollout_ref.rollout.val_kwargs.temperature"]
+    wrote = theirs.wrote("actor_rollout_ref.rollout.val_kwargs.do_sample")
+    if not theirs["actor_rollout_ref.rollout.val_kwargs.do_sample"] or (temperature == 0 and not wrote):
+        return {"temperature": 0.0, **shared}
     if temperature == 0:
         raise theirs.fault(
             "actor_rollout_ref.rollout.val_kwargs.do_sample",

@@ -1,0 +1,93 @@
+"""AzureML's three components: `--input value` lines, as their jobs are started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from strop.config.dialects.component.deepspeed import read_deepspeed
+from strop.config.dialects.component.grpo import GRPO
+from strop.config.dialects.component.inputs import Component, Output
+from strop.config.dialects.component.packages import packages
+from strop.config.dialects.component.rft_trainer import RFT_TRAINER
+from strop.config.dialects.component.verl_names import rename
+from strop.config.dialects.component.verl_trainer import VERL_TRAINER
+from strop.config.dialects.component.words import Given, given_words
+from strop.config.dialects.read import read_dialect
+from strop.config.draft import Draft, Source, split
+from strop.config.load import Loaded
+from strop.config.placement import SetAside, wants_here
+from strop.config.suggest import did_you_mean
+from strop.errors import ConfigError
+
+COMPONENTS = {part.name: part for part in (RFT_TRAINER, VERL_TRAINER, GRPO)}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a component's line asks for."""
+
+    loaded: Loaded
+    packages: tuple[str, ...]
+    """To be installed before anything heavy is imported."""
+    model_outputs: tuple[Path, ...]
+    """Folders that get the trained model at the end."""
+
+
+def component_of(name: str) -> Component:
+    """A component by name. Raises ConfigError where there is none."""
+    if name not in COMPONENTS:
+        hint = did_you_mean(name, COMPONENTS) or "."
+        raise ConfigError(f"There is no component {name!r}{hint} There are {', '.join(COMPONENTS)}.")
+    return COMPONENTS[name]
+
+
+def read_component(name: str, words: Sequence[str], *, here: bool = False) -> Job:
+    """Read what AzureML passes: `--input value` or `--input=value`, all of it text.
+
+    Raises ConfigError for an input or value that cannot be taken, PlacementError for hardware and
+    engines that are not here, unless `here` or STROP_HERE sets them aside.
+    """
+    component = component_of(name)
+    given = given_words(component, words)
+    names = dict(component.names) | {part.key: part.name for part in given.inputs}
+    try:
+        loaded = read_dialect(component.reading, _draft(component, given), here=wants_here(here))
+    except ConfigError as error:
+        raise type(error)(rename(str(error), names)) from None
+    override = given.texts.get("pypi_packages_override", "")
+    models = tuple(Path(folder) for output, folder in given.outputs if output.holds == "model")
+    return Job(_called(loaded, names), packages(override), models)
+
+
+def _draft(component: Component, given: Given) -> Draft:
+    """The values that were given, under the keys by which the ledger reads them."""
+    draft = Draft()
+    for part in given.inputs:
+        text = given.texts[part.name]
+        source = Source("override", f"--{part.name}={text}")
+        if part.name == "deepspeed_config":
+            for keys, value in read_deepspeed(Path(text)):
+                draft.set((part.key, *keys), value, Source("file", text))
+        else:
+            draft.set(split(part.key), part.read(text), source)
+    for output, folder in given.outputs:
+        if output.holds == "run":
+            source = Source("override", f"--{output.name}={folder}")
+            draft.set(split(component.folder_key), folder, source)
+    return draft
+
+
+def _called(loaded: Loaded, names: Mapping[str, str]) -> Loaded:
+    """The same, with every key called by its input's name."""
+    sources = {
+        field: replace(source, where=rename(source.where, names)) for field, source in loaded.sources.items()
+    }
+    aside = tuple(SetAside(rename(item.key, names), item.value, item.instead) for item in loaded.set_aside)
+    notes = tuple(rename(note, names) for note in loaded.notes)
+    return replace(loaded, sources=MappingProxyType(sources), set_aside=aside, notes=notes)
+
+
+__all__ = ["COMPONENTS", "Component", "Job", "Output", "component_of", "read_component"]

@@ -1,0 +1,183 @@
+"""AzureML's `rft_trainer`: verl's keys under names of its own; saving and testing count epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.dialects.component.inputs import Input, Output, own
+from strop.config.dialects.component.model_folder import model_at
+from strop.config.dialects.component.packages import PACKAGES
+from strop.config.dialects.component.verl_names import component, verl
+from strop.config.dialects.row import UNSET, Row, mapped
+from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.verl.trainer import every
+
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+REF = "actor_rollout_ref.ref"
+
+
+def modules(text: str) -> str | list[str]:
+    """`[q_proj,v_proj]` is a list; anything else `all-linear` or a regular expression."""
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):
+        return [name.strip().strip("'\"") for name in text[1:-1].split(",") if name.strip()]
+    return text
+
+
+def _save_epochs(theirs: Theirs) -> Mapping[str, Any]:
+    return {"checkpoint.every": every(theirs["trainer.save_freq"], "epochs")}
+
+
+def _test_epochs(theirs: Theirs) -> Mapping[str, Any]:
+    return {"evaluate.every": every(theirs["trainer.test_freq"], "epochs")}
+
+
+_ALGORITHM: tuple[Input, ...] = (
+    verl(
+        "algorithm_adv_estimator",
+        "string",
+        "grpo",
+        "algorithm.adv_estimator",
+        enum=("grpo", "reinforce_plus_plus"),
+        required=True,
+    ),
+    verl("algorithm_use_kl_in_reward", "boolean", False, "algorithm.use_kl_in_reward"),
+)
+_TRAINER: tuple[Input, ...] = (
+    verl("trainer_n_gpus_per_node", "integer", 8, "trainer.n_gpus_per_node"),
+    verl("trainer_nnodes", "integer", 1, "trainer.nnodes"),
+    verl(
+        "trainer_save_freq",
+        "integer",
+        20,
+        "trainer.save_freq",
+        row=mapped("", 20, "checkpoint.every", read=_save_epochs, note="counts epochs; -1 is never"),
+    ),
+    verl(
+        "trainer_test_freq",
+        "integer",
+        5,
+        "trainer.test_freq",
+        row=mapped("", 5, "evaluate.every", read=_test_epochs, note="counts epochs; -1 is never"),
+    ),
+    verl("trainer_val_before_train", "boolean", True, "trainer.val_before_train"),
+    verl("trainer_total_epochs", "integer", 7, "trainer.total_epochs"),
+    verl("total_training_steps", "integer", UNSET, "trainer.total_training_steps"),
+)
+_DATA: tuple[Input, ...] = (
+    verl("data_train_files", "uri_file", UNSET, "data.train_files", required=True),
+    verl("data_val_files", "uri_file", UNSET, "data.val_files", required=True),
+    verl("data_train_batch_size", "integer", 512, "data.train_batch_size"),
+    verl("data_max_prompt_length", "integer", 1024, "data.max_prompt_length"),
+    verl("data_max_response_length", "integer", 2048, "data.max_response_length"),
+    verl("data_filter_overlong_prompts", "boolean", True, "data.filter_overlong_prompts"),
+    verl(
+        "data_truncation",
+        "string",
+        "error",
+        "data.truncation",
+        enum=("error", "left", "right", "middle"),
+        required=True,
+    ),
+)
+
+
+def model_input(name: str) -> Input:
+    """The model: a Hugging Face folder, or what AzureML's model import makes of one."""
+    key = f"{MODEL}.path"
+    row = mapped("", UNSET, "model.path", "model.tokenizer", read=model_at(key), note=_MODEL_NOTE)
+    return verl(name, "uri_folder", UNSET, key, required=True, row=row)
+
+
+_MODEL_NOTE = "a Hugging Face folder, an MLflow model, or the import component's output around either"
+_ACTOR: tuple[Input, ...] = (
+    model_input("actor_model_path"),
+    verl("actor_optim_lr", "number", 3e-6, f"{ACTOR}.optim.lr"),
+    verl("actor_model_use_remove_padding", "boolean", True, f"{MODEL}.use_remove_padding"),
+    verl("actor_strategy", "string", "fsdp2", f"{ACTOR}.strategy", enum=("fsdp", "fsdp2")),
+    verl("actor_fsdp_config_offload_policy", "boolean", True, f"{ACTOR}.fsdp_config.offload_policy"),
+    verl("actor_rft_mini_batch_size", "integer", 128, f"{ACTOR}.ppo_mini_batch_size"),
+    verl("actor_rft_micro_batch_size_per_gpu", "integer", 10, f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
+    verl("actor_model_lora_rank", "integer", 64, f"{MODEL}.lora_rank"),
+    verl("actor_model_lora_alpha", "integer", 32, f"{MODEL}.lora_alpha"),
+    verl(
+        "actor_model_target_modules",
+        "string",
+        "all-linear",
+        f"{MODEL}.target_modules",
+        convert=modules,
+    ),
+    verl("actor_use_kl_loss", "boolean", True, f"{ACTOR}.use_kl_loss"),
+    verl("actor_kl_loss_coef", "number", 0.01, f"{ACTOR}.kl_loss_coef"),
+    verl(
+        "actor_kl_loss_type",
+        "string",
+        "low_var_kl",
+        f"{ACTOR}.kl_loss_type",
+        enum=("low_var_kl", "kl", "abs", "mse"),
+    ),
+    verl("actor_entropy_coeff", "number", 0.0, f"{ACTOR}.entropy_coeff"),
+    verl(
+        "actor_model_enable_gradient_checkpointing", "boolean", True, f"{MODEL}.enable_gradient_checkpointing"
+    ),
+    verl("actor_fsdp_param_offload", "boolean", False, f"{ACTOR}.fsdp_config.param_offload"),
+    verl("actor_fsdp_optimizer_offload", "boolean", False, f"{ACTOR}.fsdp_config.optimizer_offload"),
+)
+_ROLLOUT: tuple[Input, ...] = (
+    verl(
+        "rollout_log_prob_micro_batch_size_per_gpu",
+        "integer",
+        20,
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+    ),
+    verl("rollout_tensor_model_parallel_size", "integer", 2, f"{ROLLOUT}.tensor_model_parallel_size"),
+    verl(
+        "rollout_dtype",
+        "string",
+        "bfloat16",
+        f"{ROLLOUT}.dtype",
+        enum=("float16", "bfloat16", "float32", "auto"),
+    ),
+    verl("rollout_gpu_memory_utilization", "number", 0.6, f"{ROLLOUT}.gpu_memory_utilization"),
+    verl("rollout_enable_chunked_prefill", "boolean", False, f"{ROLLOUT}.enable_chunked_prefill"),
+    verl("rollout_enforce_eager", "boolean", False, f"{ROLLOUT}.enforce_eager"),
+    verl("rollout_free_cache_engine", "boolean", False, f"{ROLLOUT}.free_cache_engine"),
+    verl("rollout_n", "integer", 5, f"{ROLLOUT}.n"),
+    verl("rollout_temperature", "number", 1.0, f"{ROLLOUT}.temperature"),
+    verl("rollout_top_p", "number", 1.0, f"{ROLLOUT}.top_p"),
+    verl("rollout_top_k", "integer", -1, f"{ROLLOUT}.top_k"),
+    verl("rollout_do_sample", "boolean", True, f"{ROLLOUT}.do_sample"),
+    verl("rollout_val_temperature", "number", 0.7, f"{ROLLOUT}.val_kwargs.temperature"),
+    verl("rollout_val_top_p", "number", 0.7, f"{ROLLOUT}.val_kwargs.top_p"),
+    verl("rollout_val_top_k", "integer", -1, f"{ROLLOUT}.val_kwargs.top_k"),
+)
+_REST: tuple[Input, ...] = (
+    verl("ref_log_prob_micro_batch_size_per_gpu", "integer", 20, f"{REF}.log_prob_micro_batch_size_per_gpu"),
+    verl("ref_fsdp_param_offload", "boolean", True, f"{REF}.fsdp_config.param_offload"),
+    own(
+        "string",
+        Row(
+            "pypi_packages_override",
+            UNSET,
+            "mapped",
+            note="installed with pip before anything heavy is imported",
+            kind=PACKAGES,
+        ),
+    ),
+)
+RFT_TRAINER = component(
+    "rft_trainer",
+    (*_ALGORITHM, *_TRAINER, *_DATA, *_ACTOR, *_ROLLOUT, *_REST),
+    (Output("intermediate_folder", "uri_folder", "run"), Output("model_output", "uri_folder", "model")),
+    unsaid={
+        "algorithm.kl_ctrl.type": "adaptive",  # the page: "classic PPO approach with adaptive KL"
+        "algorithm.kl_ctrl.kl_coef": 0.001,
+        f"{ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        f"{ROLLOUT}.val_kwargs.do_sample": True,
+        "trainer.project_name": "rft_trainer",
+        "trainer.experiment_name": "run",
+    },
+)
