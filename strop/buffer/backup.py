@@ -201,8 +201,7 @@ class JsonLinesBackup:
                 event, content = self._event(line, number)
                 match event:
                     case "put":
-                        group = from_row(content)
-                        groups[group.id] = group
+                        groups[content.id] = content
                     case "used":
                         uses |= {id: uses.get(id, 0) + 1 for id in content}
                     case "done":
@@ -212,16 +211,20 @@ class JsonLinesBackup:
         return Kept([(group, uses.get(group.id, 0)) for group in groups.values()], frozenset(done))
 
     def _event(self, line: str, number: int) -> tuple[str, Any]:
+        """What a line says: the group that was put, or the ids that were used or are done."""
         try:
             [(event, content)] = json.loads(line).items()
-        except (ValueError, AttributeError):
-            event, content = "nothing", None
-        if event not in ("put", "used", "done"):
-            raise StoreError(
-                f"{self._path} line {number} is no line of a buffer's backup. Set `buffer.backup` to another "
-                "file, or take that line out."
-            )
-        return event, content
+            if event == "put":
+                return event, from_row(content)
+            if event in ("used", "done"):
+                return event, [str(id) for id in content]
+            why = f"it says {event!r}"
+        except (ValueError, TypeError, AttributeError, StoreError) as error:
+            why = str(error)
+        raise StoreError(
+            f"{self._path} line {number} is no line of a buffer's backup: {why}. Take that line out, or set "
+            "`buffer.backup` to another file."
+        )
 
     def _compact(self) -> None:
         """Write what is kept into a new file, and put that in the place of the old one."""

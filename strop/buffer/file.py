@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strop.buffer.codec import check_schema, from_batch, from_json, to_batch, to_json
-from strop.buffer.wait import Check, Wait, log, never_stop
+from strop.buffer.wait import Check, Wait, never_stop
 from strop.errors import BufferEnded, StoreError
 from strop.protocols import BufferCounts
 from strop.types import ExperienceGroup
@@ -48,6 +48,7 @@ class FileBuffer:
         self._read_files: set[str] = set()
         self._waiting: deque[ExperienceGroup] = deque()
         self._claimed: set[str] = set()
+        self._finished = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
             done = folder / _DONE
@@ -62,7 +63,9 @@ class FileBuffer:
     def put(self, groups: Sequence[ExperienceGroup]) -> None:
         """See `strop.protocols.Buffer`."""
         with self._lock:
-            new = [group for group in groups if group.id not in self._ids]
+            if self._finished:
+                raise StoreError("Groups are put into a buffer after `finish` was said of it.")
+            new = list({group.id: group for group in groups if group.id not in self._ids}.values())
             if not new:
                 return
             name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.{self._kind}"
@@ -88,8 +91,7 @@ class FileBuffer:
             self._claimed.update(group.id for group in taken)
         if groups and not taken and finished:
             raise BufferEnded(f"All groups in {self._folder} are read, and whoever wrote them has finished.")
-        if len(taken) < groups and wait.limit_seconds > 0:
-            log.warning("%d of %d groups were there after %.0f s.", len(taken), groups, wait.seconds)
+        wait.end(len(taken), groups, str(self._folder))
         return taken
 
     def acknowledge(self, ids: Sequence[str]) -> None:
@@ -105,6 +107,7 @@ class FileBuffer:
 
     def finish(self) -> None:
         """See `strop.protocols.Buffer`. The file `finished` says it."""
+        self._finished = True
         (self._folder / _FINISHED).touch()
 
     def counts(self) -> BufferCounts:

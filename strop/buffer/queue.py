@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from strop.buffer.backup import Backup, NoBackup
-from strop.buffer.wait import Check, Wait, log, never_stop
+from strop.buffer.wait import Check, Wait, log, never_stop, require_fits
 from strop.errors import BufferEnded, StoreError
 from strop.protocols import BufferCounts
 from strop.types import ExperienceGroup
@@ -139,11 +139,7 @@ class Queue:
 
     def take(self, groups: int, *, timeout_seconds: float | None = None) -> list[ExperienceGroup]:
         """See `strop.protocols.Buffer`."""
-        if groups > self._order.capacity_groups:
-            raise StoreError(
-                f"A batch of {groups} groups is asked of a buffer that holds {self._order.capacity_groups} "
-                f"at most, so it could never be complete. Set `buffer.capacity_groups` to {groups} or more."
-            )
+        require_fits(groups, self._order.capacity_groups)
         wait = Wait(self._read_timeout_seconds if timeout_seconds is None else timeout_seconds, self._check)
         with self._changed:
             while self._order.ready() < groups and not self._finished and wait.left > 0:
@@ -159,8 +155,7 @@ class Queue:
             self._changed.notify_all()
         if groups and not taken and self._finished:
             raise BufferEnded("The buffer is empty, and all that write into it have finished.")
-        if len(taken) < groups and wait.limit_seconds > 0:
-            log.warning("%d of %d groups were there after %.0f s.", len(taken), groups, wait.seconds)
+        wait.end(len(taken), groups, "the buffer")
         return taken
 
     def acknowledge(self, ids: Sequence[str]) -> None:

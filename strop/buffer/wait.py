@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from strop.errors import StoreError
+
 log = logging.getLogger("strop.buffer")
 
 SLICE_SECONDS = 1.0
@@ -48,3 +50,17 @@ class Wait:
             seconds, limit = self.seconds, self.limit_seconds
             log.warning("Waiting for %s: %.0f s so far, %.0f s at most.", on_what, seconds, limit)
         return max(0.0, min(wanted_seconds, SLICE_SECONDS, self.left))
+
+    def end(self, found: int, wanted: int, where: str) -> None:
+        """Say so where a wait for groups found fewer than were wanted."""
+        if found < wanted and self.limit_seconds > 0:
+            log.warning("%d of %d groups were in %s after %.0f s.", found, wanted, where, self.seconds)
+
+
+def require_fits(groups: int, capacity_groups: int) -> None:
+    """Raises `StoreError` for a batch that could never be there whole."""
+    if groups > capacity_groups:
+        raise StoreError(
+            f"A batch of {groups} groups is asked of a buffer that holds {capacity_groups} at most, so it "
+            f"could never be complete. Set `buffer.capacity_groups` to {groups} or more."
+        )

@@ -50,7 +50,7 @@ def test_groups_come_out_whole_and_in_order(place: Place) -> None:
 
 def test_no_group_is_put_twice(place: Place) -> None:
     buffer = place.open()
-    buffer.put(make_groups(2))
+    buffer.put([*make_groups(2), *make_groups(1)])
     buffer.put(make_groups(3))
     buffer.acknowledge(ids(buffer.take(2)))
     buffer.put(make_groups(4))
@@ -73,7 +73,7 @@ def test_a_batch_that_does_not_fill_is_read_as_it_is(place: Place, caplog: pytes
     buffer = place.open(read_timeout_seconds=0.1)
     buffer.put(make_groups(2))
     assert ids(buffer.take(3)) == ["g0", "g1"]
-    assert "2 of 3 groups" in caplog.text
+    assert "2 of 3 groups were in" in caplog.text
     assert buffer.take(3, timeout_seconds=0) == []
     assert buffer.take(0) == []
 
@@ -98,6 +98,13 @@ def test_the_end_is_said_once_all_is_read(place: Place) -> None:
         buffer.take(2)
     assert time.monotonic() - started < 5
     assert buffer.take(0) == []
+
+
+def test_nothing_is_put_after_the_end(place: Place) -> None:
+    buffer = place.open()
+    buffer.finish()
+    with pytest.raises(StoreError, match="after `finish`"):
+        buffer.put(make_groups(1))
 
 
 def test_finishing_ends_a_wait(place: Place) -> None:

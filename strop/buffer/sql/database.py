@@ -38,8 +38,9 @@ class Database:
         except SQLAlchemyError as error:
             engine.dispose()
             raise StoreError(
-                f"The experience buffer at {self.url} cannot be opened: {_reason(error)}. Check `buffer.url`: a "
-                "server must run there and let this user make tables; a file's folder must exist."
+                f"The experience buffer at {self.url} cannot be opened: {_reason(error)}. Check "
+                "`buffer.url`: a server must run there and let this user make tables; a file's folder must "
+                "be there."
             ) from error
 
     @property

@@ -11,6 +11,8 @@ from sqlalchemy.exc import ArgumentError
 from strop.errors import ConfigError, MissingExtraError
 
 _EXAMPLES = "`sqlite:///file.db` or `postgresql://user:password@host:5432/database`"
+_ANY_NUMBER = -1
+"""Of connections: as many as there are threads at work."""
 _SQLITE_TIMEOUT_SECONDS = 30.0
 """How long one process waits until the others have written."""
 _POSTGRESQL_OPTIONS = {
@@ -50,7 +52,7 @@ def make_engine(url: str | None, folder: Path) -> sa.Engine:
 
 def _postgresql_engine(url: sa.URL) -> sa.Engine:
     try:
-        return sa.create_engine(url, connect_args=_POSTGRESQL_OPTIONS)
+        return sa.create_engine(url, connect_args=_POSTGRESQL_OPTIONS, max_overflow=_ANY_NUMBER)
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"`buffer.url` names a PostgreSQL database, which needs {error.name}: pip install 'strop[sql]'"
@@ -59,7 +61,9 @@ def _postgresql_engine(url: sa.URL) -> sa.Engine:
 
 def _sqlite_engine(file: Path) -> sa.Engine:
     engine = sa.create_engine(
-        sa.URL.create("sqlite", database=str(file)), connect_args={"timeout": _SQLITE_TIMEOUT_SECONDS}
+        sa.URL.create("sqlite", database=str(file)),
+        connect_args={"timeout": _SQLITE_TIMEOUT_SECONDS},
+        max_overflow=_ANY_NUMBER,
     )
     sa.event.listen(engine, "connect", _set_up_sqlite)
     sa.event.listen(engine, "begin", _begin_at_once)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from dataclasses import dataclass
+from functools import partial
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
 from strop.buffer.sql.database import Database
 from strop.buffer.sql.tables import members
@@ -52,26 +54,36 @@ class Member:
         self._closing = threading.Event()
         self.name = name
         self.session = uuid.uuid4().hex
+        self._in_touch_since = time.monotonic()
         row: dict[str, str | bool] = {"session": self.session, "writes": writes, "finished": False}
-        database.run(lambda connection: self._join(connection, row))
+        database.run(partial(self._join, row=row))
         self._pulse = threading.Thread(target=self._beat, name=f"strop-buffer-{name}", daemon=True)
         self._pulse.start()
 
-    def require(self, connection: sa.Connection) -> None:
-        """Raises `StoreError` once the place belongs to another process."""
-        session = connection.scalar(sa.select(members.c.session).where(self._mine))
-        if session != self.session:
+    def touch(self, connection: sa.Connection) -> None:
+        """Say that this one lives. Raises `StoreError` once its place belongs to another process."""
+        alive = (members.c.alive_until > self._database.now()).label("alive")
+        here = connection.execute(sa.select(members.c.session, alive).where(self._mine)).one_or_none()
+        if here is None or here.session != self.session:
             raise StoreError(
                 f"Another process has opened the buffer {self._buffer!r} in {self._database.url} as "
                 f"{self.name!r}, so this one stops. Let only one process of that name run, or give the "
                 "runs different `buffer.name`s."
             )
+        if not here.alive:
+            self._in_touch_since = time.monotonic()
+        connection.execute(sa.update(members).where(self._mine).values(alive_until=self._until))
 
-    def alive(self) -> sa.Select[tuple[str]]:
-        """The sessions of all members that were heard of in time."""
-        return sa.select(members.c.session).where(
-            members.c.buffer == self._buffer, members.c.alive_until > self._database.now()
-        )
+    def living(self) -> sa.Select[tuple[str]]:
+        """The sessions of the members that were heard of in time.
+
+        Only who has itself been in touch for a whole lease calls another one dead: after an outage
+        of the database, or a sleep of the machine, nobody was heard of.
+        """
+        here = sa.select(members.c.session).where(members.c.buffer == self._buffer)
+        if time.monotonic() - self._in_touch_since < self._lease_seconds:
+            return here
+        return here.where(members.c.alive_until > self._database.now())
 
     def writers(self, connection: sa.Connection) -> Writers:
         """How the writers are."""
@@ -136,15 +148,10 @@ class Member:
         )
 
     def _beat(self) -> None:
-        here = self._mine & (members.c.session == self.session)
         while not self._closing.wait(self._lease_seconds / 3):
             try:
-                self._database.run_once(
-                    lambda connection: connection.execute(
-                        sa.update(members).where(here).values(alive_until=self._until)
-                    )
-                )
-            except (
-                DBAPIError
-            ) as error:  # the next beat may get through; whoever puts or takes waits and says so
+                self._database.run_once(self.touch)
+            except StoreError:
+                return  # whoever puts or takes next is told why
+            except SQLAlchemyError as error:
                 log.info("%s could not tell the database that it lives: %s", self.name, error)

@@ -94,13 +94,18 @@ class Rows:
             done += connection.scalar(count) or 0
         return done
 
-    def give_back(self, connection: sa.Connection, alive: sa.Select[tuple[str]]) -> int:
+    def give_back(self, connection: sa.Connection, living: sa.Select[tuple[str]]) -> int:
         """Queue again what is claimed by a session that is not among the living; returns how many."""
-        lost = self._here & (groups.c.state == "claimed") & groups.c.session.not_in(alive)
+        lost = self._here & (groups.c.state == "claimed") & groups.c.session.not_in(living)
         freed = connection.execute(
             sa.update(groups).where(lost).values(state="queued", session=None, claim=None)
         )
         return freed.rowcount
+
+    def lent(self, connection: sa.Connection, session: str) -> bool:
+        """Whether other readers hold groups that they have not acknowledged."""
+        theirs = self._here & (groups.c.state == "claimed") & (groups.c.session != session)
+        return bool(connection.scalar(sa.select(sa.exists().where(theirs))))
 
     def counts(self, connection: sa.Connection) -> BufferCounts:
         """How many groups are in which state."""

@@ -18,7 +18,7 @@ from strop.buffer.sql.database import Database
 from strop.buffer.sql.engine import make_engine
 from strop.buffer.sql.members import Member, Writers
 from strop.buffer.sql.rows import Rows
-from strop.buffer.wait import Check, Wait, log, never_stop
+from strop.buffer.wait import Check, Wait, log, never_stop, require_fits
 from strop.config.schema import buffer as schema
 from strop.errors import BufferEnded, StoreError
 from strop.protocols import BufferCounts
@@ -49,6 +49,7 @@ class SqlBuffer:
         self._name = section.name or "/".join(folder.absolute().parts[-2:])
         self._check = check
         self._claims = itertools.count()
+        self._finished = False
         self._closed = False
         engine = make_engine(section.url, folder)
         self._database = Database(engine, outage_seconds=section.outage_seconds, check=check)
@@ -60,14 +61,16 @@ class SqlBuffer:
 
     def put(self, groups: Sequence[ExperienceGroup]) -> None:
         """See `strop.protocols.Buffer`."""
+        if self._finished:
+            raise StoreError(f"Groups are put into {self} after `finish` was said of it.")
         rows = [{"id": group.id, "content": encode(group)} for group in groups]
         wait, pauses = Wait(self._section.write_timeout_seconds, self._check), _pauses()
         while rows:
             rows = rows[self._database.run(partial(self._insert, rows=rows)) :]
             if rows and wait.left <= 0:
                 raise StoreError(
-                    f"{self} has been full ({self._section.capacity_groups} groups) for {wait.seconds:.0f} s. "
-                    "Either no trainer reads from it, or it is that slow: then set "
+                    f"{self} has been full ({self._section.capacity_groups} groups) for {wait.seconds:.0f} "
+                    "s. Either nobody reads from it, or the trainer is that slow: then set "
                     "`buffer.write_timeout_seconds` higher."
                 )
             if rows:
@@ -75,11 +78,7 @@ class SqlBuffer:
 
     def take(self, groups: int, *, timeout_seconds: float | None = None) -> list[ExperienceGroup]:
         """See `strop.protocols.Buffer`."""
-        if groups > self._section.capacity_groups:
-            raise StoreError(
-                f"A batch of {groups} groups is asked of a buffer that holds {self._section.capacity_groups} "
-                f"at most, so it could never be complete. Set `buffer.capacity_groups` to {groups} or more."
-            )
+        require_fits(groups, self._section.capacity_groups)
         limit = self._section.read_timeout_seconds if timeout_seconds is None else timeout_seconds
         wait = Wait(limit, self._check)
         look = self._look(groups, wait)
@@ -89,10 +88,7 @@ class SqlBuffer:
                 f"{self} is empty, and nobody is left to write into it: {writers}. "
                 f"Waited {wait.seconds:.0f} s."
             )
-        if len(rows) < groups and limit > 0:
-            log.warning(
-                "%s: %d of %d groups after %.0f s; %s.", self, len(rows), groups, wait.seconds, writers
-            )
+        wait.end(len(rows), groups, f"{self} ({writers})")
         return [decode(row.content) for row in rows]
 
     def acknowledge(self, ids: Sequence[str]) -> None:
@@ -109,6 +105,7 @@ class SqlBuffer:
 
     def finish(self) -> None:
         """See `strop.protocols.Buffer`."""
+        self._finished = True
         self._database.run(self._member.finish)
 
     def counts(self) -> BufferCounts:
@@ -144,7 +141,7 @@ class SqlBuffer:
         return f"the buffer {self._name!r} in {self._database.url}"
 
     def _insert(self, connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> int:
-        self._member.require(connection)
+        self._member.touch(connection)
         return self._rows.insert(connection, rows, self._section.capacity_groups)
 
     def _look(self, groups: int, wait: Wait) -> _Look:
@@ -159,17 +156,18 @@ class SqlBuffer:
             time.sleep(wait.slice(f"groups ({look.queued} of {groups}; {look.writers})", next(pauses)))
 
     def _claim(self, connection: sa.Connection, groups: int, claim: int, patient: bool) -> _Look:
-        self._member.require(connection)
+        self._member.touch(connection)
         writers = self._member.writers(connection)
         session = self._member.session
         rows = self._rows.claimed(connection, session, claim)
         if rows:
             return _Look(rows, len(rows), writers)
-        freed = self._rows.give_back(connection, self._member.alive())
+        freed = self._rows.give_back(connection, self._member.living())
         if freed:
             log.warning("%d groups come back to %s from a reader that is gone.", freed, self)
         queued = self._rows.queued(connection, limit=groups)
-        patient = patient and not writers.ended
+        lent = self._rows.lent(connection, session)  # they come back if their reader dies
+        patient = patient and not (writers.ended and not lent)
         if queued < groups and patient:
             return _Look(None, queued, writers)
         rows = self._rows.oldest(connection, groups)
@@ -190,7 +188,7 @@ class SqlBuffer:
 
     def _leave(self, connection: sa.Connection) -> None:
         self._member.leave(connection)
-        self._rows.give_back(connection, self._member.alive())
+        self._rows.give_back(connection, self._member.living())
 
 
 def _pauses() -> Iterator[float]:

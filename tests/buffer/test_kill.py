@@ -1,0 +1,90 @@
+"""Writers and readers in processes of their own, killed at random moments and started again."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from strop.protocols import BufferCounts
+from tests.buffer.conftest import Place
+from tests.buffer.worker import GROUPS
+
+ROOT = Path(__file__).parents[2]
+WRITERS = ("writer-0", "writer-1", "writer-2")
+READERS = ("reader-0", "reader-1")
+
+
+class Crew:
+    """The processes by name."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._values = place.section(lease_seconds=2, capacity_groups=16, read_timeout_seconds=60)
+        self._processes = {name: self._start(name) for name in (*WRITERS, *READERS)}
+
+    def wait_for_work(self) -> None:
+        """Until something was read."""
+        deadline = time.monotonic() + 60
+        while not any((self._place.folder / name).exists() for name in READERS):
+            assert time.monotonic() < deadline, "nobody reads"
+            time.sleep(0.02)
+
+    def kill(self, names: Sequence[str], draw: random.Random) -> int:
+        """SIGKILL one of those that still run, and start it again; returns how many that were."""
+        running = [name for name in names if self._processes[name].poll() is None]
+        for name in draw.sample(running, min(1, len(running))):
+            self._processes[name].kill()
+            self._processes[name].wait()
+            self._processes[name] = self._start(name)
+        return min(1, len(running))
+
+    def wait(self) -> None:
+        """Until all have ended well."""
+        codes = {name: process.wait(120) for name, process in self._processes.items()}
+        assert set(codes.values()) == {0}, codes
+
+    def end(self) -> None:
+        """Leave none behind."""
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        what = "write" if name in WRITERS else "read"
+        values = self._values.model_dump_json()
+        arguments = ["-m", "tests.buffer.worker", what, values, str(self._place.folder), name]
+        return subprocess.Popen([sys.executable, *arguments], cwd=ROOT)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.faults)])
+def test_each_group_is_trained_on_once_whoever_is_killed(
+    kind: str, kills: int, place_of: Callable[[str], Place]
+) -> None:
+    place = place_of(kind)
+    draw = random.Random(kills)
+    crew = Crew(place)
+    killed = 0
+    try:
+        crew.wait_for_work()
+        for number in range(kills):
+            time.sleep(draw.uniform(0.1, 0.5))
+            killed += crew.kill((READERS, WRITERS)[number % 2], draw)
+        crew.wait()
+    finally:
+        crew.end()
+    assert killed == kills
+    everything = {f"{writer}-{number}" for writer in WRITERS for number in range(GROUPS)}
+    assert place.open().counts() == BufferCounts(queued=0, claimed=0, done=len(everything))
+    lines = [line.split() for name in READERS for line in (place.folder / name).read_text().splitlines()]
+    assert {id for line in lines if line[0] == "read" for id in line[1:]} == everything
+    done = Counter(id for line in lines if line[0] == "done" for id in line[1:])
+    assert set(done.values()) == {1}
+    assert len(done) >= len(everything) - 4 * kills  # the last line of a killed reader may be missing

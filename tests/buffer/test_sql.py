@@ -1,0 +1,264 @@
+"""Claims, leases and names in a database: who gets what when somebody dies, comes back, or is slow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+
+from strop.buffer.sql.database import Database
+from strop.buffer.sql.engine import make_engine
+from strop.buffer.table import open_buffer
+from strop.config.schema.buffer import SqlBuffer
+from strop.errors import BufferEnded, ConfigError, Interrupted, StoreError
+from strop.protocols import BufferCounts
+from tests.buffer.conftest import Place
+from tests.buffer.groups import ids, make_group, make_groups
+
+LEASE = 0.6
+"""Seconds: short, for tests."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, place_of: Callable[[str], Place]) -> Place:
+    return place_of(request.param)
+
+
+def die(buffer: Any) -> None:
+    """What is left of a killed process: nobody says that it lives, and nobody says goodbye."""
+    buffer._member.stop()
+    buffer._database.close()
+
+
+def test_the_groups_of_a_dead_reader_come_back_in_their_old_place(place: Place) -> None:
+    dead = place.open(part="reader", lease_seconds=LEASE)
+    writer = place.open(part="writer", lease_seconds=LEASE)
+    reader = place.open(part="reader", lease_seconds=LEASE)
+    writer.put(make_groups(4))
+    assert ids(dead.take(2)) == ["g0", "g1"]
+    die(dead)
+    assert ids(reader.take(4)) == ["g0", "g1", "g2", "g3"]
+
+
+def test_a_living_reader_keeps_its_groups_however_long_it_takes(place: Place) -> None:
+    slow = place.open(part="reader", lease_seconds=LEASE)
+    other = place.open(lease_seconds=LEASE)
+    other.put(make_groups(2))
+    assert ids(slow.take(1)) == ["g0"]
+    time.sleep(2 * LEASE)
+    assert ids(other.take(2, timeout_seconds=0)) == ["g1"]
+    slow.acknowledge(["g0"])
+
+
+def test_a_reader_that_leaves_gives_back_what_it_did_not_acknowledge(place: Place) -> None:
+    leaving = place.open(part="reader")
+    other = place.open()
+    other.put(make_groups(2))
+    leaving.take(2)
+    leaving.acknowledge(["g0"])
+    leaving.close()
+    assert ids(other.take(2, timeout_seconds=0)) == ["g1"]
+
+
+def test_who_comes_back_under_its_name_has_its_groups_at_once(place: Place) -> None:
+    before = place.open(member="trainer")
+    before.put(make_groups(3))
+    before.take(2)
+    after = place.open(member="trainer")
+    assert ids(after.take(3, timeout_seconds=0)) == ["g0", "g1", "g2"]
+    for call in (lambda: before.take(1), lambda: before.put([make_group("late")])):
+        with pytest.raises(StoreError, match=r"Another process has opened .* as 'trainer'"):
+            call()
+    with pytest.raises(StoreError, match="no longer belong to trainer"):
+        before.acknowledge(["g0"])
+    after.acknowledge(["g0", "g1", "g2"])
+
+
+def test_a_reader_that_stood_still_cannot_acknowledge_what_another_took(place: Place) -> None:
+    still = place.open(part="reader", lease_seconds=LEASE)
+    other = place.open(lease_seconds=LEASE)
+    other.put(make_groups(2))
+    still.take(2)
+    still.acknowledge(["g1"])
+    still._member.stop()
+    assert ids(other.take(1)) == ["g0"]
+    with pytest.raises(StoreError, match=r"1 of 2 acknowledged groups .* not heard of for its lease of 1 s"):
+        still.acknowledge(["g0", "g1"])
+
+
+def test_after_a_silence_of_all_nobody_is_called_dead_for_a_lease(place: Place) -> None:
+    one = place.open(part="reader", lease_seconds=LEASE)
+    two = place.open(lease_seconds=LEASE)
+    two.put(make_groups(2))
+    one.take(1)
+    time.sleep(1.2 * LEASE)
+    with two._database._engine.begin() as connection:  # as after an outage of the database
+        connection.execute(sa.text("UPDATE strop_members SET alive_until = 0"))
+    assert ids(two.take(2, timeout_seconds=0)) == ["g1"]
+    one.acknowledge(["g0"])
+
+
+def test_the_end_waits_for_what_others_have_not_acknowledged(place: Place) -> None:
+    one = place.open(part="reader")
+    two = place.open(part="reader")
+    writer = place.open(part="writer")
+    writer.put(make_groups(2))
+    writer.finish()
+    writer.close()
+    one.take(2)
+    later = threading.Timer(0.3, one.close)
+    later.start()
+    assert ids(two.take(2)) == ["g0", "g1"]
+    later.join()
+    two.acknowledge(["g0", "g1"])
+    with pytest.raises(BufferEnded, match=r"writer-\S+ finished"):
+        two.take(1)
+
+
+def test_the_end_comes_with_the_last_writer(place: Place) -> None:
+    reader = place.open(part="reader")
+    one, two = (place.open(part="writer", member=name) for name in ("one", "two"))
+    one.finish()
+    one.close()
+    assert reader.take(1, timeout_seconds=0.1) == []
+    two.put(make_groups(1))
+    two.finish()
+    assert ids(reader.take(2)) == ["g0"]
+    with pytest.raises(BufferEnded, match="one and two finished"):
+        reader.take(1)
+
+
+def test_a_reader_waits_for_a_dead_writer_to_come_back(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = place.open(part="reader", lease_seconds=LEASE)
+    writer = place.open(part="writer", member="explorer", lease_seconds=LEASE)
+    writer.put(make_groups(1))
+    die(writer)
+    time.sleep(1.2 * LEASE)
+    assert ids(reader.take(2, timeout_seconds=0.1)) == ["g0"]
+    assert "explorer not heard of any more" in caplog.text
+    with pytest.raises(BufferEnded, match="nobody is left to write into it: explorer not heard of any more"):
+        reader.take(1, timeout_seconds=0.1)
+    restarted = place.open(part="writer", member="explorer", lease_seconds=LEASE)
+    restarted.put(make_groups(2))
+    assert ids(reader.take(1)) == ["g1"]
+
+
+def test_a_reader_may_come_before_the_writers(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    assert place.open(part="reader").take(1, timeout_seconds=0.1) == []
+    assert "no writer has come yet" in caplog.text
+
+
+def test_runs_share_a_database_and_nothing_else(place: Place) -> None:
+    mine, theirs = place.open(name="mine"), place.open(name="theirs")
+    mine.put(make_groups(3))
+    theirs.put(make_groups(1))
+    assert ids(theirs.take(3, timeout_seconds=0)) == ["g0"]
+    theirs.acknowledge(["g0"])
+    assert mine.counts() == BufferCounts(queued=3, claimed=0, done=0)
+
+
+def test_a_buffer_in_use_is_not_cleared(place: Place) -> None:
+    other = place.open(member="trainer of another run")
+    other.put(make_groups(1))
+    with pytest.raises(StoreError, match=r"is in use \(trainer of another run\)"):
+        place.clear()
+    assert other.counts().queued == 1
+
+
+def test_another_layout_is_refused(place: Place) -> None:
+    first = place.open()
+    with first._database._engine.begin() as connection:
+        connection.execute(sa.text("UPDATE strop_buffers SET layout = 7"))
+    try:
+        with pytest.raises(StoreError, match="has layout 7"):
+            place.open()
+    finally:
+        with first._database._engine.begin() as connection:
+            connection.execute(sa.text("UPDATE strop_buffers SET layout = 1"))
+
+
+def test_a_commit_whose_answer_is_lost_is_not_done_twice(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = place.open()
+    run_once = Database.run_once
+    lose = iter([True, False] * 9)
+
+    def lossy(self: Database, work: Callable[[sa.Connection], Any]) -> Any:
+        result = run_once(self, work)
+        if next(lose):
+            raise OperationalError("COMMIT", {}, Exception("server closed the connection"))
+        return result
+
+    monkeypatch.setattr(Database, "run_once", lossy)
+    buffer.put(make_groups(4))
+    assert ids(buffer.take(2)) == ["g0", "g1"]
+    buffer.acknowledge(["g0"])
+    assert ids(buffer.take(2)) == ["g2", "g3"]
+    assert buffer.counts() == BufferCounts(queued=0, claimed=3, done=1)
+
+
+def test_a_stop_ends_the_wait_for_a_database(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = threading.Event()
+
+    def check() -> None:
+        if stopped.is_set():
+            raise Interrupted("Stopped by SIGTERM.", 15)
+
+    buffer = open_buffer(place.section(), place.folder, check=check)
+    run_once = Database.run_once
+
+    def away(*_: object) -> None:
+        stopped.set()
+        raise OperationalError("", {}, Exception("gone"))
+
+    monkeypatch.setattr(Database, "run_once", away)
+    with pytest.raises(Interrupted):
+        buffer.put(make_groups(1))
+    monkeypatch.setattr(Database, "run_once", run_once)
+    buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nonsense", "is no database URL; it looks like `sqlite:///"),
+        ("mysql://host/database", "names a 'mysql' database"),
+        ("sqlite://", "in memory, which no other process could see"),
+    ],
+)
+def test_a_url_that_is_none_is_one_paragraph(url: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_buffer(SqlBuffer(url=url), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:hunter2@127.0.0.1:1/db",
+        "postgres://user:hunter2@nowhere.invalid/db",
+        "sqlite:///no/where.db",
+    ],
+)
+def test_a_url_where_nothing_is_is_one_paragraph_without_the_password(url: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot be opened: .* Check `buffer.url`") as caught:
+        open_buffer(SqlBuffer(url=url), tmp_path)
+    assert "\n" not in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_relative_file_is_in_the_runs_folder(tmp_path: Path) -> None:
+    open_buffer(SqlBuffer(url="sqlite:///mine.db"), tmp_path).close()
+    open_buffer(SqlBuffer(), tmp_path).close()
+    assert {file.name for file in tmp_path.iterdir()} >= {"mine.db", "buffer.db"}
+    with make_engine(None, tmp_path).connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
