@@ -101,7 +101,11 @@ def run_strop(folder: Path, dtype: str, steps: int) -> Measured:
             },
             "reward": f"{Path(__file__).resolve()}:reward",
             "algorithm": {"type": "grpo", "rollouts_per_task": ROLLOUTS},
-            "trainer": {"duration": f"{steps + 1} steps", "tasks_per_step": PROMPTS},
+            "trainer": {
+                "duration": f"{steps + 1} steps",
+                "tasks_per_step": PROMPTS,
+                "microbatch": "32 sequences",
+            },
             "record": {"monitors": [], "report": False},
         }
     )

@@ -1,0 +1,73 @@
+"""Everything that is too long for CI, one after the other; refreshes the tables in docs/benchmarks.md.
+
+    make evidence                      # all of it: some hours on two cores
+    make evidence ARGS=sampler         # what has this name alone
+
+A table stands in the page between `<!-- name -->` and `<!-- /name -->`, below the command that printed it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+
+TABLES = {
+    "step": ["benchmarks/grpo_step.py"],
+    "cost": ["benchmarks/step_cost.py"],
+    "sampler": ["benchmarks/sampler.py"],
+    "logprobs": ["benchmarks/logprobs_memory.py"],
+}
+"""Scripts that print a table."""
+
+TESTS = {
+    "kills": {"STROP_KILLS": "20"},
+    "learning": {},
+}
+"""Long tests, and what they are told by the environment."""
+
+
+def refresh(name: str, script: list[str]) -> None:
+    """Run a script and put what it prints into the page. Raises where the script fails."""
+    done = subprocess.run(
+        [sys.executable, *script], cwd=HERE.parent, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(script)} failed:\n{done.stdout}\n{done.stderr}")
+    page = PAGE.read_text(encoding="utf-8")
+    block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    if not block.search(page):
+        sys.exit(f"{PAGE} has no block <!-- {name} -->")
+    table = done.stdout.strip()
+    PAGE.write_text(block.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page), encoding="utf-8")
+    print(table)
+
+
+def run_tests(name: str, environment: dict[str, str]) -> None:
+    """Run long tests. Raises where one fails."""
+    mark = "learning" if name == "learning" else "faults"
+    command = [sys.executable, "-m", "pytest", "-m", mark]
+    subprocess.run(command, cwd=HERE.parent, env=os.environ | environment, check=True)
+
+
+def main() -> None:
+    """The command line: names of parts, or none for all."""
+    wanted = sys.argv[1:] or [*TABLES, *TESTS]
+    unknown = [name for name in wanted if name not in TABLES and name not in TESTS]
+    if unknown:
+        sys.exit(f"There is no part {unknown[0]!r}; there are {', '.join([*TABLES, *TESTS])}.")
+    for name in wanted:
+        print(f"== {name}", flush=True)
+        if name in TABLES:
+            refresh(name, TABLES[name])
+        else:
+            run_tests(name, TESTS[name])
+
+
+if __name__ == "__main__":
+    main()
