@@ -22,7 +22,7 @@ from strop.config.schema.algorithm import (
     OverlongPenalty,
     Rloo,
 )
-from strop.config.schema.trainer import CosineSchedule
+from strop.config.schema.schedule import CosineSchedule
 from strop.config.units import Amount
 from strop.errors import ConfigError, PlacementError, StropError
 

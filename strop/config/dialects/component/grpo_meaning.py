@@ -22,7 +22,7 @@ SYSTEM_PROMPT = (
     "on a line of its own."
 )
 REWARDS = (
-    {"function": "format", "args": {"method": "strict"}},
+    {"function": "format", "name": "format", "args": {"method": "strict"}},
     {"function": "choice", "name": "accuracy"},
 )
 _OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"}

@@ -43,8 +43,15 @@ _ALGORITHM: tuple[Input, ...] = (
         "algorithm.adv_estimator",
         enum=("grpo", "reinforce_plus_plus"),
         required=True,
+        note="",
     ),
-    verl("algorithm_use_kl_in_reward", "boolean", False, "algorithm.use_kl_in_reward"),
+    verl(
+        "algorithm_use_kl_in_reward",
+        "boolean",
+        False,
+        "algorithm.use_kl_in_reward",
+        note="adaptive, from 0.001; beside actor_use_kl_loss, not in its place",
+    ),
 )
 _TRAINER: tuple[Input, ...] = (
     verl("trainer_n_gpus_per_node", "integer", 8, "trainer.n_gpus_per_node"),
@@ -69,7 +76,7 @@ _TRAINER: tuple[Input, ...] = (
 )
 _DATA: tuple[Input, ...] = (
     verl("data_train_files", "uri_file", UNSET, "data.train_files", required=True),
-    verl("data_val_files", "uri_file", UNSET, "data.val_files", required=True),
+    verl("data_val_files", "uri_file", UNSET, "data.val_files", required=True, note=""),
     verl("data_train_batch_size", "integer", 512, "data.train_batch_size"),
     verl("data_max_prompt_length", "integer", 1024, "data.max_prompt_length"),
     verl("data_max_response_length", "integer", 2048, "data.max_response_length"),

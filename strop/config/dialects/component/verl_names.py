@@ -25,12 +25,16 @@ def verl(
     enum: tuple[str, ...] = (),
     convert: Callable[[str], Any] | None = None,
     row: Row | None = None,
+    note: str | None = None,
 ) -> Input:
     """An input that is `key` of verl's, or, with a `row` of its own, takes that key's place."""
     found = row or VERL.find(key)
     assert found is not None, key
     kind = one_of(*enum) if enum else found.kind
-    ours = replace(found, theirs=name, default=default, kind=kind, stated=True, on_page=True, deprecated="")
+    note = found.note if note is None else note
+    ours = replace(
+        found, theirs=name, default=default, kind=kind, note=note, stated=True, on_page=True, deprecated=""
+    )
     return Input(type_, ours, key, required, enum, convert)
 
 

@@ -12,13 +12,19 @@ _ENGINE = f"{ROLLOUT}.name"
 _DATA: tuple[Input, ...] = (
     verl("ENGINE", "string", "vllm", _ENGINE),
     verl("data_train_files", "uri_file", UNSET, "data.train_files", required=True),
-    verl("data_val_files", "uri_file", UNSET, "data.val_files", required=True),
+    verl("data_val_files", "uri_file", UNSET, "data.val_files", required=True, note=""),
     verl("data_train_batch_size", "integer", 512, "data.train_batch_size"),
     verl("data_max_prompt_length", "integer", 1024, "data.max_prompt_length"),
     verl("data_max_response_length", "integer", 2048, "data.max_response_length"),
     verl("data_filter_overlong_prompts", "boolean", True, "data.filter_overlong_prompts"),
     verl("data_truncation", "string", "error", "data.truncation"),
-    verl("data_image_key", "string", "images", "data.image_key"),
+    verl(
+        "data_image_key",
+        "string",
+        "images",
+        "data.image_key",
+        note="images are not trained on yet; leave it out for rows of text",
+    ),
 )
 _ACTOR: tuple[Input, ...] = (
     model_input("actor_model_path"),
@@ -68,8 +74,15 @@ _ROLLOUT: tuple[Input, ...] = (
 _REST: tuple[Input, ...] = (
     verl("ref_log_prob_micro_batch_size_per_gpu", "integer", 20, f"{REF}.log_prob_micro_batch_size_per_gpu"),
     verl("ref_fsdp_param_offload", "boolean", True, f"{REF}.fsdp_config.param_offload"),
-    verl("algorithm_adv_estimator", "string", "grpo", "algorithm.adv_estimator", enum=ESTIMATORS),
-    verl("algorithm_use_kl_in_reward", "boolean", False, "algorithm.use_kl_in_reward"),
+    verl(
+        "algorithm_adv_estimator",
+        "string",
+        "grpo",
+        "algorithm.adv_estimator",
+        enum=ESTIMATORS,
+        note="gae needs a critic, which is not built yet",
+    ),
+    verl("algorithm_use_kl_in_reward", "boolean", False, "algorithm.use_kl_in_reward", note="fixed, 0.001"),
     verl("trainer_critic_warmup", "integer", 0, "trainer.critic_warmup"),
     verl("trainer_n_gpus_per_node", "integer", 8, "trainer.n_gpus_per_node"),
     verl("trainer_nnodes", "integer", 1, "trainer.nnodes"),
