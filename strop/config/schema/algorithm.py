@@ -280,7 +280,7 @@ class Ppo(PolicyGradient):
     gamma: float = Field(1.0, ge=0, le=1)
     """What a reward counts for the token before; 1 for no discount."""
     lam: float = Field(1.0, ge=0, le=1)
-    """How far advantages go by rewards (1: no bias) rather than by the critic's next value (0: least noise)."""
+    """How far advantages go by rewards (1: no bias) rather than by the critic (0: least noise)."""
     whiten: bool = True
     """Bring the advantages of a step to mean 0 and standard deviation 1."""
     critic: Critic = Critic()
