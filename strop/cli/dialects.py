@@ -41,6 +41,25 @@ def ppo(
         start(loaded)
 
 
+@verl.command(name="eval")
+def evaluate(
+    overrides: Overrides = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A whole evaluation.yaml, under the overrides.", show_default=False)
+    ] = None,
+) -> None:
+    """What `python -m verl.trainer.main_eval key=value ...` does: score a file of answers."""
+    from strop.cli.show import show_figures
+    from strop.config.dialects.verl.evaluation import read_verl_eval
+    from strop.run.score_file import AnswerFile, score_file
+
+    scoring, notes = read_verl_eval(overrides or (), config=config)
+    for note in notes:
+        typer.echo(f"note: {note}")
+    file = AnswerFile(scoring.path, scoring.prompt, scoring.responses, scoring.source, scoring.answer)
+    show_figures(score_file(file, scoring.reward))
+
+
 def keys(
     dialect: Annotated[str, typer.Argument(help="verl, rft_trainer, ...", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON list.")] = False,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import typer
 
 from strop.cli.actions import say_notes
 from strop.config.explain import Line, lines, summary
 from strop.config.load import Loaded
+
+if TYPE_CHECKING:
+    from strop.run.score_file import Figures
 
 
 def show_explanation(loaded: Loaded) -> None:
@@ -19,6 +24,14 @@ def show_explanation(loaded: Loaded) -> None:
     else:
         typer.echo(summary(loaded) + "\n")
         typer.echo(aligned([(x.field, x.value, x.unit, str(x.source), x.effect) for x in lines(loaded)]))
+
+
+def show_figures(figures: Mapping[str, Figures]) -> None:
+    """Print what each source's answers come to."""
+    for source, found in figures.items():
+        typer.echo(f"{source}: {found.prompts} prompts, {found.responses} responses")
+        for name, value in found.metrics.items():
+            typer.echo(f"  {name:10} {value:.6g}")
 
 
 def aligned(rows: list[tuple[str, ...]], widest: int = 40) -> str:

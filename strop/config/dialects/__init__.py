@@ -5,10 +5,15 @@ from __future__ import annotations
 from strop.config.dialects.component import COMPONENTS
 from strop.config.dialects.theirs import Ledger
 from strop.config.dialects.verl import LEDGER as VERL
+from strop.config.dialects.verl.evaluation import LEDGER as VERL_EVAL
 from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError
 
-LEDGERS = {"verl": VERL, **{name: component.ledger for name, component in COMPONENTS.items()}}
+LEDGERS = {
+    "verl": VERL,
+    "verl-eval": VERL_EVAL,
+    **{name: component.ledger for name, component in COMPONENTS.items()},
+}
 
 
 def ledger_of(dialect: str) -> Ledger:

@@ -21,6 +21,17 @@ def read_dialect(ledger: Ledger, draft: Draft, *, here: bool) -> Loaded:
     placement that cannot be had, unless `here` sets it aside.
     """
     theirs = Theirs(ledger, draft)
+    set_aside = check_written(theirs, here=here)
+    ours = convert(theirs)
+    run = validate(ours.values, ours.locator(ledger.dialect))
+    return Loaded(run, run_sources(run, ours.source), set_aside, tuple(notes_of(theirs)))
+
+
+def check_written(theirs: Theirs, *, here: bool) -> tuple[SetAside, ...]:
+    """Whether every written value is of its kind and can be had; what `here` sets aside.
+
+    Raises ConfigError, and PlacementError for a placement that cannot be had.
+    """
     _refuse(_wrong_kinds(theirs))
     active = {key: row for key, row in theirs.written.items() if row.off is None or not row.off(theirs)}
     _refuse(_not_honoured(theirs, active))
@@ -31,9 +42,7 @@ def read_dialect(ledger: Ledger, draft: Draft, *, here: bool) -> Loaded:
     )
     if set_aside and not here:
         raise refuse(set_aside)
-    ours = _convert(theirs)
-    run = validate(ours.values, ours.locator(ledger.dialect))
-    return Loaded(run, run_sources(run, ours.source), set_aside, tuple(_notes(theirs)))
+    return set_aside
 
 
 def _refuse(faults: Iterator[str]) -> None:
@@ -58,7 +67,7 @@ def _can(theirs: Theirs, key: str, row: Row) -> bool:
     return row.can is not None and row.can(theirs, theirs[key])
 
 
-def _convert(theirs: Theirs) -> Draft:
+def convert(theirs: Theirs) -> Draft:
     """Run every row's read once, in the ledger's order, and note which key of theirs decided each field."""
     ours, faults = Draft(), []
     for read in dict.fromkeys(row.read or _as_it_is(row) for row in theirs.ledger.rows if row.ours):
@@ -88,7 +97,7 @@ def _source_of(theirs: Theirs, field: str) -> Source:
     return theirs.source((written or rows)[-1].theirs)
 
 
-def _notes(theirs: Theirs) -> Iterator[str]:
+def notes_of(theirs: Theirs) -> Iterator[str]:
     """What was written and changes nothing, and why."""
     for key, row in theirs.written.items():
         why = row.off(theirs) if row.off else None

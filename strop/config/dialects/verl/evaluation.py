@@ -1,0 +1,82 @@
+"""verl's `evaluation.yaml`: a file of answers that are scored, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from strop.config.dialects.read import check_written, convert, notes_of
+from strop.config.dialects.row import TEXT, TEXTS, mapped, or_null
+from strop.config.dialects.theirs import Ledger, Theirs
+from strop.config.dialects.verl import switches
+from strop.config.dialects.verl.reward import reward
+from strop.config.draft import Draft
+from strop.config.overrides import apply_override, parse_overrides
+from strop.config.schema.base import Section
+from strop.config.schema.reward import Reward
+from strop.config.yaml_file import read_yaml
+
+
+class Scoring(Section):
+    """Answers in a file, and how they are scored."""
+
+    path: str | tuple[str, ...]
+    """Parquet or JSONL: one row for each prompt."""
+    prompt: str = "prompt"
+    """Column of the prompt, for rewards that read it."""
+    responses: str = "responses"
+    """Column of the answers: a list of texts."""
+    source: str = "data_source"
+    """Column by which the figures are kept apart."""
+    answer: str = "reward_model.ground_truth"
+    """Column of what the reward compares with."""
+    reward: Reward
+    """How an answer is scored."""
+
+
+def answer_column(theirs: Theirs) -> Mapping[str, Any]:
+    """verl keeps the reference inside a mapping."""
+    return {"answer": f"{theirs['data.reward_model_key']}.ground_truth"}
+
+
+LEDGER = Ledger(
+    "verl-eval",
+    (
+        mapped("data.path", "/tmp/math_Qwen2-7B-Instruct.parquet", "path", kind=TEXTS),
+        mapped("data.prompt_key", "prompt", "prompt"),
+        mapped("data.response_key", "responses", "responses"),
+        mapped("data.data_source_key", "data_source", "source"),
+        mapped("data.reward_model_key", "reward_model", "answer", read=answer_column),
+        mapped(
+            "custom_reward_function.path",
+            None,
+            "reward.functions.0.function",
+            read=reward,
+            kind=or_null(TEXT),
+            note="null chooses a built-in reward by each row's data source",
+        ),
+        mapped(
+            "custom_reward_function.name",
+            "compute_score",
+            "reward.functions.0.function",
+            read=reward,
+            off=switches.custom_function,
+        ),
+    ),
+)
+
+
+def read_verl_eval(
+    overrides: Sequence[str], *, config: Path | None = None
+) -> tuple[Scoring, tuple[str, ...]]:
+    """Read what `python -m verl.trainer.main_eval` is given, and what is to be noted of it.
+
+    Raises ConfigError for a key or value that cannot be taken.
+    """
+    draft = Draft() if config is None else read_yaml(config)
+    for override in parse_overrides(overrides):
+        apply_override(draft, override, known=lambda keys: LEDGER.has(".".join(keys)), suggest=LEDGER.suggest)
+    theirs = Theirs(LEDGER, draft)
+    check_written(theirs, here=False)
+    return Scoring.model_validate(convert(theirs).values), tuple(notes_of(theirs))
