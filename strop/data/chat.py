@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,7 +131,7 @@ class PromptEncoder:
 
     def encode_all(self, prompts: Sequence[Prompt]) -> list[Ints]:
         """`encode` for many prompts at once; an error names the row of its prompt."""
-        texts = [self._plain_text(prompt) if self._plain else self._render(prompt) for prompt in prompts]
+        texts = [self._text(prompt) for prompt in prompts]
         # A template writes the special tokens itself; plain text gets those that the tokenizer adds to any.
         encoded = self._tokenizer(
             texts, add_special_tokens=self._plain, return_attention_mask=False, verbose=False
@@ -140,7 +141,9 @@ class PromptEncoder:
                 raise DataError(f"{prompt.where}: the prompt is empty, it has no tokens.")
         return [np.array(ids, np.int32) for ids in encoded]
 
-    def _plain_text(self, prompt: Prompt) -> str:
+    def _text(self, prompt: Prompt) -> str:
+        if not self._plain:
+            return self.render(prompt.where, prompt.messages, prompt.tools, prompt=True)
         roles = [message["role"] for message in prompt.messages]
         if roles != ["user"] or not isinstance(prompt.messages[0]["content"], str) or prompt.tools:
             what = "tools" if prompt.tools else f"messages of {', '.join(roles)}"
@@ -150,20 +153,53 @@ class PromptEncoder:
             )
         return prompt.messages[0]["content"]
 
-    def _render(self, prompt: Prompt) -> str:
-        from jinja2 import TemplateError
+    @property
+    def template(self) -> str | None:
+        """The Jinja text that messages are rendered with; None for plain text as it is."""
+        return None if self._plain else str(self._tokenizer.get_chat_template(self._template))
 
-        try:
+    def render(self, where: str, messages: Sequence[Message], tools: Tools, *, prompt: bool) -> str:
+        """The text of messages; with `prompt`, up to where the next answer begins.
+
+        Raises `DataError` where the template cannot render them.
+        """
+        with _rendering(where):
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in prompt.messages],
-                tools=[dict(tool) for tool in prompt.tools] or None,
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
                 chat_template=self._template,
-                add_generation_prompt=True,
+                add_generation_prompt=prompt,
                 tokenize=False,
             )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise DataError(f"{prompt.where}: the chat template cannot render this prompt: {error}") from None
         return str(text)
+
+    def render_marked(
+        self, where: str, messages: Sequence[Message], tools: Tools
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The same, and which of its characters the template marks as generated, from and up to."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        with _rendering(where):
+            options: dict[str, Any] = dict(self._tokenizer.special_tokens_map)
+            rendered: Any = render_jinja_template(
+                conversations=[[dict(message) for message in messages]],
+                tools=[dict(tool) for tool in tools] or None,
+                chat_template=self.template,
+                return_assistant_tokens_mask=True,
+                **options,
+            )
+        (text,), (spans,) = rendered
+        return text, spans
+
+
+@contextmanager
+def _rendering(where: str) -> Iterator[None]:
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except (TemplateError, TypeError, ValueError) as error:
+        raise DataError(f"{where}: the chat template cannot render this prompt: {error}") from None
 
 
 def _read_template(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,16 @@ from strop.report.contents import Contents, read_contents
 from strop.report.samples import choose_samples
 from strop.run.metrics import metric_of
 from strop.run.wording import duration, number
+
+_COURSES = (
+    ("eval/*/reward", "Held-out reward"),
+    ("eval/*/loss", "Held-out loss"),
+    ("eval/*/dpo/accuracy", "Held-out preferences met"),
+    ("reward/mean", "Training reward"),
+    ("sft_loss", "Training loss"),
+    ("dpo/margin", "Training margin"),
+)
+"""What a run is about: names, or patterns of names, with what they are called in the headline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,35 +89,37 @@ def _ending(contents: Contents) -> str:
 
 
 def _headline(contents: Contents) -> list[Figure]:
-    figures = [_course(contents, name) for name in contents.names() if _is_held_out(name)]
-    if contents.series("reward/mean")[0]:
-        figures.append(_course(contents, "reward/mean"))
+    figures = [
+        _course(contents, name, title)
+        for pattern, title in _COURSES
+        for name in contents.names()
+        if fnmatchcase(name, pattern) and contents.series(name)[0]
+    ]
     steps = max((int(row["step"] or 0) for row in contents.rows), default=0)
     planned = contents.sessions[-1]["steps"] if contents.sessions else steps
     figures.append(Figure("Steps", number(steps), f"of {planned:,}"))
     seconds = sum(sum(contents.series(f"time/{part}_seconds")[1]) for part in ("step", "evaluate"))
     figures.append(Figure("Time", duration(seconds), "sampling, training, evaluating"))
-    tokens = sum(contents.series("sampled_tokens")[1])
+    sampled, trained = (sum(contents.series(f"{kind}_tokens")[1]) for kind in ("sampled", "trained"))
     speed = contents.series("tokens_per_second")[1]
     if speed:
         middle = sorted(speed)[len(speed) // 2]
-        figures.append(Figure("Sampled tokens", number(tokens), f"{number(middle)} a second, median"))
+        label = "Trained tokens" if trained else "Sampled tokens"
+        figures.append(Figure(label, number(trained or sampled), f"{number(middle)} a second, median"))
     return figures
 
 
-def _is_held_out(name: str) -> bool:
-    return name.startswith("eval/") and name.endswith("/reward")
-
-
-def _course(contents: Contents, name: str) -> Figure:
+def _course(contents: Contents, name: str, title: str) -> Figure:
     """The last value of a metric, and where it came from."""
     values = contents.series(name)[1]
-    label = name.removeprefix("eval/").removesuffix("/reward") if _is_held_out(name) else ""
-    title = f"Held-out reward, {label}" if label else "Training reward"
+    if name.startswith("eval/"):
+        title = f"{title}, {name.removeprefix('eval/').split('/')[0]}"
     change = values[-1] - values[0]
     if len(values) < 2:
         return Figure(title, number(values[-1]), "measured once")
-    return Figure(title, number(values[-1]), f"from {number(values[0])}", None if change == 0 else change > 0)
+    rose = metric_of(name).better == "higher"
+    good = None if change == 0 else (change > 0) == rose
+    return Figure(title, number(values[-1]), f"from {number(values[0])}", good)
 
 
 def _last_values(contents: Contents) -> list[tuple[str, str, str, str]]:

@@ -33,6 +33,10 @@ class Panel:
 PANELS = (
     Panel("Held-out reward", ("eval/*/reward", "eval/*/pass@*")),
     Panel("Training reward", ("reward/mean", "reward/part/*"), smooth=True),
+    Panel("Held-out loss", ("eval/*/loss",)),
+    Panel("Loss on given answers", ("sft_loss", "dpo_loss"), smooth=True),
+    Panel("Margin between chosen and rejected answers", ("dpo/margin", "eval/*/dpo/margin"), smooth=True),
+    Panel("Preferences met", ("dpo/accuracy", "eval/*/dpo/accuracy")),
     Panel("Distance from the reference", ("kl/ref",)),
     Panel("Entropy", ("entropy",)),
     Panel("Length of the answers", ("response_tokens/mean", "response_tokens/max", "eval/*/response_tokens")),

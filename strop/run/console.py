@@ -18,12 +18,17 @@ _HISTORY = 40
 
 _LINE = (
     ("reward", "reward/mean"),
+    ("loss", "sft_loss"),
+    ("margin", "dpo/margin"),
+    ("accuracy", "dpo/accuracy"),
     ("kl", "kl/ref"),
     ("entropy", "entropy"),
     ("tokens", "response_tokens/mean"),
     ("grad", "grad_norm"),
 )
 """What a log's line shows, where it was measured."""
+_COURSE = (("reward", "reward/mean"), ("margin", "dpo/margin"), ("loss", "sft_loss"))
+"""What a live display draws: the first of these that is measured."""
 
 
 class Display(Protocol):
@@ -80,13 +85,14 @@ class LogLines:
 
 
 class LiveDisplay:
-    """A bar, the reward's course, the last held-out measurement, speed and time left."""
+    """A bar, the course of the reward (or of the loss), the last held-out measurement, speed, time left."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console
         self._steps = steps
         self._pace = Pace(steps)
-        self._rewards: deque[float] = deque(maxlen=_HISTORY)
+        self._course: deque[float] = deque(maxlen=_HISTORY)
+        self._course_label = ""
         self._held_out: dict[str, list[float]] = {}
         self._last: dict[str, float] = {}
         self._progress = Progress(
@@ -111,8 +117,11 @@ class LiveDisplay:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._pace.step(step)
         self._last |= metrics
-        if "reward/mean" in metrics:
-            self._rewards.append(metrics["reward/mean"])
+        for label, name in _COURSE:
+            if name in metrics:
+                self._course_label = label
+                self._course.append(metrics[name])
+                break
         for name, value in held_out(metrics).items():
             self._held_out.setdefault(name, []).append(value)
         left = self._pace.seconds_left()
@@ -124,10 +133,9 @@ class LiveDisplay:
 
     def _render(self) -> Group:
         rows = Table.grid(padding=(0, 2))
-        if self._rewards:
-            rows.add_row(
-                "reward", f"[bold]{number(self._rewards[-1])}", sparkline(list(self._rewards), _HISTORY)
-            )
+        if self._course:
+            course = sparkline(list(self._course), _HISTORY)
+            rows.add_row(self._course_label, f"[bold]{number(self._course[-1])}", course)
         for name, values in self._held_out.items():
             since = f"[dim]{number(values[0])} at first" if len(values) > 1 else ""
             course = f"{sparkline(values, _HISTORY)}  {since}" if len(values) > 1 else ""
@@ -163,11 +171,11 @@ class Pace:
 
 
 def held_out(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The mean reward of each eval taskset that was measured, by its name."""
+    """The mean reward of each eval taskset that was measured, by its name; and its loss, by `<name> loss`."""
     found = {}
     for name, value in metrics.items():
-        if name.startswith("eval/") and name.endswith("/reward"):
-            found[name.removeprefix("eval/").removesuffix("/reward")] = value
+        if name.startswith("eval/") and name.endswith(("/reward", "/loss")):
+            found[name.removeprefix("eval/").removesuffix("/reward").replace("/loss", " loss")] = value
     return found
 
 

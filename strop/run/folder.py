@@ -86,6 +86,8 @@ class RunState:
     """Training tasks taken so far, over all epochs."""
     kl_coef: float | None = None
     """What the coefficient of the KL penalty in the reward has come to; None where there is none."""
+    expert_position: int = 0
+    """Expert answers taken so far, over all epochs, under mix."""
 
     def save(self, folder: Path) -> None:
         """Write `state.json` into a checkpoint."""

@@ -69,6 +69,18 @@ METRICS: dict[str, Metric] = {
         "higher",
         "Share of an eval taskset's tasks with a reward of 1 or more in at least one of their k rollouts.",
     ),
+    "eval/<name>/loss": Metric(
+        "Held-out", "", "lower", "The loss on an eval taskset's given answers: sft_loss or dpo_loss."
+    ),
+    "eval/<name>/dpo/margin": Metric(
+        "Held-out", "nats", "higher", "The mean margin (see dpo/margin) on an eval taskset's pairs."
+    ),
+    "eval/<name>/dpo/accuracy": Metric(
+        "Held-out",
+        "share",
+        "higher",
+        "Share of an eval taskset's pairs whose chosen answer has the higher implied reward.",
+    ),
     "eval/<name>/response_tokens": Metric(
         "Held-out", "tokens", None, "Mean length of an eval taskset's scored answers."
     ),
@@ -94,12 +106,16 @@ METRICS: dict[str, Metric] = {
     "prompt_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's prompts."),
     "response_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's scored answers."),
     "response_tokens/max": Metric("Lengths", "tokens", None, "Length of the step's longest scored answer."),
+    "trained_tokens": Metric(
+        "Lengths", "tokens", None, "Tokens of this step's given answers, with their prompts."
+    ),
     "sampled_tokens": Metric("Lengths", "tokens", None, "Tokens of all scored answers of this step."),
     "loss": Metric(
         "Loss",
         "",
         None,
-        "What the update minimises: policy_loss + kl_loss - entropy_bonus. Mean over updates.",
+        "What the update minimises: policy_loss + kl_loss - entropy_bonus; sft_loss; dpo_loss; under mix "
+        "(1 - mu) times the first and mu times the second. Mean over updates.",
     ),
     "policy_loss": Metric(
         "Loss",
@@ -107,6 +123,28 @@ METRICS: dict[str, Metric] = {
         None,
         "The configured policy loss, aggregated; by default PPO's clipped surrogate (arXiv 1707.06347).",
     ),
+    "sft_loss": Metric(
+        "Loss",
+        "nats per token",
+        "lower",
+        "Cross entropy of the given answers' tokens, mean over them; under mix the expert's, before mu.",
+    ),
+    "dpo_loss": Metric(
+        "Loss", "nats per pair", "lower", "Mean over pairs of -log sigmoid(margin) (arXiv 2305.18290)."
+    ),
+    "dpo/margin": Metric(
+        "Loss", "nats", "higher", "Chosen less rejected reward as the model implies them, mean over pairs."
+    ),
+    "dpo/accuracy": Metric(
+        "Loss", "share", "higher", "Share of the pairs whose chosen answer has the higher implied reward."
+    ),
+    "dpo/chosen_reward": Metric(
+        "Loss",
+        "nats",
+        None,
+        "Implied reward beta log(policy / reference) of the chosen answers, mean over pairs.",
+    ),
+    "dpo/rejected_reward": Metric("Loss", "nats", None, "The same of the rejected answers."),
     "kl_loss": Metric(
         "Loss", "", None, "kl_loss.coef times the configured estimate of KL(policy || reference), aggregated."
     ),
@@ -222,7 +260,10 @@ METRICS: dict[str, Metric] = {
         "Sampler against trainer", "share", "lower", "Share of targets whose weight is the cap."
     ),
     "tokens_per_second": Metric(
-        "Speed and memory", "tokens per second", "higher", "sampled_tokens over time/step_seconds."
+        "Speed and memory",
+        "tokens per second",
+        "higher",
+        "sampled_tokens over time/step_seconds; for sft and dpo trained_tokens.",
     ),
     "memory/peak_mb": Metric(
         "Speed and memory", "MB", "lower", "Most memory that the process has held so far (10^6 bytes): RSS."

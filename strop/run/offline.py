@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strop.config.load import Loaded, load_run
+from strop.config.schema.algorithm import Dpo, Sft
 from strop.data.taskset import load_taskset
 from strop.errors import CheckpointError, ConfigError
 from strop.models.export import export_model
@@ -55,7 +56,7 @@ def generate(loaded: Loaded, prompts: Path, out: Path, checkpoint: Path | None) 
     with open_policy(run, tokenizer, None, checkpoint) as policy:
         groups = policy.explorer.sample(
             tasks,
-            run.algorithm.rollouts_per_task,
+            1 if isinstance(run.algorithm, Sft | Dpo) else run.algorithm.rollouts_per_task,
             sampling_of(run.rollout.sampling, run.data.max_response_tokens),
             purpose="generate",
             step=policy.state.step,

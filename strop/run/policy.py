@@ -58,21 +58,37 @@ def open_policy(
     """
     with StopSignal() as stop, Scorer(run.reward, reward) as scorer:
         engine = SingleEngine(run)
-        state = RunState()
-        if checkpoint is not None:
-            engine.load(checkpoint)
-            state = RunState.load(checkpoint)
-        sampler = _sampler(engine, run, tokenizer)
-        workflow = make_workflow(run.rollout.workflow, sampler, tokenizer)
-        policy = Policy(
-            engine=engine,
-            explorer=Explorer(workflow, scorer, stop, seed=run.seed),
-            synchronizer=InMemorySynchronizer(engine, sampler),
-            state=state,
-            notes=_notes(engine, sampler),
-        )
-        policy.synchronizer.publish(state.step)
-        yield policy
+        yield make_policy(run, engine, restore(engine, checkpoint), tokenizer, scorer, stop)
+
+
+def restore(engine: SingleEngine, checkpoint: Path | None) -> RunState:
+    """Bring an engine to where a checkpoint stands; without one, it is at the start."""
+    if checkpoint is None:
+        return RunState()
+    engine.load(checkpoint)
+    return RunState.load(checkpoint)
+
+
+def make_policy(
+    run: Run,
+    engine: SingleEngine,
+    state: RunState,
+    tokenizer: PreTrainedTokenizerBase,
+    scorer: Scorer,
+    stop: StopSignal,
+) -> Policy:
+    """A sampler on the engine's weights, which are published to it, and what scores its answers."""
+    sampler = _sampler(engine, run, tokenizer)
+    workflow = make_workflow(run.rollout.workflow, sampler, tokenizer)
+    policy = Policy(
+        engine=engine,
+        explorer=Explorer(workflow, scorer, stop, seed=run.seed),
+        synchronizer=InMemorySynchronizer(engine, sampler),
+        state=state,
+        notes=_notes(engine, sampler),
+    )
+    policy.synchronizer.publish(state.step)
+    return policy
 
 
 def _sampler(engine: SingleEngine, run: Run, tokenizer: PreTrainedTokenizerBase) -> NativeEngine:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from strop.config.load import Loaded
 from strop.config.redact import redact
+from strop.config.schema.algorithm import Dpo, Sft
 from strop.errors import Interrupted, RunFolderError
 from strop.run.console import Display, NoDisplay, make_display
 from strop.run.facts import command_line, machine_facts, peak_memory_mb
@@ -115,7 +116,9 @@ class Recorder:
 
     def _title(self) -> str:
         run = self._loaded.run
-        size = f"{run.trainer.tasks_per_step} tasks x {run.algorithm.rollouts_per_task} rollouts"
+        size = f"{run.trainer.tasks_per_step} tasks"
+        if not isinstance(run.algorithm, Sft | Dpo):
+            size += f" x {run.algorithm.rollouts_per_task} rollouts"
         return f"{run.project} / {run.name}: {self._length.steps} steps of {size}, in {self._folder.path}"
 
     def _notes(self) -> tuple[str, ...]:

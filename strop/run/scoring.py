@@ -47,3 +47,8 @@ def by_experience(values: torch.Tensor, experiences: Sequence[Experience]) -> li
         whole[experience.loss_mask] = part
         result.append(whole)
     return result
+
+
+def zeros_of(experience: Experience) -> Floats:
+    """[L] Nothing, for what an experience does not have."""
+    return np.zeros(len(experience.token_ids), dtype=np.float32)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from strop.config.schema import Run
 from strop.config.schema.data import EvalTaskset
+from strop.data.answers import AnswerSet, load_answers
 from strop.data.taskset import TaskSet, load_taskset
 
 if TYPE_CHECKING:
@@ -21,17 +22,25 @@ class Tasks:
 
     train: TaskSet
     eval: EvalTasks
+    expert: AnswerSet | None = None
+    """What mix learns beside the rollouts."""
 
     def notes(self) -> tuple[str, ...]:
         """How many tasks there are of each, and how many were left out or cut."""
-        return tuple(str(taskset) for taskset in (self.train, *(taskset for _, taskset in self.eval)))
+        expert = () if self.expert is None else (self.expert,)
+        return tuple(map(str, (self.train, *expert, *(taskset for _, taskset in self.eval))))
 
 
 def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> Tasks:
     """Read and check all tasksets."""
     data = run.data
     train = load_taskset(data.train, data, tokenizer, seed=run.seed, shuffle=data.shuffle)
-    return Tasks(train, load_eval_tasks(run, tokenizer))
+    expert = None
+    if data.expert is not None:
+        expert = load_answers(
+            data.expert, data, tokenizer, name="expert", seed=run.seed, shuffle=data.shuffle
+        )
+    return Tasks(train, load_eval_tasks(run, tokenizer), expert)
 
 
 def load_eval_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> EvalTasks:

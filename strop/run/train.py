@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.config.load import Loaded, save_resolved
+from strop.config.schema import Run
+from strop.config.schema.algorithm import Dpo, Sft
 from strop.models.export import export_model
 from strop.models.load import load_tokenizer
+from strop.run.critic import open_critic
 from strop.run.driver import Driver
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import length_of
+from strop.run.offline_train import open_offline, require_measures
 from strop.run.policy import open_policy, require_reward
+from strop.run.prepared import Prepared
 from strop.run.record import Recorder
-from strop.run.resume import find_start
+from strop.run.resume import Start, find_start
 from strop.run.tasks import load_tasks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +40,47 @@ class Outcome:
 def train(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Outcome:
     """Run to the end. What can be found wrong without the model is found before it is loaded."""
     run = loaded.run
-    require_reward(run, reward)
+    offline = isinstance(run.algorithm, Sft | Dpo)
+    (require_measures if offline else require_reward)(run, reward)
     folder = RunFolder.of(run)
     start = find_start(run, folder)
     folder.create()
     tokenizer = load_tokenizer(run.model)
+    with (open_offline if offline else _open_rollouts)(run, tokenizer, reward, start, folder) as prepared:
+        save_resolved(run, folder.run_file)
+        notes = (*start.notes, *prepared.notes)
+        with Recorder(folder, loaded, prepared.length, replace(start, notes=notes)) as recorder:
+            state = prepared.driver(recorder).run()
+            export_model(prepared.engine.model, tokenizer, folder.model)
+    return Outcome(folder, state, recorder.last)
+
+
+@contextmanager
+def _open_rollouts(
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    reward: Callable[..., Any] | None,
+    start: Start,
+    folder: RunFolder,
+) -> Iterator[Prepared]:
+    """What every algorithm needs that learns from rollouts of its own."""
+    algorithm = run.algorithm
+    assert not isinstance(algorithm, Sft | Dpo)
     tasks = load_tasks(run, tokenizer)
     length = length_of(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
+    critic = open_critic(run, tokenizer, length, start.checkpoint)
     with open_policy(run, tokenizer, reward, start.checkpoint) as policy:
-        save_resolved(run, folder.run_file)
-        notes = (*start.notes, *tasks.notes(), *policy.notes)
-        with Recorder(folder, loaded, length, replace(start, notes=notes)) as recorder:
-            state = Driver(run, policy, tasks, length, folder, recorder).run()
-            export_model(policy.engine.model, tokenizer, folder.model)
-    return Outcome(folder, state, recorder.last)
+
+        def driver(recorder: Recorder) -> Driver:
+            return Driver(
+                run,
+                algorithm,
+                policy=policy,
+                critic=critic,
+                tasks=tasks,
+                length=length,
+                folder=folder,
+                recorder=recorder,
+            )
+
+        yield Prepared(policy.engine, length, (*tasks.notes(), *policy.notes), driver)

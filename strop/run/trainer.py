@@ -6,20 +6,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from strop.algorithms import table
 from strop.algorithms.kl import divergence, mean_over_rollouts
 from strop.algorithms.scored import Scored
 from strop.config.schema import Run
-from strop.config.schema.algorithm import Ppo
-from strop.data.pack import pack, unpack
+from strop.config.schema.algorithm import Ppo, RolloutAlgorithm
 from strop.run.critic import Critic
+from strop.run.expert import ExpertRows
 from strop.run.length import Length
-from strop.run.scoring import by_experience, score, targets_of
-from strop.run.updates import learning_rate, plan_updates
+from strop.run.policy_updates import PolicyUpdates, means
+from strop.run.scoring import by_experience, score, targets_of, zeros_of
+from strop.run.updates import plan_updates
 from strop.training.single import SingleEngine
-from strop.types import Experience, ExperienceGroup, Floats, GlobalCounts, MicroBatch
+from strop.types import Experience, ExperienceGroup, Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +37,21 @@ class Trainer:
         self,
         engine: SingleEngine,
         run: Run,
+        algorithm: RolloutAlgorithm,
         length: Length,
         kl_coef: float | None = None,
         critic: Critic | None = None,
+        expert: ExpertRows | None = None,
     ) -> None:
-        """`kl_coef` is what the KL penalty in the reward had come to, where a run is resumed; `critic`
-        is there where the algorithm wants one."""
-        self._engine = engine
-        self._critic = critic
+        """`kl_coef` is what the KL penalty in the reward had come to, where a run is resumed; `critic` and
+        `expert` are there where the algorithm wants them."""
         self._run = run
+        self._algorithm = algorithm
         self._length = length
-        self._kl = table.kl_controller(run.algorithm, kl_coef)
-        self._loss_fn = table.loss_fn(run.algorithm, max_response_tokens=run.data.max_response_tokens)
+        self._critic = critic
+        self._expert = expert
+        self._kl = table.kl_controller(algorithm, kl_coef)
+        self._policy = PolicyUpdates(engine, run, length)
 
     @property
     def kl_coef(self) -> float | None:
@@ -93,7 +95,7 @@ class Trainer:
             for number, batch in enumerate(batches)
         ]
         if rows:
-            metrics |= {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+            metrics |= means(rows)
         metrics |= {
             "updates": float(len(rows)),
             "time/logprobs_seconds": prepared - started,
@@ -109,7 +111,7 @@ class Trainer:
         baselines: Mapping[str, float] | None,
     ) -> tuple[Scored, dict[str, float]]:
         """Rewards, less the penalty for leaving the reference where there is one, and what that was."""
-        algorithm = self._run.algorithm
+        algorithm = self._algorithm
         metrics: dict[str, float] = {}
         scored = score(experiences, baselines=baselines)
         if self._kl is not None and algorithm.kl_reward is not None:
@@ -126,7 +128,7 @@ class Trainer:
         self, groups: Sequence[ExperienceGroup], experiences: Sequence[Experience], scored: Scored, step: int
     ) -> tuple[list[Floats], dict[str, float]]:
         """[L] of each experience. A critic gives its values for them, and learns from the returns."""
-        algorithm, limit = self._run.algorithm, self._run.data.max_response_tokens
+        algorithm, limit = self._algorithm, self._run.data.max_response_tokens
         started = time.perf_counter()
         metrics: dict[str, float] = {}
         if isinstance(algorithm, Ppo):
@@ -157,7 +159,7 @@ class Trainer:
         return updates[: self._length.updates - updates_done]
 
     def _reference(self, experiences: Sequence[Experience]) -> list[Floats] | None:
-        if not table.needs_reference(self._run.algorithm):
+        if not table.needs_reference(self._algorithm):
             return None
         return self._logprobs(experiences, range(len(experiences)), reference=True)
 
@@ -177,10 +179,8 @@ class Trainer:
     ) -> list[Floats]:
         """[L] for each chosen experience, and zeros for the others."""
         picked = [experiences[i] for i in chosen]
-        micro_batches = self._pack(picked, [0.0] * len(picked), None, None)
-        values = [self._engine.logprobs(batch, reference=reference) for batch in micro_batches]
-        found = dict(zip(chosen, unpack(micro_batches, values, picked), strict=True))
-        return [found.get(i, np.zeros(len(e.token_ids), np.float32)) for i, e in enumerate(experiences)]
+        found = dict(zip(chosen, self._policy.logprobs(picked, reference=reference), strict=True))
+        return [found[i] if i in found else zeros_of(e) for i, e in enumerate(experiences)]
 
     def _update(
         self,
@@ -192,41 +192,13 @@ class Trainer:
         step: int,
         update: int,
     ) -> dict[str, float]:
-        picked = [experiences[i] for i in batch]
-        micro_batches = self._pack(
-            picked,
-            [advantages[i] for i in batch],
-            [old[i] for i in batch] if old else None,
-            [reference[i] for i in batch] if reference else None,
-        )
-        counts = GlobalCounts(tokens=sum(e.response_tokens for e in picked), sequences=len(picked))
-        entropy = table.needs_entropy_gradient(self._run.algorithm)
-        metrics: dict[str, float] = {}
-        for micro_batch in micro_batches:
-            shares = self._engine.forward_backward(micro_batch, self._loss_fn, counts, entropy=entropy)
-            for name, share in shares.items():
-                metrics[name] = metrics.get(name, 0.0) + share
-        trainer = self._run.trainer
-        metrics["lr"] = learning_rate(
-            trainer.optimizer, trainer.schedule, self._length, step=step, update=update
-        )
-        self._engine.set_lr(metrics["lr"])
-        metrics["grad_norm"] = self._engine.step()
-        return metrics
-
-    def _pack(
-        self,
-        experiences: Sequence[Experience],
-        advantages: Sequence[float | Floats],
-        old: Sequence[Floats] | None,
-        reference: Sequence[Floats] | None,
-    ) -> list[MicroBatch]:
-        return pack(
-            experiences,
-            advantages,
-            self._run.trainer.microbatch,
-            share_prompts=self._engine.shares_prompts,
-            device=self._engine.device,
-            old_logprobs=old,
-            ref_logprobs=reference,
+        given = [] if self._expert is None else self._expert.take()
+        nothing = [zeros_of(experience) for experience in given]
+        return self._policy.update(
+            [*(experiences[i] for i in batch), *given],
+            [*(advantages[i] for i in batch), *nothing],
+            [*(old[i] for i in batch), *nothing] if old else None,
+            [*(reference[i] for i in batch), *nothing] if reference else None,
+            step=step,
+            update=update,
         )

@@ -1,0 +1,112 @@
+"""What every driver does between its steps: evaluate, record, save, stop, and go on from where it stood."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from strop.config.schema import Run
+from strop.config.units import Amount
+from strop.errors import Interrupted, TrainingError
+from strop.run.folder import RunFolder, RunState
+from strop.run.length import Length
+from strop.run.record import Recorder
+from strop.training import checkpoint
+from strop.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What one step gave."""
+
+    state: RunState
+    """Where the run stands after it."""
+    metrics: dict[str, float]
+    groups: Sequence[Group] = ()
+    """The step's rollouts, where it sampled any."""
+
+
+class Loop(ABC):
+    """Runs steps from a state to the end, and keeps what the run file says to keep.
+
+    A driver says what a step is, how the held-out tasks are measured, and what a checkpoint holds.
+    """
+
+    def __init__(
+        self, run: Run, state: RunState, length: Length, folder: RunFolder, recorder: Recorder
+    ) -> None:
+        self._run = run
+        self._state = state
+        self._length = length
+        self._folder = folder
+        self._recorder = recorder
+        self._saved_step = state.step
+
+    @abstractmethod
+    def _learn(self, step: int) -> Stepped:
+        """One step of training, with the weights published to whoever samples from them."""
+
+    @abstractmethod
+    def _evaluate(self, step: int) -> dict[str, float]:
+        """Measure what is held out; empty where nothing is."""
+
+    @abstractmethod
+    def _fill(self, folder: Path) -> None:
+        """Write what a resume needs, beside the run's own state, into a checkpoint's folder."""
+
+    def run(self) -> RunState:
+        """Go to the end. On `Interrupted` the state between steps is saved first."""
+        try:
+            if self._state.step == 0 and self._run.evaluate.at_start:
+                self._recorder.step(0, self._evaluate(0))
+            while self._state.step < self._length.steps:
+                self._step(self._state.step + 1)
+        except Interrupted as interrupted:
+            self._save()
+            raise Interrupted(
+                f"{interrupted} The state after step {self._state.step} is in {self._folder.checkpoints}; "
+                "the same command goes on from there.",
+                interrupted.exit_code - 128,
+            ) from None
+        self._save()
+        return self._state
+
+    def _step(self, step: int) -> None:
+        run, before = self._run, self._state
+        try:
+            stepped = self._learn(step)
+        except TrainingError as error:
+            good, _ = checkpoint.latest(self._folder.checkpoints)
+            kept = f"The last good checkpoint is {good}." if good else "There is no checkpoint yet."
+            raise TrainingError(f"Step {step}: {error} {kept}") from error
+        self._state = stepped.state
+        metrics = {
+            **stepped.metrics,
+            "epoch": step / self._length.steps_per_epoch,
+            "version": float(step),
+        }
+        if stepped.groups and self._is_due(run.record.rollouts_every, before):
+            self._recorder.rollouts(step, stepped.groups)
+        if self._is_due(run.evaluate.every, before) or step == self._length.steps:
+            metrics |= self._evaluate(step)
+        self._recorder.step(step, metrics)
+        if self._is_due(run.checkpoint.every, before):
+            self._save()
+
+    def _is_due(self, every: Amount | None, before: RunState) -> bool:
+        return self._length.is_due(every, before, self._state)
+
+    def _save(self) -> None:
+        """Save the state between two steps, unless that is done already."""
+        if self._state.step == self._saved_step:
+            return
+
+        def fill(folder: Path) -> None:
+            self._fill(folder)
+            self._state.save(folder)
+
+        keep = self._run.checkpoint.keep
+        checkpoint.write(self._folder.checkpoints, self._state.step, fill, keep=keep)
+        self._saved_step = self._state.step

@@ -1,0 +1,119 @@
+"""Updates of the policy: batches through the training engine, whatever they are learned by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from strop.algorithms import table
+from strop.config.schema import Run
+from strop.data.pack import pack, unpack
+from strop.run.length import Length
+from strop.run.updates import learning_rate
+from strop.training.single import SingleEngine
+from strop.types import Experience, Floats, GlobalCounts, MicroBatch, TokenOutputs
+
+
+class PolicyUpdates:
+    """Packs experiences, and drives the training engine with the algorithm's loss."""
+
+    def __init__(self, engine: SingleEngine, run: Run, length: Length) -> None:
+        self._engine = engine
+        self._trainer = run.trainer
+        self._length = length
+        self._loss_fn = table.loss_fn(run.algorithm, max_response_tokens=run.data.max_response_tokens)
+        self._entropy = table.needs_entropy_gradient(run.algorithm)
+
+    def update(
+        self,
+        experiences: Sequence[Experience],
+        advantages: Sequence[float | Floats],
+        old: Sequence[Floats] | None,
+        reference: Sequence[Floats] | None,
+        *,
+        step: int,
+        update: int,
+    ) -> dict[str, float]:
+        """One optimizer update; returns its metrics. All but `step` and `update` go by experience.
+
+        `step` counts from 1, `update` from 0. Raises TrainingError where loss or gradient is not finite.
+        """
+        metrics: dict[str, float] = {}
+        counts = counts_of(experiences)
+        for micro_batch in self.pack(experiences, advantages, old, reference):
+            shares = self._engine.forward_backward(micro_batch, self._loss_fn, counts, entropy=self._entropy)
+            for name, share in shares.items():
+                metrics[name] = metrics.get(name, 0.0) + share
+        optimizer, schedule = self._trainer.optimizer, self._trainer.schedule
+        metrics["lr"] = learning_rate(optimizer, schedule, self._length, step=step, update=update)
+        self._engine.set_lr(metrics["lr"])
+        metrics["grad_norm"] = self._engine.step()
+        return metrics
+
+    @torch.no_grad()
+    def measure(
+        self, experiences: Sequence[Experience], reference: Sequence[Floats] | None
+    ) -> dict[str, float]:
+        """The loss and its metrics as they are, without learning from anything."""
+        metrics: dict[str, float] = {}
+        counts = counts_of(experiences)
+        for micro_batch in self.pack(experiences, [0.0] * len(experiences), None, reference):
+            outputs = TokenOutputs(self._engine.logprobs(micro_batch))
+            result = self._loss_fn(micro_batch, outputs, counts)
+            for name, share in {"loss": result.loss, **result.metrics}.items():
+                metrics[name] = metrics.get(name, 0.0) + float(share)
+        return metrics
+
+    def logprobs(
+        self,
+        experiences: Sequence[Experience],
+        *,
+        reference: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Floats]:
+        """[L] of each, without gradient; `check` is called between micro-batches."""
+        micro_batches = self.pack(experiences, [0.0] * len(experiences), None, None)
+        values = []
+        for micro_batch in micro_batches:
+            values.append(self._engine.logprobs(micro_batch, reference=reference))
+            check()
+        return unpack(micro_batches, values, experiences)
+
+    def pack(
+        self,
+        experiences: Sequence[Experience],
+        advantages: Sequence[float | Floats],
+        old: Sequence[Floats] | None,
+        reference: Sequence[Floats] | None,
+    ) -> list[MicroBatch]:
+        """Micro-batches of the size that the run file says."""
+        return pack(
+            experiences,
+            advantages,
+            self._trainer.microbatch,
+            share_prompts=self._engine.shares_prompts,
+            device=self._engine.device,
+            old_logprobs=old,
+            ref_logprobs=reference,
+        )
+
+
+def counts_of(experiences: Sequence[Experience]) -> GlobalCounts:
+    """What the losses of one update are divided by; an expert's answers beside rollouts are counted apart."""
+    kinds = {experience.role for experience in experiences}
+    mixed = "sft" in kinds and "rl" in kinds
+    counted = [e for e in experiences if not (mixed and e.role == "sft")]
+    tokens = sum(e.response_tokens for e in counted)
+    return GlobalCounts(
+        tokens=tokens,
+        sequences=len(counted),
+        expert_tokens=sum(e.response_tokens for e in experiences) - tokens,
+        pairs=sum(e.role == "chosen" for e in experiences),
+    )
+
+
+def means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean over updates of each metric."""
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
