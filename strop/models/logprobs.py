@@ -41,11 +41,11 @@ class LogitTransform:
             logits = logits * self.scale
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
-    def backward(self, grad: Tensor, transformed: Tensor) -> Tensor:
-        """The gradient of the head's output from that of the transformed logits."""
-        if self.softcap is not None:
-            grad = grad * (1 - (transformed / self.softcap).square())
-        return grad if self.scale == 1.0 else grad * self.scale
+    def slope(self, transformed: Tensor) -> Tensor | float:
+        """The derivative of `apply`, from its result."""
+        return (
+            self.scale if self.softcap is None else self.scale * (1 - (transformed / self.softcap).square())
+        )
 
 
 def token_outputs(model: nn.Module, micro_batch: MicroBatch, *, entropy: bool) -> TokenOutputs:
@@ -115,11 +115,11 @@ class _HeadOutputs(torch.autograd.Function):
         transform: LogitTransform,
         entropy: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        logprobs, entropies = torch.empty_like(temperature), torch.empty_like(temperature)
-        for chunk in _chunks(len(rows)):
-            logits = _logits(hidden[rows[chunk]], weight, bias, transform).div_(temperature[chunk, None])
-            logprobs[chunk], entropies[chunk] = _statistics(logits, labels[chunk], entropy)
-        ctx.save_for_backward(hidden, weight, bias, rows, labels, temperature, entropies)
+        logprobs, entropies, totals = (torch.empty_like(temperature) for _ in range(3))
+        for c in _chunks(len(rows)):
+            logits = _logits(hidden[rows[c]], weight, bias, transform).div_(temperature[c, None])
+            logprobs[c], entropies[c], totals[c] = _statistics(logits, labels[c], entropy)
+        ctx.save_for_backward(hidden, weight, bias, rows, labels, temperature, entropies, totals)
         ctx.transform = transform
         ctx.set_materialize_grads(False)
         return logprobs, entropies if entropy else None
@@ -128,23 +128,23 @@ class _HeadOutputs(torch.autograd.Function):
     def backward(
         ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, rows, labels, temperature, entropies = ctx.saved_tensors
+        hidden, weight, bias, rows, labels, temperature, entropies, totals = ctx.saved_tensors
         wants = ctx.needs_input_grad
         grad_hidden = torch.zeros_like(hidden) if wants[0] else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants[1] else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants[2] else None
-        for chunk in _chunks(len(rows)):
-            states = hidden[rows[chunk]]
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(temperature)
+        for c in _chunks(len(rows)):
+            states, divisor = hidden[rows[c]], temperature[c, None]
             logits = _logits(states, weight, bias, ctx.transform)
-            tempered = logits / temperature[chunk, None]
-            grad = torch.zeros_like(tempered)
-            if grad_logprobs is not None:
-                grad += _logprob_gradient(tempered, labels[chunk], grad_logprobs[chunk])
-            if grad_entropy is not None:
-                grad += _entropy_gradient(tempered, entropies[chunk], grad_entropy[chunk])
-            grad = ctx.transform.backward(grad.div_(temperature[chunk, None]), logits).to(weight.dtype)
+            slope = ctx.transform.slope(logits)
+            every = logits.div_(divisor).sub_(totals[c, None])
+            through_entropy = None if grad_entropy is None else (grad_entropy[c], entropies[c])
+            grad = _gradient(every, labels[c], grad_logprobs[c], through_entropy)
+            grad = grad.div_(divisor).mul_(slope).to(weight.dtype)
             if grad_hidden is not None:
-                grad_hidden[rows[chunk]] = grad @ weight
+                grad_hidden[rows[c]] = grad @ weight
             if grad_weight is not None:
                 grad_weight += grad.T @ states
             if grad_bias is not None:
@@ -192,22 +192,27 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, transform: Logi
     return transform.apply(nn.functional.linear(states, weight, bias).float())
 
 
-def _statistics(logits: Tensor, labels: Tensor, entropy: bool) -> tuple[Tensor, Tensor | float]:
-    """Log-probs and entropies [n]; `logits` are used up."""
-    logits.sub_(logits.amax(-1, keepdim=True))
+def _statistics(logits: Tensor, labels: Tensor, entropy: bool) -> tuple[Tensor, Tensor | float, Tensor]:
+    """[n] each: log-probs, entropies, and the log of the exponentials' sum; `logits` are used up."""
+    highest = logits.amax(-1, keepdim=True)
+    logits.sub_(highest)
     picked = logits.gather(-1, labels[:, None])[:, 0]
     weights = logits.exp()
     total = weights.sum(-1)
     logs = total.log()
     entropies = logs - torch.linalg.vecdot(weights, logits) / total if entropy else 0.0
-    return picked - logs, entropies
+    return picked - logs, entropies, logs + highest[:, 0]
 
 
-def _logprob_gradient(logits: Tensor, labels: Tensor, grad: Tensor) -> Tensor:
-    result = torch.softmax(logits, -1).mul_(-grad[:, None])
+def _gradient(
+    every: Tensor, labels: Tensor, grad: Tensor, through_entropy: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """[n, V] of the tempered logits, from all log-probs [n, V], which are used up. `through_entropy` is
+    the gradient of the entropies, and these."""
+    if through_entropy is None:
+        result = every.exp_().mul_(-grad[:, None])
+    else:
+        grad_entropy, entropies = through_entropy
+        p = every.exp()
+        result = every.add_(entropies[:, None]).mul_(grad_entropy[:, None]).add_(grad[:, None]).mul_(p.neg_())
     return result.scatter_add_(-1, labels[:, None], grad[:, None])
-
-
-def _entropy_gradient(logits: Tensor, entropies: Tensor, grad: Tensor) -> Tensor:
-    logprobs = torch.log_softmax(logits, -1)
-    return logprobs.exp().mul_(logprobs.add_(entropies[:, None])).mul_(-grad[:, None])
