@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -46,6 +48,26 @@ def load_decoder(section: Model, *, device: torch.device | str) -> PreTrainedMod
     """The same without a head, to be trained; a head that the folder has is left out."""
     model = _read(AutoModel, section, device=device, trainable=True)
     return _packed(model, section, trainable=True)
+
+
+def load_classifier(section: Model, *, labels: int, device: torch.device | str) -> PreTrainedModel:
+    """A model for sequence classification, not to be trained.
+
+    Raises ModelError for a folder that is missing, incomplete or damaged, and for another number of labels.
+    """
+    _check_folder(section.path)
+    try:
+        config = AutoConfig.from_pretrained(section.path, trust_remote_code=section.trust_remote_code)
+    except UNREADABLE as error:
+        raise ModelError(f"model.path: no model could be loaded from {section.path}: {error}") from error
+    if config.num_labels != labels:
+        raise ModelError(
+            f"the model in {section.path} has {config.num_labels} labels "
+            f"({', '.join(map(str, config.id2label.values()))}), not {labels}. A reward model is one "
+            "for sequence classification with one label (num_labels in its config.json), whose logit is the "
+            "reward."
+        )
+    return _read(AutoModelForSequenceClassification, section, device=device, trainable=False)
 
 
 def _read(
