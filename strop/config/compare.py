@@ -6,7 +6,7 @@ from typing import Any
 
 from strop.config.redact import redact
 from strop.config.schema import Run
-from strop.config.schema.trainer import ConstantSchedule
+from strop.config.schema.schedule import ConstantSchedule
 from strop.config.schema.walk import leaves
 
 FREE = (

@@ -76,3 +76,5 @@ MicroBatchSize = Annotated[Amount, *_field(("tokens", "sequences"))]
 """What goes through the model at once. A memory knob: it never changes the gradient."""
 Warmup = Annotated[Amount, *_field(("steps", "updates", "%"), positive=False)]
 """The first part of a schedule; `%` is of the whole run."""
+Part = Annotated[Amount, *_field(("steps", "updates", "%"))]
+"""A part of a run; `%` is of the whole run where nothing else is said."""

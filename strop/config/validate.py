@@ -59,7 +59,7 @@ def unknown_key(keys: Keys, values: Any) -> str:
         dotted for dotted in all_keys() if split(dotted)[-1] == keys[-1] and dotted != ".".join(keys)
     ]
     if elsewhere:
-        return f"; did you mean {elsewhere[0]!r}?"
+        return f"; did you mean {min(elsewhere, key=lambda dotted: dotted.count('.'))!r}?"
     return f"; this section has {', '.join(here)}" if here else ""
 
 

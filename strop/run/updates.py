@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from strop.algorithms.schedules import lr_at
-from strop.config.schema.trainer import AdamW, Schedule
+from strop.config.schema.optimizer import Optimizer
+from strop.config.schema.schedule import Schedule
 from strop.run.length import Length
 from strop.run.seeds import derive_seed
 from strop.types import ExperienceGroup
@@ -37,7 +38,9 @@ def plan_updates(
     return updates
 
 
-def learning_rate(optimizer: AdamW, schedule: Schedule, length: Length, *, step: int, update: int) -> float:
+def learning_rate(
+    optimizer: Optimizer, schedule: Schedule, length: Length, *, step: int, update: int
+) -> float:
     """The rate of one update: `step` counts from 1, `update` from 0."""
     by_step = schedule.counts == "steps"
     return lr_at(
@@ -45,5 +48,5 @@ def learning_rate(optimizer: AdamW, schedule: Schedule, length: Length, *, step:
         optimizer.lr,
         position=step - 1 - length.critic_steps if by_step else update,
         total=length.learning_steps if by_step else length.updates,
-        warmup=length.in_unit(schedule.warmup, schedule.counts),
+        count=lambda amount: length.in_unit(amount, schedule.counts),
     )

@@ -8,20 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from strop.config.schema.model import Model
-from strop.config.schema.trainer import AdamW
+from strop.config.schema.optimizer import Optimizer, ScheduleFreeSgd
 from strop.errors import CheckpointError, TrainingError
-from strop.training.optim import build_optimizer
+from strop.training.fused import FusedBackward, require_whole
+from strop.training.optim import ScheduleFree, build_optimizer
+from strop.training.optim_state import read_optimizer, write_optimizer
 from strop.training.precision import ComputeCopy, trainable_parameters
-from strop.training.state import load_optimizer, optimizer_tensors, read_tensors, write_tensors
-from strop.types import LossOutput, MicroBatch
+from strop.training.state import read_tensors, write_tensors
+from strop.types import GlobalCounts, LossOutput, MicroBatch
 
-WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
-"""The files of `save`."""
+WEIGHTS = "weights.safetensors"
+"""What `save` writes beside the optimizer's files."""
 
 
 class Learner:
@@ -31,7 +34,7 @@ class Learner:
         self,
         model: nn.Module,
         section: Model,
-        optimizer: AdamW,
+        optimizer: Optimizer,
         *,
         max_grad_norm: float | None,
         keep_optimizer: bool,
@@ -46,35 +49,62 @@ class Learner:
         self.model: nn.Module = self._copy.model if self._copy else model
         """Which computes, in `compute_dtype`; the master itself where that is the same."""
         self._parameters = trainable_parameters(self.master)
-        self._optimizer = build_optimizer(optimizer, self._parameters.values())
+        self._optimizer = build_optimizer(optimizer, self._parameters)
+        self._averaging: ScheduleFree | None = None
+        if isinstance(optimizer, ScheduleFreeSgd):
+            self._averaging = cast(ScheduleFree, self._optimizer)
+        self._fused = None
+        if optimizer.fused_backward:
+            computing = trainable_parameters(self.model)
+            self._fused = FusedBackward(self._optimizer, self._parameters, computing)
         self._max_grad_norm = max_grad_norm
         self._keep_optimizer = keep_optimizer
         self._model_key, self._trainer_key = where
 
-    def backward(self, result: LossOutput, micro_batch: MicroBatch) -> dict[str, float]:
-        """Add one micro-batch's gradient; returns the loss's metrics and `loss` itself.
+    def train(self) -> None:
+        """Get ready for a forward pass that is learned from. Schedule-free takes its gradients at another
+        point than the average that is sampled from and saved."""
+        self.model.train()
+        if self._averaging and not self._averaging.param_groups[0]["train_mode"]:
+            self._averaging.train()
+            self._refresh()
 
-        Raises TrainingError for a loss that is NaN or infinite, before any gradient of it is added.
+    def backward(self, result: LossOutput, micro_batch: MicroBatch, counts: GlobalCounts) -> dict[str, float]:
+        """Add one micro-batch's gradient; returns the loss's metrics and `loss` itself. A fused optimizer
+        moves the weights here.
+
+        Raises TrainingError for a loss that is NaN or infinite, before any gradient of it is added, and
+        for a part of an update where the optimizer wants it whole.
         """
         values = torch.stack([result.loss.detach(), *result.metrics.values()]).tolist()
         metrics = dict(zip(("loss", *result.metrics), values, strict=True))
         if not math.isfinite(metrics["loss"]):
             raise TrainingError(_not_finite(metrics, micro_batch, self._trainer_key))
+        if self._fused:
+            require_whole(micro_batch, counts)
         result.loss.backward()  # type: ignore[no-untyped-call]
-        if self._copy:
+        if self._copy and not self._fused:
             self._copy.collect_gradients()
         return metrics
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the next `step`."""
+        """The learning rate of the next update; a fused one begins with `forward_backward`."""
         for group in self._optimizer.param_groups:
             group["lr"] = lr
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """The same for the weight decay, where it does not stay what the run file says."""
+        for group in self._optimizer.param_groups:
+            group["weight_decay"] = weight_decay
 
     def step(self) -> float:
         """Clip, update the weights, forget the gradient; returns the norm before clipping.
 
-        Raises TrainingError for a norm that is NaN or infinite, before any weight changes.
+        Raises TrainingError for a norm that is NaN or infinite, before any weight changes (but where
+        the optimizer is fused with backward, and they have changed already).
         """
+        if self._fused:
+            return self._end_fused(self._fused.norm())
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         if not torch.isfinite(norm):
@@ -87,16 +117,17 @@ class Learner:
             nn.utils.clip_grads_with_norm_(self._parameters.values(), self._max_grad_norm, norm)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        if self._copy:
-            self._copy.refresh()
+        if not self._show_average():
+            self._refresh()
         return float(norm)
 
     def save(self, folder: Path) -> None:
         """Write what is trained (with LoRA the adapter alone), and the optimizer's state unless
         `checkpoint.optimizer` says no, into an existing folder."""
+        self._show_average()
         write_tensors(folder / WEIGHTS, self._parameters)
         if self._keep_optimizer:
-            write_tensors(folder / OPTIMIZER, optimizer_tensors(self._optimizer, list(self._parameters)))
+            write_optimizer(folder, self._optimizer, self._names)
 
     def load(self, folder: Path) -> None:
         """Take back exactly what `save` wrote. Raises CheckpointError if it is of another model."""
@@ -111,9 +142,33 @@ class Learner:
             for name, parameter in self._parameters.items():
                 parameter.copy_(saved[name])
         if self._keep_optimizer:
-            load_optimizer(self._optimizer, list(self._parameters), read_tensors(folder / OPTIMIZER))
+            read_optimizer(folder, self._optimizer, self._names)
+        self._refresh()
+
+    @property
+    def _names(self) -> dict[Tensor, str]:
+        return {parameter: name for name, parameter in self._parameters.items()}
+
+    def _refresh(self) -> None:
         if self._copy:
             self._copy.refresh()
+
+    def _show_average(self) -> bool:
+        """Bring schedule-free's average into the weights; says whether they changed."""
+        if not (self._averaging and self._averaging.param_groups[0]["train_mode"]):
+            return False
+        self._averaging.eval()
+        self._refresh()
+        return True
+
+    def _end_fused(self, norm: Tensor) -> float:
+        if not torch.isfinite(norm):
+            raise TrainingError(
+                f"The norm of the gradient is {float(norm)}, and the weights moved by it during backward: "
+                "they are spoiled. The loss was finite: look for extreme log-probs or advantages, or lower "
+                f"the learning rate ({self._trainer_key}.optimizer.lr)."
+            )
+        return float(norm)
 
 
 def _not_finite(metrics: Mapping[str, float], micro_batch: MicroBatch, where: str) -> str:

@@ -33,7 +33,7 @@ class SingleEngine(Learner):
     """
 
     def __init__(self, run: Run) -> None:
-        self.device = find_device(run.trainer.engine)
+        self.device = find_device(run.trainer.engine.device)
         torch.manual_seed(run.seed)
         section = run.model
         base = load_model(section, device=self.device)
@@ -58,9 +58,9 @@ class SingleEngine(Learner):
 
         Raises TrainingError for a loss that is NaN or infinite, before any gradient of it is added.
         """
-        self.model.train()
+        self.train()
         outputs = token_outputs(self.model, micro_batch, entropy=entropy)
-        return self.backward(loss_fn(micro_batch, outputs, counts), micro_batch)
+        return self.backward(loss_fn(micro_batch, outputs, counts), micro_batch, counts)
 
     @torch.no_grad()
     def logprobs(self, micro_batch: MicroBatch, *, reference: bool = False) -> Tensor:

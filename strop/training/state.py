@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -24,24 +24,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter/key`; `names` are its parameters', in order."""
-    state = optimizer.state_dict()["state"]
-    return {f"{names[i]}/{key}": tensor for i, entry in state.items() for key, tensor in entry.items()}
-
-
-def load_optimizer(
-    optimizer: torch.optim.Optimizer, names: Sequence[str], tensors: Mapping[str, Tensor]
-) -> None:
-    """Take back what `optimizer_tensors` gave."""
-    number = {name: i for i, name in enumerate(names)}
-    state: dict[int, dict[str, Tensor]] = {}
-    for path, tensor in tensors.items():
-        name, key = path.rsplit("/", 1)
-        state.setdefault(number[name], {})[key] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def rng_tensors(device: torch.device) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ class ValueEngine(Learner):
     model: ValueModel
 
     def __init__(self, run: Run, critic: Critic) -> None:
-        self.device = find_device(run.trainer.engine)
+        self.device = find_device(run.trainer.engine.device)
         section = critic.model or run.model
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(run.seed)
@@ -54,9 +54,9 @@ class ValueEngine(Learner):
 
         Raises TrainingError for a loss that is NaN or infinite, before any gradient of it is added.
         """
-        self.model.train()
+        self.train()
         values = token_values(self.model, micro_batch)
-        return self.backward(loss_fn(micro_batch, values, counts), micro_batch)
+        return self.backward(loss_fn(micro_batch, values, counts), micro_batch, counts)
 
     @torch.no_grad()
     def values(self, micro_batch: MicroBatch) -> Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from strop.config.schema.base import KindByName, Section, kind_or
+from strop.config.schema.base import Section, kind_or
 from strop.config.schema.model import Model
-from strop.config.schema.trainer import AdamW, ConstantSchedule, Schedule
+from strop.config.schema.optimizer import AdamW, Optimizer, check_clipping
+from strop.config.schema.schedule import ConstantSchedule, PositionSchedule
 from strop.config.units import MicroBatchSize
 
 
@@ -27,9 +28,14 @@ class Critic(Section):
     """How often it is trained on a step's rollouts; as the policy when left out."""
     microbatch: MicroBatchSize | None = None
     """What goes through it at once, in `tokens` or `sequences`; as for the policy when left out."""
-    optimizer: Annotated[AdamW, KindByName] = AdamW(lr=1e-5)
+    optimizer: Annotated[Optimizer, kind_or("adamw")] = AdamW(lr=1e-5)
     """What turns its gradients into steps."""
-    schedule: Annotated[Schedule, kind_or("constant")] = ConstantSchedule()
+    schedule: Annotated[PositionSchedule, kind_or("constant")] = ConstantSchedule()
     """How its learning rate moves."""
     max_grad_norm: float | None = Field(1.0, gt=0)
     """Longer gradients are scaled down to this length; null for no bound."""
+
+    @model_validator(mode="after")
+    def _optimizer_fits(self) -> Critic:
+        check_clipping(self.optimizer, self.max_grad_norm)
+        return self

@@ -7,57 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from strop.config.schema.base import KindByName, Section, kind_or
-from strop.config.units import Amount, Duration, MicroBatchSize, Warmup
-
-
-class AdamW(Section):
-    """Adam with decoupled weight decay (arXiv 1711.05101)."""
-
-    type: Literal["adamw"] = "adamw"
-    lr: float = Field(1e-6, ge=0)
-    """The schedule's highest learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of the first and second moment's averages."""
-    eps: float = Field(1e-8, gt=0)
-    """Added to the second moment's root."""
-    weight_decay: float = Field(0.01, ge=0)
-    """Share of a weight, times the learning rate, taken off at each update."""
-
-
-class ScheduleBase(Section):
-    """What every schedule has."""
-
-    warmup: Warmup = Amount(0, "steps")
-    """The rate climbs linearly from 0 over this part of the run."""
-    counts: Literal["steps", "updates"] = "steps"
-    """Whether the rate changes once a step or once an update."""
-
-
-class ConstantSchedule(ScheduleBase):
-    """The rate stays."""
-
-    type: Literal["constant"] = "constant"
-
-
-class LinearSchedule(ScheduleBase):
-    """The rate falls linearly to `min_ratio` of its highest value at the end of the run."""
-
-    type: Literal["linear"] = "linear"
-    min_ratio: float = Field(0.0, ge=0, le=1)
-    """Where it ends, as a share of the highest rate."""
-
-
-class CosineSchedule(ScheduleBase):
-    """The rate falls along a cosine to `min_ratio` of its highest value."""
-
-    type: Literal["cosine"] = "cosine"
-    min_ratio: float = Field(0.0, ge=0, le=1)
-    """Where it ends, as a share of the highest rate."""
-    cycles: float = Field(0.5, gt=0)
-    """Waves of the cosine over the run: 0.5 falls once."""
-
-
-Schedule = Annotated[ConstantSchedule | LinearSchedule | CosineSchedule, Field(discriminator="type")]
+from strop.config.schema.optimizer import AdamW, Optimizer, WeightDecayIncrease, check_clipping
+from strop.config.schema.schedule import ConstantSchedule, Schedule
+from strop.config.units import Amount, Duration, MicroBatchSize
 
 
 class SingleEngine(Section):
@@ -83,8 +35,10 @@ class Trainer(Section):
     """Draw a new order of the step's tasks for each pass."""
     microbatch: MicroBatchSize = Amount(16384, "tokens")
     """What goes through the model at once, in `tokens` or `sequences`; changes memory, never the gradient."""
-    optimizer: Annotated[AdamW, KindByName] = AdamW()
+    optimizer: Annotated[Optimizer, kind_or("adamw")] = AdamW()
     """What turns gradients into steps."""
+    weight_decay_increase: WeightDecayIncrease | None = None
+    """How the optimizer's weight decay climbs to its value; null for none: it stays."""
     schedule: Annotated[Schedule, kind_or("constant")] = ConstantSchedule()
     """How the learning rate moves."""
     max_grad_norm: float | None = Field(1.0, gt=0)
@@ -101,5 +55,16 @@ class Trainer(Section):
             raise ValueError(
                 f"tasks_per_step ({per_step}) is not a multiple of tasks_per_update ({per_update}); "
                 f"nearest that are: {' and '.join(map(str, nearest))}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _optimizer_fits(self) -> Trainer:
+        check_clipping(self.optimizer, self.max_grad_norm)
+        increase = self.weight_decay_increase
+        if increase is not None and increase.start > self.optimizer.weight_decay:
+            raise ValueError(
+                f"weight_decay_increase.start ({increase.start}) is above optimizer.weight_decay "
+                f"({self.optimizer.weight_decay}), where it ends"
             )
         return self
