@@ -11,7 +11,7 @@ from strop.algorithms import table
 from strop.config.schema import Run
 from strop.data.pack import pack, unpack
 from strop.run.length import Length
-from strop.run.updates import learning_rate
+from strop.run.rates import Rates
 from strop.training.single import SingleEngine
 from strop.types import Experience, Floats, GlobalCounts, MicroBatch, TokenOutputs
 
@@ -22,7 +22,8 @@ class PolicyUpdates:
     def __init__(self, engine: SingleEngine, run: Run, length: Length) -> None:
         self._engine = engine
         self._trainer = run.trainer
-        self._length = length
+        self.rates = Rates(run, length)
+        """Of its updates; an evaluation may change them."""
         self._loss_fn = table.loss_fn(run.algorithm, max_response_tokens=run.data.max_response_tokens)
         self._entropy = table.needs_entropy_gradient(run.algorithm)
 
@@ -40,15 +41,16 @@ class PolicyUpdates:
 
         `step` counts from 1, `update` from 0. Raises TrainingError where loss or gradient is not finite.
         """
-        metrics: dict[str, float] = {}
+        metrics = {"lr": self.rates.lr(step, update)}
+        self._engine.set_lr(metrics["lr"])
+        weight_decay = self.rates.weight_decay(step, update)
+        if weight_decay is not None:
+            self._engine.set_weight_decay(weight_decay)
         counts = counts_of(experiences)
         for micro_batch in self.pack(experiences, advantages, old, reference):
             shares = self._engine.forward_backward(micro_batch, self._loss_fn, counts, entropy=self._entropy)
             for name, share in shares.items():
                 metrics[name] = metrics.get(name, 0.0) + share
-        optimizer, schedule = self._trainer.optimizer, self._trainer.schedule
-        metrics["lr"] = learning_rate(optimizer, schedule, self._length, step=step, update=update)
-        self._engine.set_lr(metrics["lr"])
         metrics["grad_norm"] = self._engine.step()
         return metrics
 
