@@ -26,20 +26,14 @@ def component(
     check: Annotated[bool, typer.Option("--check", help="Say whether the job can be started.")] = False,
 ) -> None:
     """Run what an AzureML component runs: `--input value ...`, all as text, and `--output folder`."""
-    from strop.cli.actions import check_files, start
-    from strop.cli.show import show_explanation
+    from strop.cli.show import explain_check_or_start
     from strop.config.dialects.component import read_component
 
     job = read_component(name, context.args, here=here)
-    if explain:
-        show_explanation(job.loaded)
-    if check:
-        check_files(job.loaded)
-    if explain or check:
-        return
-    install(job.packages)
-    start(job.loaded)
-    fill(job)
+    if not (explain or check):
+        install(job.packages)
+    if explain_check_or_start(job.loaded, explain=explain, check=check):
+        fill(job)
 
 
 def install(packages: Sequence[str]) -> None:

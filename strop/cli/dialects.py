@@ -17,36 +17,49 @@ verl = typer.Typer(
 )
 
 
+Config = Annotated[
+    Path | None, typer.Option(help="A whole YAML file, under the overrides.", show_default=False)
+]
+Explain = Annotated[bool, typer.Option("--explain", help="Say what the run would do.")]
+Check = Annotated[bool, typer.Option("--check", help="Say whether the run can be started.")]
+
+
 @verl.command()
 def ppo(
     overrides: Overrides = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A whole ppo_trainer.yaml, under the overrides.", show_default=False)
-    ] = None,
+    config: Config = None,
     here: Here = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say what the run would do.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Say whether the run can be started.")] = False,
+    explain: Explain = False,
+    check: Check = False,
 ) -> None:
     """What `python -m verl.trainer.main_ppo key=value ...` does."""
-    from strop.cli.actions import check_files, start
-    from strop.cli.show import show_explanation
+    from strop.cli.show import explain_check_or_start
     from strop.config.dialects.verl import read_verl
 
     loaded = read_verl(overrides or (), config=config, here=here)
-    if explain:
-        show_explanation(loaded)
-    if check:
-        check_files(loaded)
-    if not (explain or check):
-        start(loaded)
+    explain_check_or_start(loaded, explain=explain, check=check)
+
+
+@verl.command()
+def sft(
+    overrides: Overrides = None,
+    config: Config = None,
+    here: Here = False,
+    explain: Explain = False,
+    check: Check = False,
+) -> None:
+    """What `python -m verl.trainer.fsdp_sft_trainer key=value ...` does."""
+    from strop.cli.show import explain_check_or_start
+    from strop.config.dialects.verl.sft import read_verl_sft
+
+    loaded = read_verl_sft(overrides or (), config=config, here=here)
+    explain_check_or_start(loaded, explain=explain, check=check)
 
 
 @verl.command(name="eval")
 def evaluate(
     overrides: Overrides = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A whole evaluation.yaml, under the overrides.", show_default=False)
-    ] = None,
+    config: Config = None,
 ) -> None:
     """What `python -m verl.trainer.main_eval key=value ...` does: score a file of answers."""
     from strop.cli.show import show_figures

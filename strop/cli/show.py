@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from strop.cli.actions import say_notes
+from strop.cli.actions import check_files, say_notes, start
 from strop.config.explain import Line, lines, summary
 from strop.config.load import Loaded
 
@@ -24,6 +24,18 @@ def show_explanation(loaded: Loaded) -> None:
     else:
         typer.echo(summary(loaded) + "\n")
         typer.echo(aligned([(x.field, x.value, x.unit, str(x.source), x.effect) for x in lines(loaded)]))
+
+
+def explain_check_or_start(loaded: Loaded, *, explain: bool, check: bool) -> bool:
+    """Start the run, or say what it would do; returns whether it was started."""
+    if explain:
+        show_explanation(loaded)
+    if check:
+        check_files(loaded)
+    if explain or check:
+        return False
+    start(loaded)
+    return True
 
 
 def show_figures(figures: Mapping[str, Figures]) -> None:

@@ -14,7 +14,7 @@ from strop.config.draft import Draft
 from strop.config.schema.walk import all_keys
 from strop.errors import ConfigError
 
-from .verl_page import PAGE, page_copy, page_keys
+from .verl_page import OTHERS, PAGE, other_copy, other_keys, page_copy, page_keys
 
 ONLY_IN_PROSE = "critic.*"
 FIELDS = set(all_keys())
@@ -74,3 +74,13 @@ def test_ledgers_are_found_by_name() -> None:
     assert ledger_of("verl") is LEDGER
     with pytest.raises(ConfigError, match="did you mean 'verl'"):
         ledger_of("verll")
+
+
+@pytest.mark.parametrize("dialect", OTHERS)
+def test_the_other_files_have_every_key_in_order_with_its_default(dialect: str) -> None:
+    if PAGE.exists():
+        assert other_copy(dialect) == other_keys(PAGE.read_text(), dialect)
+    rows = [row for row in ledger_of(dialect).rows if row.on_page]
+    assert {row.theirs: row.default for row in rows} == other_copy(dialect)
+    assert [row.theirs for row in rows] == list(other_copy(dialect))
+    assert all(row.fate != "accepted without effect" for row in rows)

@@ -14,9 +14,30 @@ COPY = Path(__file__).parent / "verl_page.yaml"
 PAGE = Path(__file__).parents[2] / ".." / "shared" / "seeds" / "verl_config.rst"
 
 
+OTHERS = {
+    "verl-eval": ("evaluation.yaml\n----", "sft_trainer.yaml for"),
+    "verl-sft": ("sft_trainer.yaml for", None),
+}
+"""The page's other two files: where each begins, and where the next one does."""
+
+
 def page_copy() -> dict[str, Any]:
     """Dotted key -> default, from the copy in this folder."""
     return yaml.load(COPY.read_text(), Loader=get_yaml_loader())
+
+
+def other_copy(dialect: str) -> dict[str, Any]:
+    """The same for one of the page's other files."""
+    path = Path(__file__).parent / "pages" / f"{dialect}.yaml"
+    return yaml.load(path.read_text(), Loader=get_yaml_loader())
+
+
+def other_keys(text: str, dialect: str) -> dict[str, Any]:
+    """The same from the page itself."""
+    begin, end = OTHERS[dialect]
+    part = text.split(begin)[1].split(end)[0] if end else text.split(begin)[1]
+    blocks = (yaml.load(block, Loader=get_yaml_loader()) for block in _blocks(part + "\n.\n"))
+    return {key: default for block in blocks for key, default in _leaves(block)}
 
 
 def page_keys(text: str) -> dict[str, Any]:

@@ -6,11 +6,13 @@ from strop.config.dialects.component import COMPONENTS
 from strop.config.dialects.theirs import Ledger
 from strop.config.dialects.verl import LEDGER as VERL
 from strop.config.dialects.verl.evaluation import LEDGER as VERL_EVAL
+from strop.config.dialects.verl.sft import LEDGER as VERL_SFT
 from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError
 
 LEDGERS = {
     "verl": VERL,
+    "verl-sft": VERL_SFT,
     "verl-eval": VERL_EVAL,
     **{name: component.ledger for name, component in COMPONENTS.items()},
 }

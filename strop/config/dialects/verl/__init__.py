@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from strop.config.dialects.lines import draft_of
 from strop.config.dialects.read import read_dialect
 from strop.config.dialects.theirs import Ledger
 from strop.config.dialects.verl import actor, algorithm, data, megatron, model, reward, rollout, trainer
-from strop.config.draft import Draft
 from strop.config.load import Loaded
-from strop.config.overrides import apply_override, parse_overrides
 from strop.config.placement import wants_here
-from strop.config.yaml_file import read_yaml
 
 LEDGER = Ledger(
     "verl",
@@ -38,12 +36,4 @@ def read_verl(overrides: Sequence[str], *, config: Path | None = None, here: boo
     Raises ConfigError for a key or value that cannot be taken, PlacementError for hardware and
     engines that are not here, unless `here` or STROP_HERE sets them aside.
     """
-    draft = Draft() if config is None else read_yaml(config)
-    for override in parse_overrides(overrides):
-        apply_override(
-            draft,
-            override,
-            known=lambda keys: LEDGER.has(".".join(keys)),
-            suggest=LEDGER.suggest,
-        )
-    return read_dialect(LEDGER, draft, here=wants_here(here))
+    return read_dialect(LEDGER, draft_of(LEDGER, overrides, config), here=wants_here(here))

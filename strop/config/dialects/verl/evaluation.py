@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strop.config.dialects.lines import draft_of
 from strop.config.dialects.read import check_written, convert, notes_of
 from strop.config.dialects.row import TEXT, TEXTS, mapped, or_null
 from strop.config.dialects.theirs import Ledger, Theirs
 from strop.config.dialects.verl import switches
 from strop.config.dialects.verl.reward import reward
-from strop.config.draft import Draft
-from strop.config.overrides import apply_override, parse_overrides
 from strop.config.schema.base import Section
 from strop.config.schema.reward import Reward
-from strop.config.yaml_file import read_yaml
 
 
 class Scoring(Section):
@@ -74,9 +72,6 @@ def read_verl_eval(
 
     Raises ConfigError for a key or value that cannot be taken.
     """
-    draft = Draft() if config is None else read_yaml(config)
-    for override in parse_overrides(overrides):
-        apply_override(draft, override, known=lambda keys: LEDGER.has(".".join(keys)), suggest=LEDGER.suggest)
-    theirs = Theirs(LEDGER, draft)
+    theirs = Theirs(LEDGER, draft_of(LEDGER, overrides, config))
     check_written(theirs, here=False)
     return Scoring.model_validate(convert(theirs).values), tuple(notes_of(theirs))
