@@ -13,12 +13,19 @@ from batches import MAX_RESPONSE_TOKENS, Batch
 from cases import Case, Value, with_gradient
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.grpo_trainer import GRPOTrainer
-from verl_side import HIGH, LOW
+from verl_side import DUAL, HIGH, LOW
 
 from strop.algorithms.shaping import overlong_penalty
 
 
-def trl_loss(loss_type: str, *, level: str = "token", beta: float = 0.0, high: float = HIGH) -> Value:
+def trl_loss(
+    loss_type: str,
+    *,
+    level: str = "token",
+    beta: float = 0.0,
+    high: float = HIGH,
+    delta: float | None = None,
+) -> Value:
     """`GRPOTrainer._compute_loss`, with a trainer that has only what that method reads."""
 
     def run(batch: Batch) -> torch.Tensor:
@@ -31,7 +38,7 @@ def trl_loss(loss_type: str, *, level: str = "token", beta: float = 0.0, high: f
                 _metrics=defaultdict(lambda: defaultdict(list)),
                 model=SimpleNamespace(training=True),
                 accelerator=accelerator,
-                args=SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
+                args=SimpleNamespace(delta=delta, use_bias_correction_kl=False, steps_per_generation=1),
                 aux_loss_enabled=False,
                 beta=beta,
                 current_gradient_accumulation_steps=1,
@@ -63,7 +70,7 @@ def trl_loss(loss_type: str, *, level: str = "token", beta: float = 0.0, high: f
 
 
 def our_loss(section: dict[str, Any], aggregation: str, **rest: Any) -> Value:
-    """Strop's; TRL has no dual clip."""
+    """Strop's."""
     return lambda batch: ours.loss(batch, policy_loss=section, aggregation=aggregation, **rest)
 
 
@@ -78,6 +85,11 @@ def cases() -> list[Case]:
         for label, theirs, mine in (
             ("clip, seq-mean-token-mean", trl_loss("grpo"), our_loss(clip, "seq-mean-token-mean")),
             ("clip, token-mean", trl_loss("dapo"), our_loss(clip, "token-mean")),
+            (
+                "clip with dual clip, token-mean",
+                trl_loss("dapo", delta=DUAL),
+                our_loss(clip | {"dual_clip": DUAL}, "token-mean"),
+            ),
             ("clip, seq-mean-token-sum-norm", trl_loss("dr_grpo"), our_loss(clip, "seq-mean-token-sum-norm")),
             (
                 "clip with k3, seq-mean-token-mean",

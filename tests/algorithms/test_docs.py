@@ -1,0 +1,62 @@
+"""Every knob of every algorithm stands in its page, and every algorithm has a run file that runs."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import strop
+from strop.config.schema.algorithm import Mix, PolicyGradient, WithoutCritic
+from strop.config.schema.walk import all_keys
+from strop.models.tiny import make_model
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "algorithms"
+RUN_FILES = sorted((ROOT / "examples" / "algorithms").glob("*.yaml"))
+ALGORITHMS: tuple[type[PolicyGradient], ...] = tuple(a for a in get_args(WithoutCritic) if a is not Mix)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.model_fields["type"].default)
+def test_every_knob_is_in_the_pages(algorithm: type[PolicyGradient]) -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES.glob("*.md"))
+    for key in all_keys(algorithm):
+        last = key.split(".")[-1]
+        assert re.search(rf"[`.]{last}[`.:]", pages), f"{key} is in no page of docs/algorithms"
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the quickstart leaves: tasks, and a model; here it has learned nothing."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    sums = [(a, b) for a in range(10, 15) for b in range(10, 15)]
+    random.Random(0).shuffle(sums)
+    rows = [json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) for a, b in sums]
+    for name in ("train", "test"):
+        (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    make_model(
+        folder / "warm-start", ["12+34=46"], vocab_size=300, hidden_size=16, layers=1, heads=2, kv_heads=2
+    )
+    return folder
+
+
+@pytest.mark.parametrize("run_file", RUN_FILES, ids=lambda path: path.stem)
+def test_every_run_file_runs(run_file: Path, quickstart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUICKSTART", str(quickstart))
+    small = ["duration=2 steps", "tasks_per_step=4", "tasks_per_update=2"]
+    quiet = [f"output={quickstart / 'runs'}", "record={monitors: [], report: false}", "data.eval=[]"]
+    run = strop.load(run_file, [*quiet, *(f"trainer.{one}" for one in small)])
+    result = strop.train(run)
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == 2
+    assert result.model.is_dir()
+
+
+def test_every_algorithm_has_a_run_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUICKSTART", "nowhere")
+    shown = {strop.load(path).run.algorithm.type for path in RUN_FILES}
+    assert {kind.model_fields["type"].default for kind in ALGORITHMS} <= shown
