@@ -7,9 +7,10 @@ A model that cannot be driven this way is driven with padding, at the model's do
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -55,15 +56,14 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 def base_model(model: nn.Module) -> PreTrainedModel:
     """The Hugging Face model inside, whether or not PEFT is wrapped round it."""
-    unwrap = getattr(model, "get_base_model", None)
-    return unwrap() if unwrap else model
+    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
 
 
 def _hidden_states(base: PreTrainedModel, token_ids: Tensor, position_ids: Tensor, **kwargs: Any) -> Tensor:
     # No mask and no cache: with either, transformers would take the packed sequences for one.
-    return base.get_decoder()(
-        input_ids=token_ids, position_ids=position_ids, use_cache=False, **kwargs
-    ).last_hidden_state
+    decoder: nn.Module = base.get_decoder()  # type: ignore[no-untyped-call]
+    output = decoder(input_ids=token_ids, position_ids=position_ids, use_cache=False, **kwargs)
+    return cast(Tensor, output.last_hidden_state)
 
 
 def _packed_attention(
@@ -137,7 +137,7 @@ def _probe(base: PreTrainedModel) -> str | None:
     packed = torch.cat([prompt[:3], prompt[3:], answers[0], prompt[3:], answers[1]])
     positions = torch.tensor([0, 1, 2, 3, 4, 5, 3, 4, 5, 6], device=base.device)
     training, own = base.training, base.config._attn_implementation
-    base.eval()
+    base.train(False)
     try:
         # Not "sdpa", which leaves out Gemma 2's softcap.
         base.set_attn_implementation("eager")

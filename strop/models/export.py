@@ -33,7 +33,7 @@ def export_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: P
             base_model(model).save_pretrained(beside, state_dict=dict(merged_weights(model)))
             tokenizer.save_pretrained(beside)
             if isinstance(model, PeftModel):
-                model.save_pretrained(beside / ADAPTER_FOLDER)
+                model.save_pretrained(str(beside / ADAPTER_FOLDER))
         if folder.exists():
             shutil.rmtree(folder)
         beside.rename(folder)

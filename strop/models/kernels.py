@@ -72,7 +72,7 @@ class _Block:
     def of(self, tensor: Tensor, first: int) -> Tensor:
         """[m, rows, ...]: a view of the block's segments in [T, ...], from row `first` to `last`."""
         tokens = tensor[self.start : self.start + self.segments * self.length]
-        return tokens.unflatten(0, (self.segments, self.length))[:, first : self.last]
+        return torch.unflatten(tokens, 0, (self.segments, self.length))[:, first : self.last]
 
 
 def find_runs(bounds: Sequence[int], prefix_of: Sequence[int]) -> tuple[Run, ...]:
@@ -92,7 +92,8 @@ def find_runs(bounds: Sequence[int], prefix_of: Sequence[int]) -> tuple[Run, ...
 
 def attention(query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], options: Options) -> Tensor:
     """[T, H, D] from query [T, H, D], key and value [T, K, D]."""
-    return _Attention.apply(query, key, value, runs, options)  # type: ignore[no-any-return]
+    out: Tensor = _Attention.apply(query, key, value, runs, options)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Attention(torch.autograd.Function):
@@ -145,13 +146,13 @@ def _count(ranges: tuple[tuple[int, int], ...]) -> int:
 
 def _rows(tensor: Tensor, block: _Block, key_heads: int) -> Tensor:
     """[K, m, R r, D]: a block's rows of a [T, H, D], the heads that share a key under one another."""
-    rows = block.of(tensor, block.first).unflatten(2, (key_heads, -1))
+    rows = torch.unflatten(block.of(tensor, block.first), 2, (key_heads, -1))
     return rows.permute(2, 0, 3, 1, 4).reshape(key_heads, block.segments, -1, tensor.shape[-1])
 
 
 def _write_rows(tensor: Tensor, block: _Block, rows: Tensor) -> None:
     """The inverse of `_rows`."""
-    target = block.of(tensor, block.first).unflatten(2, (len(rows), -1)).permute(2, 0, 3, 1, 4)
+    target = torch.unflatten(block.of(tensor, block.first), 2, (len(rows), -1)).permute(2, 0, 3, 1, 4)
     target.copy_(rows.view(target.shape))
 
 
@@ -182,8 +183,8 @@ def _scores(rows: Tensor, keys: KeyPair) -> Tensor:
     scores = rows @ own.transpose(-1, -2)
     if ancestors is None:
         return scores
-    above = (rows.flatten(1, 2) @ ancestors.transpose(-1, -2)).unflatten(1, rows.shape[1:3])
-    return torch.cat((above, scores), dim=-1)
+    above = rows.flatten(1, 2) @ ancestors.transpose(-1, -2)
+    return torch.cat((torch.unflatten(above, 1, rows.shape[1:3]), scores), dim=-1)
 
 
 def _mix(p: Tensor, keys: KeyPair) -> Tensor:
@@ -193,7 +194,7 @@ def _mix(p: Tensor, keys: KeyPair) -> Tensor:
         return p @ own
     count = ancestors.shape[1]
     above = p[..., :count].flatten(1, 2) @ ancestors
-    return (p[..., count:] @ own).add_(above.unflatten(1, p.shape[1:3]))
+    return (p[..., count:] @ own).add_(torch.unflatten(above, 1, p.shape[1:3]))
 
 
 def _probabilities(
@@ -207,7 +208,7 @@ def _probabilities(
         slope = (1 - bent * bent) * options.scale
         scores = bent * options.softcap
     hidden = _hidden(block, options.window, rows.device)
-    seen = scores.unflatten(2, (-1, block.last - block.first))
+    seen = torch.unflatten(scores, 2, (-1, block.last - block.first))
     seen[..., seen.shape[-1] - hidden.shape[-1] :].masked_fill_(hidden, float("-inf"))
     return torch.softmax(scores, dim=-1), slope
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -102,7 +102,7 @@ def _read(
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
     model.to(device).requires_grad_(trainable and section.lora is None).eval()
-    return model
+    return cast(PreTrainedModel, model)
 
 
 def _packed(model: PreTrainedModel, section: Model, *, trainable: bool) -> PreTrainedModel:
@@ -137,14 +137,14 @@ def load_tokenizer(section: Model) -> PreTrainedTokenizerBase:
 def quiet() -> Iterator[None]:
     """Without transformers' progress bars and reports."""
     shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
         if shown:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _is_local(path: str) -> bool:

@@ -26,6 +26,8 @@ from strop.types import MicroBatch, TokenOutputs
 
 CHUNK_ROWS = 256
 """Positions at once: enough for fast matrix products, little memory at any vocabulary."""
+LOGITS_TOLERANCE = 0.02
+"""How far, relative to their norm, our logits may be from the model's own: bfloat16 rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +57,22 @@ def token_outputs(model: nn.Module, micro_batch: MicroBatch, *, entropy: bool) -
     """
     hidden = packed_forward(model, micro_batch)
     base = base_model(model)
-    head = base.get_output_embeddings()
+    head = _head(base)
     targets = micro_batch.loss_mask.nonzero()[:, 0]
     labels = micro_batch.token_ids[targets]
     temperature = micro_batch.temperature[targets]
     transform = logit_transform(base)
     if type(head) is nn.Linear:
-        values = _HeadOutputs.apply(
+        logprobs, entropies = _HeadOutputs.apply(  # type: ignore[no-untyped-call]
             hidden, head.weight, head.bias, targets - 1, labels, temperature, transform, entropy
         )
     else:
-        values = _through_module(head, hidden[targets - 1], labels, temperature, transform)
-    logprobs, entropies = (_scatter(v, targets, len(hidden)) for v in values)
-    return TokenOutputs(logprobs, entropies if entropy else None)
+        logprobs, entropies = _through_module(head, hidden[targets - 1], labels, temperature, transform)
+
+    def in_place(values: Tensor) -> Tensor:
+        return values.new_zeros(len(hidden)).index_copy(0, targets, values)
+
+    return TokenOutputs(in_place(logprobs), in_place(entropies) if entropy else None)
 
 
 def logit_transform(base: PreTrainedModel) -> LogitTransform:
@@ -82,22 +87,20 @@ def logit_transform(base: PreTrainedModel) -> LogitTransform:
 def check_logits(model: nn.Module) -> None:
     """Raise ModelError unless head and transform, as used here, give the model's own logits."""
     base = base_model(model)
-    decoder, head = base.get_decoder(), base.get_output_embeddings()
-    reason = "it has no language-model head"
-    if head is not None:
-        tokens = torch.arange(4, device=base.device)[None]
-        seen: list[Tensor] = []
-        hook = decoder.register_forward_hook(lambda _m, _a, output: seen.append(output.last_hidden_state))
-        try:
-            expected = base(input_ids=tokens, use_cache=False).logits.float()
-        finally:
-            hook.remove()
-        ours = logit_transform(base).apply(head(seen[0]).float())
-        distance = float((ours - expected).norm() / expected.norm())
-        if distance <= 0.02:
-            return
-        reason = f"its logits are not its head's output (relative distance {distance:.2g})"
-    raise ModelError(f"Strop cannot compute the log-probs of {type(base).__name__}: {reason}.")
+    decoder: nn.Module = base.get_decoder()  # type: ignore[no-untyped-call]
+    seen: list[Tensor] = []
+    hook = decoder.register_forward_hook(lambda _m, _a, output: seen.append(output.last_hidden_state))
+    try:
+        expected = base(input_ids=torch.arange(4, device=base.device)[None], use_cache=False).logits.float()
+    finally:
+        hook.remove()
+    ours = logit_transform(base).apply(_head(base)(seen[0]).float())
+    distance = float((ours - expected).norm() / expected.norm())
+    if distance > LOGITS_TOLERANCE:
+        raise ModelError(
+            f"Strop cannot compute the log-probs of {type(base).__name__}: its logits are not its head's "
+            f"output (they differ by {distance:.2g} of their norm)."
+        )
 
 
 class _HeadOutputs(torch.autograd.Function):
@@ -157,6 +160,13 @@ class _HeadOutputs(torch.autograd.Function):
         )
 
 
+def _head(base: PreTrainedModel) -> nn.Module:
+    head: nn.Module | None = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if head is None:
+        raise ModelError(f"{type(base).__name__} has no language-model head, and so no log-probs.")
+    return head
+
+
 def _through_module(
     head: nn.Module, states: Tensor, labels: Tensor, temperature: Tensor, transform: LogitTransform
 ) -> tuple[Tensor, Tensor]:
@@ -178,13 +188,6 @@ def _through_module(
 
 def _chunks(count: int) -> Iterator[slice]:
     return (slice(i, min(i + CHUNK_ROWS, count)) for i in range(0, count, CHUNK_ROWS))
-
-
-def _scatter(values: Tensor | None, targets: Tensor, tokens: int) -> Tensor | None:
-    """[T] with values where the targets are and 0 elsewhere."""
-    if values is None:
-        return None
-    return values.new_zeros(tokens).index_copy(0, targets, values)
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, transform: LogitTransform) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 
 from strop.config.schema.model import Lora
 from strop.errors import ModelError
+from strop.models.attention import base_model
 
 ADAPTER = "default"
 """PEFT's name for the one adapter."""
@@ -28,13 +30,14 @@ def add_lora(model: PreTrainedModel, section: Lora, dtype: torch.dtype) -> PeftM
     Its A is random (by torch's generator) and its B zero: the model is at first what it was. Raises
     ModelError where `targets` names nothing that can be adapted.
     """
+    headless = model.get_output_embeddings() is None  # type: ignore[no-untyped-call]
     config = LoraConfig(
         r=section.rank,
-        lora_alpha=section.alpha,
+        lora_alpha=section.alpha,  # type: ignore[arg-type]  # a float is as good
         target_modules=_names(section.targets),
         exclude_modules=_names(section.exclude),
         lora_dropout=section.dropout,
-        task_type="FEATURE_EXTRACTION" if model.get_output_embeddings() is None else "CAUSAL_LM",
+        task_type="FEATURE_EXTRACTION" if headless else "CAUSAL_LM",
     )
     try:
         wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
@@ -57,7 +60,7 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     A tensor that has two names (tied embeddings) comes once. Without an adapter these are the model's own.
     """
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    base = base_model(model)
     adapted = {f"{name}.base_layer.weight": m for name, m in base.named_modules() if isinstance(m, Linear)}
     seen: set[int] = set()
     for name, tensor in base.state_dict(keep_vars=True).items():
@@ -72,9 +75,9 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def _merged(weight: Tensor, module: Linear) -> Tensor:
-    a, b = module.lora_A[ADAPTER].weight.float(), module.lora_B[ADAPTER].weight.float()
+    a, b = (cast(Tensor, side[ADAPTER].weight).float() for side in (module.lora_A, module.lora_B))
     delta = (b @ a) * module.scaling[ADAPTER]
-    return (weight.float() + (delta.T if module.fan_in_fan_out else delta)).to(weight.dtype)
+    return cast(Tensor, weight.float() + (delta.T if module.fan_in_fan_out else delta)).to(weight.dtype)
 
 
 def _names(targets: str | tuple[str, ...] | None) -> str | list[str] | None:
@@ -82,14 +85,14 @@ def _names(targets: str | tuple[str, ...] | None) -> str | list[str] | None:
 
 
 def _check_targets(model: PeftModel) -> None:
-    base = model.get_base_model()
+    base = base_model(model)
     for name, module in base.named_modules():
         if hasattr(module, "lora_A") and not isinstance(module, Linear):
             raise ModelError(
                 f"model.lora.targets: {name} is no linear layer, and Strop adapts only those; leave it "
                 "out, or exclude it under model.lora.exclude."
             )
-    head = base.get_output_embeddings()
+    head = base.get_output_embeddings()  # type: ignore[no-untyped-call]
     if base.config.get_text_config().tie_word_embeddings and isinstance(head, Linear):
         raise ModelError(
             "model.lora.targets: the language-model head shares its weight with the input embeddings in this "
