@@ -6,6 +6,7 @@ from typing import Any
 
 from strop.config.redact import redact
 from strop.config.schema import Run
+from strop.config.schema.algorithm import Ppo
 from strop.config.schema.schedule import ConstantSchedule
 from strop.config.schema.walk import leaves
 
@@ -55,5 +56,7 @@ def _is_free(field: str, free: tuple[str, ...]) -> bool:
 
 
 def _depends_on_length(run: Run) -> bool:
-    schedule = run.trainer.schedule
-    return not isinstance(schedule, ConstantSchedule) or schedule.warmup.unit == "%"
+    schedules = [run.trainer.schedule]
+    if isinstance(run.algorithm, Ppo):
+        schedules.append(run.algorithm.critic.schedule)
+    return any(not isinstance(s, ConstantSchedule) or s.warmup.unit == "%" for s in schedules)
