@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from strop.config.dialects.component import COMPONENTS, Job, read_component
 from strop.config.dialects.component.model_folder import find_model
 from strop.config.schema.algorithm import AdaptiveKl, ClippedLoss, KlLoss, KlReward
+from strop.config.schema.optimizer import AdamW
 from strop.config.units import Amount
 from strop.errors import ConfigError, PlacementError, StropError
 
@@ -110,7 +111,23 @@ def value(job: Job, field: str) -> Any:
         ("grpo", [], "trainer.schedule.warmup", Amount(10, "%")),
         ("grpo", ["--lr_scheduler_type=constant"], "trainer.schedule.warmup", Amount(0, "%")),
         ("grpo", ["--lr_scheduler_type=constant_with_warmup"], "trainer.schedule.warmup", Amount(10, "%")),
-        ("grpo", [], "trainer.optimizer.weight_decay", 0.0),
+        ("grpo", [], "trainer.optimizer", AdamW(lr=3e-6, weight_decay=0.0, fused=False)),
+        ("grpo", ["--optim=adamw_torch_fused"], "trainer.optimizer.fused", True),
+        ("grpo", ["--optim=lomo", "--max_grad_norm=0"], "trainer.max_grad_norm", None),
+        ("grpo", ["--optim=schedule_free_sgd"], "trainer.optimizer.type", "schedule_free_sgd"),
+        (
+            "grpo",
+            ["--lr_scheduler_type=polynomial", "--learning_rate=1e-6"],
+            "trainer.schedule.min_ratio",
+            0.1,
+        ),
+        ("grpo", ["--lr_scheduler_type=inverse_sqrt"], "trainer.schedule.type", "inverse_sqrt"),
+        (
+            "grpo",
+            ["--lr_scheduler_type=reduce_lr_on_plateau", "--eval_strategy=steps"],
+            "trainer.schedule.type",
+            "reduce_lr_on_plateau",
+        ),
         ("grpo", [], "checkpoint.every", Amount(100, "updates")),
         ("grpo", [], "checkpoint.keep", 20),
         ("grpo", [], "algorithm.kl_loss", None),
@@ -170,9 +187,9 @@ def test_mapped(component: str, words: list[str], field: str, expected: object) 
         ("grpo", ["--num_generations=3"], r"batch of 8 .* the nearest that are: 6 and 9"),
         ("grpo", ["--num_generations=1"], "write 2 or more"),
         ("grpo", ["--mlflow_model_folder=m"], "MLflow models are not written yet"),
-        ("grpo", ["--optim=lomo"], "lomo is not built yet"),
+        ("grpo", ["--optim=lomo"], "write max_grad_norm 0 with it"),
         ("grpo", ["--optim=adam"], "--optim is adamw_torch or"),
-        ("grpo", ["--lr_scheduler_type=reduce_lr_on_plateau"], "reduce_lr_on_plateau is not built yet"),
+        ("grpo", ["--lr_scheduler_type=reduce_lr_on_plateau"], "follows what is measured, and nothing is"),
         ("grpo", ["--apply_lora=True"], "--apply_lora is true or false"),
         ("grpo", ["--dataset_name=x/y"], "both are given"),
     ],

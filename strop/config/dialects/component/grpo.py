@@ -127,7 +127,12 @@ _TRAINING: tuple[Input, ...] = (
         "number",
         mapped("warmup_ratio", 0.1, "trainer.schedule.warmup", read=meaning.schedule, off=meaning.warms_up),
     ),
-    own("number", mapped("max_grad_norm", 1.0, "trainer.max_grad_norm")),
+    own(
+        "number",
+        mapped(
+            "max_grad_norm", 1.0, "trainer.max_grad_norm", read=meaning.grad_norm, note="0 bounds nothing"
+        ),
+    ),
     own(
         "string",
         mapped(

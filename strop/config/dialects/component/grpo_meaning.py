@@ -25,13 +25,6 @@ REWARDS = (
     {"function": "format", "name": "format", "args": {"method": "strict"}},
     {"function": "choice", "name": "accuracy"},
 )
-_OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"}
-_SCHEDULES = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-}
 ALL_OPTIMIZERS = (
     "adamw_torch",
     "adamw_torch_fused",
@@ -185,21 +178,45 @@ def duration(theirs: Theirs) -> Mapping[str, Any]:
 
 def optimizer(theirs: Theirs) -> Mapping[str, Any]:
     """Without weight decay, as Hugging Face's trainer has it where nobody says otherwise."""
+    name = theirs["optim"]
+    kind = "adamw" if name.startswith("adamw_torch") else name
+    fused = {"trainer.optimizer.fused": name == "adamw_torch_fused"} if kind == "adamw" else {}
     return {
-        "trainer.optimizer.type": _ours(theirs, "optim", _OPTIMIZERS),
+        "trainer.optimizer.type": kind,
         "trainer.optimizer.lr": theirs["learning_rate"],
         "trainer.optimizer.weight_decay": 0.0,
+        **fused,
     }
 
 
+def grad_norm(theirs: Theirs) -> Mapping[str, Any]:
+    """0 bounds nothing. What moves the weights during backward has no whole gradient to bound."""
+    bound, name = theirs["max_grad_norm"], theirs["optim"]
+    if bound > 0 and name in ("lomo", "adalomo"):
+        raise theirs.fault(
+            "optim",
+            f"optim {name} moves the weights during backward, so max_grad_norm ({bound:g}) has no whole "
+            "gradient to bound; write max_grad_norm 0 with it.",
+        )
+    return {"trainer.max_grad_norm": bound if bound > 0 else None}
+
+
 def schedule(theirs: Theirs) -> Mapping[str, Any]:
-    """Counted in updates; plain `constant` has no warm-up."""
+    """Counted in updates; plain `constant` has no warm-up, and `polynomial` ends at a rate of 1e-7."""
     kind = theirs["lr_scheduler_type"]
     percent = 0 if kind == "constant" else round(100 * theirs["warmup_ratio"], 10)
+    if kind == "reduce_lr_on_plateau" and not _evaluates(theirs):
+        raise theirs.fault(
+            "lr_scheduler_type",
+            "lr_scheduler_type reduce_lr_on_plateau follows what is measured, and nothing is; write "
+            "eval_strategy steps or epoch.",
+        )
+    last = {"trainer.schedule.min_ratio": min(1.0, 1e-7 / theirs["learning_rate"])}
     return {
-        "trainer.schedule.type": _ours(theirs, "lr_scheduler_type", _SCHEDULES),
+        "trainer.schedule.type": "constant" if kind == "constant_with_warmup" else kind,
         "trainer.schedule.counts": "updates",
         "trainer.schedule.warmup": f"{percent} %",
+        **(last if kind == "polynomial" and theirs["learning_rate"] > 0 else {}),
     }
 
 
@@ -240,10 +257,3 @@ def sampling(theirs: Theirs) -> Mapping[str, Any]:
         "rollout.sampling.temperature": theirs["temperature"],
         "rollout.sampling.top_p": theirs["top_p"],
     }
-
-
-def _ours(theirs: Theirs, key: str, names: Mapping[str, str]) -> str:
-    kind = theirs[key]
-    if kind not in names:
-        raise theirs.fault(key, f"{key} {kind} is not built yet; there are {', '.join(names)}.")
-    return names[kind]
