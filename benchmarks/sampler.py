@@ -126,7 +126,7 @@ def hugging_face(work: Work, dtype: torch.dtype) -> Answer:
 
 
 def vllm(work: Work, dtype: torch.dtype) -> Answer:
-    """`LLM.generate` inside this process."""
+    """`LLM.generate` inside this process; without seeds, which it cannot take on a CPU."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -147,7 +147,6 @@ def vllm(work: Work, dtype: torch.dtype) -> Answer:
             ignore_eos=True,
             stop_token_ids=list(work.end_tokens),
             logprobs=0,
-            seed=seed,
             detokenize=False,
         )
         outputs = llm.generate(prompts, params, use_tqdm=False)

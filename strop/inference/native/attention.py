@@ -75,7 +75,7 @@ def attend(
     sharing: Sharing,
     mask: torch.Tensor,
 ) -> torch.Tensor:
-    """[R, K Q D] from scaled `queries` [R, K Q, D], keys and values [G, K, P, D] and [R, K, W, D]."""
+    """[R, K Q D] from `queries` [R, K Q, D], keys and values [G, K, P, D] and [R, K, W, D]."""
     rows, heads, size = queries.shape
     kv_heads = own[0].shape[1]
     group = heads // kv_heads
@@ -89,7 +89,7 @@ def attend(
     prompt_scores = torch.bmm(together, prompt_keys.transpose(1, 2)).view(-1, group, width)
     own_scores = torch.bmm(each, own_keys.transpose(1, 2))
     scores = torch.cat((prompt_scores.index_select(0, sharing.unstack), own_scores), dim=-1)
-    shares = scores.view(rows, heads, -1).add(mask).softmax(dim=-1)
+    shares = torch.add(mask, scores.view(rows, heads, -1), alpha=size**-0.5).softmax(dim=-1)
     shares = shares.to(scores.dtype).view_as(scores)
     prompt_shares = shares[..., :width].index_select(0, sharing.stack).view(*stacked, width)
     answer = torch.bmm(prompt_shares, prompt_values).view(-1, group, size).index_select(0, sharing.unstack)

@@ -57,11 +57,13 @@ class NativeEngine:
         runner: Runner = make(config, weights, device=torch.device(device), dtype=dtype)
         self._runner = runner
         ends = end_token_ids(config, generation_config, tokenizer)
-        stops = StopTexts(tokenizer, self._runner.vocab_size)
+        stops = StopTexts(tokenizer)
         rows = Rows(self._runner.vocab_size, self._runner.device, ends, stops)
         self._scheduler = Scheduler(self._runner, rows, section.kv_cache_tokens, section.max_sequences)
         self._cache_tokens = section.kv_cache_tokens
         self._paused = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The one that the latest call of `sample` runs in."""
         self._driver: asyncio.Task[None] | None = None
 
     @classmethod
@@ -106,7 +108,8 @@ class NativeEngine:
         """
         if not requests:
             return []
-        call = Call(len(requests), asyncio.get_running_loop().create_future())
+        self._loop = asyncio.get_running_loop()
+        call = Call(len(requests), self._loop.create_future())
         tickets = [
             Ticket(request, call, place, request.prompt_ids.tobytes())
             for place, request in enumerate(requests)
@@ -120,7 +123,8 @@ class NativeEngine:
         try:
             return await call.future
         except asyncio.CancelledError:
-            self._scheduler.cancel(call)
+            if not call.forgotten:
+                self._scheduler.forget_cancelled()
             raise
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -141,11 +145,10 @@ class NativeEngine:
 
     def _drive(self) -> None:
         """See to it that somebody steps, in the loop that the waiting calls run in."""
-        if self._paused:
+        if self._paused or self._loop is None:
             return
-        loop = self._scheduler.calls()[0].future.get_loop()
-        if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
-            self._driver = loop.create_task(self._run(), name="native sampler")
+        if self._driver is None or self._driver.done() or self._driver.get_loop() is not self._loop:
+            self._driver = self._loop.create_task(self._run(), name="native sampler")
             self._driver.add_done_callback(self._fail_waiting)
 
     async def _run(self) -> None:

@@ -60,9 +60,6 @@ class NativeRunner:
         for matrix in self._matrices:
             matrix.tensor  # noqa: B018  raises where a part is missing
         self._rope = RotaryTable(config, device, dtype)
-        scale = torch.ones(arch.heads + arch.kv_heads, 1, device=device, dtype=dtype)
-        scale[: arch.heads] = arch.head_dim**-0.5
-        self._rope_scale = scale
         self._sharing: Sharing | None = None
         self._own = KvStore(arch, device, dtype)
         self._prompts = KvStore(arch, device, dtype)
@@ -121,7 +118,6 @@ class NativeRunner:
         sharing = self._sharing
         positions = rows.prompt_tokens + rows.own_tokens
         cos, sin = self._rope.at(positions, max(self._prompt_lengths) + self._own.width)
-        cos, sin = cos[:, None] * self._rope_scale, sin[:, None] * self._rope_scale
         masks = {
             window: visible(
                 rows.prompt_tokens, rows.own_tokens + 1, self._prompts.width, self._own.width, window
@@ -179,7 +175,6 @@ class NativeRunner:
         tokens = torch.from_numpy(np.concatenate(prompts)).to(self.device, torch.int64)
         positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
         cos, sin = self._rope.at(positions, max(lengths))
-        cos, sin = cos[:, None] * self._rope_scale, sin[:, None] * self._rope_scale
         x = F.embedding(tokens, self._weights.embedding.tensor)
         for number, layer in enumerate(self._weights.layers):
             turned, values = self._project(layer, x, cos, sin)
@@ -201,7 +196,7 @@ class NativeRunner:
     def _project(
         self, layer: LayerWeights, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turned queries (scaled) and keys [n, heads + kv_heads, head_dim], and values [n, kv_heads, ...]."""
+        """Turned queries and keys [n, heads + kv_heads, head_dim], and values [n, kv_heads, head_dim]."""
         arch = self._arch
         qkv = F.linear(self._norm(x, layer.input_norm), layer.qkv.tensor, _tensor(layer.qkv_bias))
         heads = qkv.view(len(x), arch.heads + 2 * arch.kv_heads, arch.head_dim)
@@ -221,7 +216,7 @@ class NativeRunner:
 
 
 def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
-    """[n, heads head_dim]: one prompt's scaled queries [n, heads, head_dim] over its keys and values."""
+    """[n, heads head_dim]: one prompt's queries [n, heads, head_dim] over its keys and values."""
     repeats = query.shape[1] // key.shape[1]
     query, key, value = (
         part.repeat_interleave(times, dim=1).transpose(0, 1)[None]
@@ -231,7 +226,7 @@ def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: 
     mask = None
     if window is not None and window < length:
         mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=1.0)
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
     return out[0].transpose(0, 1).flatten(1)
 
 

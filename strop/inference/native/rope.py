@@ -16,7 +16,7 @@ class RotaryTable:
         self._cos = self._sin = self._like
 
     def at(self, positions: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and signed sin, [n, head_dim] each, of positions [n] below `longest`."""
+        """cos and signed sin, [n, 1, head_dim] each, of positions [n] below `longest`."""
         if longest > len(self._cos):
             self._grow(max(longest, 2 * len(self._cos), 256))
         return self._cos[positions], self._sin[positions]
@@ -25,11 +25,11 @@ class RotaryTable:
         every = torch.arange(length, device=self._like.device)[None]
         cos, sin = self._module(self._like, every)
         first, second = sin[0].chunk(2, dim=-1)
-        self._cos, self._sin = cos[0], torch.cat((-first, second), dim=-1)
+        self._cos, self._sin = cos[0, :, None], torch.cat((-first, second), dim=-1)[:, None]
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn [n, heads, head_dim] by cos and signed sin, broadcast over heads or given for each."""
+    """Turn [n, heads, head_dim] by cos and signed sin [n, 1, head_dim]."""
     half = heads.shape[-1] // 2
     swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
     return (heads * cos).addcmul_(swapped, sin)

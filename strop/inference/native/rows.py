@@ -39,8 +39,6 @@ class Columns:
     """[N] int64 The prompt's place."""
     ending: torch.Tensor
     """[N] int64 Row of the table of tokens that end an answer."""
-    completing: torch.Tensor
-    """[N] int64 Row of the table of tokens that may complete a stop text."""
     version: torch.Tensor
     """[N] int64 Of the weights that drew the first token."""
 
@@ -71,11 +69,11 @@ class Rows:
         """Forget all rows, and give their memory back."""
         self.tickets: list[Ticket] = []
         self._ending = TokenSets(self._vocab_size, self._device)
-        self._completing = TokenSets(self._vocab_size, self._device)
         self._seen = SeenTokens(self._vocab_size, self._device)
         self._columns = _empty_columns(0, 0, self._device)
         self._every = torch.arange(0, device=self._device)
         self._choice: Choice | None = None
+        self._stopping: list[int] | None = None
         self._holding = 0
         """Steps until no row's `min_tokens` can matter any more."""
 
@@ -114,7 +112,6 @@ class Rows:
         columns.max_tokens[here] = column([sampling.max_tokens for sampling in samplings])
         columns.min_tokens[here] = column([sampling.min_tokens for sampling in samplings])
         columns.ending[here] = column([self._ending_row(ticket) for ticket in tickets])
-        columns.completing[here] = column([self._completing_row(ticket) for ticket in tickets])
         for row, ticket in enumerate(tickets, start=first):
             sampling = ticket.request.sampling
             if sampling.temperature > 0:
@@ -122,7 +119,7 @@ class Rows:
                 columns.uniforms[row, : len(stream)] = stream
         self._seen.add(tickets)
         self._holding = max(self._holding, *(sampling.min_tokens for sampling in samplings))
-        self._choice = None
+        self._choice = self._stopping = None
 
     def draw(self, logits: torch.Tensor, first: int = 0) -> None:
         """Give each row from `first` on its next token, from logits [R - first, V]."""
@@ -156,11 +153,9 @@ class Rows:
         length = columns.length[here]
         token = columns.tokens[rows, length - 1]
         stopped = self._ending.table[columns.ending[here], token]
-        if self._completing.table.any():
-            beyond = length > columns.min_tokens[here]
-            look = self._completing.table[columns.completing[here], token] & beyond & ~stopped
-            for row in look.nonzero()[:, 0].tolist():
-                stopped[row] = self._completes_text(first + row)
+        for row in self._with_stop_texts():
+            if row >= first and self._completes_text(row):
+                stopped[row - first] = True
         leaving = torch.zeros(len(self), dtype=torch.bool, device=self._device)
         leaving[here] = stopped | (length >= columns.max_tokens[here])
         every_stopped = torch.zeros_like(leaving)
@@ -188,7 +183,7 @@ class Rows:
         for column in fields(self._columns):
             moves.apply(getattr(self._columns, column.name))
         self._seen.drop(moves)
-        self._choice = None
+        self._choice = self._stopping = None
 
     def _choice_from(self, first: int) -> Choice:
         if first:
@@ -197,18 +192,22 @@ class Rows:
             self._choice = choice_of([t.request.sampling for t in self.tickets], self._device)
         return self._choice
 
+    def _with_stop_texts(self) -> list[int]:
+        if self._stopping is None:
+            self._stopping = [row for row, t in enumerate(self.tickets) if t.request.sampling.stop]
+        return self._stopping
+
     def _completes_text(self, row: int) -> bool:
-        tokens = self._columns.tokens[row, : int(self._columns.length[row])].tolist()
-        return self._stops.completed(tokens, self.tickets[row].request.sampling.stop)
+        sampling, length = self.tickets[row].request.sampling, int(self._columns.length[row])
+        if length <= sampling.min_tokens:
+            return False
+        start = max(0, length - self._stops.window(sampling.stop))
+        return self._stops.completed(self._columns.tokens[row, start:length].tolist(), sampling.stop)
 
     def _ending_row(self, ticket: Ticket) -> int:
         sampling = ticket.request.sampling
         tokens = ending_tokens(sampling, self._end_tokens)
         return self._ending.row(tokens, lambda: tokens)
-
-    def _completing_row(self, ticket: Ticket) -> int:
-        stop = ticket.request.sampling.stop
-        return self._completing.row(stop, lambda: self._stops.completing_tokens(stop) if stop else ())
 
     def _reserve(self, rows: int, width: int) -> None:
         old = self._columns
@@ -245,6 +244,5 @@ def _empty_columns(places: int, width: int, device: torch.device) -> Columns:
         min_tokens=narrow(),
         slot=narrow(),
         ending=narrow(),
-        completing=narrow(),
         version=narrow(),
     )

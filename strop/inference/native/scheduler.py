@@ -73,10 +73,12 @@ class Scheduler:
         self._waiting.extend(tickets)
         self._changed = True
 
-    def cancel(self, call: Call) -> None:
-        """Forget the requests of a call, wherever they are."""
-        self._waiting = deque(ticket for ticket in self._waiting if ticket.call is not call)
-        leaving = [ticket.call is call for ticket in self._rows.tickets]
+    def forget_cancelled(self) -> None:
+        """Take out the requests of every cancelled call: where one is, there are often many."""
+        for call in self.calls():
+            call.forgotten = call.future.cancelled()
+        self._waiting = deque(ticket for ticket in self._waiting if not ticket.call.forgotten)
+        leaving = [ticket.call.forgotten for ticket in self._rows.tickets]
         self._drop(torch.tensor(leaving, dtype=torch.bool, device=self._runner.device))
 
     def clear(self) -> None:

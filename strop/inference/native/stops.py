@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,32 +15,30 @@ MARGIN_TOKENS = 8
 class StopTexts:
     """Says whether the newest token completes a stop text. Special tokens count as their text."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-
-    def completing_tokens(self, stops: Sequence[str]) -> list[int]:
-        """Tokens that may bring the last character of one of the texts: all others need no closer look."""
-        last = {stop[-1] for stop in stops}
-        return [
-            token for token, text in enumerate(self._texts) if UNFINISHED in text or not last.isdisjoint(text)
-        ]
+        self._additions: dict[int, str] = {}
 
     def completed(self, tokens: Sequence[int], stops: Sequence[str]) -> bool:
         """Whether the last of `tokens` completes one of the texts in what they spell."""
-        longest = max(len(stop.encode()) for stop in stops)
-        window = list(tokens[-(longest + MARGIN_TOKENS) :])
+        addition = self._addition(tokens[-1])
+        if UNFINISHED not in addition and not any(stop[-1] in addition for stop in stops):
+            return False
+        window = list(tokens[-self.window(stops) :])
         before = self._decode(window[:-1]).rstrip(UNFINISHED)
         now = self._decode(window)
         return any(now.find(stop, max(0, len(before) - len(stop) + 1)) >= 0 for stop in stops)
 
-    @cached_property
-    def _texts(self) -> list[str]:
-        """[V] What each token adds to a text it does not begin."""
-        anchor = self._tokenizer.encode("a", add_special_tokens=False)[:1]
-        skip = len(self._decode(anchor))
-        known = min(len(self._tokenizer), self._vocab_size)
-        return [self._decode([*anchor, token])[skip:] for token in range(known)]
+    def window(self, stops: Sequence[str]) -> int:
+        """How many of the last tokens can matter: a token spells a byte at least."""
+        return max(len(stop.encode()) for stop in stops) + MARGIN_TOKENS
+
+    def _addition(self, token: int) -> str:
+        """What a token adds to a text that it does not begin."""
+        if token not in self._additions:
+            anchor = self._tokenizer.encode("a", add_special_tokens=False)[:1]
+            self._additions[token] = self._decode([*anchor, token])[len(self._decode(anchor)) :]
+        return self._additions[token]
 
     def _decode(self, tokens: list[int]) -> str:
         text = self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -13,6 +13,8 @@ class Call:
 
     def __init__(self, requests: int, future: asyncio.Future[list[Completion]]) -> None:
         self.future = future
+        self.forgotten = False
+        """Its requests were taken out of the engine."""
         self._completions: list[Completion | None] = [None] * requests
         self._left = requests
 

@@ -53,7 +53,7 @@ class Matrix:
             raise ModelError(f"weight {name!r} has shape {tuple(source.shape)}, not {tuple(part.shape)}")
         if self.shared:
             self._own(self._tensor.clone())
-        self._parts[name].copy_(source)
+        self._parts[name].copy_(source.detach())
 
     def _settle(self, parts: list[torch.Tensor]) -> None:
         joined = joined_view(parts)
