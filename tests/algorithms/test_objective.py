@@ -16,7 +16,6 @@ from strop.algorithms.supervised import supervised_loss
 from strop.algorithms.table import advantages, loss_fn
 from strop.config.schema.algorithm import (
     Aggregation,
-    Algorithm,
     CispoLoss,
     ClippedLoss,
     Gpg,
@@ -72,7 +71,7 @@ def run(config: Grpo, batch: MicroBatch, counts: GlobalCounts, outputs: TokenOut
 
 
 def naive_policy_losses(
-    config: Algorithm, logprobs: list[float], batch: MicroBatch, targets: list[int]
+    config: Grpo, logprobs: list[float], batch: MicroBatch, targets: list[int]
 ) -> list[float]:
     """One answer's policy losses, in plain Python; corrected for the sampler where that is asked."""
     loss = config.policy_loss
@@ -104,9 +103,7 @@ def naive_policy_losses(
     return found
 
 
-def naive(
-    config: Algorithm, batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts
-) -> dict[str, float]:
+def naive(config: Grpo, batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> dict[str, float]:
     """The definitions in plain Python, token by token."""
     assert outputs.entropy is not None and batch.ref_logprobs is not None and config.kl_loss is not None
     logprobs, entropy = outputs.logprobs.tolist(), outputs.entropy.tolist()

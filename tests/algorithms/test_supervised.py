@@ -63,7 +63,7 @@ def test_the_table() -> None:
     assert table.loss_fn(Sft(), max_response_tokens=4) is supervised_loss
     mixed = table.loss_fn(Mix(mu=0.3), max_response_tokens=4)
     assert isinstance(mixed, MixedLoss) and mixed.mu == 0.3
-    assert not table.needs_reference(Sft()) and not table.needs_entropy_gradient(Sft())
+    assert not table.needs_reference(Sft()) and not table.measures_entropy(Sft())
 
 
 def test_without_an_expert_the_mix_is_its_share_of_grpo() -> None:

@@ -75,11 +75,10 @@ def test_the_overlong_penalty_comes_off_the_reward() -> None:
 def test_what_an_algorithm_needs() -> None:
     plain = section(type="grpo")
     assert not table.needs_reference(plain)
-    assert not table.needs_entropy_gradient(plain)
+    assert table.measures_entropy(plain)
     assert not table.needs_greedy_answer(plain)
     assert table.needs_reference(section(type="rloo", kl_loss={}))
     assert table.needs_reference(section(type="rloo", kl_reward={}))
-    assert table.needs_entropy_gradient(section(type="opo", entropy_coef=0.1))
     assert table.needs_greedy_answer(section(type="remax"))
 
 
