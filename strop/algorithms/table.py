@@ -146,8 +146,6 @@ def needs_greedy_answer(config: Algorithm) -> bool:
     return isinstance(config, Remax)
 
 
-def needs_entropy_gradient(config: Algorithm) -> bool:
-    """Whether `TokenOutputs.entropy` must be there, with its gradient."""
-    if isinstance(config, Sft | Dpo):
-        return False
-    return config.entropy_coef > 0
+def measures_entropy(config: Algorithm) -> bool:
+    """Whether the loss takes `TokenOutputs.entropy`: as a metric, and as a bonus where that is asked for."""
+    return not isinstance(config, Sft | Dpo)

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from strop.algorithms.table import needs_greedy_answer
 from strop.buffer.queue import Queue
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Mix, RolloutAlgorithm
+from strop.run.collect import Collector
 from strop.run.critic import Critic
 from strop.run.evaluate import evaluate
 from strop.run.expert import ExpertRows
-from strop.run.explorer import check_errors
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import Length
 from strop.run.loop import Loop, Stepped
 from strop.run.policy import Policy
+from strop.run.rates import Rates
 from strop.run.record import Recorder
 from strop.run.rollout_metrics import training_metrics
-from strop.run.sampling import sampling_of
 from strop.run.tasks import Tasks
 from strop.run.trainer import Trainer
-from strop.types import Group, Task
 from strop.workflows.experiences import group_to_experiences
 
 
@@ -62,34 +58,27 @@ class Driver(Loop):
             critic=critic,
             expert=self._expert,
         )
-        self._sampling = sampling_of(run.rollout.sampling, run.data.max_response_tokens)
+        self._collector = Collector(run, algorithm, policy.explorer, tasks.train)
         tasks.train.position = policy.state.position
 
+    @property
+    def _rates(self) -> Rates:
+        return self._trainer.rates
+
     def _learn(self, step: int) -> Stepped:
-        run, policy = self._run, self._policy
         started = time.perf_counter()
-        tasks = self._tasks.train.take(run.trainer.tasks_per_step)
-        explored = policy.explorer.run(
-            tasks, self._algorithm.rollouts_per_task, self._sampling, purpose="train", step=step
-        )
-        check_errors(explored.groups, run.rollout.max_error_share)
-        baselines = None
-        if needs_greedy_answer(self._algorithm):
-            baselines = self._greedy_rewards(tasks, explored.groups, step)
-        learnable = [g for g in explored.groups if baselines is None or g.id in baselines]
-        self._buffer.put([group_to_experiences(group) for group in learnable])
-        experiences = self._buffer.take(len(learnable))
+        collected = self._collector.collect(step)
+        self._buffer.put([group_to_experiences(group) for group in collected.learnable])
+        experiences = self._buffer.take(len(collected.learnable))
         trained = self._trainer.step(
-            experiences, step=step, updates_done=self._state.updates, baselines=baselines
+            experiences, step=step, updates_done=self._state.updates, baselines=collected.baselines
         )
         trained_at = time.perf_counter()
-        policy.synchronizer.publish(step)
+        self._policy.synchronizer.publish(step)
         ended = time.perf_counter()
 
-        metrics = training_metrics(explored.groups) | trained.metrics
+        metrics = training_metrics(collected.sampled) | collected.metrics | trained.metrics
         metrics |= {
-            "time/sample_seconds": explored.sample_seconds,
-            "time/reward_seconds": explored.reward_seconds,
             "time/publish_seconds": ended - trained_at,
             "time/step_seconds": ended - started,
             "tokens_per_second": metrics.get("sampled_tokens", 0.0) / (ended - started),
@@ -101,17 +90,7 @@ class Driver(Loop):
             kl_coef=self._trainer.kl_coef,
             expert_position=self._expert.position if self._expert else 0,
         )
-        return Stepped(state, metrics, explored.groups)
-
-    def _greedy_rewards(self, tasks: Sequence[Task], groups: Sequence[Group], step: int) -> dict[str, float]:
-        """By group, the reward of its task's greedy answer; a group whose greedy answer broke is left out."""
-        greedy = replace(self._sampling, temperature=0.0)
-        explored = self._policy.explorer.run(tasks, 1, greedy, purpose="greedy", step=step)
-        check_errors(explored.groups, self._run.rollout.max_error_share)
-        rewards = {
-            group.id: answer.rollouts[0].reward for group, answer in zip(groups, explored.groups, strict=True)
-        }
-        return {group: reward for group, reward in rewards.items() if reward is not None}
+        return Stepped(state, metrics, collected.sampled)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         if not self._tasks.eval:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from strop.errors import RolloutError
 from strop.protocols import Workflow
-from strop.rewards.score import Scorer
+from strop.run.rewards import Rewards
 from strop.run.seeds import derive_seed
 from strop.run.stopping import StopSignal
 from strop.types import Group, Rollout, Sampling, Task
@@ -34,37 +34,61 @@ class Explorer:
     timing never changes a result.
     """
 
-    def __init__(self, workflow: Workflow, scorer: Scorer, stop: StopSignal, *, seed: int) -> None:
+    def __init__(self, workflow: Workflow, scorer: Rewards, stop: StopSignal, *, seed: int) -> None:
         self._workflow = workflow
         self._scorer = scorer
         self._stop = stop
         self._seed = seed
 
     def run(
-        self, tasks: Sequence[Task], rollouts_per_task: int, sampling: Sampling, *, purpose: str, step: int
+        self,
+        tasks: Sequence[Task],
+        rollouts_per_task: int,
+        sampling: Sampling,
+        *,
+        purpose: str,
+        step: int,
+        first: int = 0,
     ) -> Explored:
-        """Sample and score. Raises `Interrupted` when a stop was asked for, and drops what was drawn."""
+        """Sample and score; groups are numbered from `first`, so that a step may be sampled in parts.
+
+        Raises `Interrupted` when a stop was asked for, and drops what was drawn.
+        """
         started = time.perf_counter()
-        groups = self.sample(tasks, rollouts_per_task, sampling, purpose=purpose, step=step)
+        groups = self.sample(tasks, rollouts_per_task, sampling, purpose=purpose, step=step, first=first)
         sampled = time.perf_counter()
         groups = self._scorer.score(groups)
         self._stop.check()
         return Explored(groups, sampled - started, time.perf_counter() - sampled)
 
     def sample(
-        self, tasks: Sequence[Task], rollouts_per_task: int, sampling: Sampling, *, purpose: str, step: int
+        self,
+        tasks: Sequence[Task],
+        rollouts_per_task: int,
+        sampling: Sampling,
+        *,
+        purpose: str,
+        step: int,
+        first: int = 0,
     ) -> list[Group]:
         """Unscored rollouts of every task. Raises `Interrupted` like `run`."""
-        return asyncio.run(self._sample(tasks, rollouts_per_task, sampling, purpose, step))
+        numbers = range(first, first + len(tasks))
+        return asyncio.run(self._sample(tasks, rollouts_per_task, sampling, purpose, step, numbers))
 
     async def _sample(
-        self, tasks: Sequence[Task], rollouts_per_task: int, sampling: Sampling, purpose: str, step: int
+        self,
+        tasks: Sequence[Task],
+        rollouts_per_task: int,
+        sampling: Sampling,
+        purpose: str,
+        step: int,
+        numbers: range,
     ) -> list[Group]:
-        names = [f"{purpose}-{step:06d}-{number:05d}" for number in range(len(tasks))]
+        names = [f"{purpose}-{step:06d}-{number:05d}" for number in numbers]
         rollouts = asyncio.gather(
             *(
                 self._one(task, name, index, sampling, derive_seed(self._seed, purpose, step, number, index))
-                for number, (task, name) in enumerate(zip(tasks, names, strict=True))
+                for number, task, name in zip(numbers, tasks, names, strict=True)
                 for index in range(rollouts_per_task)
             )
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from strop.config.schema import Run
@@ -12,6 +13,7 @@ from strop.config.units import Amount
 from strop.errors import Interrupted, TrainingError
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import Length
+from strop.run.rates import Rates
 from strop.run.record import Recorder
 from strop.training import checkpoint
 from strop.types import Group
@@ -43,6 +45,12 @@ class Loop(ABC):
         self._folder = folder
         self._recorder = recorder
         self._saved_step = state.step
+        self._save_seconds = 0.0
+
+    @property
+    @abstractmethod
+    def _rates(self) -> Rates:
+        """Of the updates; evaluations may change them."""
 
     @abstractmethod
     def _learn(self, step: int) -> Stepped:
@@ -58,9 +66,12 @@ class Loop(ABC):
 
     def run(self) -> RunState:
         """Go to the end. On `Interrupted` the state between steps is saved first."""
+        self._rates.plateau = self._state.plateau
         try:
             if self._state.step == 0 and self._run.evaluate.at_start:
                 self._recorder.step(0, self._evaluate(0))
+            if self._state.owes_evaluation:
+                self._recorder.step(self._state.step, self._evaluate_for_rates())
             while self._state.step < self._length.steps:
                 self._step(self._state.step + 1)
         except Interrupted as interrupted:
@@ -81,19 +92,29 @@ class Loop(ABC):
             good, _ = checkpoint.latest(self._folder.checkpoints)
             kept = f"The last good checkpoint is {good}." if good else "There is no checkpoint yet."
             raise TrainingError(f"Step {step}: {error} {kept}") from error
-        self._state = stepped.state
+        self._state = replace(stepped.state, plateau=before.plateau)
         metrics = {
             **stepped.metrics,
             "epoch": step / self._length.steps_per_epoch,
             "version": float(step),
         }
+        if self._save_seconds:
+            metrics["time/save_seconds"], self._save_seconds = self._save_seconds, 0.0
         if stepped.groups and self._is_due(run.record.rollouts_every, before):
             self._recorder.rollouts(step, stepped.groups)
         if self._is_due(run.evaluate.every, before) or step == self._length.steps:
-            metrics |= self._evaluate(step)
+            metrics |= self._evaluate_for_rates()
         self._recorder.step(step, metrics)
         if self._is_due(run.checkpoint.every, before):
             self._save()
+
+    def _evaluate_for_rates(self) -> dict[str, float]:
+        """Evaluate after a step, and let the schedule know, even if the run is stopped on the way."""
+        self._state = replace(self._state, owes_evaluation=True)
+        metrics = self._evaluate(self._state.step)
+        self._rates.evaluated(metrics)
+        self._state = replace(self._state, plateau=self._rates.plateau, owes_evaluation=False)
+        return metrics
 
     def _is_due(self, every: Amount | None, before: RunState) -> bool:
         return self._length.is_due(every, before, self._state)
@@ -107,6 +128,8 @@ class Loop(ABC):
             self._fill(folder)
             self._state.save(folder)
 
+        started = time.perf_counter()
         keep = self._run.checkpoint.keep
         checkpoint.write(self._folder.checkpoints, self._state.step, fill, keep=keep)
+        self._save_seconds = time.perf_counter() - started
         self._saved_step = self._state.step

@@ -103,6 +103,12 @@ METRICS: dict[str, Metric] = {
         "lower",
         "Share of the groups in which all rewards are equal: nothing to learn from.",
     ),
+    "groups/left_out": Metric(
+        "Rollouts",
+        "groups",
+        "lower",
+        "Groups that dynamic sampling left out, because all their rewards are equal.",
+    ),
     "prompt_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's prompts."),
     "response_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's scored answers."),
     "response_tokens/max": Metric("Lengths", "tokens", None, "Length of the step's longest scored answer."),

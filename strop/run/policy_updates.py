@@ -25,7 +25,7 @@ class PolicyUpdates:
         self.rates = Rates(run, length)
         """Of its updates; an evaluation may change them."""
         self._loss_fn = table.loss_fn(run.algorithm, max_response_tokens=run.data.max_response_tokens)
-        self._entropy = table.needs_entropy_gradient(run.algorithm)
+        self._entropy = table.measures_entropy(run.algorithm)
 
     def update(
         self,

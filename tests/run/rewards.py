@@ -27,3 +27,7 @@ def breaks_on_some(completion, answer):
     if answer == "9":
         raise ValueError("nines are hard")
     return digit_share(completion, answer)
+
+
+def constant(completion, answer):
+    return 1.0

@@ -1,0 +1,92 @@
+"""A step's rollouts: as many groups as the step wants, and what the algorithm needs beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from strop.algorithms.groups import has_signal
+from strop.algorithms.table import needs_greedy_answer
+from strop.config.schema import Run
+from strop.config.schema.algorithm import DynamicSampling, RolloutAlgorithm
+from strop.data.taskset import TaskSet
+from strop.run.explorer import Explored, Explorer, check_errors
+from strop.run.sampling import sampling_of
+from strop.types import Group, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a step sampled, and what of it is learned from."""
+
+    sampled: list[Group]
+    learnable: list[Group]
+    baselines: Mapping[str, float] | None
+    """By group, the reward of the task's greedy answer, where the algorithm compares with it."""
+    metrics: dict[str, float]
+
+
+class Collector:
+    """Takes tasks and has them answered until a step is full."""
+
+    def __init__(self, run: Run, algorithm: RolloutAlgorithm, explorer: Explorer, tasks: TaskSet) -> None:
+        self._run = run
+        self._algorithm = algorithm
+        self._explorer = explorer
+        self._tasks = tasks
+        self._sampling = sampling_of(run.rollout.sampling, run.data.max_response_tokens)
+        self._dynamic: DynamicSampling | None = getattr(algorithm, "dynamic_sampling", None)
+
+    def collect(self, step: int) -> Collected:
+        """Sample and score a step. Raises `RolloutError` where too much of it broke."""
+        wanted = self._run.trainer.tasks_per_step
+        tries = self._dynamic.max_tries if self._dynamic else 1
+        sampled: list[Group] = []
+        learnable: list[Group] = []
+        baselines: dict[str, float] | None = None
+        seconds = {"time/sample_seconds": 0.0, "time/reward_seconds": 0.0}
+        for _ in range(tries):
+            tasks = self._tasks.take(wanted - len(learnable))
+            explored = self._explore(tasks, step, first=len(sampled))
+            seconds["time/sample_seconds"] += explored.sample_seconds
+            seconds["time/reward_seconds"] += explored.reward_seconds
+            sampled += explored.groups
+            learnable += explored.groups if self._dynamic is None else _with_signal(explored.groups)
+            if needs_greedy_answer(self._algorithm):
+                baselines = self._greedy_rewards(tasks, explored.groups, step)
+                learnable = [group for group in learnable if group.id in baselines]
+            if len(learnable) == wanted:
+                break
+        metrics = dict(seconds)
+        if self._dynamic is not None:
+            metrics["groups/left_out"] = float(len(sampled) - len(learnable))
+        return Collected(sampled, learnable, baselines, metrics)
+
+    def _explore(self, tasks: Sequence[Task], step: int, *, first: int) -> Explored:
+        explored = self._explorer.run(
+            tasks,
+            self._algorithm.rollouts_per_task,
+            self._sampling,
+            purpose="train",
+            step=step,
+            first=first,
+        )
+        check_errors(explored.groups, self._run.rollout.max_error_share)
+        return explored
+
+    def _greedy_rewards(self, tasks: Sequence[Task], groups: Sequence[Group], step: int) -> dict[str, float]:
+        """By group, the reward of its task's greedy answer; a group whose greedy answer broke is left out."""
+        greedy = replace(self._sampling, temperature=0.0)
+        explored = self._explorer.run(tasks, 1, greedy, purpose="greedy", step=step)
+        check_errors(explored.groups, self._run.rollout.max_error_share)
+        rewards = {
+            group.id: answer.rollouts[0].reward for group, answer in zip(groups, explored.groups, strict=True)
+        }
+        return {group: reward for group, reward in rewards.items() if reward is not None}
+
+
+def _with_signal(groups: Sequence[Group]) -> list[Group]:
+    """The groups that teach something (DAPO's dynamic sampling, arXiv 2503.14476)."""
+    return [
+        group for group in groups if has_signal([r.reward for r in group.rollouts if r.reward is not None])
+    ]
