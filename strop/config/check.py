@@ -8,7 +8,7 @@ from pathlib import Path
 
 from strop.config.draft import Source
 from strop.config.load import Loaded
-from strop.config.schema.algorithm import Dpo, Sft
+from strop.config.schema.algorithm import Dpo, Ppo, Sft
 from strop.config.schema.data import Taskset
 
 NO_REWARD = (
@@ -35,6 +35,10 @@ def missing_files(loaded: Loaded) -> list[str]:
             for fault in _tasks(taskset, f"data.eval.{index}.path", sources)
         ),
     ]
+    if isinstance(run.algorithm, Ppo) and run.algorithm.critic.model is not None:
+        faults += _model(run.algorithm.critic.model.path, "algorithm.critic.model.path", sources)
+    for index, model in enumerate(run.reward.models):
+        faults += _model(model.path, f"reward.models.{index}.path", sources)
     for index, part in enumerate(run.reward.functions):
         field = f"reward.functions.{index}.function"
         file, colon, _ = part.function.rpartition(":")
@@ -42,7 +46,7 @@ def missing_files(loaded: Loaded) -> list[str]:
             faults.append(f"{_at(field, sources)}: there is no file {file}.")
     if run.data.expert is not None:
         faults += _tasks(run.data.expert, "data.expert.path", sources)
-    if not run.reward.functions and not isinstance(run.algorithm, Sft | Dpo):
+    if run.reward.is_empty and not isinstance(run.algorithm, Sft | Dpo):
         faults.append(NO_REWARD)
     template = run.data.chat_template
     if template not in ("tokenizer", "none") and not Path(template).expanduser().is_file():

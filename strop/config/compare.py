@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 from strop.config.redact import redact
@@ -23,6 +24,9 @@ FREE = (
     "record",
     "reward.timeout_seconds",
     "reward.workers",
+    "reward.calls",
+    "reward.models.*.device",
+    "reward.models.*.batch",
     "rollout.max_error_share",
 )
 """Fields and sections that never change what is learned: where a run is, what is kept and measured of it."""
@@ -52,7 +56,7 @@ def _show(value: Any) -> str:
 
 
 def _is_free(field: str, free: tuple[str, ...]) -> bool:
-    return any(field == known or field.startswith(f"{known}.") for known in free)
+    return any(fnmatchcase(field, known) or fnmatchcase(field, f"{known}.*") for known in free)
 
 
 def _depends_on_length(run: Run) -> bool:

@@ -87,7 +87,9 @@ def _what(run: Run) -> str:
     what = f"Trains {part} {run.model.path} by {run.algorithm.type.upper()} on {_paths(run.data.train)}"
     if isinstance(run.algorithm, Sft | Dpo):
         return f"{what}."
-    rewards = " + ".join(part.name or part.function for part in run.reward.functions) or "nothing yet"
+    functions = [part.name or part.function for part in run.reward.functions]
+    models, judges = ([part.name for part in run.reward.models], [part.name for part in run.reward.judges])
+    rewards = " + ".join([*functions, *models, *judges]) or "nothing yet"
     expert = f", and on the expert's answers in {_paths(run.data.expert)}" if run.data.expert else ""
     return f"{what}, scored by {rewards}{expert}."
 

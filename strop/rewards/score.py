@@ -34,9 +34,10 @@ class Scorer:
         if extra is not None:
             functions.append(Function.of(extra))
             weights.append(1.0)
-        self._names = tuple(function.name for function in functions)
+        self.names = tuple(function.name for function in functions)
+        """Of the functions, and so of the parts."""
         self._weights = tuple(weights)
-        _refuse_doubles(self._names)
+        refuse_doubles(self.names)
         self._pool = Pool(
             functions,
             workers=section.workers or min(_cores(), _MOST_WORKERS),
@@ -83,7 +84,7 @@ class Scorer:
             return replace(rollout, status="error", reward=None, reward_parts={}, error=what)
         parts: dict[str, float] = {}
         total = 0.0
-        for name, weight, (value, named) in zip(self._names, self._weights, result, strict=True):
+        for name, weight, (value, named) in zip(self.names, self._weights, result, strict=True):
             total += weight * value
             parts[name] = value
             parts.update({f"{name}/{part}": of_it for part, of_it in named.items()})
@@ -103,12 +104,13 @@ def _answer(group: Group, rollout: Rollout) -> Answer:
     )
 
 
-def _refuse_doubles(names: Sequence[str]) -> None:
+def refuse_doubles(names: Sequence[str]) -> None:
+    """Raises RewardError where two parts of the reward have the same name."""
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise RewardError(
-            f"reward: two functions are called {doubled[0]!r}; give each a name of its own with "
-            f"{{function: ..., name: ...}}."
+            f"reward: two parts are called {doubled[0]!r}; give each a name of its own, such as "
+            "{function: ..., name: ...}."
         )
 
 

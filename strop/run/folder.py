@@ -48,6 +48,11 @@ class RunFolder:
         return self.path / "rollouts"
 
     @property
+    def judges(self) -> Path:
+        """What the reward's judges have said, so that nothing is asked twice."""
+        return self.path / "judges"
+
+    @property
     def report(self) -> Path:
         """The page to look at."""
         return self.path / "report.html"

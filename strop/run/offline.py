@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from strop.config.load import Loaded, load_run
 from strop.config.schema.algorithm import Dpo, Sft
+from strop.config.schema.reward import Reward
 from strop.data.taskset import load_taskset
 from strop.errors import CheckpointError, ConfigError
 from strop.models.export import export_model
@@ -53,7 +54,8 @@ def generate(loaded: Loaded, prompts: Path, out: Path, checkpoint: Path | None) 
     )
     tokenizer = load_tokenizer(run.model)
     tasks = load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False).all_tasks()
-    with open_policy(run, tokenizer, None, checkpoint) as policy:
+    unscored = run.model_copy(update={"reward": Reward()})
+    with open_policy(unscored, tokenizer, None, checkpoint) as policy:
         groups = policy.explorer.sample(
             tasks,
             1 if isinstance(run.algorithm, Sft | Dpo) else run.algorithm.rollouts_per_task,

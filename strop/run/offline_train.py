@@ -10,11 +10,10 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo
 from strop.data.answers import AnswerSet, has_answers, load_answers
 from strop.errors import ConfigError
-from strop.rewards.score import Scorer
 from strop.run.folder import RunFolder
 from strop.run.length import length_of
 from strop.run.offline_driver import Answers, OfflineDriver, Pupil
-from strop.run.policy import make_policy, restore
+from strop.run.policy import make_policy, open_rewards, restore
 from strop.run.policy_updates import PolicyUpdates
 from strop.run.prepared import Prepared
 from strop.run.reference import reference_logprobs
@@ -39,7 +38,7 @@ def open_offline(
 
     Inside, SIGINT and SIGTERM raise `Interrupted` between two steps.
     """
-    answers = _load(run, tokenizer, scored=bool(run.reward.functions) or reward is not None)
+    answers = _load(run, tokenizer, scored=not run.reward.is_empty or reward is not None)
     length = length_of(run, answers.train.steps_per_epoch(run.trainer.tasks_per_step))
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
@@ -53,7 +52,7 @@ def open_offline(
         state = restore(engine, start.checkpoint)
         policy = None
         if answers.sampled:
-            scorer = stack.enter_context(Scorer(run.reward, reward))
+            scorer = stack.enter_context(open_rewards(run, reward))
             policy = make_policy(run, engine, state, tokenizer, scorer, stop)
         pupil = Pupil(engine, updates, state, reference, policy)
         yield Prepared(
@@ -67,7 +66,7 @@ def open_offline(
 def require_measures(run: Run, reward: Callable[..., Any] | None) -> None:
     """Raises `ConfigError` for an eval taskset that has neither answers, for a loss, nor a reward."""
     for taskset in run.data.eval:
-        if not (has_answers(taskset) or run.reward.functions or reward):
+        if not (has_answers(taskset) or reward or not run.reward.is_empty):
             raise ConfigError(
                 f"data.eval ({taskset.name}): there is nothing to measure it by. Name its answers, as in "
                 "data.train, for a held-out loss, or write a `reward`, by which sampled answers are scored."

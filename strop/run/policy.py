@@ -14,9 +14,9 @@ from strop.errors import ConfigError
 from strop.inference.native import NativeEngine
 from strop.models.attention import base_model
 from strop.models.fuse import fuse_storage
-from strop.rewards.score import Scorer
 from strop.run.explorer import Explorer
-from strop.run.folder import RunState
+from strop.run.folder import RunFolder, RunState
+from strop.run.rewards import Rewards
 from strop.run.stopping import StopSignal
 from strop.sync.in_memory import InMemorySynchronizer
 from strop.training.single import SingleEngine
@@ -41,7 +41,7 @@ class Policy:
 
 def require_reward(run: Run, reward: Callable[..., Any] | None) -> None:
     """Raises `ConfigError` where neither the run file nor Python says how an answer is scored."""
-    if not run.reward.functions and reward is None:
+    if run.reward.is_empty and reward is None:
         raise ConfigError(NO_REWARD)
 
 
@@ -56,9 +56,14 @@ def open_policy(
 
     Inside, SIGINT and SIGTERM raise `Interrupted` at the next good moment.
     """
-    with StopSignal() as stop, Scorer(run.reward, reward) as scorer:
+    with StopSignal() as stop, open_rewards(run, reward) as scorer:
         engine = SingleEngine(run)
         yield make_policy(run, engine, restore(engine, checkpoint), tokenizer, scorer, stop)
+
+
+def open_rewards(run: Run, reward: Callable[..., Any] | None) -> Rewards:
+    """What scores the run's answers; judges' replies are kept in its folder."""
+    return Rewards(run.reward, reward, replies=RunFolder.of(run).judges)
 
 
 def restore(engine: SingleEngine, checkpoint: Path | None) -> RunState:
@@ -74,7 +79,7 @@ def make_policy(
     engine: SingleEngine,
     state: RunState,
     tokenizer: PreTrainedTokenizerBase,
-    scorer: Scorer,
+    scorer: Rewards,
     stop: StopSignal,
 ) -> Policy:
     """A sampler on the engine's weights, which are published to it, and what scores its answers."""

@@ -204,7 +204,7 @@ def test_several_other_threads() -> None:
 def test_mistakes_show_when_the_scorer_is_made() -> None:
     with pytest.raises(RewardError, match="did you mean 'gsm8k'"):
         Scorer(section("gms8k"))
-    with pytest.raises(RewardError, match=r"two functions are called 'exact'.*name"):
+    with pytest.raises(RewardError, match=r"two parts are called 'exact'.*name"):
         Scorer(section("exact", "exact"))
     with pytest.raises(RewardError, match="signature"):
         Scorer(section("exact"), lambda: 1.0)

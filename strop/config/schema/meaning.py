@@ -81,7 +81,7 @@ def _only_for_rollouts(run: Run) -> Iterator[str]:
         yield f"rollout.sampling means nothing under algorithm {kind}, {none_sampled}"
     if run.record.rollouts_every is not None:
         yield f"record.rollouts_every means nothing under algorithm {kind}, {none_sampled}"
-    if run.reward.functions and not run.data.eval:
+    if not run.reward.is_empty and not run.data.eval:
         yield (
             f"reward means nothing under algorithm {kind} without a taskset in `data.eval`: it scores "
             "answers sampled to those, and nothing else. Add one, or take the reward out"
