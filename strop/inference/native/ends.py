@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
@@ -27,16 +25,16 @@ class TokenSets:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.table = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
-        self._rows: dict[Hashable, int] = {}
+        self._rows: dict[frozenset[int], int] = {}
 
-    def row(self, key: Hashable, tokens: Callable[[], Iterable[int]]) -> int:
-        """Where in the table the set of this name stands; `tokens` says what is in it, when it is new."""
-        if key not in self._rows:
+    def row(self, tokens: frozenset[int]) -> int:
+        """Where in the table this set stands; tokens beyond the vocabulary are never drawn, and left out."""
+        if tokens not in self._rows:
             new = self.table.new_zeros(1, self.table.shape[1])
-            new[0, [token for token in tokens() if 0 <= token < self.table.shape[1]]] = True
+            new[0, [token for token in tokens if 0 <= token < self.table.shape[1]]] = True
             self.table = torch.cat((self.table, new))
-            self._rows[key] = len(self._rows)
-        return self._rows[key]
+            self._rows[tokens] = len(self._rows)
+        return self._rows[tokens]
 
 
 def ending_tokens(sampling: Sampling, end_tokens: frozenset[int]) -> frozenset[int]:

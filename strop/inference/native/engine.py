@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from transformers import (
     GenerationConfig,
@@ -111,7 +112,7 @@ class NativeEngine:
         self._loop = asyncio.get_running_loop()
         call = Call(len(requests), self._loop.create_future())
         tickets = [
-            Ticket(request, call, place, request.prompt_ids.tobytes())
+            Ticket(request, call, place, request.prompt_ids.astype(np.int32, copy=False).tobytes())
             for place, request in enumerate(requests)
         ]
         for ticket in tickets:

@@ -15,7 +15,14 @@ from strop.inference.native.attention import Sharing, attend, sharing_of, visibl
 from strop.inference.native.cache import KvStore, stored_width
 from strop.inference.native.moves import Moves
 from strop.inference.native.rope import RotaryTable, rotate
-from strop.inference.native.weights import LayerWeights, Matrix, empty_weights, load_into
+from strop.inference.native.weights import (
+    LayerWeights,
+    Matrix,
+    check_complete,
+    describe,
+    empty_weights,
+    load_into,
+)
 from strop.types import Ints
 
 PREFILL_TOKENS = 8192
@@ -56,9 +63,7 @@ class NativeRunner:
         self._weights = empty_weights(arch, device, dtype)
         self._by_name = {name: matrix for matrix in self._weights.matrices() for name in matrix.names}
         self.load(weights)
-        self._matrices: tuple[Matrix, ...] = tuple(self._weights.matrices())
-        for matrix in self._matrices:
-            matrix.tensor  # noqa: B018  raises where a part is missing
+        check_complete(self._weights.matrices())
         self._rope = RotaryTable(config, device, dtype)
         self._sharing: Sharing | None = None
         self._own = KvStore(arch, device, dtype)
@@ -67,10 +72,7 @@ class NativeRunner:
 
     def describe(self) -> str:
         """One line for people."""
-        total = sum(matrix.tensor.numel() for matrix in self._matrices)
-        shared = sum(matrix.tensor.numel() for matrix in self._matrices if matrix.shared)
-        dtype = str(self._dtype).removeprefix("torch.")
-        return f"native {self._family} forward, {dtype}, {100 * shared / total:.0f} % of the weights shared"
+        return f"native {self._family} forward, {describe(self._weights.matrices(), self._dtype)}"
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take new weights; those whose memory is shared already cost nothing."""

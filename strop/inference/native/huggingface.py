@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 
 from strop.errors import ModelError
 from strop.inference.native.moves import Moves
-from strop.inference.native.weights import Matrix, load_into
+from strop.inference.native.weights import Matrix, describe, load_into
 from strop.types import Ints
 
 
@@ -47,7 +47,7 @@ class HuggingFaceRunner:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.vocab_size = config.vocab_size
+        self.vocab_size: int = config.get_text_config().vocab_size
         self.device = device
         self._dtype = dtype
         self._model = _empty_model(config, device, dtype)
@@ -65,12 +65,8 @@ class HuggingFaceRunner:
 
     def describe(self) -> str:
         """One line for people."""
-        filled = [matrix for matrix in self._matrices.values() if matrix.filled]
-        total = sum(matrix.tensor.numel() for matrix in filled)
-        shared = sum(matrix.tensor.numel() for matrix in filled if matrix.shared)
-        dtype = str(self._dtype).removeprefix("torch.")
-        name = type(self._model).__name__
-        return f"Hugging Face's own {name}, {dtype}, {100 * shared / total:.0f} % of the weights shared"
+        filled = (matrix for matrix in self._matrices.values() if matrix.filled)
+        return f"Hugging Face's own {type(self._model).__name__}, {describe(filled, self._dtype)}"
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take new weights; those whose memory is shared already cost nothing."""

@@ -75,7 +75,7 @@ class Rows:
         self._choice: Choice | None = None
         self._stopping: list[int] | None = None
         self._holding = 0
-        """Steps until no row's `min_tokens` can matter any more."""
+        """Steps of all rows after which no row's `min_tokens` can matter any more."""
 
     def __len__(self) -> int:
         return len(self.tickets)
@@ -111,7 +111,9 @@ class Rows:
         columns.slot[here] = column(slots)
         columns.max_tokens[here] = column([sampling.max_tokens for sampling in samplings])
         columns.min_tokens[here] = column([sampling.min_tokens for sampling in samplings])
-        columns.ending[here] = column([self._ending_row(ticket) for ticket in tickets])
+        columns.ending[here] = column(
+            [self._ending.row(ending_tokens(s, self._end_tokens)) for s in samplings]
+        )
         for row, ticket in enumerate(tickets, start=first):
             sampling = ticket.request.sampling
             if sampling.temperature > 0:
@@ -144,7 +146,8 @@ class Rows:
         columns.policy_logprobs[rows, length] = drawn.policy_logprobs
         columns.length[here] += 1
         self._seen.note(drawn.tokens, first)
-        self._holding -= first == 0
+        if first == 0:
+            self._holding -= 1
 
     def finished(self, first: int = 0) -> Finished:
         """Which rows, of those from `first` on that have just drawn, are done."""
@@ -203,11 +206,6 @@ class Rows:
             return False
         start = max(0, length - self._stops.window(sampling.stop))
         return self._stops.completed(self._columns.tokens[row, start:length].tolist(), sampling.stop)
-
-    def _ending_row(self, ticket: Ticket) -> int:
-        sampling = ticket.request.sampling
-        tokens = ending_tokens(sampling, self._end_tokens)
-        return self._ending.row(tokens, lambda: tokens)
 
     def _reserve(self, rows: int, width: int) -> None:
         old = self._columns

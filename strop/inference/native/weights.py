@@ -32,11 +32,14 @@ class Matrix:
         return self._tensor is not None
 
     @property
+    def missing(self) -> list[str]:
+        """Parts that were not given."""
+        return [name for name in self.names if name not in self._parts]
+
+    @property
     def tensor(self) -> torch.Tensor:
-        """The values; raises `ModelError` as long as a part is missing."""
-        if self._tensor is None:
-            missing = [name for name in self.names if name not in self._parts]
-            raise ModelError(f"the weights given to the sampler have no {missing[0]!r}")
+        """The values, once every part was given."""
+        assert self._tensor is not None, f"{self.missing} were not given"
         return self._tensor
 
     def take(self, name: str, source: torch.Tensor) -> None:
@@ -162,6 +165,20 @@ def load_into(
             matrix.take(name, source)
         elif name not in ignore:
             raise ModelError(f"the sampler's model has no weight {name!r}")
+
+
+def check_complete(matrices: Iterable[Matrix]) -> None:
+    """Raises `ModelError` where a weight was not given."""
+    for matrix in matrices:
+        if matrix.missing:
+            raise ModelError(f"the weights given to the sampler have no {matrix.missing[0]!r}")
+
+
+def describe(matrices: Iterable[Matrix], dtype: torch.dtype) -> str:
+    """`float32, 100 % of the weights shared`."""
+    sizes = [(matrix.tensor.numel(), matrix.shared) for matrix in matrices]
+    shared = sum(size for size, is_shared in sizes if is_shared) / sum(size for size, _ in sizes)
+    return f"{str(dtype).removeprefix('torch.')}, {100 * shared:.0f} % of the weights shared"
 
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
