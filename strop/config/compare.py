@@ -27,6 +27,8 @@ FREE = (
     "reward.calls",
     "reward.models.*.device",
     "reward.models.*.batch",
+    "reward.judges.*.url",
+    "reward.judges.*.key_variable",
     "rollout.max_error_share",
 )
 """Fields and sections that never change what is learned: where a run is, what is kept and measured of it."""
