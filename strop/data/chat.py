@@ -51,6 +51,9 @@ def to_messages(value: Any, where: str, *, system: str | None = None) -> tuple[M
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
+    calls = isinstance(value, Mapping) and value.get("tool_calls")
+    if calls and value.get("content") is None:
+        value = {**value, "content": ""}  # A message that calls tools need not say anything.
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str) or "content" not in value:
         raise DataError(
             f"{where} is {_brief(value)}. A message has a role and a content, such as "

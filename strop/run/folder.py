@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
+from strop.algorithms.plateau import Plateau
 from strop.config.schema import Run
 from strop.errors import RunFolderError
 
@@ -93,6 +94,10 @@ class RunState:
     """What the coefficient of the KL penalty in the reward has come to; None where there is none."""
     expert_position: int = 0
     """Expert answers taken so far, over all epochs, under mix."""
+    plateau: Plateau | None = None
+    """What a schedule that follows the evaluations remembers of them."""
+    owes_evaluation: bool = False
+    """Whether the run stopped in the evaluation after this step, which such a schedule cannot miss."""
 
     def save(self, folder: Path) -> None:
         """Write `state.json` into a checkpoint."""
@@ -101,4 +106,7 @@ class RunState:
     @classmethod
     def load(cls, folder: Path) -> RunState:
         """Read what `save` wrote."""
-        return cls(**json.loads((folder / "state.json").read_text()))
+        values = json.loads((folder / "state.json").read_text())
+        if values["plateau"] is not None:
+            values["plateau"] = Plateau(**values["plateau"])
+        return cls(**values)

@@ -15,6 +15,7 @@ from strop.run.length import Length
 from strop.run.loop import Loop, Stepped
 from strop.run.policy import Policy
 from strop.run.policy_updates import PolicyUpdates, means
+from strop.run.rates import Rates
 from strop.run.record import Recorder
 from strop.run.reference import Reference
 from strop.run.stopping import StopSignal
@@ -66,6 +67,10 @@ class OfflineDriver(Loop):
         self._answers = answers
         self._stop = stop
         answers.train.position = pupil.state.position
+
+    @property
+    def _rates(self) -> Rates:
+        return self._pupil.updates.rates
 
     def _learn(self, step: int) -> Stepped:
         self._stop.check()

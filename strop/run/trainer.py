@@ -15,6 +15,7 @@ from strop.run.critic import Critic
 from strop.run.expert import ExpertRows
 from strop.run.length import Length
 from strop.run.policy_updates import PolicyUpdates, means
+from strop.run.rates import Rates
 from strop.run.scoring import by_experience, score, targets_of, zeros_of
 from strop.run.updates import plan_updates
 from strop.training.single import SingleEngine
@@ -52,6 +53,11 @@ class Trainer:
         self._expert = expert
         self._kl = table.kl_controller(algorithm, kl_coef)
         self._policy = PolicyUpdates(engine, run, length)
+
+    @property
+    def rates(self) -> Rates:
+        """Of the policy's updates."""
+        return self._policy.rates
 
     @property
     def kl_coef(self) -> float | None:

@@ -1,0 +1,219 @@
+"""SFT, DPO and MIX as whole runs: they learn, resume to the bit, and refuse what they cannot do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import strop
+from strop.errors import ConfigError, DataError, Interrupted
+from strop.run import offline_driver
+from strop.training.single import SingleEngine
+from tests.run.test_kill import not_timing
+
+
+@pytest.fixture(scope="session")
+def pairs(tiny: Path) -> Path:
+    """The larger digit is the better answer, the smaller one the worse."""
+    path = tiny / "pairs.jsonl"
+    digits = [(a, b) for a in range(10) for b in range(10) if a != b]
+    rows = [{"prompt": f"max {a} {b}", "better": str(max(a, b)), "worse": str(min(a, b))} for a, b in digits]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def offline(values, pairs):
+    """The values of a small sft or dpo run."""
+
+    def make(kind: str, **changes):
+        run = values(rollout=None, reward=None, algorithm={"type": kind}, **changes)
+        del run["rollout"], run["reward"]
+        columns = {"response": "better"} if kind == "sft" else {"chosen": "better", "rejected": "worse"}
+        run["data"]["train"] = {"path": str(pairs), **columns}
+        run["data"]["eval"] = [{"name": "held-out", "path": str(pairs), "limit_tasks": 20, **columns}]
+        run["record"].pop("rollouts_every")
+        return run
+
+    return make
+
+
+def train(values):
+    return strop.train(strop.load(values))
+
+
+def rows(folder: Path) -> list[dict]:
+    return [not_timing(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_sft_lowers_the_held_out_loss_and_leaves_a_model(offline):
+    result = train(offline("sft", trainer__duration="20 steps", trainer__optimizer__lr=5e-3))
+    measured = [row["eval/held-out/loss"] for row in rows(result.folder) if "eval/held-out/loss" in row]
+    assert measured[-1] < 0.6 * measured[0]
+    AutoModelForCausalLM.from_pretrained(result.model)
+
+
+def test_sft_measures_sampled_answers_where_there_is_a_reward(offline, values):
+    run = offline("sft")
+    run["reward"] = values()["reward"]
+    run["data"]["eval"][0]["answer"] = "better"
+    row = rows(train(run).folder)[-1]
+    assert {"eval/held-out/loss", "eval/held-out/reward"} <= row.keys()
+
+
+def test_dpo_widens_the_margin(offline):
+    result = train(offline("dpo", trainer__duration="20 steps", trainer__optimizer__lr=3e-3))
+    first, *_, last = (row for row in rows(result.folder) if "eval/held-out/loss" in row)
+    assert first["eval/held-out/loss"] == pytest.approx(0.6931, abs=1e-3)
+    assert first["eval/held-out/dpo/margin"] == pytest.approx(0, abs=1e-4)
+    assert last["eval/held-out/dpo/margin"] > 0.1
+    assert last["eval/held-out/dpo/accuracy"] > 0.7
+
+
+def test_mix_learns_from_both(values, pairs):
+    run = values(
+        algorithm={"type": "mix", "rollouts_per_task": 4, "mu": 0.5, "expert_share": 0.2},
+        data__expert={"path": str(pairs), "response": "better"},
+        trainer__duration="12 steps",
+        trainer__optimizer__lr=3e-3,
+    )
+    found = rows(train(run).folder)[1:]
+    assert found[-1]["sft_loss"] < found[0]["sft_loss"] - 0.5
+    assert {"policy_loss", "reward/mean"} <= found[-1].keys()
+    assert found[-1]["loss"] == pytest.approx(0.5 * found[-1]["policy_loss"] + 0.5 * found[-1]["sft_loss"])
+
+
+def test_the_first_update_is_that_of_hugging_face(offline, pairs):
+    """Independent: cross entropy by transformers' own loss on padded rows, its norm by autograd."""
+    run = offline("sft", trainer__duration="1 steps", trainer__tasks_per_update=8)
+    run["data"]["shuffle"] = False
+    found = rows(train(run).folder)[1]
+    tokenizer = AutoTokenizer.from_pretrained(run["model"]["path"])
+    model = AutoModelForCausalLM.from_pretrained(run["model"]["path"])
+    total, count = torch.zeros(()), 0
+    for line in pairs.read_text().splitlines()[:8]:
+        row = json.loads(line)
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": row["prompt"]}], add_generation_prompt=True, return_dict=False
+        )
+        answer = [*tokenizer.encode(row["better"]), tokenizer.eos_token_id]
+        labels = torch.tensor([[-100] * len(prompt) + answer])
+        total = total + model(input_ids=torch.tensor([[*prompt, *answer]]), labels=labels).loss * len(answer)
+        count += len(answer)
+    loss = total / count
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    assert found["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo", "mix"])
+def test_a_run_that_goes_on_equals_one_that_never_stopped(kind, offline, values, pairs):
+    """To the bit, with LoRA's dropout; the reference of dpo is the model at the very start."""
+
+    def make(name: str, duration: str):
+        changes = {"name": name, "trainer__duration": duration}
+        if kind == "mix":
+            run = values(**changes, algorithm={"type": "mix", "rollouts_per_task": 2})
+            run["data"]["expert"] = {"path": str(pairs), "response": "better"}
+        else:
+            run = offline(kind, **changes)
+        run["model"]["lora"] = {"rank": 4, "dropout": 0.1}
+        return run
+
+    whole = train(make("whole", "6 steps"))
+    train(make("parts", "2 steps"))
+    parts = train(make("parts", "6 steps"))
+    last = [row for row in rows(parts.folder) if row["step"] > 2]
+    assert last == [row for row in rows(whole.folder) if row["step"] > 2]
+    assert weights(parts.folder) == weights(whole.folder)
+
+
+def test_a_stop_saves_and_the_same_command_goes_on(offline, monkeypatch):
+    """A signal between steps: `Interrupted`, with the state saved."""
+    learn = offline_driver.OfflineDriver._learn
+
+    def stopped(self, step):
+        if step == 4:
+            raise Interrupted("Stopped by SIGTERM.", 15)
+        return learn(self, step)
+
+    whole = train(offline("sft", name="whole"))
+    monkeypatch.setattr(offline_driver.OfflineDriver, "_learn", stopped)
+    with pytest.raises(Interrupted, match="after step 3"):
+        train(offline("sft", name="stopped"))
+    monkeypatch.undo()
+    assert weights(train(offline("sft", name="stopped")).folder) == weights(whole.folder)
+
+
+def test_the_reference_is_asked_once_for_the_whole_dataset(offline, monkeypatch):
+    asked = []
+    logprobs = SingleEngine.logprobs
+
+    def counted(self, micro_batch, *, reference=False):
+        asked.append(micro_batch)
+        return logprobs(self, micro_batch, reference=reference)
+
+    run = offline("dpo", trainer__duration="3 epochs", evaluate={"at_start": False})
+    run["data"]["eval"] = []
+    monkeypatch.setattr(SingleEngine, "logprobs", counted)
+    train(run)
+    assert sum(role == "chosen" for batch in asked for role in batch.role) == 90
+    asked.clear()
+    train(run | {"trainer": run["trainer"] | {"duration": "4 epochs"}})
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        ("sft", {"algorithm__rollouts_per_task": 4}, "rollouts_per_task: unknown key.*means nothing.*sft"),
+        ("sft", {"data__train__response": None}, r"data.train.response: missing.*sft needs the column"),
+        ("sft", {"data__train__chosen": "better"}, r"data.train.chosen means nothing under algorithm sft"),
+        ("sft", {"data__expert": {"path": "x", "response": "y"}}, r"data.expert means nothing"),
+        ("sft", {"trainer__passes": 2}, r"trainer.passes .* 3 epochs"),
+        ("sft", {"rollout": {"sampling": {"top_k": 5}}}, r"rollout.sampling means nothing"),
+        ("sft", {"record__rollouts_every": "2 steps"}, r"record.rollouts_every means nothing"),
+        ("sft", {"reward": "exact", "data__eval": []}, r"reward means nothing under algorithm sft"),
+        ("sft", {"data__overlong": "middle"}, r"data.overlong: middle"),
+        ("sft", {"data__eval": [{"path": "x"}]}, r"data.eval \(eval\): there is nothing to measure it by"),
+        ("dpo", {"data__train__rejected": None}, r"data.train.rejected: missing"),
+        ("dpo", {"data__train__response": "better"}, r"data.train.response means nothing"),
+        ("dpo", {"algorithm__beta": 0}, r"beta: .*greater than 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(offline, kind, change, says):
+    run = offline(kind)
+    for path, value in change.items():
+        *parents, last = path.split("__")
+        section = run
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    with pytest.raises(ConfigError, match=says):
+        train(run)
+    assert not Path(run["output"]).exists()
+
+
+def test_mix_without_an_expert_and_grpo_with_answers_are_refused(values):
+    with pytest.raises(ConfigError, match=r"data.expert: missing. algorithm mix needs"):
+        train(values(algorithm={"type": "mix"}))
+    with pytest.raises(ConfigError, match=r"data.train.response means nothing under algorithm grpo"):
+        train(values(data__train__response="answer"))
+
+
+def test_a_row_without_a_rejected_answer_is_named(offline, tmp_path):
+    run = offline("dpo")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "a", "better": "b", "worse": "c"}\n{"prompt": "a", "better": "b"}\n')
+    run["data"]["train"]["path"] = str(bad)
+    with pytest.raises(DataError, match=r"bad.jsonl line 2 has no 'worse'"):
+        train(run)
