@@ -8,7 +8,7 @@ from typing import Any
 from strop.config.redact import redact
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Ppo
-from strop.config.schema.schedule import ConstantSchedule
+from strop.config.schema.schedule import ConstantSchedule, ReduceOnPlateauSchedule
 from strop.config.schema.walk import leaves
 
 FREE = (
@@ -37,10 +37,12 @@ FREE = (
 def differences(recorded: Run, run: Run) -> list[str]:
     """The fields by which two runs would learn differently, as `field was ..., is ...`.
 
-    `trainer.duration` may change where the learning rate does not depend on the run's length.
+    `trainer.duration` may change where neither learning rate nor weight decay depends on the run's length.
     Secrets are compared as they are saved: redacted.
     """
-    free = FREE if _depends_on_length(run) or _depends_on_length(recorded) else (*FREE, "trainer.duration")
+    free = tuple(field for field in FREE if _is_free_in(field, run) and _is_free_in(field, recorded))
+    if not (_depends_on_length(run) or _depends_on_length(recorded)):
+        free += ("trainer.duration",)
     was, now = _values(recorded), _values(run)
     return [
         f"{field} was {_show(was.get(field))}, is {_show(now.get(field))}"
@@ -61,8 +63,16 @@ def _is_free(field: str, free: tuple[str, ...]) -> bool:
     return any(fnmatchcase(field, known) or fnmatchcase(field, f"{known}.*") for known in free)
 
 
+def _is_free_in(field: str, run: Run) -> bool:
+    """Where the learning rate follows the evaluations, they are a part of what is learned."""
+    follows = isinstance(run.trainer.schedule, ReduceOnPlateauSchedule)
+    return not (follows and field in ("evaluate", "data.eval"))
+
+
 def _depends_on_length(run: Run) -> bool:
     schedules = [run.trainer.schedule]
     if isinstance(run.algorithm, Ppo):
         schedules.append(run.algorithm.critic.schedule)
+    if run.trainer.weight_decay_increase is not None:
+        return True
     return any(not isinstance(s, ConstantSchedule) or s.warmup.unit == "%" for s in schedules)

@@ -93,14 +93,14 @@ class Critic:
         self, micro_batches: Sequence[MicroBatch], picked: Sequence[Experience], step: int, update: int
     ) -> dict[str, float]:
         counts = GlobalCounts(tokens=sum(e.response_tokens for e in picked), sequences=len(picked))
-        metrics: dict[str, float] = {}
+        lr = learning_rate(
+            self._section.optimizer, self._section.schedule, self._length, step=step, update=update
+        )
+        self._engine.set_lr(lr)
+        metrics = {"lr": lr}
         for micro_batch in micro_batches:
             for name, share in self._engine.forward_backward(micro_batch, self._loss_fn, counts).items():
                 metrics[name] = metrics.get(name, 0.0) + share
-        metrics["lr"] = learning_rate(
-            self._section.optimizer, self._section.schedule, self._length, step=step, update=update
-        )
-        self._engine.set_lr(metrics["lr"])
         metrics["grad_norm"] = self._engine.step()
         return metrics
 

@@ -42,11 +42,18 @@ def learning_rate(
     optimizer: Optimizer, schedule: Schedule, length: Length, *, step: int, update: int
 ) -> float:
     """The rate of one update: `step` counts from 1, `update` from 0."""
-    by_step = schedule.counts == "steps"
+    position, total = position_of(schedule, length, step=step, update=update)
     return lr_at(
         schedule,
         optimizer.lr,
-        position=step - 1 - length.critic_steps if by_step else update,
-        total=length.learning_steps if by_step else length.updates,
+        position,
+        total,
         count=lambda amount: length.in_unit(amount, schedule.counts),
     )
+
+
+def position_of(schedule: Schedule, length: Length, *, step: int, update: int) -> tuple[int, int]:
+    """Where an update stands and how long the run is, in what the schedule counts."""
+    if schedule.counts == "steps":
+        return step - 1 - length.critic_steps, length.learning_steps
+    return update, length.updates

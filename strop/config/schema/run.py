@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from strop.config.schema.algorithm import Algorithm, Dpo, Grpo, Sft
 from strop.config.schema.base import Section, kind_or
 from strop.config.schema.data import Data
+from strop.config.schema.learning import check_learning
 from strop.config.schema.meaning import check_meaning
 from strop.config.schema.model import Model
 from strop.config.schema.reward import Reward
@@ -123,6 +124,7 @@ class Run(Section):
                 "nothing could be learned; write a temperature above 0"
             )
         check_meaning(self)
+        check_learning(self)
         overlong = None if isinstance(self.algorithm, Sft | Dpo) else self.algorithm.overlong_penalty
         if overlong is not None and overlong.buffer_tokens > self.data.max_response_tokens:
             raise ValueError(
