@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from strop.buffer.queue import Queue
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Mix, RolloutAlgorithm
+from strop.protocols import Buffer
 from strop.run.collect import Collector
 from strop.run.critic import Critic
 from strop.run.evaluate import evaluate
@@ -34,6 +34,7 @@ class Driver(Loop):
         *,
         policy: Policy,
         critic: Critic | None,
+        buffer: Buffer,
         tasks: Tasks,
         length: Length,
         folder: RunFolder,
@@ -43,7 +44,7 @@ class Driver(Loop):
         self._algorithm = algorithm
         self._policy = policy
         self._tasks = tasks
-        self._buffer = Queue()
+        self._buffer = buffer
         self._critic = critic
         self._expert = None
         if isinstance(algorithm, Mix) and tasks.expert is not None:
@@ -73,6 +74,7 @@ class Driver(Loop):
         trained = self._trainer.step(
             experiences, step=step, updates_done=self._state.updates, baselines=collected.baselines
         )
+        self._buffer.acknowledge([group.id for group in experiences])
         trained_at = time.perf_counter()
         self._policy.synchronizer.publish(step)
         ended = time.perf_counter()

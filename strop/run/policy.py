@@ -35,6 +35,8 @@ class Policy:
     synchronizer: InMemorySynchronizer
     state: RunState
     """Where its weights come from."""
+    stop: StopSignal
+    """Asks whoever waits to stop."""
     notes: tuple[str, ...]
     """How it is sampled from and trained on, in words."""
 
@@ -90,6 +92,7 @@ def make_policy(
         explorer=Explorer(workflow, scorer, stop, seed=run.seed),
         synchronizer=InMemorySynchronizer(engine, sampler),
         state=state,
+        stop=stop,
         notes=_notes(engine, sampler),
     )
     policy.synchronizer.publish(state.step)

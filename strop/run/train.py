@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from strop.buffer.table import clear_buffer, open_buffer
 from strop.config.load import Loaded, save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
@@ -69,7 +70,11 @@ def _open_rollouts(
     tasks = load_tasks(run, tokenizer)
     length = length_of(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
     critic = open_critic(run, tokenizer, length, start.checkpoint)
-    with open_policy(run, tokenizer, reward, start.checkpoint) as policy:
+    clear_buffer(run.buffer, folder.path)
+    with (
+        open_policy(run, tokenizer, reward, start.checkpoint) as policy,
+        closing(open_buffer(run.buffer, folder.path, check=policy.stop.check)) as buffer,
+    ):
 
         def driver(recorder: Recorder) -> Driver:
             return Driver(
@@ -77,6 +82,7 @@ def _open_rollouts(
                 algorithm,
                 policy=policy,
                 critic=critic,
+                buffer=buffer,
                 tasks=tasks,
                 length=length,
                 folder=folder,

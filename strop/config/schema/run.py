@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from strop.config.schema.algorithm import Algorithm, Dpo, Grpo, Sft
 from strop.config.schema.base import Section, kind_or
+from strop.config.schema.buffer import Buffer, QueueBuffer
 from strop.config.schema.data import Data
 from strop.config.schema.learning import check_learning
 from strop.config.schema.meaning import check_meaning
@@ -88,6 +89,8 @@ class Run(Section):
     """What is learned from scored answers."""
     rollout: Rollout = Rollout()
     """How answers are sampled."""
+    buffer: Annotated[Buffer, kind_or("queue")] = QueueBuffer()
+    """Where experiences wait between explorer and trainer."""
     trainer: Trainer = Trainer()
     """How experiences become new weights."""
     checkpoint: Checkpoint = Checkpoint()
