@@ -1,0 +1,196 @@
+"""Supervised fine-tuning by Strop beside TRL's SFTTrainer: tokens per CPU-second, peak memory, and the ratio.
+
+    make .venv/bench && .venv/bin/python benchmarks/sft.py
+
+Both train the random 10.2M-parameter Qwen2 of `grpo_step.py` on the same prompts and answers of very
+different lengths, the loss on the answers alone, 32 rows to an update where rows can be counted, one
+thread. TRL runs with padding, without padding, and packed. Each peer runs in a process of its own; a
+figure is over `--steps` updates after one warm-up update, counts real tokens (no padding), and the CPU
+time of child processes too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_step import cpu_seconds, peak_mb
+
+ROWS_PER_UPDATE, LONGEST = 32, 512
+PEERS = {
+    "strop float32": ("strop", "float32", ""),
+    "strop bfloat16": ("strop", "bfloat16", ""),
+    "TRL bfloat16, padded": ("trl", "bfloat16", "padded"),
+    "TRL bfloat16, padding-free": ("trl", "bfloat16", "padding-free"),
+    "TRL bfloat16, packed": ("trl", "bfloat16", "packed"),
+    "TRL float32, packed": ("trl", "float32", "packed"),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one peer took."""
+
+    tokens: float
+    cpu_seconds: float
+    peak_mb: float
+    first_loss: float
+
+
+def texts(count: int) -> list[dict[str, str]]:
+    """Prompts of a few words and answers of 5 to 250, most of them short."""
+    draw = random.Random(0)
+    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+
+    def words(number: int) -> str:
+        return " ".join("".join(draw.choices(syllables, k=2)) for _ in range(number))
+
+    return [
+        {"prompt": words(draw.randint(5, 40)), "completion": words(int(5 * 50 ** draw.random()))}
+        for _ in range(count)
+    ]
+
+
+def run_strop(folder: Path, dtype: str, _mode: str, steps: int) -> Measured:
+    """Strop's own driver, step by step."""
+    import strop
+    from strop.run.offline_driver import OfflineDriver
+
+    marks: list[float] = []
+    take_step = OfflineDriver._step
+
+    def marked(driver: OfflineDriver, step: int) -> None:
+        take_step(driver, step)
+        marks.append(cpu_seconds())
+
+    OfflineDriver._step = marked
+    run = strop.load(
+        {
+            "name": dtype,
+            "output": str(folder / "runs"),
+            "model": {"path": str(folder / "model"), "compute_dtype": dtype},
+            "data": {
+                "train": {"path": str(folder / "rows.jsonl"), "response": "completion"},
+                "max_prompt_tokens": LONGEST,
+                "max_response_tokens": LONGEST,
+            },
+            "algorithm": "sft",
+            "trainer": {
+                "duration": f"{steps + 1} steps",
+                "tasks_per_step": ROWS_PER_UPDATE,
+                "microbatch": "4096 tokens",
+                "optimizer": {"type": "adamw", "lr": 1e-4},
+            },
+            "record": {"monitors": [], "report": False},
+        }
+    )
+    result = strop.train(run)
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()][1:]
+    tokens = sum(row["trained_tokens"] for row in rows[1:])
+    return Measured(tokens, marks[-1] - marks[0], peak_mb(), rows[0]["loss"])
+
+
+def run_trl(folder: Path, dtype: str, mode: str, steps: int) -> Measured:
+    """TRL's SFTTrainer, with a callback that marks the updates."""
+    from datasets import load_dataset
+    from transformers import AutoModelForCausalLM, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    marks: list[tuple[float, float]] = []
+
+    class Marks(TrainerCallback):
+        def on_step_end(self, *_: object, **__: object) -> None:
+            marks.append((cpu_seconds(), float(trainer._total_train_tokens)))
+
+    config = SFTConfig(
+        output_dir=str(folder / "trl"),
+        # A pack holds about 8 of these rows.
+        per_device_train_batch_size=4 if mode == "packed" else ROWS_PER_UPDATE,
+        packing=mode == "packed",
+        padding_free=mode == "padding-free",
+        max_length=2 * LONGEST if mode != "padding-free" else None,
+        max_steps=steps + 1,
+        learning_rate=1e-4,
+        bf16=dtype == "bfloat16",
+        use_cpu=True,
+        gradient_checkpointing=False,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="steps",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+    trainer = SFTTrainer(
+        model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype="float32"),
+        args=config,
+        train_dataset=load_dataset("json", data_files=str(folder / "rows.jsonl"), split="train").map(
+            lambda row: {
+                "prompt": [{"role": "user", "content": row["prompt"]}],
+                "completion": [{"role": "assistant", "content": row["completion"]}],
+            }
+        ),
+        callbacks=[Marks()],
+    )
+    trainer.train()
+    loss = next(row["loss"] for row in trainer.state.log_history if "loss" in row)
+    (began, before), (ended, after) = marks[0], marks[-1]
+    return Measured(after - before, ended - began, peak_mb(), float(loss))
+
+
+def prepare(folder: Path, steps: int) -> None:
+    """The model and the rows that all peers share."""
+    from strop.models.tiny import make_model
+
+    rows = texts(ROWS_PER_UPDATE * (steps + 2) * 2)
+    corpus = [text for row in rows for text in row.values()]
+    make_model(folder / "model", corpus, vocab_size=2048, hidden_size=384, layers=6, heads=6, kv_heads=2)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def compare(steps: int) -> None:
+    """Run all peers and print a table."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder, steps)
+        found: dict[str, Measured] = {}
+        for peer in PEERS:
+            command = [sys.executable, __file__, "--peer", peer, "--folder", name, "--steps", str(steps)]
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            )
+            if done.returncode:
+                sys.exit(f"{peer} failed:\n{done.stdout}\n{done.stderr}")
+            found[peer] = Measured(**json.loads(done.stdout.splitlines()[-1]))
+        speed = {peer: m.tokens / m.cpu_seconds for peer, m in found.items()}
+        best = max(value for peer, value in speed.items() if peer.startswith("TRL"))
+        print("| peer | tokens per CPU-second | of TRL's best | peak MB | first loss |")
+        print("| --- | --- | --- | --- | --- |")
+        for peer, m in found.items():
+            figures = f"{speed[peer]:,.0f} | {speed[peer] / best:.2f} | {m.peak_mb:.0f} | {m.first_loss:.3f}"
+            print(f"| {peer} | {figures} |")
+
+
+def main() -> None:
+    """The command line; `--peer` is for the processes that it starts itself."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--peer", choices=PEERS)
+    parser.add_argument("--folder", type=Path)
+    args = parser.parse_args()
+    if args.peer is None:
+        compare(args.steps)
+        return
+    kind, dtype, mode = PEERS[args.peer]
+    run = run_strop if kind == "strop" else run_trl
+    print(json.dumps(run(args.folder, dtype, mode, args.steps).__dict__))
+
+
+if __name__ == "__main__":
+    main()

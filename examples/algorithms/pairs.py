@@ -1,0 +1,34 @@
+"""Preference pairs from the quickstart's tasks: the right sum, and one that is off by 1 to 9.
+
+python examples/algorithms/pairs.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+
+def main() -> None:
+    """Write pairs-train.jsonl and pairs-test.jsonl beside the quickstart's tasks."""
+    folder = Path(os.environ.get("QUICKSTART", "runs/quickstart"))
+    draw = random.Random(0)
+    for name in ("train", "test"):
+        with (
+            (folder / f"{name}.jsonl").open() as tasks,
+            (folder / f"pairs-{name}.jsonl").open("w") as pairs,
+        ):
+            for task in map(json.loads, tasks):
+                off = draw.choice((-1, 1)) * draw.randint(1, 9)
+                row = {
+                    "prompt": task["prompt"],
+                    "right": task["answer"],
+                    "wrong": str(int(task["answer"]) + off),
+                }
+                pairs.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()
