@@ -17,7 +17,7 @@ from tests.buffer.conftest import Place
 from tests.buffer.worker import GROUPS
 
 ROOT = Path(__file__).parents[2]
-WRITERS = ("writer-0", "writer-1", "writer-2")
+WRITERS = ("writer-0", "writer-1")
 READERS = ("reader-0", "reader-1")
 
 
@@ -26,7 +26,7 @@ class Crew:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._values = place.section(lease_seconds=2, capacity_groups=16, read_timeout_seconds=60)
+        self._values = place.section(lease_seconds=15, capacity_groups=16, read_timeout_seconds=60)
         self._processes = {name: self._start(name) for name in (*WRITERS, *READERS)}
 
     def wait_for_work(self) -> None:

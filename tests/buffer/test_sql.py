@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
+from strop.buffer.sql import database
 from strop.buffer.sql.database import Database
 from strop.buffer.sql.engine import make_engine
 from strop.buffer.table import open_buffer
@@ -199,6 +200,7 @@ def test_a_commit_whose_answer_is_lost_is_not_done_twice(
         return result
 
     monkeypatch.setattr(Database, "run_once", lossy)
+    monkeypatch.setattr(database, "_RETRY_SECONDS", 0.0)
     buffer.put(make_groups(4))
     assert ids(buffer.take(2)) == ["g0", "g1"]
     buffer.acknowledge(["g0"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, OperationalError
 
 from strop.errors import ConfigError, MissingExtraError
 
@@ -15,6 +18,8 @@ _ANY_NUMBER = -1
 """Of connections: as many as there are threads at work."""
 _SQLITE_TIMEOUT_SECONDS = 30.0
 """How long one process waits until the others have written."""
+_SQLITE_PAUSE_SECONDS = 0.002
+"""How long it sleeps at most until it tries again. SQLite's own pauses grow to 0.1 s, which starves some."""
 _POSTGRESQL_OPTIONS = {
     "connect_timeout": 10,  # seconds, as are those of keepalives: a server that is gone is noticed
     "keepalives_idle": 10,
@@ -74,8 +79,19 @@ def _set_up_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # sqlite3 begins no transactions of its own
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")  # safe against the end of any process
+    connection.execute("PRAGMA busy_timeout = 0")
 
 
 def _begin_at_once(connection: sa.Connection) -> None:
     """Take the write lock first, so that no transaction has to be given up half-way."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    deadline = time.monotonic() + _SQLITE_TIMEOUT_SECONDS
+    while True:
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            return
+        except OperationalError as error:
+            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0, _SQLITE_PAUSE_SECONDS))

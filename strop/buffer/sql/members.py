@@ -52,6 +52,7 @@ class Member:
         self._buffer = buffer
         self._lease_seconds = lease_seconds
         self._closing = threading.Event()
+        self._replaced = False
         self.name = name
         self.session = uuid.uuid4().hex
         self._in_touch_since = time.monotonic()
@@ -60,17 +61,22 @@ class Member:
         self._pulse = threading.Thread(target=self._beat, name=f"strop-buffer-{name}", daemon=True)
         self._pulse.start()
 
-    def touch(self, connection: sa.Connection) -> None:
-        """Say that this one lives. Raises `StoreError` once its place belongs to another process."""
-        alive = (members.c.alive_until > self._database.now()).label("alive")
-        here = connection.execute(sa.select(members.c.session, alive).where(self._mine)).one_or_none()
-        if here is None or here.session != self.session:
+    def require(self) -> None:
+        """Raises `StoreError` once the place is known to belong to another process."""
+        if self._replaced:
             raise StoreError(
                 f"Another process has opened the buffer {self._buffer!r} in {self._database.url} as "
                 f"{self.name!r}, so this one stops. Let only one process of that name run, or give the "
                 "runs different `buffer.name`s."
             )
-        if not here.alive:
+
+    def touch(self, connection: sa.Connection) -> None:
+        """Say that this one lives. Raises `StoreError` once its place belongs to another process."""
+        alive = (members.c.alive_until > self._database.now()).label("alive")
+        here = connection.execute(sa.select(members.c.session, alive).where(self._mine)).one_or_none()
+        self._replaced = here is None or here.session != self.session
+        self.require()
+        if here is not None and not here.alive:
             self._in_touch_since = time.monotonic()
         connection.execute(sa.update(members).where(self._mine).values(alive_until=self._until))
 

@@ -26,6 +26,13 @@ class Rows:
         self._database = database
         self._buffer = buffer
         self._here = groups.c.buffer == buffer
+        # what is said for each group or at each look is put together once
+        self._lock = sa.select(buffers.c.name).where(buffers.c.name == buffer).with_for_update()
+        waiting = sa.select(groups.c.number).where(self._here, groups.c.state == "queued")
+        self._count = sa.select(sa.func.count()).select_from(waiting.limit(sa.bindparam("most")).subquery())
+        self._insert = database.insert(groups).on_conflict_do_nothing(
+            index_elements=[groups.c.buffer, groups.c.id]
+        )
 
     def register(self, connection: sa.Connection) -> None:
         """Make the buffer where there is none. Raises `StoreError` for one of another layout."""
@@ -34,28 +41,23 @@ class Rows:
         layout = connection.scalar(sa.select(buffers.c.layout).where(buffers.c.name == self._buffer))
         if layout != LAYOUT:
             raise StoreError(
-                f"The buffer {self._buffer!r} in {self._database.url} has layout {layout}, and this version "
-                f"of Strop reads {LAYOUT}. Use the version that made it, or another `buffer.name`."
+                f"The buffer {self._buffer!r} in {self._database.url} has layout {layout}; this version of "
+                f"Strop reads {LAYOUT}. Use the one that made it, or another `buffer.name`."
             )
 
     def insert(self, connection: sa.Connection, rows: Sequence[dict[str, Any]], capacity: int) -> int:
         """Add what there is room for; returns how many of the rows are in, now or since earlier."""
-        lock = sa.select(buffers.c.name).where(buffers.c.name == self._buffer).with_for_update()
-        connection.execute(lock)  # writers come one by one, so that they count right
+        connection.execute(self._lock)  # writers come one by one, so that they count right
         fitting = rows[: max(0, capacity - self.queued(connection, limit=capacity))]
         if fitting:
             connection.execute(
-                self._database.insert(groups).on_conflict_do_nothing(
-                    index_elements=[groups.c.buffer, groups.c.id]
-                ),
-                [{"buffer": self._buffer, "state": "queued", **row} for row in fitting],
+                self._insert, [{"buffer": self._buffer, "state": "queued", **row} for row in fitting]
             )
         return len(fitting)
 
     def queued(self, connection: sa.Connection, *, limit: int) -> int:
         """How many groups can be claimed, counted up to the limit."""
-        some = sa.select(groups.c.number).where(self._here, groups.c.state == "queued").limit(limit)
-        return connection.scalar(sa.select(sa.func.count()).select_from(some.subquery())) or 0
+        return connection.scalar(self._count, {"most": limit}) or 0
 
     def claimed(self, connection: sa.Connection, session: str, claim: int) -> Sequence[Any]:
         """The rows of a claim of which the reader may not have heard."""
@@ -95,10 +97,19 @@ class Rows:
         return done
 
     def give_back(self, connection: sa.Connection, living: sa.Select[tuple[str]]) -> int:
-        """Queue again what is claimed by a session that is not among the living; returns how many."""
-        lost = self._here & (groups.c.state == "claimed") & groups.c.session.not_in(living)
+        """Queue again what is claimed by a session that is not among the living; returns how many.
+
+        The sessions are found first, so that a row which another reader claims meanwhile stays its own.
+        """
+        claimed = self._here & (groups.c.state == "claimed")
+        gone = sa.select(groups.c.session).where(claimed, groups.c.session.not_in(living)).distinct()
+        sessions = connection.scalars(gone).all()
+        if not sessions:
+            return 0
         freed = connection.execute(
-            sa.update(groups).where(lost).values(state="queued", session=None, claim=None)
+            sa.update(groups)
+            .where(claimed, groups.c.session.in_(sessions))
+            .values(state="queued", session=None, claim=None)
         )
         return freed.rowcount
 

@@ -63,13 +63,15 @@ class SqlBuffer:
         """See `strop.protocols.Buffer`."""
         if self._finished:
             raise StoreError(f"Groups are put into {self} after `finish` was said of it.")
+        self._member.require()
         rows = [{"id": group.id, "content": encode(group)} for group in groups]
+        capacity = self._section.capacity_groups
         wait, pauses = Wait(self._section.write_timeout_seconds, self._check), _pauses()
         while rows:
-            rows = rows[self._database.run(partial(self._insert, rows=rows)) :]
+            rows = rows[self._database.run(partial(self._rows.insert, rows=rows, capacity=capacity)) :]
             if rows and wait.left <= 0:
                 raise StoreError(
-                    f"{self} has been full ({self._section.capacity_groups} groups) for {wait.seconds:.0f} "
+                    f"{self} has been full ({capacity} groups) for {wait.seconds:.0f} "
                     "s. Either nobody reads from it, or the trainer is that slow: then set "
                     "`buffer.write_timeout_seconds` higher."
                 )
@@ -139,10 +141,6 @@ class SqlBuffer:
 
     def __str__(self) -> str:
         return f"the buffer {self._name!r} in {self._database.url}"
-
-    def _insert(self, connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> int:
-        self._member.touch(connection)
-        return self._rows.insert(connection, rows, self._section.capacity_groups)
 
     def _look(self, groups: int, wait: Wait) -> _Look:
         """Look again and again until all are there, time is up, or no more will come."""
