@@ -1,0 +1,315 @@
+"""Every optimizer: against its formula, to the bit over a resume, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from strop.config.schema import Run
+from strop.config.schema.optimizer import Optimizer
+from strop.config.schema.trainer import Trainer
+from strop.errors import CheckpointError, MissingExtraError, TrainingError
+from strop.models.tiny import make_model
+from strop.training.fused import FusedBackward
+from strop.training.optim import build_optimizer
+from strop.training.single import SingleEngine
+from tests.training.test_single import accumulate, make_run, micro_batches, same, weights
+
+pytest.importorskip("pytorch_optimizer", reason="comes with strop[optimizers]")
+SLOW = {"lr": 0.01, "weight_decay": 0.1}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw_torch": {"type": "adamw", "fused": False},
+    "adamw_torch_fused": {"type": "adamw"},
+    "adafactor": {"type": "adafactor", "beta1": 0.9, "scale_parameter": True},
+    "ademamix": {"type": "ademamix", "ramp_updates": 4},
+    "sgd": {"type": "sgd", "momentum": 0.9, "nesterov": True},
+    "adagrad": {"type": "adagrad", "lr_decay": 0.1, "initial_accumulator": 0.1},
+    "rmsprop": {"type": "rmsprop", "momentum": 0.9, "centered": True},
+    "galore_adamw": {"type": "galore_adamw", "rank": 4, "update_every": 4, "scale": 1.0},
+    "lomo": {"type": "lomo"},
+    "adalomo": {"type": "adalomo"},
+    "grokadamw": {"type": "grokadamw"},
+    "schedule_free_sgd": {"type": "schedule_free_sgd"},
+}
+"""The names of the GRPO component's page."""
+MODELS: dict[str, dict[str, object]] = {
+    "float32": {},
+    "mixed": {"compute_dtype": "bfloat16"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "mixed lora": {"compute_dtype": "bfloat16", "lora": {"rank": 4}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model"
+    return make_model(path, ["one and one is two"], vocab_size=280, hidden_size=32)
+
+
+def run_with(folder: Path, name: str, model: Mapping[str, object] = {}) -> Run:
+    clip = None if name in ("lomo", "adalomo") else 1.0
+    trainer = {"optimizer": {**SLOW, **OPTIMIZERS[name]}, "max_grad_norm": clip, "engine": {"device": "cpu"}}
+    return make_run(folder, model, trainer=trainer)
+
+
+def update(engine: SingleEngine, number: int) -> tuple[dict[str, float], float]:
+    """One update at a rate of its own, of one micro-batch."""
+    engine.set_lr(0.01 / (number + 1))
+    return accumulate(engine, micro_batches(engine, 10_000, seed=number)), engine.step()
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_it_steps_saves_and_resumes_to_the_bit(
+    folder: Path, tmp_path: Path, name: str, model: dict[str, object]
+) -> None:
+    engine = SingleEngine(run_with(folder, name, model))
+    start = weights(engine)
+    for number in range(3):
+        _, norm = update(engine, number)
+        assert norm > 0
+    assert not same(weights(engine), start)
+    before = weights(engine)
+    engine.save(tmp_path)
+    assert same(weights(engine), before)
+    expected = [update(engine, number) for number in range(3, 6)]
+    resumed = SingleEngine(run_with(folder, name, model))
+    resumed.load(tmp_path)
+    assert same(weights(resumed), before)
+    assert [update(resumed, number) for number in range(3, 6)] == expected
+    assert same(weights(resumed), weights(engine))
+    assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors", ".json"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_it_learns(folder: Path, name: str) -> None:
+    engine = SingleEngine(run_with(folder, name))
+    losses = []
+    for _ in range(4):
+        losses.append(accumulate(engine, micro_batches(engine, 10_000))["loss"])
+        engine.step()
+    assert losses[-1] < losses[0]
+
+
+def sample_parameters() -> dict[str, nn.Parameter]:
+    torch.manual_seed(3)
+    shapes = {"embed.weight": (9, 6), "layers.0.q.weight": (6, 8), "layers.0.norm.weight": (6,)}
+    return {name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
+
+
+def gradients(number: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return [torch.randn(p.shape, generator=generator) for p in sample_parameters().values()]
+
+
+def descend(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], updates: int
+) -> list[Tensor]:
+    parameters = list(parameters)
+    for number in range(updates):
+        for parameter, gradient in zip(parameters, gradients(number), strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+def ours(name: str, updates: int = 5, **options: object) -> list[Tensor]:
+    section = TypeAdapter(Optimizer).validate_python({**SLOW, **OPTIMIZERS[name], **options})
+    parameters = sample_parameters()
+    return descend(build_optimizer(section, parameters), parameters.values(), updates)
+
+
+def close(one: list[Tensor], other: list[Tensor]) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-7)
+
+
+def test_ademamix_is_the_papers() -> None:
+    """m1, m2, v, and w -= lr ((m1 / (1 - b1^t) + alpha m2) / (sqrt(v / (1 - b2^t)) + eps) + decay w)."""
+    weights = [p.detach().clone() for p in sample_parameters().values()]
+    fast, slow, squares = ([torch.zeros_like(w) for w in weights] for _ in range(3))
+    for number in range(5):
+        t = number + 1
+        for w, m1, m2, v, g in zip(weights, fast, slow, squares, gradients(number), strict=True):
+            m1.mul_(0.9).add_(g, alpha=0.1)
+            m2.mul_(0.9999).add_(g, alpha=0.0001)
+            v.mul_(0.999).add_(g * g, alpha=0.001)
+            root = (v / (1 - 0.999**t)).sqrt() + 1e-8
+            w -= 0.01 * ((m1 / (1 - 0.9**t) + 5 * m2) / root + 0.1 * w)
+    close(ours("ademamix", ramp_updates=None), weights)
+
+
+def test_galore_of_full_rank_is_adam_in_the_gradients_own_axes() -> None:
+    """At full rank the projection is a rotation R: w -= lr Adam(g R') R, and AdamW for all but matrices."""
+    found = ours("galore_adamw", updates=1, rank=6, weight_decay=0.0)
+    start = list(sample_parameters().values())
+    gradient = gradients(0)
+    u, _, _ = torch.linalg.svd(gradient[1], full_matrices=False)
+    turned = u.T @ gradient[1]
+    expected = start[1].detach() - 0.01 * u @ (turned / (turned.abs() + 1e-8 / 0.001**0.5))
+    torch.testing.assert_close(found[1], expected, rtol=1e-5, atol=1e-6)
+    plain = descend(torch.optim.AdamW(start, lr=0.01, weight_decay=0), start, 1)
+    torch.testing.assert_close(found[0], plain[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[2], plain[2], rtol=1e-5, atol=1e-6)
+
+
+def test_galore_moves_a_layers_matrix_in_a_low_rank() -> None:
+    moved = ours("galore_adamw", updates=1, rank=2, weight_decay=0.0)
+    start = [p.detach() for p in sample_parameters().values()]
+    assert torch.linalg.matrix_rank(moved[1] - start[1], atol=1e-5) == 2
+    assert torch.linalg.matrix_rank(moved[0] - start[0], atol=1e-5) == 6
+
+
+def test_schedule_free_is_the_papers() -> None:
+    """z -= lr g(y); x = (1 - c) x + c z with c = 1 / t; y = (1 - beta) z + beta x; x is what is shown."""
+    section = TypeAdapter(Optimizer).validate_python({"type": "schedule_free_sgd", "lr": 0.1})
+    parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer = build_optimizer(section, {"w": parameter})
+    z = x = y = parameter.detach().clone()
+    for t in range(1, 6):
+        torch.testing.assert_close(parameter.detach(), y)
+        parameter.grad = parameter.detach().clone()
+        optimizer.step()
+        z = z - 0.1 * y
+        x = x + (z - x) / t
+        y = 0.1 * z + 0.9 * x
+    optimizer.eval()
+    torch.testing.assert_close(parameter.detach(), x)
+
+
+def test_grokadamw_by_hand() -> None:
+    """One weight, first update, gradient 0.5: slow = 0.01, boosted = 0.52, and the moments' biases cancel."""
+    parameter = nn.Parameter(torch.tensor([2.0]))
+    section = TypeAdapter(Optimizer).validate_python({"type": "grokadamw", "lr": 0.1, "weight_decay": 0.5})
+    optimizer = build_optimizer(section, {"w": parameter})
+    parameter.grad = torch.tensor([0.5])
+    optimizer.step()
+    assert optimizer.state[parameter]["slow"].item() == pytest.approx(0.01)
+    assert optimizer.state[parameter]["exp_avg"].item() == pytest.approx(0.052)
+    assert parameter.item() == pytest.approx(2.0 * (1 - 0.1 * 0.5) - 0.1)
+
+
+def test_grokadamw_is_the_packages() -> None:
+    package = pytest.importorskip("grokadamw")
+    parameters = list(sample_parameters().values())
+    theirs = package.GrokAdamW(parameters, lr=0.01, weight_decay=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = descend(theirs, parameters, 5)
+    close(ours("grokadamw"), expected)
+
+
+@pytest.mark.parametrize("name", ["lomo", "adalomo"])
+def test_fused_with_backward_is_the_librarys_own(folder: Path, name: str) -> None:
+    """The same updates of a small network by pytorch_optimizer's class, which hooks into backward itself."""
+    library = pytest.importorskip("pytorch_optimizer")
+    kinds = {"lomo": library.LOMO, "adalomo": library.AdaLOMO}
+
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+    inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
+    mine, theirs = network(), network()
+    section = TypeAdapter(Optimizer).validate_python({"type": name, "lr": 0.05})
+    parameters = dict(mine.named_parameters())
+    fused = FusedBackward(build_optimizer(section, parameters), parameters, parameters)
+    optimizer = kinds[name](theirs, lr=0.05)
+    for _ in range(4):
+        mine(inputs).square().sum().backward()
+        loss = theirs(inputs).square().sum()
+        expected = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, theirs.parameters(), retain_graph=True)]
+        )
+        optimizer.fused_backward(loss, 0.05)
+        torch.testing.assert_close(fused.norm(), expected.norm())
+        assert all(p.grad is None for p in parameters.values())
+    close([p.detach() for p in mine.parameters()], [p.detach() for p in theirs.parameters()])
+
+
+def test_lomo_is_sgd(folder: Path) -> None:
+    """The engine's fused update against the plain one, on the same batch."""
+    engines = [SingleEngine(run_with(folder, name)) for name in ("lomo", "sgd")]
+    plain = {"optimizer": {**SLOW, "type": "sgd"}, "max_grad_norm": None, "engine": {"device": "cpu"}}
+    engines[1] = SingleEngine(make_run(folder, trainer=plain))
+    for number in range(3):
+        (one, norm), (other, other_norm) = (update(engine, number) for engine in engines)
+        assert one == pytest.approx(other)
+        assert norm == pytest.approx(other_norm, rel=1e-5)
+    close(list(weights(engines[0]).values()), list(weights(engines[1]).values()))
+
+
+def test_a_part_of_an_update_is_refused_before_anything_moves(folder: Path) -> None:
+    engine = SingleEngine(run_with(folder, "lomo"))
+    before = weights(engine)
+    with pytest.raises(TrainingError, match="must be one micro-batch"):
+        accumulate(engine, micro_batches(engine, 30))
+    assert same(weights(engine), before)
+
+
+@pytest.mark.parametrize("name", ["lomo", "adalomo"])
+def test_clipping_what_is_never_whole_is_refused(name: str) -> None:
+    with pytest.raises(
+        ValidationError, match=f"{name} moves the weights during backward.*max_grad_norm: null"
+    ):
+        Trainer.model_validate({"optimizer": name})
+
+
+@pytest.mark.parametrize("model", [MODELS["float32"], MODELS["mixed"]], ids=["float32", "mixed"])
+def test_schedule_free_shows_its_average_and_learns_elsewhere(folder: Path, model: dict[str, object]) -> None:
+    """After an update weights and log-probs are the average's; gradients are taken at another point."""
+    engine = SingleEngine(run_with(folder, "schedule_free_sgd", model))
+    for number in range(3):
+        update(engine, number)
+    shown = weights(engine)
+    batch = micro_batches(engine, 10_000)
+    logprobs = engine.logprobs(batch[0])
+    accumulate(engine, batch)
+    assert not same(weights(engine), shown), "gradients are taken at the point ahead of the average"
+    engine.step()
+    engine = SingleEngine(run_with(folder, "schedule_free_sgd", model))
+    for number in range(3):
+        update(engine, number)
+    assert same(weights(engine), shown)
+    assert torch.equal(engine.logprobs(batch[0]), logprobs)
+
+
+def test_the_state_of_another_optimizer_is_refused(folder: Path, tmp_path: Path) -> None:
+    engine = SingleEngine(run_with(folder, "sgd"))
+    update(engine, 0)
+    engine.save(tmp_path)
+    with pytest.raises(CheckpointError, match="state of SGD, and this run's optimizer is Adagrad"):
+        SingleEngine(run_with(folder, "adagrad")).load(tmp_path)
+
+
+def test_settings_are_the_run_files_and_not_the_checkpoints(folder: Path, tmp_path: Path) -> None:
+    engine = SingleEngine(run_with(folder, "ademamix"))
+    update(engine, 0)
+    engine.save(tmp_path)
+    run = run_with(folder, "ademamix")
+    changed = run.trainer.optimizer.model_copy(update={"alpha": 2.0, "weight_decay": 0.3})
+    other = SingleEngine(
+        run.model_copy(update={"trainer": run.trainer.model_copy(update={"optimizer": changed})})
+    )
+    other.load(tmp_path)
+    (group,) = other._optimizer.param_groups
+    assert (group["alpha"], group["weight_decay"], group["step"]) == (2.0, 0.3, 1)
+
+
+def test_a_missing_library_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'strop\[optimizers\]'"):
+        ours("galore_adamw")
+
+
+def test_nesterov_without_momentum_is_refused() -> None:
+    with pytest.raises(ValidationError, match="nesterov wants a momentum above 0"):
+        Trainer.model_validate({"optimizer": {"type": "sgd", "nesterov": True}})
