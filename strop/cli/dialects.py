@@ -73,6 +73,21 @@ def evaluate(
     show_figures(score_file(file, scoring.reward))
 
 
+def trinity(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The file.", show_default=False)],
+    overrides: Overrides = None,
+    here: Here = False,
+    explain: Explain = False,
+    check: Check = False,
+) -> None:
+    """What `trinity run --config FILE.yaml` does."""
+    from strop.cli.show import explain_check_or_start
+    from strop.config.dialects.trinity import read_trinity
+
+    loaded = read_trinity(file, overrides or (), here=here)
+    explain_check_or_start(loaded, explain=explain, check=check)
+
+
 def keys(
     dialect: Annotated[str, typer.Argument(help="verl, rft_trainer, ...", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON list.")] = False,
@@ -91,5 +106,6 @@ def keys(
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
+    app.command()(trinity)
     app.command()(keys)
     app.add_typer(verl, name="verl")

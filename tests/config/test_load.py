@@ -104,6 +104,15 @@ def test_a_gpu_that_is_not_here(run_file: Path, monkeypatch: pytest.MonkeyPatch)
         load_run(run_file, override)
 
 
+def test_a_gpu_that_a_reward_model_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.config.load.cuda_devices", lambda: 0)
+    bare = {"model": {"path": "m"}, "data": {"train": {"path": "t.jsonl"}}}
+    models = [{"path": "one"}, {"path": "two", "name": "other", "device": "cuda"}]
+    loaded = load_values({**bare, "reward": {"models": models}}, here=True)
+    assert [item.key for item in loaded.set_aside] == ["reward.models.1.device"]
+    assert [model.device for model in loaded.run.reward.models] == ["auto", "cpu"]
+
+
 def test_a_gpu_that_is_here_is_used(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strop.config.load.cuda_devices", lambda: 1)
     loaded = load_run(run_file, ["trainer.engine.device=cuda"], here=True)

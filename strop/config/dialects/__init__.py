@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strop.config.dialects.component import COMPONENTS
 from strop.config.dialects.theirs import Ledger
+from strop.config.dialects.trinity import LEDGER as TRINITY
 from strop.config.dialects.verl import LEDGER as VERL
 from strop.config.dialects.verl.evaluation import LEDGER as VERL_EVAL
 from strop.config.dialects.verl.sft import LEDGER as VERL_SFT
@@ -14,6 +15,7 @@ LEDGERS = {
     "verl": VERL,
     "verl-sft": VERL_SFT,
     "verl-eval": VERL_EVAL,
+    "trinity": TRINITY,
     **{name: component.ledger for name, component in COMPONENTS.items()},
 }
 

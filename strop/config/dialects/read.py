@@ -70,7 +70,9 @@ def _can(theirs: Theirs, key: str, row: Row) -> bool:
 def convert(theirs: Theirs) -> Draft:
     """Run every row's read once, in the ledger's order, and note which key of theirs decided each field."""
     ours, faults = Draft(), []
-    for read in dict.fromkeys(row.read or _as_it_is(row) for row in theirs.ledger.rows if row.ours):
+    for read in dict.fromkeys(
+        row.read or _as_it_is(row) for row in theirs.ledger.rows if row.ours or row.read
+    ):
         try:
             settings = read(theirs)
         except ConfigError as error:

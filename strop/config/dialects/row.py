@@ -99,6 +99,11 @@ class Row:
     deprecated: str = ""
     """What to write instead, said where someone wrote the key."""
 
+    @property
+    def in_list(self) -> bool:
+        """Whether it is a key of a list's items, which are there only where someone wrote them."""
+        return ".0." in self.theirs
+
     def as_entry(self) -> dict[str, Any]:
         """The row as `strop keys` prints it."""
         default = None if self.default is UNSET else self.default
@@ -167,6 +172,11 @@ def only(*values: Any) -> Can:
 def same_as(key: str) -> Can:
     """Can be had where it says what another key says."""
     return lambda theirs, value: value == theirs[key]
+
+
+def always(theirs: Theirs, value: Any) -> bool:
+    """Whatever the value, what is done here is the same thing."""
+    return True
 
 
 def never(theirs: Theirs, value: Any) -> bool:

@@ -26,8 +26,12 @@ class Ledger:
         return {row.theirs: row for row in self.rows}
 
     def find(self, dotted: str) -> Row | None:
-        """The row of a key: its own, or that of the nearest `section.*` above it."""
-        keys = split(dotted)
+        """The row of a key: its own, or that of the nearest `section.*` above it.
+
+        Item 0 of a list has the rows of all its items.
+        """
+        keys = split(_item_0(dotted))
+        dotted = ".".join(keys)
         candidates = [dotted, *(".".join((*keys[:depth], "*")) for depth in range(len(keys), 0, -1))]
         return next((self._by_key[name] for name in candidates if name in self._by_key), None)
 
@@ -37,7 +41,7 @@ class Ledger:
 
     def is_section(self, dotted: str) -> bool:
         """Whether keys stand below it."""
-        return any(row.theirs.startswith(f"{dotted}.") for row in self.rows)
+        return any(row.theirs.startswith(f"{_item_0(dotted)}.") for row in self.rows)
 
     def suggest(self, dotted: str) -> str:
         """What to say of a key that is not in the ledger."""
@@ -51,7 +55,7 @@ class Ledger:
         """The whole configuration where nobody wrote anything."""
         draft = Draft()
         for row in self.rows:
-            if row.default is not UNSET:
+            if row.default is not UNSET and not row.in_list:
                 draft.set(split(row.theirs), row.default, Source("dialect", row.theirs))
         return draft.values
 
@@ -92,12 +96,14 @@ class Theirs:
 
 def _rows_of(ledger: Ledger, values: Any, draft: Draft, above: str = "") -> Iterator[tuple[str, Row]]:
     """The written keys, each with its row. Raises ConfigError for one that the ledger does not have."""
-    for name, value in values.items():
+    items = enumerate(values) if isinstance(values, list) else values.items()
+    for name, value in items:
         dotted = f"{above}.{name}" if above else str(name)
         row = ledger.find(dotted)
-        if row is not None and not (isinstance(value, dict) and value and ledger.is_section(dotted)):
+        inside = _has_keys(value) and ledger.is_section(dotted)
+        if row is not None and not (value and inside):
             yield dotted, row
-        elif ledger.is_section(dotted) and isinstance(value, dict):
+        elif inside:
             yield from _rows_of(ledger, value, draft, dotted)
         elif ledger.is_section(dotted):
             where = draft.source(split(dotted))
@@ -105,3 +111,12 @@ def _rows_of(ledger: Ledger, values: Any, draft: Draft, above: str = "") -> Iter
         else:
             where = draft.source(split(dotted)) or draft.said.get(split(dotted))
             raise ConfigError(f"{where}: {ledger.dialect} has no key {dotted}{ledger.suggest(dotted)}")
+
+
+def _item_0(dotted: str) -> str:
+    return ".".join("0" if key.isdigit() else key for key in split(dotted))
+
+
+def _has_keys(value: Any) -> bool:
+    """A mapping, or a list of mappings."""
+    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(v, dict) for v in value))

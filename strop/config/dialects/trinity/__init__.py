@@ -1,0 +1,73 @@
+"""Trinity-RFT's configuration: one YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from strop.config.dialects.lines import draft_of
+from strop.config.dialects.read import read_dialect
+from strop.config.dialects.row import MAPPING, TEXT, always, mapped, one_of, or_null, placement
+from strop.config.dialects.theirs import Ledger
+from strop.config.dialects.trinity import algorithm, buffer, general, trainer_config
+from strop.config.draft import Draft, split
+from strop.config.load import Loaded
+from strop.config.placement import wants_here
+from strop.config.resolve import resolve
+from strop.config.yaml_file import read_yaml
+from strop.errors import ConfigError
+
+_CONFIG = "trainer.trainer_config"
+_PATH = "trainer.trainer_config_path"
+_SAVE = ("unrestricted", "single_thread", "single_process", "single_node")
+LEDGER = Ledger(
+    "trinity",
+    (
+        *general.GLOBAL,
+        *algorithm.ROWS,
+        *general.MONITOR,
+        *general.MODEL,
+        *general.CLUSTER,
+        *buffer.ROWS,
+        *general.EXPLORER,
+        *general.SYNCHRONIZER,
+        *general.TRAINER,
+        buffer.TOTAL_STEPS,
+        placement(
+            "trainer.save_strategy", "unrestricted", "one process saves", kind=one_of(*_SAVE), can=always
+        ),
+        mapped(_CONFIG, None, note="verl's keys, each in a row of its own", kind=or_null(MAPPING)),
+        mapped(_PATH, "", note="a file with the same keys", kind=or_null(TEXT)),
+        *general.REST,
+        *trainer_config.ROWS,
+    ),
+)
+
+
+def read_trinity(path: Path, overrides: Sequence[str] = (), *, here: bool = False) -> Loaded:
+    """Read a Trinity-RFT file. Raises ConfigError for a key or value that cannot be taken, PlacementError
+    for hardware and engines that are not here, unless `here` or STROP_HERE sets them aside."""
+    draft = draft_of(LEDGER, overrides, path)
+    _insert_config(draft, path)
+    return read_dialect(LEDGER, draft, here=wants_here(here))
+
+
+def _insert_config(draft: Draft, path: Path) -> None:
+    """Put the keys of `trainer_config_path` in `trainer_config`'s place."""
+    other = draft.get(split(_PATH))
+    if not other:
+        return
+    where = draft.source(split(_PATH))
+    if draft.get(split(_CONFIG)):
+        raise ConfigError(f"{where}: both {_CONFIG} and {_PATH} are written; write one of them.")
+    file = Path(str(other)).expanduser()
+    beside = path.parent / file
+    inner = read_yaml(file if file.is_absolute() or file.exists() else beside)
+    values = resolve(inner.values, inner.locator(str(other)))
+    for name, value in values.items():
+        source = inner.source((name,))
+        assert source is not None
+        draft.set((*split(_CONFIG), name), value, source)
+    for keys, source in inner.said.items():
+        if keys:
+            draft.said[(*split(_CONFIG), *keys)] = source

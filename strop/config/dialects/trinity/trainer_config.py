@@ -1,0 +1,160 @@
+"""`trainer.trainer_config`, in the page's order: its defaults are the page's, its meaning verl's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strop.config.dialects.row import (
+    ANY,
+    WHOLE,
+    Row,
+    always,
+    beyond_the_page,
+    never,
+    only,
+    or_null,
+    placement,
+    refused,
+    unless,
+)
+from strop.config.dialects.trinity.inside import PREFIX, verl_row
+
+_ACTOR = "actor_rollout_ref.actor"
+_MODEL = "actor_rollout_ref.model"
+_REF = "actor_rollout_ref.ref"
+_NO_SHARDS = "one process holds the whole model"
+_KERNELS = "Strop's own kernels are used"
+_CHUNKS = "log-probs and entropy are always computed in chunks"
+_AS_TRAINED = "log-probs go through the model in the trainer's micro-batches"
+_CONTENTS = ["model", "optimizer", "extra"]
+
+
+def _place(key: str, default: Any, note: str, *wanted: Any) -> Row:
+    can = only(*wanted) if wanted else always
+    return placement(PREFIX + key, default, note, can=can, kind=ANY)
+
+
+def _no(key: str, default: Any, note: str) -> Row:
+    return refused(PREFIX + key, default, note)
+
+
+_CRITIC_OFF = unless("algorithm.algorithm_type", "ppo")
+_CRITIC = tuple(
+    refused(
+        f"{PREFIX}critic.{key}",
+        default,
+        "critics are not read from Trinity's files yet; use a run file with algorithm ppo",
+        can=never,
+        off=_CRITIC_OFF,
+    )
+    for key, default in (
+        ("strategy", "fsdp"),
+        ("optim.lr", 1e-5),
+        ("optim.lr_warmup_steps_ratio", 0.0),
+        ("optim.min_lr_ratio", None),
+        ("optim.warmup_style", "constant"),
+        ("optim.total_training_steps", -1),
+        ("model.override_config", {}),
+        ("model.external_lib", f"${{{PREFIX}{_MODEL}.external_lib}}"),
+        ("model.enable_gradient_checkpointing", True),
+        ("model.use_remove_padding", False),
+        ("model.fsdp_config.param_offload", False),
+        ("model.fsdp_config.optimizer_offload", False),
+        ("model.fsdp_config.wrap_policy.min_num_params", 0),
+        ("model.fsdp_config.fsdp_size", -1),
+        ("model.fsdp_config.forward_prefetch", False),
+        ("ppo_micro_batch_size_per_gpu", 8),
+        ("forward_micro_batch_size_per_gpu", f"${{{PREFIX}critic.ppo_micro_batch_size_per_gpu}}"),
+        ("use_dynamic_bsz", f"${{{PREFIX}{_ACTOR}.use_dynamic_bsz}}"),
+        ("ppo_max_token_len_per_gpu", 32768),
+        ("forward_max_token_len_per_gpu", f"${{{PREFIX}critic.ppo_max_token_len_per_gpu}}"),
+        ("ulysses_sequence_parallel_size", 1),
+        ("ppo_epochs", f"${{{PREFIX}{_ACTOR}.ppo_epochs}}"),
+        ("shuffle", f"${{{PREFIX}{_ACTOR}.shuffle}}"),
+        ("grad_clip", 1.0),
+        ("cliprange_value", 0.5),
+    )
+)
+
+ROWS = (
+    verl_row("actor_rollout_ref.hybrid_engine", True),
+    verl_row(f"{_MODEL}.external_lib", None),
+    _no(f"{_MODEL}.override_config", {}, "values of the model's config.json are not overridden yet"),
+    verl_row(f"{_MODEL}.enable_gradient_checkpointing", True),
+    verl_row(f"{_MODEL}.use_remove_padding", True),
+    _place(f"{_MODEL}.use_fused_kernels", False, _KERNELS, False),
+    _place(f"{_MODEL}.fused_kernel_options.impl_backend", None, _KERNELS, None, "None"),
+    verl_row(f"{_ACTOR}.strategy", "fsdp"),
+    verl_row(f"{_ACTOR}.ppo_micro_batch_size", None),
+    verl_row(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 4),
+    verl_row(f"{_ACTOR}.use_dynamic_bsz", True),
+    verl_row(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384),
+    verl_row(f"{_ACTOR}.grad_clip", 1.0),
+    verl_row(f"{_ACTOR}.ppo_epochs", 1),
+    verl_row(f"{_ACTOR}.shuffle", False),
+    verl_row(f"{_ACTOR}.ulysses_sequence_parallel_size", 1),
+    _place(f"{_ACTOR}.entropy_from_logits_with_chunking", False, _CHUNKS),
+    _place(f"{_ACTOR}.entropy_checkpointing", False, _CHUNKS),
+    verl_row(f"{_ACTOR}.checkpoint.load_contents", _CONTENTS),
+    verl_row(f"{_ACTOR}.checkpoint.save_contents", _CONTENTS),
+    verl_row(f"{_ACTOR}.optim.lr", 1e-6),
+    verl_row(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0.0),
+    verl_row(f"{_ACTOR}.optim.min_lr_ratio", 0.0),
+    verl_row(f"{_ACTOR}.optim.warmup_style", "constant"),
+    verl_row(f"{_ACTOR}.optim.total_training_steps", -1),
+    verl_row(f"{_ACTOR}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap", None),
+    verl_row(f"{_ACTOR}.fsdp_config.wrap_policy.min_num_params", 0),
+    verl_row(f"{_ACTOR}.fsdp_config.param_offload", False),
+    verl_row(f"{_ACTOR}.fsdp_config.optimizer_offload", False),
+    verl_row(f"{_ACTOR}.fsdp_config.fsdp_size", -1),
+    verl_row(f"{_ACTOR}.fsdp_config.forward_prefetch", False),
+    verl_row(f"{_REF}.fsdp_config.param_offload", False),
+    verl_row(f"{_REF}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap", None),
+    verl_row(f"{_REF}.fsdp_config.wrap_policy.min_num_params", 0),
+    _place(f"{_REF}.fsdp_config.fsdp_size", -1, _NO_SHARDS, -1, 1),
+    _place(f"{_REF}.fsdp_config.forward_prefetch", False, _NO_SHARDS, False),
+    _place(f"{_REF}.log_prob_micro_batch_size", None, _AS_TRAINED),
+    _place(f"{_REF}.log_prob_micro_batch_size_per_gpu", 4, _AS_TRAINED),
+    _place(f"{_REF}.log_prob_use_dynamic_bsz", f"${{{PREFIX}{_ACTOR}.use_dynamic_bsz}}", _AS_TRAINED),
+    _place(
+        f"{_REF}.log_prob_max_token_len_per_gpu",
+        f"${{{PREFIX}{_ACTOR}.ppo_max_token_len_per_gpu}}",
+        _AS_TRAINED,
+    ),
+    _place(
+        f"{_REF}.ulysses_sequence_parallel_size",
+        f"${{{PREFIX}{_ACTOR}.ulysses_sequence_parallel_size}}",
+        _NO_SHARDS,
+        1,
+    ),
+    _place(
+        f"{_REF}.entropy_from_logits_with_chunking",
+        f"${{{PREFIX}{_ACTOR}.entropy_from_logits_with_chunking}}",
+        _CHUNKS,
+    ),
+    _place(f"{_REF}.entropy_checkpointing", f"${{{PREFIX}{_ACTOR}.entropy_checkpointing}}", _CHUNKS),
+    *_CRITIC,
+    verl_row("trainer.balance_batch", True),
+    _no("trainer.total_training_steps", None, "write trainer.total_steps, which is Trinity's own"),
+    _no("trainer.resume_mode", "auto", "write continue_from_checkpoint, which is Trinity's own"),
+    _no("trainer.resume_from_path", "", "write continue_from_checkpoint, which is Trinity's own"),
+    refused(f"{PREFIX}trainer.critic_warmup", 0, "critics are not read yet; leave it 0", off=_CRITIC_OFF),
+    verl_row("trainer.default_hdfs_dir", None),
+    verl_row("trainer.remove_previous_ckpt_in_save", False),
+    verl_row("trainer.del_local_ckpt_after_load", False),
+    verl_row("trainer.max_actor_ckpt_to_keep", 5),
+    refused(
+        f"{PREFIX}trainer.max_critic_ckpt_to_keep",
+        5,
+        "the critic's part of a checkpoint is kept as long as the rest",
+        off=_CRITIC_OFF,
+        kind=or_null(WHOLE),
+    ),
+    *beyond_the_page(
+        verl_row(f"{_ACTOR}.optim.weight_decay", 0.01),
+        verl_row(f"{_ACTOR}.optim.betas", [0.9, 0.999]),
+        verl_row(f"{_ACTOR}.optim.lr_warmup_steps", -1),
+        verl_row(f"{_ACTOR}.optim.num_cycles", 0.5),
+        verl_row(f"{_ACTOR}.fsdp_config.model_dtype", "fp32"),
+    ),
+)
