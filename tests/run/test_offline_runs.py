@@ -184,6 +184,7 @@ def test_the_reference_is_asked_once_for_the_whole_dataset(offline, monkeypatch)
         ("sft", {"record__rollouts_every": "2 steps"}, r"record.rollouts_every means nothing"),
         ("sft", {"reward": "exact", "data__eval": []}, r"reward means nothing under algorithm sft"),
         ("sft", {"data__overlong": "middle"}, r"data.overlong: middle"),
+        ("sft", {"data__overlong_workers": 2}, r"data.overlong_workers encode prompts to sample"),
         ("sft", {"data__eval": [{"path": "x"}]}, r"data.eval \(eval\): there is nothing to measure it by"),
         ("dpo", {"data__train__rejected": None}, r"data.train.rejected: missing"),
         ("dpo", {"data__train__response": "better"}, r"data.train.response means nothing"),

@@ -86,6 +86,11 @@ def _only_for_rollouts(run: Run) -> Iterator[str]:
             f"reward means nothing under algorithm {kind} without a taskset in `data.eval`: it scores "
             "answers sampled to those, and nothing else. Add one, or take the reward out"
         )
+    if run.data.overlong_workers != 1:
+        yield (
+            f"data.overlong_workers encode prompts to sample from; under algorithm {kind} one process encodes "
+            "the answers; take it out"
+        )
     if run.data.overlong in ("left", "middle"):
         yield (
             f"data.overlong: {run.data.overlong} would cut into prompts under algorithm {kind}; write error, "
