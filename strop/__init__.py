@@ -1,9 +1,6 @@
 """Strop: reinforcement fine-tuning of language models.
 
-    import strop
-
-    run = strop.load("run.yaml", ["trainer.duration=3 steps"])
-    result = strop.train(run, reward=lambda completion, answer: float(answer in completion))
+`strop.load` reads a run file, `strop.train` runs it; see `strop.api`.
 """
 
 from __future__ import annotations

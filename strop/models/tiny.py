@@ -39,7 +39,7 @@ def make_tokenizer(folder: Path, corpus: Iterable[str], vocab_size: int) -> int:
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", chat_template=CHAT_TEMPLATE
     )
     fast.save_pretrained(folder)
@@ -85,7 +85,7 @@ def make_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     with quiet():
         model.save_pretrained(folder)
     return folder

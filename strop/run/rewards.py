@@ -1,4 +1,4 @@
-"""The reward of a run, whole: functions by rule, models that were trained to score, and judges that are asked."""
+"""The reward of a run, whole: functions by rule, models trained to score, and judges that are asked."""
 
 from __future__ import annotations
 

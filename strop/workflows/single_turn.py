@@ -38,7 +38,7 @@ class SingleTurn:
                     version=answer.version,
                 ),
             ),
-            text=self._tokenizer.decode(answer.token_ids.tolist(), skip_special_tokens=True),
+            text=str(self._tokenizer.decode(answer.token_ids.tolist(), skip_special_tokens=True)),
             status="ok" if answer.finish == "stop" else "truncated",
             sampling=sampling,
         )
