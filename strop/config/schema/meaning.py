@@ -88,8 +88,8 @@ def _only_for_rollouts(run: Run) -> Iterator[str]:
         )
     if run.data.overlong_workers != 1:
         yield (
-            f"data.overlong_workers encode prompts to sample from; under algorithm {kind} one process encodes "
-            "the answers; take it out"
+            f"data.overlong_workers encode prompts to sample from; under algorithm {kind} one process "
+            "encodes the answers; take it out"
         )
     if run.data.overlong in ("left", "middle"):
         yield (
