@@ -33,7 +33,7 @@ def load(run: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, 
     """Read a run file, or take its values as a dict. Overrides are Hydra's (`a.b=1`); `here` sets
     aside what asks for hardware that this machine lacks. Raises `ConfigError`."""
     if isinstance(run, Mapping):
-        return load_values(run, overrides)
+        return load_values(run, overrides, here=here)
     return load_run(Path(run), overrides, here=here)
 
 

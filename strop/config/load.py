@@ -90,14 +90,23 @@ def _override(draft: Draft, overrides: Sequence[str]) -> None:
 def _finish(draft: Draft, origin: str, *, here: bool) -> Loaded:
     locate = draft.locator(origin)
     run = validate(resolve(draft.values, locate), locate)
+    wanted = _asking_for_cuda(run)
     set_aside: tuple[SetAside, ...] = ()
-    if run.trainer.engine.device == "cuda" and cuda_devices() == 0:
-        set_aside = (SetAside("trainer.engine.device", "cuda", "the CPU"),)
+    if wanted and cuda_devices() == 0:
+        set_aside = tuple(SetAside(".".join(keys), "cuda", "the CPU") for keys in wanted)
         if not here:
             raise refuse(set_aside)
-        draft.set(_DEVICE, "cpu", Source("here", "--here"))
+        for keys in wanted:
+            draft.set(keys, "cpu", Source("here", "--here"))
         run = validate(resolve(draft.values, locate), locate)
     return Loaded(run, run_sources(run, draft.source), set_aside)
+
+
+def _asking_for_cuda(run: Run) -> list[Keys]:
+    devices: dict[Keys, str] = {_DEVICE: run.trainer.engine.device}
+    for index, model in enumerate(run.reward.models):
+        devices["reward", "models", str(index), "device"] = model.device
+    return [keys for keys, device in devices.items() if device == "cuda"]
 
 
 def _spell_out(draft: Draft) -> None:

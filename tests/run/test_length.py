@@ -5,10 +5,14 @@ import itertools
 import pytest
 
 from strop.config.schema import Run
+from strop.config.schema.algorithm import Ppo
+from strop.config.schema.optimizer import AdamW
+from strop.config.schema.schedule import ConstantSchedule
 from strop.config.units import Amount
 from strop.errors import ConfigError
 from strop.run.folder import RunState
 from strop.run.length import length_of
+from strop.run.updates import learning_rate
 
 
 def run_with(**trainer):
@@ -35,6 +39,25 @@ def run_with(**trainer):
 def test_length_counts_what_the_duration_counts(duration, passes, steps, updates):
     length = length_of(run_with(duration=duration, passes=passes), steps_per_epoch=10)
     assert (length.steps, length.updates) == (steps, updates)
+
+
+@pytest.mark.parametrize(("duration", "steps", "updates"), [("7 steps", 7, 20), ("10 updates", 5, 10)])
+def test_steps_of_the_critic_alone_have_no_updates(duration, steps, updates):
+    """Of 4 updates a step, after 2 steps without any; a schedule goes over the rest."""
+    run = run_with(duration=duration)
+    ppo = Ppo(critic={"warmup_steps": 2})
+    length = length_of(run.model_copy(update={"algorithm": ppo}), steps_per_epoch=10)
+    assert (length.steps, length.updates, length.learning_steps) == (steps, updates, steps - 2)
+    assert length.in_unit(Amount(40, "%"), "steps") == int(0.4 * (steps - 2))
+    schedule = ConstantSchedule(warmup=Amount(2, "steps"))
+    rates = [learning_rate(AdamW(lr=1.0), schedule, length, step=step, update=0) for step in (3, 4, 5)]
+    assert rates == [0.0, 0.5, 1.0]
+
+
+def test_a_warm_up_of_the_critic_that_is_the_whole_run_is_refused():
+    run = run_with(duration="2 steps").model_copy(update={"algorithm": Ppo(critic={"warmup_steps": 2})})
+    with pytest.raises(ConfigError, match=r"warmup_steps \(2\) leaves no step of 2"):
+        length_of(run, steps_per_epoch=10)
 
 
 def test_less_than_a_step_is_refused_with_the_sizes():

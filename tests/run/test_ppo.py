@@ -63,6 +63,17 @@ def test_a_run_and_what_it_measures(values: Values) -> None:
     assert rows[3]["critic/values"] != 0
 
 
+def test_it_learns(values: Values) -> None:
+    """A random model's answers have one digit in twenty tokens or so; these have more and more."""
+    run = values(algorithm={**PPO, "critic": {"optimizer": {"lr": 3e-3}}})
+    run["trainer"] |= {"duration": "12 steps", "optimizer": {"type": "adamw", "lr": 1e-2}}
+    run["evaluate"]["every"] = "never"
+    rows = train(run)
+    first, last = (row["eval/held-out/reward"] for row in (rows[0], rows[-1]))
+    assert last > first + 0.3
+    assert rows[-1]["reward/mean"] > rows[1]["reward/mean"] + 0.1
+
+
 def test_in_the_warm_up_the_critic_alone_learns(values: Values) -> None:
     schedule = {"type": "linear", "warmup": "1 steps"}
     rows = train(values(algorithm=ppo(warmup_steps=2), trainer__schedule=schedule))
