@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers import PreTrainedTokenizerBase
 
 from strop.algorithms.supervised import supervised_loss
 from strop.config.load import Loaded
+from strop.data.answers import load_answers
 from strop.data.pack import pack
 from strop.models.export import export_model
 from strop.models.load import load_tokenizer
 from strop.run.evaluate import evaluate
 from strop.run.policy import Policy, open_policy
-from strop.run.tasks import load_tasks
-from strop.types import Experience, GlobalCounts, Task
+from strop.run.tasks import load_eval_tasks
+from strop.types import Experience, GlobalCounts
 
 TASKS_PER_UPDATE = 128
 LEARNING_RATE = 2e-3
@@ -31,46 +31,25 @@ def warm_up(loaded: Loaded, to: Path) -> None:
     """Train on right answers until `ENOUGH` held-out ones are right, and export the model to `to`."""
     run = loaded.run
     tokenizer = load_tokenizer(run.model)
-    tasks = load_tasks(run, tokenizer)
+    tasks = load_eval_tasks(run, tokenizer)
+    section = run.data.train.model_copy(update={"response": run.data.train.answer})
+    answers = load_answers(section, run.data, tokenizer, name="train", seed=run.seed, shuffle=True)
     columns = (TextColumn("warming up"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeElapsedColumn())
     with open_policy(run, tokenizer) as policy, Progress(*columns) as progress:
         bar = progress.add_task("", total=ENOUGH, shown="")
         for update in range(1, MOST_UPDATES + 1):
-            batch = [right_answer(task, tokenizer) for task in tasks.train.take(TASKS_PER_UPDATE)]
+            batch = [group.experiences[0] for group in answers.take(TASKS_PER_UPDATE)]
             policy.engine.set_lr(LEARNING_RATE * min(1.0, update / WARMUP_UPDATES))
             loss = train_on(policy, batch, loaded)
             if update % UPDATES_BETWEEN_LOOKS == 0:
                 policy.synchronizer.publish(update)
-                measured = evaluate(run, policy.explorer, tasks.eval, step=update)
+                measured = evaluate(run, policy.explorer, tasks, step=update)
                 accuracy = measured.metrics["eval/held-out/reward"]
                 shown = f"update {update}  loss {loss:.2f}  held-out accuracy {accuracy:.2f}"
                 progress.update(bar, completed=accuracy, shown=shown)
                 if accuracy >= ENOUGH:
                     break
         export_model(policy.engine.model, tokenizer, to)
-
-
-def right_answer(task: Task, tokenizer: PreTrainedTokenizerBase) -> Experience:
-    """The task's prompt followed by its answer, to be imitated."""
-    answer = np.array([*tokenizer.encode(task.answer), tokenizer.eos_token_id], dtype=np.int32)
-    token_ids = np.concatenate([task.prompt_ids, answer])
-    nothing = np.zeros(len(token_ids), dtype=np.float32)
-    return Experience(
-        id=task.id,
-        task_id=task.id,
-        group=task.id,
-        index=0,
-        turn=0,
-        token_ids=token_ids,
-        loss_mask=np.arange(len(token_ids)) >= len(task.prompt_ids),
-        sampler_logprobs=nothing,
-        policy_logprobs=nothing,
-        reward=1.0,
-        status="ok",
-        temperature=1.0,
-        versions=(),
-        role="sft",
-    )
 
 
 def train_on(policy: Policy, batch: list[Experience], loaded: Loaded) -> float:
