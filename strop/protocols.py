@@ -60,7 +60,11 @@ class TrainingEngine(Protocol):
         ...
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the next `step`."""
+        """The learning rate of the next update; said before its first `forward_backward`."""
+        ...
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """The same for the weight decay, where it does not stay what the run file says."""
         ...
 
     def step(self) -> float:
