@@ -26,14 +26,21 @@ def component(
     check: Annotated[bool, typer.Option("--check", help="Say whether the job can be started.")] = False,
 ) -> None:
     """Run what an AzureML component runs: `--input value ...`, all as text, and `--output folder`."""
-    from strop.cli.show import explain_check_or_start
+    from strop.cli.show import explain_or_check
     from strop.config.dialects.component import read_component
 
     job = read_component(name, context.args, here=here)
-    if not (explain or check):
-        install(job.packages)
-    if explain_check_or_start(job.loaded, explain=explain, check=check):
-        fill(job)
+    if not explain_or_check(job.loaded, explain=explain, check=check):
+        run_job(job)
+
+
+def run_job(job: Job) -> None:
+    """Install what is asked for, train, and fill the outputs."""
+    from strop.cli.actions import start
+
+    install(job.packages)
+    start(job.loaded)
+    fill(job)
 
 
 def install(packages: Sequence[str]) -> None:

@@ -33,11 +33,13 @@ def ppo(
     check: Check = False,
 ) -> None:
     """What `python -m verl.trainer.main_ppo key=value ...` does."""
-    from strop.cli.show import explain_check_or_start
+    from strop.cli.actions import start
+    from strop.cli.show import explain_or_check
     from strop.config.dialects.verl import read_verl
 
     loaded = read_verl(overrides or (), config=config, here=here)
-    explain_check_or_start(loaded, explain=explain, check=check)
+    if not explain_or_check(loaded, explain=explain, check=check):
+        start(loaded)
 
 
 @verl.command()
@@ -49,11 +51,13 @@ def sft(
     check: Check = False,
 ) -> None:
     """What `python -m verl.trainer.fsdp_sft_trainer key=value ...` does."""
-    from strop.cli.show import explain_check_or_start
+    from strop.cli.actions import start
+    from strop.cli.show import explain_or_check
     from strop.config.dialects.verl.sft import read_verl_sft
 
     loaded = read_verl_sft(overrides or (), config=config, here=here)
-    explain_check_or_start(loaded, explain=explain, check=check)
+    if not explain_or_check(loaded, explain=explain, check=check):
+        start(loaded)
 
 
 @verl.command(name="eval")
@@ -81,11 +85,13 @@ def trinity(
     check: Check = False,
 ) -> None:
     """What `trinity run --config FILE.yaml` does."""
-    from strop.cli.show import explain_check_or_start
+    from strop.cli.actions import start
+    from strop.cli.show import explain_or_check
     from strop.config.dialects.trinity import read_trinity
 
     loaded = read_trinity(file, overrides or (), here=here)
-    explain_check_or_start(loaded, explain=explain, check=check)
+    if not explain_or_check(loaded, explain=explain, check=check):
+        start(loaded)
 
 
 def keys(

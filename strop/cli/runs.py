@@ -11,27 +11,27 @@ from strop.cli.arguments import Checkpoint, Here, Overrides, RunFile, RunFolder
 
 
 def train(run: RunFile, overrides: Overrides = None, here: Here = False) -> None:
-    """Train, or go on with a run that was stopped."""
-    from strop.cli.actions import start
-    from strop.config.load import load_run
+    """Train, or go on with a run that was stopped. The file may also be verl's, Trinity's or AzureML's."""
+    from strop.cli.component import run_job
+    from strop.config.dialects.recognise import read_file
 
-    start(load_run(run, overrides or (), here=here))
+    run_job(read_file(run, overrides or (), here=here))
 
 
 def check(run: RunFile, overrides: Overrides = None, here: Here = False) -> None:
     """Say whether a run file can be started, without loading anything heavy."""
     from strop.cli.actions import check_files
-    from strop.config.load import load_run
+    from strop.config.dialects.recognise import read_file
 
-    check_files(load_run(run, overrides or (), here=here))
+    check_files(read_file(run, overrides or (), here=here).loaded)
 
 
 def explain(run: RunFile, overrides: Overrides = None, here: Here = False) -> None:
     """Say what a run will do, and of each value its unit, where it was said, and its effect."""
     from strop.cli.show import show_explanation
-    from strop.config.load import load_run
+    from strop.config.dialects.recognise import read_file
 
-    show_explanation(load_run(run, overrides or (), here=here))
+    show_explanation(read_file(run, overrides or (), here=here).loaded)
 
 
 def evaluate(
@@ -39,9 +39,9 @@ def evaluate(
 ) -> None:
     """Measure the eval tasksets, with the model as it is or with a checkpoint's weights."""
     from strop import api
-    from strop.config.load import load_run
+    from strop.config.dialects.recognise import read_file
 
-    metrics = api.evaluate(load_run(run, overrides or (), here=here), checkpoint=checkpoint)
+    metrics = api.evaluate(read_file(run, overrides or (), here=here).loaded, checkpoint=checkpoint)
     for name, value in metrics.items():
         typer.echo(f"{name} = {value:.6g}")
 
@@ -56,9 +56,11 @@ def generate(
 ) -> None:
     """Answer every prompt of a file."""
     from strop import api
-    from strop.config.load import load_run
+    from strop.config.dialects.recognise import read_file
 
-    count = api.generate(load_run(run, overrides or (), here=here), prompts, out, checkpoint=checkpoint)
+    count = api.generate(
+        read_file(run, overrides or (), here=here).loaded, prompts, out, checkpoint=checkpoint
+    )
     typer.echo(f"Answered {count} prompts: {out}")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from strop.cli.actions import check_files, say_notes, start
+from strop.cli.actions import check_files, say_notes
 from strop.config.explain import Line, lines, summary
 from strop.config.load import Loaded
 
@@ -26,16 +26,13 @@ def show_explanation(loaded: Loaded) -> None:
         typer.echo(aligned([(x.field, x.value, x.unit, str(x.source), x.effect) for x in lines(loaded)]))
 
 
-def explain_check_or_start(loaded: Loaded, *, explain: bool, check: bool) -> bool:
-    """Start the run, or say what it would do; returns whether it was started."""
+def explain_or_check(loaded: Loaded, *, explain: bool, check: bool) -> bool:
+    """Say what a run would do, and whether it can be started; returns whether one of them was wanted."""
     if explain:
         show_explanation(loaded)
     if check:
         check_files(loaded)
-    if explain or check:
-        return False
-    start(loaded)
-    return True
+    return explain or check
 
 
 def show_figures(figures: Mapping[str, Figures]) -> None:

@@ -27,12 +27,12 @@ COMPONENTS = {part.name: part for part in (RFT_TRAINER, VERL_TRAINER, GRPO)}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a component's line asks for."""
+    """A run, and what a component's line asks for before and after it."""
 
     loaded: Loaded
-    packages: tuple[str, ...]
+    packages: tuple[str, ...] = ()
     """To be installed before anything heavy is imported."""
-    model_outputs: tuple[Path, ...]
+    model_outputs: tuple[Path, ...] = ()
     """Folders that get the trained model at the end."""
 
 
