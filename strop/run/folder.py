@@ -97,7 +97,7 @@ class RunState:
     plateau: Plateau | None = None
     """What a schedule that follows the evaluations remembers of them."""
     owes_evaluation: bool = False
-    """Whether the run stopped in the evaluation after this step, which such a schedule cannot miss."""
+    """Whether the run was stopped in the evaluation after this step, which is then made up for."""
 
     def save(self, folder: Path) -> None:
         """Write `state.json` into a checkpoint."""

@@ -137,7 +137,7 @@ def _of_pytorch_optimizer(
         import pytorch_optimizer as library
     except ImportError as error:
         raise MissingExtraError(
-            f"trainer.optimizer {section.type} comes with the package pytorch_optimizer, which is not "
+            f"The optimizer {section.type} comes with the package pytorch_optimizer, which is not "
             "installed: pip install 'strop[optimizers]'"
         ) from error
     match section:
