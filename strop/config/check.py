@@ -10,6 +10,7 @@ from strop.config.draft import Source
 from strop.config.load import Loaded
 from strop.config.schema.algorithm import Dpo, Ppo, Sft
 from strop.config.schema.data import Taskset
+from strop.config.schema.reward import Reward
 
 NO_REWARD = (
     "reward: nothing says how an answer is scored. Write a built-in (`reward: gsm8k`), a function of "
@@ -37,13 +38,7 @@ def missing_files(loaded: Loaded) -> list[str]:
     ]
     if isinstance(run.algorithm, Ppo) and run.algorithm.critic.model is not None:
         faults += _model(run.algorithm.critic.model.path, "algorithm.critic.model.path", sources)
-    for index, model in enumerate(run.reward.models):
-        faults += _model(model.path, f"reward.models.{index}.path", sources)
-    for index, part in enumerate(run.reward.functions):
-        field = f"reward.functions.{index}.function"
-        file, colon, _ = part.function.rpartition(":")
-        if colon and file.endswith(".py") and not Path(file).expanduser().is_file():
-            faults.append(f"{_at(field, sources)}: there is no file {file}.")
+    faults += _reward(run.reward, sources)
     if run.data.expert is not None:
         faults += _tasks(run.data.expert, "data.expert.path", sources)
     if run.reward.is_empty and not isinstance(run.algorithm, Sft | Dpo):
@@ -57,6 +52,30 @@ def missing_files(loaded: Loaded) -> list[str]:
             f"{_at('output', sources)}: {run.folder_path} cannot be made: {parent} is not writable."
         )
     return faults
+
+
+def _reward(reward: Reward, sources: Mapping[str, Source]) -> list[str]:
+    files: dict[str, str] = {}
+    faults = []
+    for index, part in enumerate(reward.functions):
+        file, colon, _ = part.function.rpartition(":")
+        if colon and file.endswith(".py"):
+            files[f"reward.functions.{index}.function"] = file
+    for index, model in enumerate(reward.models):
+        faults += _model(model.path, f"reward.models.{index}.path", sources)
+        if model.chat_template != "tokenizer":
+            files[f"reward.models.{index}.chat_template"] = model.chat_template
+    for index, judge in enumerate(reward.judges):
+        if judge.prompt.endswith(".jinja"):
+            files[f"reward.judges.{index}.prompt"] = judge.prompt
+        if judge.key_variable is not None and not os.environ.get(judge.key_variable):
+            field = f"reward.judges.{index}.key_variable"
+            faults.append(f"{_at(field, sources)}: the environment variable {judge.key_variable} is not set.")
+    return faults + [
+        f"{_at(field, sources)}: there is no file {file}."
+        for field, file in files.items()
+        if not Path(file).expanduser().is_file()
+    ]
 
 
 def _at(field: str, sources: Mapping[str, Source]) -> str:

@@ -1,0 +1,49 @@
+"""What `strop check` finds before anything heavy is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strop.config.check import missing_files
+from strop.config.load import load_values
+
+BASE = {"model": {"path": "owner/model"}, "data": {"train": {"path": "owner/data"}}, "reward": "exact"}
+JUDGE = {"url": "http://localhost:1/v1", "model": "wise"}
+
+
+def faults(tmp_path: Path, **sections: Any) -> list[str]:
+    return missing_files(load_values({**BASE, "output": str(tmp_path), **sections}))
+
+
+def test_nothing_is_missing(tmp_path: Path) -> None:
+    assert faults(tmp_path) == []
+    assert faults(tmp_path, reward={"judges": [JUDGE]}) == []
+    assert faults(tmp_path, reward={"models": [{"path": "owner/reward-model"}]}) == []
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ({}, "nothing says how an answer is scored"),
+        ({"functions": [{"function": "nowhere.py:f"}]}, "there is no file nowhere.py"),
+        ({"models": [{"path": "./nowhere"}]}, "reward.models.0.path: there is no model folder ./nowhere"),
+        (
+            {"models": [{"path": "o/m", "chat_template": "no.jinja"}]},
+            "there is no file no.jinja",
+        ),
+        ({"judges": [{**JUDGE, "prompt": "no.jinja"}]}, "reward.judges.0.prompt: there is no file no.jinja"),
+        ({"judges": [{**JUDGE, "key_variable": "NO_SUCH"}]}, "the environment variable NO_SUCH is not set"),
+    ],
+)
+def test_what_a_reward_lacks(tmp_path: Path, reward: dict[str, Any], said: str) -> None:
+    (fault,) = faults(tmp_path, reward=reward)
+    assert said in fault
+
+
+def test_a_critic_that_is_not_there(tmp_path: Path) -> None:
+    critic = {"model": {"path": "./nowhere"}}
+    (fault,) = faults(tmp_path, algorithm={"type": "ppo", "critic": critic})
+    assert "algorithm.critic.model.path: there is no model folder ./nowhere" in fault
