@@ -27,7 +27,8 @@ FILES = {
     ),
     "verl_trainer": (
         "inputs:\n  actor_model_path: {type: uri_folder, path: m}\n  data_train_files: {path: t}\n"
-        "  data_val_files: {path: v}\n  ENGINE: vllm\n  actor_use_kl_loss: false\noutputs: {model_output: o}\n"
+        "  data_val_files: {path: v}\n  ENGINE: vllm\n  actor_use_kl_loss: false\n"
+        "outputs: {model_output: o}\n"
     ),
     "grpo": (
         "model_name_or_path: m\ndataset_name: org/name\ndeepspeed_config: ds.json\nnum_generations: 4\n"

@@ -38,8 +38,8 @@ def read_file(path: Path, overrides: Sequence[str] = (), *, here: bool = False) 
             return Job(load_run(path, overrides, here=here))
     if overrides:
         raise ConfigError(
-            f"{path}: these are inputs of the component {dialect}, which takes no overrides; write them in the "
-            f"file, or as strop component {dialect} --input value."
+            f"{path}: these are inputs of the component {dialect}, which takes no overrides; write them in "
+            f"the file, or as strop component {dialect} --input value."
         )
     return read_component(dialect, list(_words(draft.values)), here=here)
 

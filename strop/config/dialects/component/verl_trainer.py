@@ -18,13 +18,7 @@ _DATA: tuple[Input, ...] = (
     verl("data_max_response_length", "integer", 2048, "data.max_response_length"),
     verl("data_filter_overlong_prompts", "boolean", True, "data.filter_overlong_prompts"),
     verl("data_truncation", "string", "error", "data.truncation"),
-    verl(
-        "data_image_key",
-        "string",
-        "images",
-        "data.image_key",
-        note="images are not trained on yet; leave it out for rows of text",
-    ),
+    verl("data_image_key", "string", "images", "data.image_key"),
 )
 _ACTOR: tuple[Input, ...] = (
     model_input("actor_model_path"),

@@ -12,12 +12,12 @@ from strop.config.dialects.row import (
     mapped,
     no_effect,
     one_of,
-    only,
     or_null,
     refused,
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
+from strop.config.dialects.verl.images import no_images
 
 _SAMPLER_ROOM = 131072
 """`rollout.engine.kv_cache_tokens` where the sequences are not longer than that."""
@@ -139,8 +139,8 @@ ROWS = (
     refused(
         "data.image_key",
         "images",
-        "images are not trained on yet; write data.image_key=null for text-only rows",
-        can=only(None),
+        "images are not trained on yet, and data.train_files has that column",
+        can=no_images,
     ),
     mapped(
         "data.trust_remote_code",

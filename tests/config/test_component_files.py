@@ -1,0 +1,69 @@
+"""`components/<name>/component.yaml`: what AzureML's own SDK reads in it is the ledger's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from strop.config.dialects.component import COMPONENTS, Component
+from strop.config.dialects.row import UNSET
+
+FOLDER = Path(__file__).parents[2] / "components"
+EACH = pytest.mark.parametrize("component", COMPONENTS.values(), ids=COMPONENTS)
+NAMES = {
+    "rft_trainer": "rft_trainer",
+    "verl_trainer": "verl_trainer_component",
+    "grpo": "group_relative_policy_optimization",
+}
+
+
+def written(component: Component) -> dict[str, Any]:
+    return yaml.safe_load((FOLDER / component.name / "component.yaml").read_text())
+
+
+@EACH
+def test_inputs_and_outputs_are_the_ledgers(component: Component) -> None:
+    found = written(component)
+    assert found["name"] == NAMES[component.name] and found["version"] == "0.0.1"
+    assert list(found["inputs"]) == [given.name for given in component.inputs]
+    for given in component.inputs:
+        said = found["inputs"][given.name]
+        assert said["type"] == given.type and said["description"], given.name
+        assert said.get("optional", False) == given.optional, given.name
+        assert said.get("default", UNSET) == given.row.default, given.name
+        assert tuple(said.get("enum", ())) == given.enum, given.name
+    assert {name: out["type"] for name, out in found["outputs"].items()} == {
+        output.name: output.type for output in component.outputs
+    }
+
+
+@EACH
+def test_the_command_passes_every_input_and_output(component: Component) -> None:
+    command = written(component)["command"]
+    assert command.startswith(f"strop component {component.name} ")
+    for given in component.inputs:
+        word = f"--{given.name} '${{{{inputs.{given.name}}}}}'"
+        assert (f"$[[{word}]]" if given.optional else f" {word} ") in command, given.name
+    for output in component.outputs:
+        assert (f"${{{{outputs.{output.name}}}}}" in command) == (output.holds != "nothing yet")
+
+
+@EACH
+def test_azureml_reads_it(component: Component) -> None:
+    ml = pytest.importorskip("azure.ai.ml")
+    loaded = ml.load_component(FOLDER / component.name / "component.yaml")
+    assert loaded.name == NAMES[component.name]
+    assert list(loaded.inputs) == [given.name for given in component.inputs]
+    for given in component.inputs:
+        found = loaded.inputs[given.name]
+        assert (found.type, bool(found.optional)) == (given.type, given.optional), given.name
+        default = None if given.row.default is UNSET else given.row.default
+        assert found.default == default or str(found.default) == str(default), given.name
+        assert tuple(found.enum or ()) == given.enum, given.name
+    assert {name: out.type for name, out in loaded.outputs.items()} == {
+        output.name: output.type for output in component.outputs
+    }
+    assert loaded.distribution.type == "pytorch"
