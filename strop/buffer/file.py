@@ -6,7 +6,8 @@ import re
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Condition
 from typing import Literal
@@ -45,19 +46,15 @@ class FileBuffer:
         self._read_timeout_seconds = read_timeout_seconds
         self._check = check
         self._lock = Condition()
-        self._read_files: set[str] = set()
+        self._files_read: set[str] = set()
         self._waiting: deque[ExperienceGroup] = deque()
         self._claimed: set[str] = set()
         self._finished = False
-        try:
+        with _about(folder):
             folder.mkdir(parents=True, exist_ok=True)
             done = folder / _DONE
             self._done = set(done.read_text(encoding="utf-8").splitlines()) if done.exists() else set()
-        except OSError as error:
-            raise StoreError(
-                f"The folder {folder} for experiences cannot be used ({error.strerror}). Set `buffer.path` "
-                "to one where you may write."
-            ) from error
+        self._ids_read = set(self._done)
         self._ids = self._done | {group.id for file in self._files() for group in _read(file)}
 
     def put(self, groups: Sequence[ExperienceGroup]) -> None:
@@ -68,14 +65,8 @@ class FileBuffer:
             new = list({group.id: group for group in groups if group.id not in self._ids}.values())
             if not new:
                 return
-            name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.{self._kind}"
-            beside = self._folder / f"{name}.new"
-            if self._kind == "parquet":
-                pq.write_table(pa.Table.from_batches([to_batch(new)]), beside)
-            else:
-                beside.write_text("".join(to_json(group) + "\n" for group in new), encoding="utf-8")
-            beside.replace(self._folder / name)
-            (self._folder / _FINISHED).unlink(missing_ok=True)
+            with _about(self._folder):
+                self._write(new)
             self._ids.update(group.id for group in new)
             self._lock.notify_all()
 
@@ -100,7 +91,7 @@ class FileBuffer:
             unknown = [id for id in ids if id not in self._claimed]
             if unknown:
                 raise StoreError(f"The group {unknown[0]} is acknowledged, but was not taken from here.")
-            with (self._folder / _DONE).open("a", encoding="utf-8") as done:
+            with _about(self._folder), (self._folder / _DONE).open("a", encoding="utf-8") as done:
                 done.writelines(f"{id}\n" for id in ids)
             self._claimed.difference_update(ids)
             self._done.update(ids)
@@ -108,7 +99,8 @@ class FileBuffer:
     def finish(self) -> None:
         """See `strop.protocols.Buffer`. The file `finished` says it."""
         self._finished = True
-        (self._folder / _FINISHED).touch()
+        with _about(self._folder):
+            (self._folder / _FINISHED).touch()
 
     def counts(self) -> BufferCounts:
         """See `strop.protocols.Buffer`; of what this process has written and seen."""
@@ -125,21 +117,43 @@ class FileBuffer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _write(self, groups: Sequence[ExperienceGroup]) -> None:
+        name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.{self._kind}"
+        beside = self._folder / f"{name}.new"
+        if self._kind == "parquet":
+            pq.write_table(pa.Table.from_batches([to_batch(groups)]), beside)
+        else:
+            beside.write_text("".join(to_json(group) + "\n" for group in groups), encoding="utf-8")
+        beside.replace(self._folder / name)
+        (self._folder / _FINISHED).unlink(missing_ok=True)
+
     def _files(self) -> list[Path]:
         return sorted(file for file in _files(self._folder) if file.suffix == f".{self._kind}")
 
     def _look(self, groups: int) -> bool:
         """Read files until so many groups wait; returns whether no more will come after those there are."""
         finished = (self._folder / _FINISHED).exists()
-        new = [file for file in self._files() if file.name not in self._read_files]
+        new = [file for file in self._files() if file.name not in self._files_read]
         for file in new:
             if len(self._waiting) >= groups:
                 return False
-            found = [group for group in _read(file) if group.id not in self._done]
+            found = [group for group in _read(file) if group.id not in self._ids_read]
             self._waiting.extend(found)
+            self._ids_read.update(group.id for group in found)
             self._ids.update(group.id for group in found)
-            self._read_files.add(file.name)
+            self._files_read.add(file.name)
         return finished
+
+
+@contextmanager
+def _about(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"The folder {folder} for experiences cannot be used: {error.strerror}. Set `buffer.path` to one "
+            "where you may write, with room on its disk."
+        ) from error
 
 
 def clear_folder(folder: Path) -> None:

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from strop.buffer.backup import Backup, NoBackup
+from strop.buffer.backup import Backup
 from strop.buffer.wait import Check, Wait, log, never_stop, require_fits
 from strop.errors import BufferEnded, StoreError
 from strop.protocols import BufferCounts
@@ -100,15 +100,15 @@ class Queue:
 
     def __init__(
         self,
-        order: Order | None = None,
-        backup: Backup | None = None,
+        order: Order,
+        backup: Backup,
         *,
-        read_timeout_seconds: float = 1800.0,
-        write_timeout_seconds: float = 1800.0,
+        read_timeout_seconds: float,
+        write_timeout_seconds: float,
         check: Check = never_stop,
     ) -> None:
-        self._order = Fifo(capacity_groups=4096) if order is None else order
-        self._backup = NoBackup() if backup is None else backup
+        self._order = order
+        self._backup = backup
         self._read_timeout_seconds = read_timeout_seconds
         self._write_timeout_seconds = write_timeout_seconds
         self._check = check
@@ -117,7 +117,7 @@ class Queue:
         self._evicted = 0
         self._finished = False
         self._closed = False
-        kept = self._backup.restore()
+        kept = backup.restore()
         self._done = set(kept.done)
         self._held: set[str] = set()
         for group, uses in kept.groups:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Part = Literal["both", "writer", "reader"]
 """What a process does with a buffer. A reader waits as long as a writer may still write."""
+_DRIVER = "driver"
+"""The one process of a run that both explores and trains."""
 
 
 def open_buffer(
@@ -36,7 +38,8 @@ def open_buffer(
 
     `folder` is the run's: relative paths stand in it. `member` names the process among those that
     share a database: it takes the place of an earlier one of its name, with its claims at once.
-    Left out, the name is new. `check` is called once a second by whatever waits, and may raise.
+    Left out, it is `driver` for one that does both, alone, and a new name for any other. `check` is
+    called at least once a second by whatever waits, and may raise.
     """
     match section:
         case schema.QueueBuffer():
@@ -52,6 +55,7 @@ def open_buffer(
                 Priority(section.capacity_groups, section.reuse_cooldown_seconds),
                 _backup(section.backup, folder),
                 read_timeout_seconds=section.read_timeout_seconds,
+                write_timeout_seconds=0.0,  # it never makes a writer wait
                 check=check,
             )
         case schema.FileBuffer():
@@ -67,10 +71,10 @@ def open_buffer(
             assert_never(section)
 
 
-def clear_buffer(section: schema.Buffer, folder: Path, *, member: str | None = None) -> None:
+def clear_buffer(section: schema.Buffer, folder: Path, *, member: str = _DRIVER) -> None:
     """Take out what an earlier run left: for a run that starts anew, before it opens the buffer.
 
-    Raises `StoreError` while another process is at work in it.
+    Raises `StoreError` while another process, of another name than `member`, is at work in it.
     """
     match section:
         case schema.QueueBuffer() | schema.PriorityBuffer():
@@ -92,7 +96,8 @@ def _open_sql(
         raise MissingExtraError("`buffer: sql` needs SQLAlchemy: pip install 'strop[sql]'")
     from strop.buffer.sql.store import SqlBuffer
 
-    name = member or f"{part}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    new = _DRIVER if part == "both" else f"{part}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    name = new if member is None else member
     return SqlBuffer(section, folder, writes=part != "reader", member=name, check=check)
 
 

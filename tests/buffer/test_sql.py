@@ -174,6 +174,17 @@ def test_a_buffer_in_use_is_not_cleared(place: Place) -> None:
     assert other.counts().queued == 1
 
 
+def test_a_killed_run_can_start_anew_at_once(place: Place) -> None:
+    killed = place.open()
+    killed.put(make_groups(3))
+    killed.acknowledge(ids(killed.take(2))[:1])
+    die(killed)
+    place.clear()
+    again = place.open()
+    again.put(make_groups(3))
+    assert ids(again.take(3, timeout_seconds=0)) == ["g0", "g1", "g2"]
+
+
 def test_another_layout_is_refused(place: Place) -> None:
     first = place.open()
     with first._database._engine.begin() as connection:
