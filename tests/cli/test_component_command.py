@@ -1,0 +1,78 @@
+"""Each component's `command:` runs as it stands, every default passed as AzureML passes it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM
+
+from strop.training import checkpoint
+
+from .foreign import needs_data
+from .test_component import folder as component_folder
+
+folder = component_folder
+COMPONENTS = Path(__file__).parents[2] / "components"
+VERL: dict[str, Any] = {
+    "data_train_files": "train.jsonl",
+    "data_val_files": "val.jsonl",
+    "actor_model_path": "tiny",
+    "data_train_batch_size": 4,
+    "data_max_response_length": 8,
+    "rollout_n": 2,
+    "total_training_steps": 1,
+}
+BOUND: dict[str, dict[str, Any]] = {
+    "rft_trainer": VERL | {"actor_rft_mini_batch_size": 4},
+    "verl_trainer": VERL | {"actor_ppo_mini_batch_size": 4},
+    "grpo": {
+        "dataset_train_split": "choice_train.jsonl",
+        "dataset_validation_split": "choice_val.jsonl",
+        "model_name_or_path": "tiny",
+        "deepspeed_config": "ds.json",
+        "max_steps": 3,
+        "max_prompt_length": 600,
+        "max_completion_length": 8,
+    },
+}
+
+
+def command(component: str) -> str:
+    """The line, its inputs bound to what is given and to their defaults, its outputs to folders."""
+    said = yaml.safe_load((COMPONENTS / component / "component.yaml").read_text())
+    values = {name: given["default"] for name, given in said["inputs"].items() if "default" in given}
+    values |= BOUND[component]
+
+    def optional(match: re.Match[str]) -> str:
+        name = re.search(r"inputs\.(\w+)", match[1])
+        return match[1] if name and name[1] in values else ""
+
+    line = re.sub(r"\$\[\[(.*?)\]\]", optional, said["command"])
+    line = re.sub(r"\$\{\{inputs\.(\w+)\}\}", lambda match: str(values[match[1]]), line)
+    return re.sub(r"\$\{\{outputs\.(\w+)\}\}", r"out_\1", line)
+
+
+@needs_data
+@pytest.mark.parametrize("component", BOUND)
+def test_to_the_end(component: str, folder: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"STROP_HERE": "1", "PATH": path}
+    done = subprocess.run(
+        command(component), shell=True, cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "set aside: " in done.stdout
+    if component == "rft_trainer":
+        assert checkpoint.latest(folder / "out_intermediate_folder" / "checkpoints")[0] is not None
+    if component == "grpo":
+        assert checkpoint.latest(folder / "out_output_model_path" / "checkpoints")[0] is not None
+        AutoModelForCausalLM.from_pretrained(folder / "out_output_model_path" / "model")
+    else:
+        AutoModelForCausalLM.from_pretrained(folder / "out_model_output")
