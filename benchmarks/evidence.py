@@ -19,6 +19,7 @@ PAGE = HERE.parent / "docs" / "benchmarks.md"
 
 TABLES = {
     "step": ["benchmarks/grpo_step.py"],
+    "sft": ["benchmarks/sft.py"],
     "cost": ["benchmarks/step_cost.py"],
     "sampler": ["benchmarks/sampler.py"],
     "logprobs": ["benchmarks/logprobs_memory.py"],
