@@ -100,7 +100,7 @@ def test_after_a_silence_of_all_nobody_is_called_dead_for_a_lease(place: Place) 
     one.take(1)
     time.sleep(1.2 * LEASE)
     with two._database._engine.begin() as connection:  # as after an outage of the database
-        connection.execute(sa.text("UPDATE strop_members SET alive_until = 0"))
+        connection.execute(sa.text(f"UPDATE strop_members SET alive_until = alive_until - {LEASE}"))
     assert ids(two.take(2, timeout_seconds=0)) == ["g1"]
     one.acknowledge(["g0"])
 
@@ -120,6 +120,25 @@ def test_the_end_waits_for_what_others_have_not_acknowledged(place: Place) -> No
     two.acknowledge(["g0", "g1"])
     with pytest.raises(BufferEnded, match=r"writer-\S+ finished"):
         two.take(1)
+
+
+def test_a_member_that_has_finished_gives_back_what_it_did_not_acknowledge(place: Place) -> None:
+    one = place.open(member="one")
+    one.put(make_groups(2))
+    one.finish()
+    one.take(1)
+    one.close()
+    assert ids(place.open(part="reader").take(2)) == ["g0", "g1"]
+
+
+def test_who_was_replaced_cannot_finish_for_its_successor(place: Place) -> None:
+    before = place.open(part="writer", member="explorer")
+    after = place.open(part="writer", member="explorer")
+    before.finish()
+    reader = place.open(part="reader")
+    assert reader.take(1, timeout_seconds=0.1) == []
+    after.put(make_groups(1))
+    assert ids(reader.take(1)) == ["g0"]
 
 
 def test_the_end_comes_with_the_last_writer(place: Place) -> None:
@@ -267,6 +286,12 @@ def test_a_url_where_nothing_is_is_one_paragraph_without_the_password(url: str, 
         open_buffer(SqlBuffer(url=url), tmp_path)
     assert "\n" not in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_file_that_is_no_database_is_one_paragraph(tmp_path: Path) -> None:
+    (tmp_path / "buffer.db").write_text("something else, and long enough to be looked at as a database " * 20)
+    with pytest.raises(StoreError, match=r"buffer\.db cannot be opened: file is not a database"):
+        open_buffer(SqlBuffer(), tmp_path)
 
 
 def test_a_relative_file_is_in_the_runs_folder(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class Database:
     def now(self) -> sa.ColumnElement[float]:
         """Seconds since 1970 by one clock for all: the server's, or this machine's for a file on it."""
         if self.is_postgresql:
-            return sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp()), sa.Double)
+            return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double)
         return sa.literal(time.time(), sa.Double)
 
     def insert(self, table: sa.Table) -> Any:

@@ -72,19 +72,20 @@ class Member:
 
     def touch(self, connection: sa.Connection) -> None:
         """Say that this one lives. Raises `StoreError` once its place belongs to another process."""
-        alive = (members.c.alive_until > self._database.now()).label("alive")
-        here = connection.execute(sa.select(members.c.session, alive).where(self._mine)).one_or_none()
+        soon = self._database.now() + self._lease_seconds / 2
+        punctual = (members.c.alive_until > soon).label("punctual")
+        here = connection.execute(sa.select(members.c.session, punctual).where(self._named)).one_or_none()
         self._replaced = here is None or here.session != self.session
         self.require()
-        if here is not None and not here.alive:
+        if here is not None and not here.punctual:
             self._in_touch_since = time.monotonic()
         connection.execute(sa.update(members).where(self._mine).values(alive_until=self._until))
 
     def living(self) -> sa.Select[tuple[str]]:
         """The sessions of the members that were heard of in time.
 
-        Only who has itself been in touch for a whole lease calls another one dead: after an outage
-        of the database, or a sleep of the machine, nobody was heard of.
+        Only who has itself been punctual for a whole lease calls another one dead: during an outage
+        of the database, or a sleep of the machine, nobody could be heard of.
         """
         here = sa.select(members.c.session).where(members.c.buffer == self._buffer)
         if time.monotonic() - self._in_touch_since < self._lease_seconds:
@@ -126,9 +127,8 @@ class Member:
 
     def leave(self, connection: sa.Connection) -> None:
         """Give up the place; that a writer has finished stays noted."""
-        here = self._mine & (members.c.session == self.session)
-        connection.execute(sa.delete(members).where(here, ~members.c.finished))
-        connection.execute(sa.update(members).where(here).values(alive_until=0.0))
+        connection.execute(sa.delete(members).where(self._mine, ~members.c.finished))
+        connection.execute(sa.update(members).where(self._mine).values(session="", alive_until=0.0))
 
     def stop(self) -> None:
         """End the thread."""
@@ -136,8 +136,12 @@ class Member:
         self._pulse.join()
 
     @property
-    def _mine(self) -> sa.ColumnElement[bool]:
+    def _named(self) -> sa.ColumnElement[bool]:
         return (members.c.buffer == self._buffer) & (members.c.name == self.name)
+
+    @property
+    def _mine(self) -> sa.ColumnElement[bool]:
+        return self._named & (members.c.session == self.session)
 
     @property
     def _until(self) -> sa.ColumnElement[float]:

@@ -62,7 +62,7 @@ class SqlBuffer:
     def put(self, groups: Sequence[ExperienceGroup]) -> None:
         """See `strop.protocols.Buffer`."""
         if self._finished:
-            raise StoreError(f"Groups are put into {self} after `finish` was said of it.")
+            raise StoreError(f"Groups are put into the {self} after `finish` was said of it.")
         self._member.require()
         rows = [{"id": group.id, "content": encode(group)} for group in groups]
         capacity = self._section.capacity_groups
@@ -71,12 +71,11 @@ class SqlBuffer:
             rows = rows[self._database.run(partial(self._rows.insert, rows=rows, capacity=capacity)) :]
             if rows and wait.left <= 0:
                 raise StoreError(
-                    f"{self} has been full ({capacity} groups) for {wait.seconds:.0f} "
-                    "s. Either nobody reads from it, or the trainer is that slow: then set "
-                    "`buffer.write_timeout_seconds` higher."
+                    f"The {self} has been full ({capacity} groups) for {wait.seconds:.0f} s. Either nobody "
+                    "reads from it, or the trainer is that slow: then set `buffer.write_timeout_seconds` higher."
                 )
             if rows:
-                time.sleep(wait.slice(f"room in {self}", next(pauses)))
+                time.sleep(wait.slice(f"room in the {self}", next(pauses)))
 
     def take(self, groups: int, *, timeout_seconds: float | None = None) -> list[ExperienceGroup]:
         """See `strop.protocols.Buffer`."""
@@ -87,10 +86,10 @@ class SqlBuffer:
         rows, writers = look.rows or (), look.writers
         if groups and not rows and (writers.ended or (writers.lost and not writers.alive)):
             raise BufferEnded(
-                f"{self} is empty, and nobody is left to write into it: {writers}. "
+                f"The {self} is empty, and nobody is left to write into it: {writers}. "
                 f"Waited {wait.seconds:.0f} s."
             )
-        wait.end(len(rows), groups, f"{self} ({writers})")
+        wait.end(len(rows), groups, f"the {self} ({writers})")
         return [decode(row.content) for row in rows]
 
     def acknowledge(self, ids: Sequence[str]) -> None:
@@ -100,7 +99,7 @@ class SqlBuffer:
         if done < len(set(ids)):
             raise StoreError(
                 f"{len(set(ids)) - done} of {len(ids)} acknowledged groups no longer belong to "
-                f"{self._member.name} in {self}: it was not heard of for its lease of "
+                f"{self._member.name} in the {self}: it was not heard of for its lease of "
                 f"{self._section.lease_seconds:.0f} s, and they were queued again, so they may be trained on "
                 "twice. If it can stand still for so long, set `buffer.lease_seconds` higher."
             )
@@ -128,7 +127,7 @@ class SqlBuffer:
             self._database.run_once(self._leave)
         except DBAPIError as error:
             log.warning(
-                "%s could not say that it leaves %s (%s); it counts as dead in %.0f s.",
+                "%s could not say that it leaves the %s (%s); it counts as dead in %.0f s.",
                 self._member.name, self, error.orig, self._section.lease_seconds,
             )  # fmt: skip
         self._database.close()
@@ -140,7 +139,7 @@ class SqlBuffer:
         self.close()
 
     def __str__(self) -> str:
-        return f"the buffer {self._name!r} in {self._database.url}"
+        return f"buffer {self._name!r} in {self._database.url}"
 
     def _look(self, groups: int, wait: Wait) -> _Look:
         """Look again and again until all are there, time is up, or no more will come."""
@@ -148,7 +147,6 @@ class SqlBuffer:
         while True:
             patient = wait.left > 0
             look = self._database.run(partial(self._claim, groups=groups, claim=claim, patient=patient))
-
             if look.rows is not None:
                 return look
             time.sleep(wait.slice(f"groups ({look.queued} of {groups}; {look.writers})", next(pauses)))
@@ -162,7 +160,7 @@ class SqlBuffer:
             return _Look(rows, len(rows), writers)
         freed = self._rows.give_back(connection, self._member.living())
         if freed:
-            log.warning("%d groups come back to %s from a reader that is gone.", freed, self)
+            log.warning("%d groups come back to the %s from a reader that is gone.", freed, self)
         queued = self._rows.queued(connection, limit=groups)
         lent = self._rows.lent(connection, session)  # they come back if their reader dies
         patient = patient and not (writers.ended and not lent)
@@ -178,8 +176,8 @@ class SqlBuffer:
         others = self._member.others(connection)
         if others:
             raise StoreError(
-                f"{self} is in use ({', '.join(others)}), so a new run cannot begin in it. End the other run "
-                "first, or give this one another `buffer.name`."
+                f"The {self} is in use ({', '.join(others)}), so a new run cannot begin in it. End the other "
+                "run first, or give this one another `buffer.name`."
             )
         self._rows.clear(connection)
         self._member.forget(connection)

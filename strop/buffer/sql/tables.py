@@ -48,7 +48,7 @@ members = Table(
     metadata,
     Column("buffer", Text, primary_key=True),
     Column("name", Text, primary_key=True),
-    Column("session", Text, nullable=False),  # of whoever opened it last under this name
+    Column("session", Text, nullable=False),  # of who opened it last under this name; empty once it left
     Column("writes", Boolean, nullable=False),
     Column("finished", Boolean, nullable=False),
     Column("alive_until", Double, nullable=False),  # seconds since 1970, by the database's clock
