@@ -74,7 +74,7 @@ _REST: tuple[Input, ...] = (
         "grpo",
         "algorithm.adv_estimator",
         enum=ESTIMATORS,
-        note="gae needs a critic, which is not built yet",
+        note="gae is PPO, with a critic",
     ),
     verl("algorithm_use_kl_in_reward", "boolean", False, "algorithm.use_kl_in_reward", note="fixed, 0.001"),
     verl("trainer_critic_warmup", "integer", 0, "trainer.critic_warmup"),

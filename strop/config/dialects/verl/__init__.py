@@ -8,7 +8,17 @@ from pathlib import Path
 from strop.config.dialects.lines import draft_of
 from strop.config.dialects.read import read_dialect
 from strop.config.dialects.theirs import Ledger
-from strop.config.dialects.verl import actor, algorithm, data, megatron, model, reward, rollout, trainer
+from strop.config.dialects.verl import (
+    actor,
+    algorithm,
+    critic,
+    data,
+    megatron,
+    model,
+    reward,
+    rollout,
+    trainer,
+)
 from strop.config.load import Loaded
 from strop.config.placement import wants_here
 
@@ -21,7 +31,7 @@ LEDGER = Ledger(
         *actor.REF,
         *rollout.ROWS,
         *megatron.ROWS,
-        *reward.CRITIC,
+        *critic.ROWS,
         *reward.REWARD_MODEL,
         *reward.CUSTOM_REWARD,
         *algorithm.ROWS,

@@ -26,19 +26,15 @@ KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl
 
 
 def estimator(theirs: Theirs) -> Mapping[str, Any]:
-    """All but GAE. The page's default, gae, is refused too: another would be other mathematics."""
+    """GAE is PPO's; the others are algorithms of their own."""
     name = theirs["algorithm.adv_estimator"]
-    if name == "gae":
-        raise theirs.fault(
-            "algorithm.adv_estimator",
-            "algorithm.adv_estimator is gae, which needs a critic; that is not built yet. "
-            "Write algorithm.adv_estimator=grpo, say.",
-        )
-    settings = {"algorithm.type": name}
+    settings = {"algorithm.type": "ppo" if name == "gae" else name}
     if not switches.by_std(theirs):
         settings["algorithm.divide_by_std"] = theirs["algorithm.norm_adv_by_std_in_grpo"]
     if not switches.discounted(theirs):
         settings["algorithm.gamma"] = theirs["algorithm.gamma"]
+    if not switches.gae(theirs):
+        settings["algorithm.lam"] = theirs["algorithm.lam"]
     return settings
 
 
@@ -63,16 +59,16 @@ ROWS = (
         "algorithm.gamma",
         read=estimator,
         off=switches.discounted,
-        note="reinforce_plus_plus discounts with it",
+        note="gae and reinforce_plus_plus discount with it",
     ),
-    refused("algorithm.lam", 1.0, "GAE is not built yet", off=switches.gae),
+    mapped("algorithm.lam", 1.0, "algorithm.lam", read=estimator, off=switches.gae),
     mapped(
         "algorithm.adv_estimator",
         "gae",
         "algorithm.type",
         read=estimator,
         kind=one_of(*ESTIMATORS),
-        note="the default, gae, needs a critic, which is not built yet; write another",
+        note="gae is PPO, with a critic",
     ),
     mapped("algorithm.use_kl_in_reward", False, "algorithm.kl_reward", read=kl_reward),
     mapped(

@@ -1,4 +1,4 @@
-"""verl's `critic`, `reward_model` and `custom_reward_function`."""
+"""verl's `reward_model` and `custom_reward_function`."""
 
 from __future__ import annotations
 
@@ -42,16 +42,6 @@ def overlong(theirs: Theirs) -> Mapping[str, Any]:
         "algorithm.overlong_penalty.factor": theirs[f"{buffer}.penalty_factor"],
     }
 
-
-CRITIC = (
-    refused(
-        "critic.*",
-        UNSET,
-        "critics are not built yet; write algorithm.adv_estimator=grpo, which needs none",
-        can=never,
-        off=switches.gae,
-    ),
-)
 
 REWARD_MODEL = (
     refused("reward_model.enable", False, "reward models are not built yet; use a reward function"),

@@ -20,6 +20,7 @@ from strop.config.dialects.row import (
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
+from strop.config.dialects.verl.critic import critic
 from strop.config.placement import cuda_devices
 
 _MONITORS = ("console", "tensorboard")
@@ -122,7 +123,7 @@ ROWS = (
     mapped("trainer.save_freq", -1, "checkpoint.every", read=saving, note="counts steps; -1 is never"),
     mapped("trainer.val_before_train", True, "evaluate.at_start"),
     mapped("trainer.test_freq", 2, "evaluate.every", read=measuring, note="counts steps; -1 is never"),
-    refused("trainer.critic_warmup", 0, "critics are not built yet; leave it 0", off=switches.gae),
+    mapped("trainer.critic_warmup", 0, "algorithm.critic.warmup_steps", read=critic, off=switches.gae),
     refused(
         "trainer.default_hdfs_dir",
         "~/experiments/gsm8k/ppo/${trainer.experiment_name}",
