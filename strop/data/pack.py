@@ -130,6 +130,8 @@ def _shared_prompts(
         prompt = first.token_ids[: first.prompt_tokens]
         bundles[first.group, prompt.tobytes()].append(unit)
     for units in bundles.values():
+        # Longest first: attention computes neighbours of like length together.
+        units.sort(key=lambda unit: -max(len(experiences[i].token_ids) for i in unit))
         yield units, experiences[units[0][0]].prompt_tokens - 1
 
 

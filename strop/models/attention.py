@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from strop.errors import ModelError
-from strop.models.kernels import Options, Run, attention, find_runs
+from strop.models.kernels import Options, attention
+from strop.models.layout import Layout, plan
 from strop.types import MicroBatch
 
 PACKED = "strop_packed"
@@ -31,9 +32,9 @@ def packed_forward(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
     """
     base = base_model(model)
     if base.config._attn_implementation == PACKED:
-        runs = find_runs(micro_batch.cu_seqlens.tolist(), micro_batch.prefix_of)
+        layout = plan(micro_batch.cu_seqlens.tolist(), micro_batch.prefix_of, micro_batch.token_ids.device)
         return _hidden_states(
-            base, micro_batch.token_ids[None], micro_batch.position_ids[None], strop_runs=runs
+            base, micro_batch.token_ids[None], micro_batch.position_ids[None], strop_layout=layout
         )[0]
     return _padded_forward(base, micro_batch)
 
@@ -76,11 +77,11 @@ def _packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    strop_runs: tuple[Run, ...] | None = None,
+    strop_layout: Layout | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: query [1, H, T, D] and key [1, K, T, D] to [1, T, H, D]."""
-    if strop_runs is None or attention_mask is not None:
+    if strop_layout is None or attention_mask is not None:
         raise ModelError(
             "The model's attention is Strop's, which knows only packed micro-batches, but it was called "
             "without one. Call strop.models.attention.packed_forward, or load the model for another use anew."
@@ -92,7 +93,7 @@ def _packed_attention(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attention(q, k, v, strop_runs, Options(scale, sliding_window, softcap))[None], None
+    return attention(q, k, v, strop_layout, Options(scale, sliding_window, softcap))[None], None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -133,7 +134,7 @@ def _probe(base: PreTrainedModel) -> str | None:
     """Ask the model itself: a prompt of 4 tokens with two answers, packed, against each by itself."""
     tokens = torch.arange(9, device=base.device) % base.config.get_text_config().vocab_size
     prompt, answers = tokens[:4], (tokens[4:6], tokens[6:9])
-    runs = find_runs([0, 3, 6, 10], [-1, 0, 0])
+    layout = plan([0, 3, 6, 10], [-1, 0, 0], base.device)
     packed = torch.cat([prompt[:3], prompt[3:], answers[0], prompt[3:], answers[1]])
     positions = torch.tensor([0, 1, 2, 3, 4, 5, 3, 4, 5, 6], device=base.device)
     training, own = base.training, base.config._attn_implementation
@@ -146,7 +147,7 @@ def _probe(base: PreTrainedModel) -> str | None:
             for s in (torch.cat([prompt, a]) for a in answers)
         ]
         base.set_attn_implementation(PACKED)
-        together = _hidden_states(base, packed[None], positions[None], strop_runs=runs)[0]
+        together = _hidden_states(base, packed[None], positions[None], strop_layout=layout)[0]
     except ModelError as error:
         return str(error)
     finally:

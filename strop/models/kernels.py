@@ -1,9 +1,8 @@
 """Attention over packed segments, in blocks small enough for the cache: plain torch, any device.
 
-A *run* is a row of neighbouring segments of one length that share their ancestors (their prefix,
-its prefix, and so on). A query attends to all of the ancestors' tokens and causally to its own
-segment: the scores of both stand in one softmax, so there is nothing to merge. Scores are never
-kept: the backward pass computes them again, block by block.
+A query attends to all tokens of its segment's ancestors and causally to its own segment: the scores
+of both stand in one softmax, so there is nothing to merge. Scores are never kept: the backward pass
+computes them again, block by block.
 
 Letters beside those of `strop.types`:
 
@@ -16,12 +15,14 @@ a block stays in the cache, and the matrix products run at full speed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from strop.models.layout import Layout, Ranges, Run
 
 BLOCK_SCORES = {"cpu": 2**19, "cuda": 2**26}
 """So many scores are computed at once: about what a core's cache holds, or what fills a GPU."""
@@ -30,17 +31,6 @@ MIN_ROWS = 64
 
 KeyPair = tuple[Tensor | None, Tensor]
 """What a block's rows see: the ancestors' [K, A, D], None where there are none, and own [K, m, b, D]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Neighbouring segments of equal length with the same ancestors."""
-
-    start: int
-    segments: int
-    length: int
-    ancestors: tuple[tuple[int, int], ...]
-    """Where each begins and ends, outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +53,7 @@ class _Block:
     length: int
     first: int
     last: int
-    ancestors: tuple[tuple[int, int], ...]
+    ancestors: Ranges
 
     @property
     def ancestor_tokens(self) -> int:
@@ -75,47 +65,35 @@ class _Block:
         return torch.unflatten(tokens, 0, (self.segments, self.length))[:, first : self.last]
 
 
-def find_runs(bounds: Sequence[int], prefix_of: Sequence[int]) -> tuple[Run, ...]:
-    """The runs of a micro-batch, from its `cu_seqlens` and `prefix_of`."""
-    chains: list[tuple[tuple[int, int], ...]] = []
-    runs: list[Run] = []
-    for segment, prefix in enumerate(prefix_of):
-        start, length = bounds[segment], bounds[segment + 1] - bounds[segment]
-        chain = (*chains[prefix], (bounds[prefix], bounds[prefix + 1])) if prefix >= 0 else ()
-        chains.append(chain)
-        if runs and (runs[-1].length, runs[-1].ancestors) == (length, chain):
-            runs[-1] = Run(runs[-1].start, runs[-1].segments + 1, length, chain)
-        else:
-            runs.append(Run(start, 1, length, chain))
-    return tuple(runs)
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], options: Options) -> Tensor:
+def attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout, options: Options) -> Tensor:
     """[T, H, D] from query [T, H, D], key and value [T, K, D]."""
-    out: Tensor = _Attention.apply(query, key, value, runs, options)  # type: ignore[no-untyped-call]
+    out: Tensor = _Attention.apply(query, key, value, layout, options)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], options: Options
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, options: Options
     ) -> Tensor:
         ctx.save_for_backward(query, key, value)
-        ctx.runs, ctx.options = runs, options
+        ctx.layout, ctx.options = layout, options
+        query, key, value = map(layout.fill, (query, key, value))
         out = query.new_empty(*query.shape[:2], value.shape[-1])
-        for block in _blocks(runs, query):
+        for block in _blocks(layout.runs, query):
             p, _ = _probabilities(_rows(query, block, key.shape[1]), _keys(key, block), block, options)
             _write_rows(out, block, _mix(p, _keys(value, block)))
-        return out
+        return layout.empty(out)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value = ctx.saved_tensors
+        layout: Layout = ctx.layout
+        query, key, value = map(layout.fill, ctx.saved_tensors)
+        grad = layout.fill_with_zeros(grad)
         grad_query = torch.empty_like(query, memory_format=torch.contiguous_format)
         grad_key = torch.zeros_like(key, dtype=torch.float32, memory_format=torch.contiguous_format)
         grad_value = torch.zeros_like(value, dtype=torch.float32, memory_format=torch.contiguous_format)
-        for block in _blocks(ctx.runs, query):
+        for block in _blocks(layout.runs, query):
             q, g = _rows(query, block, key.shape[1]), _rows(grad, block, key.shape[1])
             keys = _keys(key, block)
             p, slope = _probabilities(q, keys, block, ctx.options)
@@ -123,7 +101,8 @@ class _Attention(torch.autograd.Function):
             ds = torch._softmax_backward_data(_scores(g, _keys(value, block)), p, -1, p.dtype).mul_(slope)
             _write_rows(grad_query, block, _mix(ds, keys))
             _add_keys(grad_key, block, ds, q)
-        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
+        grads = (grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype))
+        return *map(layout.empty, grads), None, None
 
 
 def _blocks(runs: tuple[Run, ...], query: Tensor) -> Iterator[_Block]:
@@ -140,7 +119,7 @@ def _blocks(runs: tuple[Run, ...], query: Tensor) -> Iterator[_Block]:
                 yield _Block(start, segments, run.length, first, last, run.ancestors)
 
 
-def _count(ranges: tuple[tuple[int, int], ...]) -> int:
+def _count(ranges: Ranges) -> int:
     return sum(stop - start for start, stop in ranges)
 
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strop.models import kernels
-from strop.models.kernels import Options, Run, attention, find_runs
+from strop.models import kernels, layout
+from strop.models.kernels import Options, attention
+from strop.models.layout import Layout, Run, plan
 
 
 def dense(
@@ -45,7 +46,7 @@ def dense(
 
 
 @st.composite
-def segments(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+def some_segments(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     """Lengths, and for each segment an earlier one as its prefix, or -1."""
     count = draw(st.integers(1, 9))
     lengths = [draw(st.integers(1, 7)) for _ in range(count)]
@@ -54,20 +55,22 @@ def segments(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    layout=segments(),
+    segments=some_segments(),
     window=st.none() | st.integers(1, 12),
     softcap=st.none() | st.just(1.5),
     block_scores=st.sampled_from([16, 200, 2**19]),
     shared=st.sampled_from([1, 3]),
+    together=st.sampled_from([0, 4, 64]),
 )
 def test_equals_a_dense_softmax(
-    layout: tuple[list[int], list[int]],
+    segments: tuple[list[int], list[int]],
     window: int | None,
     softcap: float | None,
     block_scores: int,
     shared: int,
+    together: int,
 ) -> None:
-    lengths, prefix_of = layout
+    lengths, prefix_of = segments
     options = Options(scale=0.4, window=window, softcap=softcap)
     bounds = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     torch.manual_seed(0)
@@ -78,7 +81,8 @@ def test_equals_a_dense_softmax(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "BLOCK_SCORES", {"cpu": block_scores})
         patch.setattr(kernels, "MIN_ROWS", 2)
-        result = attention(query, key, value, find_runs(bounds, prefix_of), options)
+        patch.setattr(layout, "ALWAYS_TOGETHER", together)
+        result = attention(query, key, value, plan(bounds, prefix_of), options)
         weights = torch.randn_like(expected)
         ours = torch.autograd.grad(result, (query, key, value), weights)
     theirs = torch.autograd.grad(expected, (query, key, value), weights)
@@ -87,15 +91,23 @@ def test_equals_a_dense_softmax(
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_equal_neighbours_make_one_run() -> None:
-    runs = find_runs([0, 3, 7, 11, 14, 19], [-1, 0, 0, 0, -1])
-    assert runs == (
-        Run(0, 1, 3, ()),
-        Run(3, 2, 4, ((0, 3),)),
-        Run(11, 1, 3, ((0, 3),)),
-        Run(14, 1, 5, ()),
-    )
+def test_neighbours_of_one_length_make_one_run() -> None:
+    layout = plan([0, 3, 7, 11, 111, 211], [-1, 0, 0, 0, 0])
+    assert layout == Layout((Run(0, 1, 3, ()), Run(3, 2, 4, ((0, 3),)), Run(11, 2, 100, ((0, 3),))))
+
+
+def test_neighbours_of_nearly_one_length_are_filled_up() -> None:
+    layout = plan([0, 2, 5, 6], [-1, 0, 0])
+    assert layout.runs == (Run(0, 1, 2, ()), Run(2, 2, 3, ((0, 2),)))
+    assert layout.places is not None
+    assert layout.tokens is not None
+    assert layout.places.tolist() == [0, 1, 2, 3, 4, 5]
+    assert layout.tokens.tolist() == [0, 1, 2, 3, 4, 5, 5, 5]
+
+
+def test_long_segments_are_filled_up_by_a_quarter_at_most() -> None:
+    assert [run.segments for run in plan([0, 200, 350, 499], [-1, -1, -1]).runs] == [2, 1]
 
 
 def test_a_prefix_may_have_a_prefix() -> None:
-    assert find_runs([0, 2, 5, 6], [-1, 0, 1])[-1] == Run(5, 1, 1, ((0, 2), (2, 5)))
+    assert plan([0, 2, 5, 6], [-1, 0, 1]).runs[-1] == Run(5, 1, 1, ((0, 2), (2, 5)))
