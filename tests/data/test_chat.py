@@ -35,7 +35,7 @@ class TestMessages:
             USER,
             {
                 "role": "assistant",
-                "content": None,
+                "content": "",
                 "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}],
             },
         )
