@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.config.dialects.row import UNSET, beyond_the_page, mapped, never, one_of, refused
+from strop.config.dialects.row import beyond_the_page, mapped, one_of, only, refused
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
 
@@ -50,6 +50,14 @@ def kl_reward(theirs: Theirs) -> Mapping[str, Any]:
         settings["algorithm.kl_reward.adaptive.target_kl"] = theirs["algorithm.kl_ctrl.target_kl"]
         settings["algorithm.kl_reward.adaptive.horizon"] = theirs["algorithm.kl_ctrl.horizon"]
     return settings
+
+
+def filter_groups(theirs: Theirs) -> Mapping[str, Any]:
+    """DAPO's dynamic sampling. Where its tries are used up, a step trains on the groups that it has."""
+    if switches.filter_groups(theirs):
+        return {}
+    tries = theirs["algorithm.filter_groups.max_num_gen_batches"]
+    return {"algorithm.dynamic_sampling": {"max_tries": tries} if tries > 0 else {}}
 
 
 ROWS = (
@@ -119,16 +127,26 @@ ROWS = (
             read=estimator,
             off=switches.by_std,
         ),
-        refused(
+        mapped(
             "algorithm.filter_groups.enable",
             False,
-            "groups whose answers all score the same are not sampled again yet; leave it False",
+            "algorithm.dynamic_sampling",
+            read=filter_groups,
+            note="groups whose rewards are all equal are replaced",
+        ),
+        mapped(
+            "algorithm.filter_groups.max_num_gen_batches",
+            0,
+            "algorithm.dynamic_sampling.max_tries",
+            read=filter_groups,
+            off=switches.filter_groups,
+            note="0 stands for Strop's own bound",
         ),
         refused(
-            "algorithm.filter_groups.*",
-            UNSET,
-            "groups whose answers all score the same are not sampled again yet",
-            can=never,
+            "algorithm.filter_groups.metric",
+            None,
+            "groups are compared by their whole reward; write score, or leave it out",
+            can=only(None, "score", "seq_reward", "seq_final_reward"),
             off=switches.filter_groups,
         ),
     ),
