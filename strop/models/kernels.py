@@ -29,9 +29,6 @@ BLOCK_SCORES = {"cpu": 2**19, "cuda": 2**26}
 MIN_ROWS = 64
 """Fewer rows would make the matrix products slow."""
 
-KeyPair = tuple[Tensor | None, Tensor]
-"""What a block's rows see: the ancestors' [K, A, D], None where there are none, and own [K, m, b, D]."""
-
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -82,7 +79,7 @@ class _Attention(torch.autograd.Function):
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         for block in _blocks(layout.runs, query):
             p, _ = _probabilities(_rows(query, block, key.shape[1]), _keys(key, block), block, options)
-            _write_rows(out, block, _mix(p, _keys(value, block)))
+            _write_rows(out, block, p @ _keys(value, block))
         return layout.empty(out)
 
     @staticmethod
@@ -97,10 +94,11 @@ class _Attention(torch.autograd.Function):
             q, g = _rows(query, block, key.shape[1]), _rows(grad, block, key.shape[1])
             keys = _keys(key, block)
             p, slope = _probabilities(q, keys, block, ctx.options)
-            _add_keys(grad_value, block, p, g)
-            ds = torch._softmax_backward_data(_scores(g, _keys(value, block)), p, -1, p.dtype).mul_(slope)
-            _write_rows(grad_query, block, _mix(ds, keys))
-            _add_keys(grad_key, block, ds, q)
+            _add_keys(grad_value, block, p.transpose(-1, -2) @ g)
+            dp = g @ _keys(value, block).transpose(-1, -2)
+            ds = torch._softmax_backward_data(dp, p, -1, p.dtype).mul_(slope)
+            _write_rows(grad_query, block, ds @ keys)
+            _add_keys(grad_key, block, ds.transpose(-1, -2) @ q)
         grads = (grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype))
         return *map(layout.empty, grads), None, None
 
@@ -135,52 +133,33 @@ def _write_rows(tensor: Tensor, block: _Block, rows: Tensor) -> None:
     target.copy_(rows.view(target.shape))
 
 
-def _keys(tensor: Tensor, block: _Block) -> KeyPair:
-    """What a block's rows see of a [T, K, D]."""
-    own = block.of(tensor, 0).permute(2, 0, 1, 3).contiguous()
+def _keys(tensor: Tensor, block: _Block) -> Tensor:
+    """[K, m, A + b, D]: what a block's rows see of a [T, K, D], the ancestors first."""
+    own = block.of(tensor, 0).permute(2, 0, 1, 3)
     if not block.ancestors:
-        return None, own
-    return torch.cat([tensor[start:stop] for start, stop in block.ancestors]).transpose(0, 1), own
+        return own.contiguous()
+    above = torch.cat([tensor[start:stop] for start, stop in block.ancestors]).transpose(0, 1)
+    return torch.cat((above[:, None].expand(-1, block.segments, -1, -1), own), dim=2)
 
 
-def _add_keys(total: Tensor, block: _Block, p: Tensor, rows: Tensor) -> None:
-    """Add p^T rows, p [K, m, R r, A + b] and rows [K, m, R r, D], to a [T, K, D] where the keys stand."""
-    ancestors = block.ancestor_tokens
-    block.of(total, 0).add_((p[..., ancestors:].transpose(-1, -2) @ rows).permute(1, 2, 0, 3))
-    if not ancestors:
+def _add_keys(total: Tensor, block: _Block, values: Tensor) -> None:
+    """Add [K, m, A + b, D] to a [T, K, D], where the keys stand."""
+    count = block.ancestor_tokens
+    block.of(total, 0).add_(values[:, :, count:].permute(1, 2, 0, 3))
+    if not count:
         return
-    shared = p[..., :ancestors].flatten(1, 2).transpose(-1, -2) @ rows.flatten(1, 2)
+    above = values[:, :, :count].sum(1, dtype=total.dtype).transpose(0, 1)
     done = 0
     for start, stop in block.ancestors:
-        total[start:stop] += shared[:, done : done + stop - start].transpose(0, 1)
+        total[start:stop] += above[done : done + stop - start]
         done += stop - start
 
 
-def _scores(rows: Tensor, keys: KeyPair) -> Tensor:
-    """[K, m, R r, A + b]: rows times keys, the ancestors' first."""
-    ancestors, own = keys
-    scores = rows @ own.transpose(-1, -2)
-    if ancestors is None:
-        return scores
-    above = rows.flatten(1, 2) @ ancestors.transpose(-1, -2)
-    return torch.cat((torch.unflatten(above, 1, rows.shape[1:3]), scores), dim=-1)
-
-
-def _mix(p: Tensor, keys: KeyPair) -> Tensor:
-    """[K, m, R r, D]: p [K, m, R r, A + b] times what it weighs."""
-    ancestors, own = keys
-    if ancestors is None:
-        return p @ own
-    count = ancestors.shape[1]
-    above = p[..., :count].flatten(1, 2) @ ancestors
-    return (p[..., count:] @ own).add_(torch.unflatten(above, 1, p.shape[1:3]))
-
-
 def _probabilities(
-    rows: Tensor, keys: KeyPair, block: _Block, options: Options
+    rows: Tensor, keys: Tensor, block: _Block, options: Options
 ) -> tuple[Tensor, Tensor | float]:
-    """The softmax of the scores, and the slope of what is done to the raw scores before it."""
-    scores = _scores(rows, keys).mul_(options.scale)
+    """[K, m, R r, A + b] The softmax of the scores, and the slope of what is done to them before."""
+    scores = (rows @ keys.transpose(-1, -2)).mul_(options.scale)
     slope: Tensor | float = options.scale
     if options.softcap is not None:
         bent = torch.tanh(scores / options.softcap)
