@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 from strop.buffer.sql import database
 from strop.buffer.sql.database import Database
 from strop.buffer.sql.engine import make_engine
+from strop.buffer.sql.tables import groups
 from strop.buffer.table import open_buffer
 from strop.config.schema.buffer import SqlBuffer
 from strop.errors import BufferEnded, ConfigError, Interrupted, StoreError
@@ -152,6 +153,15 @@ def test_the_end_comes_with_the_last_writer(place: Place) -> None:
     assert ids(reader.take(2)) == ["g0"]
     with pytest.raises(BufferEnded, match="one and two finished"):
         reader.take(1)
+
+
+def test_rows_of_groups_that_are_done_keep_only_their_id(place: Place) -> None:
+    buffer = place.open()
+    buffer.put(make_groups(2))
+    buffer.acknowledge(ids(buffer.take(1)))
+    with buffer._database._engine.begin() as connection:
+        rows = sa.select(groups.c.id, groups.c.content.is_(None)).where(groups.c.buffer == buffer._name)
+        assert dict(connection.execute(rows).all()) == {"g0": True, "g1": False}
 
 
 def test_a_reader_waits_for_a_dead_writer_to_come_back(

@@ -71,8 +71,9 @@ class SqlBuffer:
             rows = rows[self._database.run(partial(self._rows.insert, rows=rows, capacity=capacity)) :]
             if rows and wait.left <= 0:
                 raise StoreError(
-                    f"The {self} has been full ({capacity} groups) for {wait.seconds:.0f} s. Either nobody "
-                    "reads from it, or the trainer is that slow: then set `buffer.write_timeout_seconds` higher."
+                    f"The {self} has been full ({capacity} groups) for {wait.seconds:.0f} s. Either "
+                    "nobody reads from it, or the trainer is that slow: then set "
+                    "`buffer.write_timeout_seconds` higher."
                 )
             if rows:
                 time.sleep(wait.slice(f"room in the {self}", next(pauses)))
