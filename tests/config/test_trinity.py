@@ -205,6 +205,7 @@ def test_given_answers_are_the_data_of_sft_and_dpo() -> None:
         (["~buffer.default_reward_fn_type"], "write default_reward_fn_type"),
         ([f"{BUFFER}.use_priority_queue=True"], "leave it out"),
         (["explorer.auxiliary_models=[{model_path: x}]"], "beside the trained one"),
+        (["model.lora_configs=True"], "lora_configs is a list of mappings"),
         (["stages=[{stage_name: a, mode: train}]"], "write a file for each"),
         (["data_processor.task_pipeline.operators=[{name: x}]"], "prepare the data"),
         ([f"{ACTOR}.checkpoint.save_contents=[optimizer]"], "without 'model'"),

@@ -56,6 +56,8 @@ NUMBER = Kind("a number", _is_number)
 NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value)))
 TEXT = Kind("text", lambda value: isinstance(value, str))
 TEXTS = Kind("text, or a list of texts", lambda value: isinstance(value, str) or _is_texts(value))
+LISTED = Kind("a list of mappings", lambda value: value in (None, [], {}))
+"""For a list whose items have rows of their own: only an empty one comes to its own row."""
 MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from strop.config.dialects.row import (
     ANY,
+    LISTED,
     MAPPING,
     TEXT,
     UNSET,
@@ -204,7 +205,7 @@ MODEL = (
     mapped("model.min_response_tokens", 1, "rollout.sampling.min_response_tokens", read=lengths),
     *beyond_the_page(
         refused("model.custom_chat_template", None, "write the template into the tokenizer's folder"),
-        mapped("model.lora_configs", None, "model.lora", read=lora, kind=ANY),
+        mapped("model.lora_configs", None, "model.lora", read=lora, kind=LISTED),
         mapped("model.lora_configs.0.lora_rank", 32, "model.lora.rank", read=lora),
         mapped("model.lora_configs.0.lora_alpha", 32, "model.lora.alpha", read=lora),
         mapped("model.lora_configs.0.target_modules", "all-linear", "model.lora.targets", read=lora),
