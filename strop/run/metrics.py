@@ -172,7 +172,8 @@ METRICS: dict[str, Metric] = {
         "",
         "higher",
         "Share of the returns explained: 1 - Var(returns - values) / Var(returns) over the step's targets, "
-        "values before the step's updates: 1 is a perfect critic, 0 one that always says the same. Not there where the returns do not vary.",
+        "values before the step's updates: 1 is a perfect critic, 0 one that always says the same. Not there "
+        "where the returns do not vary.",
     ),
     "critic/values": Metric(
         "Critic", "", None, "Mean over targets of what the critic expects, before the step's updates."
