@@ -183,13 +183,13 @@ def show(measured: list[Measured], per_writer: int) -> None:
     groups = WRITERS * per_writer
     megabytes = len(encode(group("g"))) * groups / 1e6
     print(f"{groups} groups, {megabytes:.0f} MB, {WRITERS} writers, 1 reader, {os.cpu_count()} cores\n")
-    print("| buffer | groups/s | MB/s | of the bare loop | CPU ms/group |")
+    print("| buffer | groups/s | MB/s | times the bare loop | CPU ms/group |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for each in measured:
         share = measured[0].seconds / each.seconds
         print(
             f"| {each.name} | {groups / each.seconds:.0f} | {megabytes / each.seconds:.1f} "
-            f"| {share:.0%} | {1000 * each.cpu_seconds / groups:.2f} |"
+            f"| {share:.2f} | {1000 * each.cpu_seconds / groups:.2f} |"
         )
 
 
