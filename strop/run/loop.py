@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,10 @@ from strop.run.rates import Rates
 from strop.run.record import Recorder
 from strop.training import checkpoint
 from strop.types import Group
+
+Export = Callable[[Path], None]
+EXPORT_FOLDER = "model"
+"""Where a checkpoint has the Hugging Face folder that `checkpoint.export` asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Loop(ABC):
         self._recorder = recorder
         self._saved_step = state.step
         self._save_seconds = 0.0
+        self._export: Export | None = None
 
     @property
     @abstractmethod
@@ -64,8 +69,12 @@ class Loop(ABC):
     def _fill(self, folder: Path) -> None:
         """Write what a resume needs, beside the run's own state, into a checkpoint's folder."""
 
-    def run(self) -> RunState:
-        """Go to the end. On `Interrupted` the state between steps is saved first."""
+    def run(self, export: Export | None = None) -> RunState:
+        """Go to the end. On `Interrupted` the state between steps is saved first.
+
+        `export` writes the model as a Hugging Face folder; each checkpoint gets one then.
+        """
+        self._export = export
         self._rates.plateau = self._state.plateau
         try:
             if self._state.step == 0 and self._run.evaluate.at_start:
@@ -127,6 +136,8 @@ class Loop(ABC):
         def fill(folder: Path) -> None:
             self._fill(folder)
             self._state.save(folder)
+            if self._export is not None:
+                self._export(folder / EXPORT_FOLDER)
 
         started = time.perf_counter()
         keep = self._run.checkpoint.keep

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strop.buffer.table import clear_buffer, open_buffer
@@ -51,8 +52,9 @@ def train(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Outcome:
         save_resolved(run, folder.run_file)
         notes = (*start.notes, *prepared.notes)
         with Recorder(folder, loaded, prepared.length, replace(start, notes=notes)) as recorder:
-            state = prepared.driver(recorder).run()
-            export_model(prepared.engine.model, tokenizer, folder.model)
+            export = partial(export_model, prepared.engine.model, tokenizer)
+            state = prepared.driver(recorder).run(export if run.checkpoint.export else None)
+            export(folder.model)
     return Outcome(folder, state, recorder.last)
 
 

@@ -62,3 +62,12 @@ def test_what_is_not_there_is_said(trained, values, tmp_path):
         strop.evaluate(loaded, checkpoint=tmp_path)
     with pytest.raises(ConfigError, match="nothing to evaluate"):
         strop.evaluate(strop.load(values(data__eval=[])))
+
+
+def test_each_checkpoint_has_an_export_where_that_is_asked_for(values):
+    run = values(checkpoint={"every": "2 steps", "export": True})
+    result = strop.train(strop.load(run))
+    newest = max((result.folder / "checkpoints").iterdir())
+    exported = AutoModelForCausalLM.from_pretrained(newest / "model").state_dict()
+    for name, weight in AutoModelForCausalLM.from_pretrained(result.model).state_dict().items():
+        torch.testing.assert_close(exported[name], weight, rtol=0, atol=0)

@@ -30,7 +30,7 @@ class Checkpoint(Section):
     optimizer: bool = True
     """Keep the optimizer's state too; without it a run cannot be resumed exactly."""
     export: bool = False
-    """Write a Hugging Face folder beside each checkpoint, too. The end of the run always writes one."""
+    """Put a Hugging Face folder, `model`, into each checkpoint too. The end of the run always writes one."""
 
 
 class Evaluate(Section):
@@ -133,6 +133,12 @@ class Run(Section):
             raise ValueError(
                 f"algorithm.overlong_penalty.buffer_tokens ({overlong.buffer_tokens}) is the last part of "
                 f"data.max_response_tokens ({self.data.max_response_tokens}), and cannot be more"
+            )
+        capacity = getattr(self.buffer, "capacity_groups", None)
+        if capacity is not None and capacity < self.trainer.tasks_per_step:
+            raise ValueError(
+                f"buffer.capacity_groups ({capacity}) holds not even one step "
+                f"(trainer.tasks_per_step is {self.trainer.tasks_per_step})"
             )
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
         if longest > self.rollout.engine.kv_cache_tokens:
