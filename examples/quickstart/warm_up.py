@@ -49,7 +49,7 @@ def warm_up(loaded: Loaded, to: Path) -> None:
                 progress.update(bar, completed=accuracy, shown=shown)
                 if accuracy >= ENOUGH:
                     break
-        export_model(policy.engine.model, tokenizer, to)
+        export_model(policy.engine.master, tokenizer, to)
 
 
 def train_on(policy: Policy, batch: list[Experience], loaded: Loaded) -> float:

@@ -1,60 +1,97 @@
-"""Objects named in a configuration: a dotted path, or `file.py:name`."""
+"""What a configuration names of a user's own code: a dotted path, or `file.py:name`."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from strop.errors import ConfigError
+from strop.errors import StropError
+
+_WAYS = "Write a built-in's name, a dotted path such as package.module.{kind}, or file.py:{kind}"
 
 
-def load_object(name: str, *, what: str, built_in: Iterable[str]) -> Any:
-    """Import `package.module.name` or `file.py:name`.
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One name, and what to say where nothing is found by it."""
 
-    `what` is the key that named it and `built_in` what else could stand there, for the message of
-    the `ConfigError` that is raised where it cannot be found.
-    """
-    file, colon, attribute = name.rpartition(":")
-    if colon and file.endswith(".py"):
-        module = _import_file(Path(file).expanduser(), what)
-    else:
-        path, dot, attribute = name.rpartition(".")
-        if not dot:
-            raise ConfigError(
-                f"{what}: {name!r} is not known. Built in are {', '.join(sorted(built_in))}; "
-                "your own is named by `package.module.name` or `file.py:name`."
-            )
+    name: str
+    what: str
+    """Who names it, such as `reward 'mine.py:score'`."""
+    kind: str
+    """What it should be, such as `function`."""
+    built_in: Collection[str]
+    """What else could stand there."""
+    error: type[StropError]
+
+    def load(self) -> Callable[..., Any]:
+        """Import it. Raises `error` where it is not there, fails to import, or cannot be called."""
+        if ":" in self.name:
+            file, _, member = self.name.rpartition(":")
+            return self._member(self._file(Path(file)), member)
+        if "." in self.name:
+            module, _, member = self.name.rpartition(".")
+            return self._member(self._module(module), member)
+        close = difflib.get_close_matches(self.name, self.built_in, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise self._fault(f"{hint}The built-ins are {', '.join(self.built_in)}. {self._ways()}.")
+
+    def _module(self, module: str) -> ModuleType:
         try:
-            module = importlib.import_module(path)
+            return importlib.import_module(module)
         except ModuleNotFoundError as error:
-            if error.name is None or not (path == error.name or path.startswith(error.name + ".")):
-                raise
-            raise ConfigError(
-                f"{what}: {name!r} cannot be imported: there is no module {error.name!r}."
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise self._fault(f"importing {module} failed: {_last_lines(error)}") from error
+            raise self._fault(
+                f"there is no module {error.name!r} on Python's path. "
+                f"For a file of your own write file.py:{self.kind}."
             ) from error
-    if not hasattr(module, attribute):
-        raise ConfigError(f"{what}: {name!r} was found, but there is no {attribute!r} in it.")
-    return getattr(module, attribute)
+        except (Exception, SystemExit) as error:
+            raise self._fault(f"importing {module} failed: {_last_lines(error)}") from error
+
+    def _file(self, file: Path) -> ModuleType:
+        path = file.expanduser().resolve()
+        if path.suffix != ".py":
+            raise self._fault(f"{str(file)!r} is not a .py file. {self._ways()}.")
+        if not path.is_file():
+            raise self._fault(f"there is no file {path}.")
+        name = f"strop_user_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None  # it ends in .py
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses and pickle look their module up there
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            raise self._fault(f"loading {path} failed: {_last_lines(error)}") from error
+        return module
+
+    def _member(self, module: ModuleType, name: str) -> Callable[..., Any]:
+        where = module.__file__ or module.__name__
+        if not hasattr(module, name):
+            close = difflib.get_close_matches(name, vars(module), n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise self._fault(f"{where} has no {name!r}.{hint}")
+        found = getattr(module, name)
+        if not callable(found):
+            raise self._fault(f"{name} in {where} is a {type(found).__name__}, not a {self.kind}.")
+        return found
+
+    def _fault(self, message: str) -> StropError:
+        return self.error(f"{self.what}: {message}")
+
+    def _ways(self) -> str:
+        return _WAYS.format(kind=self.kind)
 
 
-def _import_file(file: Path, what: str) -> ModuleType:
-    if not file.is_file():
-        raise ConfigError(f"{what}: there is no file {file}.")
-    module_name = f"strop_user_{file.stem}_{abs(hash(file.resolve()))}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]
-        raise
-    return module
+def _last_lines(error: BaseException) -> str:
+    """The exception and where it was raised, without the frames of the import machinery."""
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    return f"{type(error).__name__}: {error}\n{''.join(traceback.format_list(frames))}".rstrip()

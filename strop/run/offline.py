@@ -91,5 +91,5 @@ def export(folder: Path, to: Path, step: int | None) -> Path:
     run = load_run(source.run_file).run
     engine = SingleEngine(run)
     engine.load(found)
-    export_model(engine.model, load_tokenizer(run.model), to)
+    export_model(engine.master, load_tokenizer(run.model), to)
     return to

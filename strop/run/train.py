@@ -52,7 +52,7 @@ def train(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Outcome:
         save_resolved(run, folder.run_file)
         notes = (*start.notes, *prepared.notes)
         with Recorder(folder, loaded, prepared.length, replace(start, notes=notes)) as recorder:
-            export = partial(export_model, prepared.engine.model, tokenizer)
+            export = partial(export_model, prepared.engine.master, tokenizer)
             state = prepared.driver(recorder).run(export if run.checkpoint.export else None)
             export(folder.model)
     return Outcome(folder, state, recorder.last)

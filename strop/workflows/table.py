@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.config.imports import load_object
+from strop.config.imports import Named
 from strop.errors import ConfigError
 from strop.protocols import InferenceEngine, Workflow
 from strop.workflows.single_turn import SingleTurn
@@ -18,7 +18,7 @@ BUILT_IN = {"single_turn": SingleTurn}
 def make_workflow(name: str, engine: InferenceEngine, tokenizer: PreTrainedTokenizerBase) -> Workflow:
     """A built-in, or a class (or function) of the user's own that is called with (engine, tokenizer)
     and gives something with `async run(task, group, index, sampling, seed) -> Rollout`."""
-    make = BUILT_IN.get(name) or load_object(name, what="rollout.workflow", built_in=BUILT_IN)
+    make = BUILT_IN.get(name) or _named(name).load()
     workflow = make(engine, tokenizer)
     if not callable(getattr(workflow, "run", None)):
         raise ConfigError(
@@ -26,3 +26,7 @@ def make_workflow(name: str, engine: InferenceEngine, tokenizer: PreTrainedToken
             "have `async def run(self, task, group, index, sampling, seed) -> Rollout`."
         )
     return workflow
+
+
+def _named(name: str) -> Named:
+    return Named(name, f"rollout.workflow {name!r}", "class", BUILT_IN, ConfigError)
