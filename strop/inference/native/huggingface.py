@@ -183,6 +183,7 @@ def _empty_model(config: PretrainedConfig, device: torch.device, dtype: torch.dt
             f"{config.model_type} models keep a running state instead of keys and values, which the native "
             "sampler cannot pad or share; use another inference engine for them"
         )
+    model.tie_weights()  # which transformers leaves out together with the initial values
     model.train(False)
     return model
 
