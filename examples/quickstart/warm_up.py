@@ -21,7 +21,7 @@ from strop.types import Experience, GlobalCounts
 TASKS_PER_UPDATE = 128
 LEARNING_RATE = 2e-3
 WARMUP_UPDATES = 20
-UPDATES_BETWEEN_LOOKS = 10
+UPDATES_BETWEEN_LOOKS = 5
 MOST_UPDATES = 1000
 ENOUGH = 0.3
 """Held-out accuracy at which the stage ends: enough for GRPO to find right answers to learn from."""
