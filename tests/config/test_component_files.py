@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from strop.config.dialects.row import UNSET
 
 FOLDER = Path(__file__).parents[2] / "components"
 EACH = pytest.mark.parametrize("component", COMPONENTS.values(), ids=COMPONENTS)
+QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning:.*(azure|marshmallow).*")  # of the SDK's own use of marshmallow
 NAMES = {
     "rft_trainer": "rft_trainer",
     "verl_trainer": "verl_trainer_component",
@@ -51,10 +54,12 @@ def test_the_command_passes_every_input_and_output(component: Component) -> None
         assert (f"${{{{outputs.{output.name}}}}}" in command) == (output.holds != "nothing yet")
 
 
+@QUIET
 @EACH
 def test_azureml_reads_it(component: Component) -> None:
-    ml = pytest.importorskip("azure.ai.ml")
-    loaded = ml.load_component(FOLDER / component.name / "component.yaml")
+    from azure.ai.ml import load_component
+
+    loaded = load_component(FOLDER / component.name / "component.yaml")
     assert loaded.name == NAMES[component.name]
     assert list(loaded.inputs) == [given.name for given in component.inputs]
     for given in component.inputs:
@@ -67,3 +72,23 @@ def test_azureml_reads_it(component: Component) -> None:
         output.name: output.type for output in component.outputs
     }
     assert loaded.distribution.type == "pytorch"
+
+
+@QUIET
+def test_azureml_reads_the_environment_and_its_files_are_there() -> None:
+    from azure.ai.ml import load_environment
+
+    environment = load_environment(FOLDER / "environment" / "environment.yaml")
+    assert environment.name == "strop"
+    context = (FOLDER / "environment" / environment.build.path).resolve()
+    dockerfile = context / environment.build.dockerfile_path
+    assert context == FOLDER.parent.resolve() and dockerfile.is_file()
+    lines = [line.split() for line in dockerfile.read_text().splitlines()]
+    copied = [name for words in lines if words[:1] == ["COPY"] for name in words[1:-1]]
+    assert copied and all((context / name).exists() for name in copied)
+    project = tomllib.loads((context / "pyproject.toml").read_text())["project"]
+    assert {project["readme"], "strop", "constraints.txt"} <= set(copied)
+    (installed,) = re.findall(r"pip install .* '?/strop(?:\[(.*)\])?'?", dockerfile.read_text())
+    assert set(filter(None, installed.split(","))) <= project["optional-dependencies"].keys()
+    python = re.search(r"FROM python:3\.(\d+)", dockerfile.read_text())
+    assert python is not None and f">=3.{python[1]}" == project["requires-python"]
