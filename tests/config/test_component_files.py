@@ -15,7 +15,8 @@ from strop.config.dialects.row import UNSET
 
 FOLDER = Path(__file__).parents[2] / "components"
 EACH = pytest.mark.parametrize("component", COMPONENTS.values(), ids=COMPONENTS)
-QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning:.*(azure|marshmallow).*")  # of the SDK's own use of marshmallow
+QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning:.*(azure|marshmallow).*")
+"""The SDK uses marshmallow as it was before its version 4."""
 NAMES = {
     "rft_trainer": "rft_trainer",
     "verl_trainer": "verl_trainer_component",
