@@ -17,17 +17,19 @@ test: .venv/dev
 slow: .venv/dev  ## the learning and fault tests that CI runs too
 	$(BIN)/pytest -m "learning or faults" $(ARGS)
 
-check: .venv/dev  ## lint, types, layers
+check: .venv/dev  ## lint, types, layers, generated pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m strop.config.reference --check
 
 evidence: .venv/bench  ## all that is too long for CI; refreshes the tables in docs/
 	$(BIN)/python benchmarks/evidence.py $(ARGS)
 
 docs: .venv/base  ## what is generated from the code
 	$(BIN)/python -m strop.run.metrics > docs/metrics.md
+	$(BIN)/python -m strop.config.reference
 
 clean:
 	rm -rf .venv build dist runs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -94,24 +93,7 @@ def trinity(
         start(loaded)
 
 
-def keys(
-    dialect: Annotated[str, typer.Argument(help="verl, rft_trainer, ...", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="As a JSON list.")] = False,
-) -> None:
-    """Print a dialect's ledger: every key, what becomes of it, its field here, its default, and a note."""
-    from strop.cli.show import aligned
-    from strop.config.dialects import ledger_of
-
-    rows = [row.as_entry() for row in ledger_of(dialect).rows]
-    if as_json:
-        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
-        return
-    names = ("key", "fate", "field", "default", "note")
-    typer.echo(aligned([names, *(tuple(str(row[name]) for name in names) for row in rows)], widest=60))
-
-
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
     app.command()(trinity)
-    app.command()(keys)
     app.add_typer(verl, name="verl")

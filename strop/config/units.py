@@ -46,6 +46,14 @@ def parse_amount(value: Any, units: tuple[Unit, ...], *, whole: bool = True) -> 
     return amount
 
 
+@dataclass(frozen=True, slots=True)
+class Units:
+    """What an amount's field takes, for those who describe it."""
+
+    units: tuple[Unit, ...]
+    never: bool
+
+
 def _field(units: tuple[Unit, ...], *, never: bool = False, positive: bool = True) -> Any:
     def read(value: Any) -> Amount | None:
         if never and (value is None or value == "never"):
@@ -62,9 +70,10 @@ def _field(units: tuple[Unit, ...], *, never: bool = False, positive: bool = Tru
     kinds = "|".join("%" if unit == "%" else f"{unit.rstrip('s')}s?" for unit in units)
     pattern = rf"^\s*[0-9][0-9_.eE+-]*\s*({kinds})\s*$" + ("|^never$" if never else "")
     return [
+        Units(units, never),
         BeforeValidator(read),
         PlainSerializer(write, return_type=str),
-        WithJsonSchema({"type": "string", "pattern": pattern}),
+        WithJsonSchema({"type": ["string", "null"] if never else "string", "pattern": pattern}),
     ]
 
 

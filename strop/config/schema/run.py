@@ -14,7 +14,7 @@ from strop.config.schema.data import Data
 from strop.config.schema.learning import check_learning
 from strop.config.schema.meaning import check_meaning
 from strop.config.schema.model import Model
-from strop.config.schema.reward import Reward
+from strop.config.schema.reward import Reward, RewardFunction
 from strop.config.schema.rollout import Rollout
 from strop.config.schema.trainer import Trainer
 from strop.config.units import Every
@@ -64,6 +64,12 @@ def spell_out_reward(value: Any) -> Any:
     return value
 
 
+_SHORT_REWARD = BeforeValidator(
+    spell_out_reward,
+    json_schema_input_type=str | RewardFunction | tuple[str | RewardFunction, ...] | Reward,
+)
+
+
 class Run(Section):
     """One run: what is trained, on what, how, and what is kept of it."""
 
@@ -83,7 +89,7 @@ class Run(Section):
     """What is trained."""
     data: Data
     """Where tasks come from."""
-    reward: Annotated[Reward, BeforeValidator(spell_out_reward)] = Reward()
+    reward: Annotated[Reward, _SHORT_REWARD] = Reward()
     """How an answer is scored."""
     algorithm: Annotated[Algorithm, kind_or("grpo")] = Grpo()
     """What is learned from scored answers."""
