@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from strop.cli import component, dialects, reference, runs
+from strop.cli import component, convert, dialects, reference, runs
 from strop.errors import StropError
 
 
@@ -34,6 +34,7 @@ app = typer.Typer(
 runs.add_to(app)
 dialects.add_to(app)
 component.add_to(app)
+convert.add_to(app)
 reference.add_to(app)
 
 

@@ -45,7 +45,7 @@ def lines(loaded: Loaded) -> list[Line]:
     return [
         Line(
             field=".".join(leaf.keys),
-            value=_show(leaf.keys[-1], leaf.value),
+            value=shown(leaf.keys[-1], leaf.value),
             unit=unit_of(leaf.keys[-1], leaf.value),
             source=loaded.sources[".".join(leaf.keys)],
             effect=" ".join(leaf.effect.split()),
@@ -63,7 +63,8 @@ def unit_of(name: str, value: Any) -> str:
     return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
 
 
-def _show(name: str, value: Any) -> str:
+def shown(name: str, value: Any) -> str:
+    """A value as it is printed, without its unit."""
     if isinstance(value, Amount):
         return str(value).split()[0]
     if value is None:

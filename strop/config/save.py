@@ -1,8 +1,9 @@
-"""The resolved run as a run file, secrets redacted."""
+"""A run as a run file, whole or with what differs from the defaults alone, secrets redacted."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,44 @@ import yaml
 
 from strop.config.redact import redact
 from strop.config.schema import Run
+from strop.config.schema.base import Section
 
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
 def save_resolved(run: Run, path: Path) -> None:
     """Write every value of the run, defaults too, so that `load_run(path)` gives the same run again."""
-    values = _escape(redact(run.model_dump(mode="json")))
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(yaml_text(escape(run.model_dump(mode="json"))), encoding="utf-8")
 
 
-def _escape(value: Any) -> Any:
+def yaml_text(values: Mapping[str, Any]) -> str:
+    """Values as YAML, secrets redacted."""
+    return yaml.safe_dump(redact(values), sort_keys=False, allow_unicode=True, width=100)
+
+
+def said(section: Section) -> dict[str, Any]:
+    """What must be written to have the section: its kind, and what differs from the defaults; escaped."""
+    values: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        default = field.get_default(call_default_factory=True)
+        if name == "type" or field.is_required() or value != default:
+            values[name] = _plain(value, section.model_dump(mode="json", include={name})[name])
+    return dict(sorted(values.items(), key=lambda item: item[0] != "type"))
+
+
+def _plain(value: Any, dumped: Any) -> Any:
+    if isinstance(value, Section):
+        return said(value) or escape(dumped)
+    if isinstance(value, tuple) and value and all(isinstance(item, Section) for item in value):
+        return [said(item) for item in value]
+    return escape(dumped)
+
+
+def escape(value: Any) -> Any:
     """Values are resolved already: a `${` that is still there is text, and must stay text when read again."""
     if isinstance(value, dict):
-        return {key: _escape(item) for key, item in value.items()}
+        return {key: escape(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_escape(item) for item in value]
+        return [escape(item) for item in value]
     return _INTERPOLATION.sub(r"\1\1\\${", value) if isinstance(value, str) else value

@@ -18,6 +18,7 @@ COMMANDS = [
     ["--help"],
     ["check", "run.yaml"],
     ["explain", "run.yaml", "trainer.tasks_per_step=8"],
+    ["convert", "run.yaml", "--to", "strop"],
     ["verl", "ppo", "--explain", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"],
 ]
 

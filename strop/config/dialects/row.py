@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from strop.config.dialects.theirs import Theirs
+    from strop.config.schema import Run
 
 Fate = Literal["mapped", "accepted without effect", "refused", "placement"]
 """There is no fifth: a key is honoured, has no meaning here, cannot be had, or says where to run."""
 Read = Callable[["Theirs"], Mapping[str, Any]]
 """Theirs -> ours, by dotted field. Keys that mean something only together share one read."""
+Write = Callable[["Run"], Mapping[str, Any]]
+"""Ours -> theirs, by dotted key: all keys that the read beside it looks at, where they can say it."""
 Can = Callable[["Theirs", Any], bool]
 """Whether a value that someone wrote can be had, for keys that are refused or placement."""
 Off = Callable[["Theirs"], str | None]
@@ -47,6 +50,23 @@ def _is_number(value: Any) -> bool:
 
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """How keys that mean something only together become ours, and how ours become them again."""
+
+    read: Read
+    write: Write
+
+    def __call__(self, theirs: Theirs) -> Mapping[str, Any]:
+        """Theirs -> ours."""
+        return self.read(theirs)
+
+
+def written_by(write: Write) -> Callable[[Read], Pair]:
+    """Put beside a read what writes its keys."""
+    return lambda read: Pair(read, write)
 
 
 ANY = Kind("anything", lambda _: True)
@@ -100,6 +120,11 @@ class Row:
     on_page: bool = True
     deprecated: str = ""
     """What to write instead, said where someone wrote the key."""
+
+    @property
+    def write(self) -> Write | None:
+        """How ours are turned into it, and into the keys that share its read."""
+        return self.read.write if isinstance(self.read, Pair) else None
 
     @property
     def in_list(self) -> bool:

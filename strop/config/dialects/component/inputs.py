@@ -61,6 +61,20 @@ class Input:
         except (ValueError, KeyError):
             raise ConfigError(f"--{self.name} is {_WORDS[self.type]}, got {text!r}.") from None
 
+    def takes(self, value: Any) -> bool:
+        """Whether there is a text that stands for the value."""
+        try:
+            return bool(self.read(text_of(value)) == value)
+        except ConfigError:
+            return False
+
+
+def text_of(value: Any) -> str:
+    """A value as AzureML passes it; a list in brackets."""
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
 
 @dataclass(frozen=True, slots=True)
 class Output:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from strop.config.dialects.row import Read
+from strop.config.dialects.row import Pair
 from strop.config.dialects.theirs import Theirs
 from strop.errors import ConfigError
 
@@ -17,7 +17,7 @@ _MODELS = ("model", "data/model")
 _TOKENIZERS = ("components/tokenizer", "data/tokenizer")
 
 
-def model_at(key: str) -> Read:
+def model_at(key: str) -> Pair:
     """Reads a model input: a Hugging Face folder, an MLflow model, or the import component's output around
     either."""
 
@@ -32,7 +32,7 @@ def model_at(key: str) -> Read:
         settings = {"model.path": str(model)}
         return settings | ({"model.tokenizer": str(tokenizer)} if tokenizer else {})
 
-    return read
+    return Pair(read, lambda run: {key: run.model.path})
 
 
 def find_model(folder: Path) -> tuple[Path, Path | None]:

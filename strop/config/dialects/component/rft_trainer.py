@@ -9,9 +9,10 @@ from strop.config.dialects.component.inputs import Input, Output, own
 from strop.config.dialects.component.model_folder import model_at
 from strop.config.dialects.component.packages import PACKAGES
 from strop.config.dialects.component.verl_names import component, verl
-from strop.config.dialects.row import UNSET, Row, mapped
+from strop.config.dialects.row import UNSET, Row, mapped, written_by
 from strop.config.dialects.theirs import Theirs
-from strop.config.dialects.verl.trainer import every
+from strop.config.dialects.verl.trainer import every, frequency
+from strop.config.schema import Run
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -27,10 +28,20 @@ def modules(text: str) -> str | list[str]:
     return text
 
 
+def _write_save(run: Run) -> Mapping[str, Any]:
+    return {"trainer.save_freq": frequency(run, run.checkpoint.every, "epochs")}
+
+
+def _write_test(run: Run) -> Mapping[str, Any]:
+    return {"trainer.test_freq": frequency(run, run.evaluate.every, "epochs")}
+
+
+@written_by(_write_save)
 def _save_epochs(theirs: Theirs) -> Mapping[str, Any]:
     return {"checkpoint.every": every(theirs["trainer.save_freq"], "epochs")}
 
 
+@written_by(_write_test)
 def _test_epochs(theirs: Theirs) -> Mapping[str, Any]:
     return {"evaluate.every": every(theirs["trainer.test_freq"], "epochs")}
 

@@ -21,17 +21,31 @@ from strop.config.dialects.row import (
     placement,
     refused,
     same_as,
+    written_by,
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
-from strop.config.dialects.verl.algorithm import KL
+from strop.config.dialects.verl.algorithm import KL, KL_NAMES
 from strop.config.dialects.verl.data import batches
+from strop.config.same import in_steps
+from strop.config.schema import Run
+from strop.config.schema.algorithm import ClippedLoss, GspoLoss
+from strop.config.schema.schedule import CosineSchedule
 
 _LOSSES = {"vanilla": "clip", "gspo": "gspo", "gpg": "gpg"}
 _NO_SHARDS = "one process holds the whole model"
 _AS_TRAINED = "log-probs go through the model in the trainer's micro-batches"
 
 
+def write_micro_batch(run: Run) -> Mapping[str, Any]:
+    """The keys of one GPU."""
+    actor, size = "actor_rollout_ref.actor", run.trainer.microbatch
+    if size.unit == "tokens":
+        return {f"{actor}.use_dynamic_bsz": True, f"{actor}.ppo_max_token_len_per_gpu": int(size.count)}
+    return {f"{actor}.use_dynamic_bsz": False, f"{actor}.ppo_micro_batch_size_per_gpu": int(size.count)}
+
+
+@written_by(write_micro_batch)
 def micro_batch(theirs: Theirs) -> Mapping[str, Any]:
     """Tokens where the batch is dynamic, else sequences; the old key counts those of all GPUs together."""
     actor = "actor_rollout_ref.actor"
@@ -50,6 +64,21 @@ def micro_batch(theirs: Theirs) -> Mapping[str, Any]:
     return {"trainer.microbatch": f"{max(1, everywhere // max(1, gpus))} sequences"}
 
 
+def write_policy_loss(run: Run) -> Mapping[str, Any]:
+    """`clip_ratio` alone where both sides are alike."""
+    actor, loss = "actor_rollout_ref.actor", getattr(run.algorithm, "policy_loss", None)
+    names = {ours: theirs for theirs, ours in _LOSSES.items()}
+    values: dict[str, Any] = {f"{actor}.policy_loss.loss_mode": names.get(loss.type) if loss else None}
+    if isinstance(loss, ClippedLoss):
+        values[f"{actor}.clip_ratio_c"] = loss.dual_clip
+    if isinstance(loss, ClippedLoss | GspoLoss):
+        sides = {f"{actor}.clip_ratio_low": loss.clip_low, f"{actor}.clip_ratio_high": loss.clip_high}
+        alike = loss.clip_low == loss.clip_high
+        values |= {f"{actor}.clip_ratio": loss.clip_low} if alike else sides
+    return values
+
+
+@written_by(write_policy_loss)
 def policy_loss(theirs: Theirs) -> Mapping[str, Any]:
     """Clipped, whatever the estimator; `clip_ratio` holds on both sides, where no side has its own."""
     actor = "actor_rollout_ref.actor"
@@ -64,6 +93,19 @@ def policy_loss(theirs: Theirs) -> Mapping[str, Any]:
     return settings
 
 
+def write_kl_loss(run: Run) -> Mapping[str, Any]:
+    """The switch, and what stands behind it."""
+    actor, term = "actor_rollout_ref.actor", getattr(run.algorithm, "kl_loss", None)
+    if term is None:
+        return {f"{actor}.use_kl_loss": False}
+    return {
+        f"{actor}.use_kl_loss": True,
+        f"{actor}.kl_loss_coef": term.coef,
+        f"{actor}.kl_loss_type": KL_NAMES[term.estimator],
+    }
+
+
+@written_by(write_kl_loss)
 def kl_loss(theirs: Theirs) -> Mapping[str, Any]:
     """The penalty in the loss, where it is on."""
     if switches.kl_loss(theirs):
@@ -75,6 +117,21 @@ def kl_loss(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_schedule(run: Run) -> Mapping[str, Any]:
+    """The warm-up by steps or by ratio, as it was said."""
+    optim, said = "actor_rollout_ref.actor.optim", run.trainer.schedule
+    values: dict[str, Any] = {f"{optim}.warmup_style": said.type}
+    warmup = in_steps(run, said.warmup)
+    if warmup is not None and warmup.unit == "%":
+        values[f"{optim}.lr_warmup_steps_ratio"] = round(warmup.count / 100, 12)
+    elif warmup is not None and warmup.unit == "steps" and warmup.count > 0:
+        values[f"{optim}.lr_warmup_steps"] = int(warmup.count)
+    if isinstance(said, CosineSchedule):
+        values |= {f"{optim}.min_lr_ratio": said.min_ratio, f"{optim}.num_cycles": said.cycles}
+    return values
+
+
+@written_by(write_schedule)
 def schedule(theirs: Theirs) -> Mapping[str, Any]:
     """verl's schedules count trainer steps, whatever the number of updates in each."""
     optim = "actor_rollout_ref.actor.optim"
@@ -94,6 +151,13 @@ def schedule(theirs: Theirs) -> Mapping[str, Any]:
     return settings
 
 
+def write_precision(run: Run) -> Mapping[str, Any]:
+    """The type of the parameters; the products' is not theirs to say."""
+    names = {"float32": "fp32", "bfloat16": "bf16"}
+    return {"actor_rollout_ref.actor.fsdp_config.model_dtype": names[run.model.dtype]}
+
+
+@written_by(write_precision)
 def precision(theirs: Theirs) -> Mapping[str, Any]:
     """verl computes in bfloat16 over its parameters, which are float32 unless said otherwise."""
     names = {"fp32": "float32", "bf16": "bfloat16"}
@@ -101,6 +165,16 @@ def precision(theirs: Theirs) -> Mapping[str, Any]:
     return {"model.dtype": names.get(kind, kind), "model.compute_dtype": "bfloat16"}
 
 
+def write_saved(run: Run) -> Mapping[str, Any]:
+    """The parts of a checkpoint."""
+    parts = {"model": True, "optimizer": run.checkpoint.optimizer, "extra": True}
+    parts["hf_model"] = run.checkpoint.export
+    return {
+        "actor_rollout_ref.actor.checkpoint.save_contents": [name for name, kept in parts.items() if kept]
+    }
+
+
+@written_by(write_saved)
 def saved(theirs: Theirs) -> Mapping[str, Any]:
     """The model and the states of the random numbers are always kept."""
     contents = theirs["actor_rollout_ref.actor.checkpoint.save_contents"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.config.dialects.row import beyond_the_page, mapped, one_of, only, refused
+from strop.config.dialects.row import beyond_the_page, mapped, one_of, only, refused, written_by
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
+from strop.config.schema import Run
 
 ESTIMATORS = (
     "gae",
@@ -23,8 +24,20 @@ ESTIMATORS = (
 """The page names five of them; upstream, and the component made of it, have all nine."""
 KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 """verl's names of the estimators of the divergence, and ours."""
+KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}
+"""Ours, and the names that verl's page uses."""
 
 
+def write_estimator(run: Run) -> Mapping[str, Any]:
+    """The algorithm's name, and of its options those that it has."""
+    name, at = run.algorithm.type, "algorithm"
+    options = {"norm_adv_by_std_in_grpo": "divide_by_std", "gamma": "gamma", "lam": "lam"}
+    values = {f"{at}.adv_estimator": "gae" if name == "ppo" else name}
+    said = {f"{at}.{theirs}": getattr(run.algorithm, ours, None) for theirs, ours in options.items()}
+    return values | {key: value for key, value in said.items() if value is not None}
+
+
+@written_by(write_estimator)
 def estimator(theirs: Theirs) -> Mapping[str, Any]:
     """GAE is PPO's; the others are algorithms of their own."""
     name = theirs["algorithm.adv_estimator"]
@@ -38,6 +51,24 @@ def estimator(theirs: Theirs) -> Mapping[str, Any]:
     return settings
 
 
+def write_kl_reward(run: Run) -> Mapping[str, Any]:
+    """The switch, and what stands behind it."""
+    term = getattr(run.algorithm, "kl_reward", None)
+    if term is None:
+        return {"algorithm.use_kl_in_reward": False}
+    values = {
+        "algorithm.use_kl_in_reward": True,
+        "algorithm.kl_penalty": KL_NAMES[term.estimator],
+        "algorithm.kl_ctrl.kl_coef": term.coef,
+        "algorithm.kl_ctrl.type": "fixed" if term.adaptive is None else "adaptive",
+    }
+    if term.adaptive is not None:
+        values["algorithm.kl_ctrl.target_kl"] = term.adaptive.target_kl
+        values["algorithm.kl_ctrl.horizon"] = term.adaptive.horizon
+    return values
+
+
+@written_by(write_kl_reward)
 def kl_reward(theirs: Theirs) -> Mapping[str, Any]:
     """The penalty in the reward, where it is on; where it is adaptive, its coefficient moves."""
     if switches.kl_in_reward(theirs):
@@ -52,6 +83,18 @@ def kl_reward(theirs: Theirs) -> Mapping[str, Any]:
     return settings
 
 
+def write_filter_groups(run: Run) -> Mapping[str, Any]:
+    """The switch, and how often is tried."""
+    said = getattr(run.algorithm, "dynamic_sampling", None)
+    if said is None:
+        return {"algorithm.filter_groups.enable": False}
+    return {
+        "algorithm.filter_groups.enable": True,
+        "algorithm.filter_groups.max_num_gen_batches": said.max_tries,
+    }
+
+
+@written_by(write_filter_groups)
 def filter_groups(theirs: Theirs) -> Mapping[str, Any]:
     """DAPO's dynamic sampling. Where its tries are used up, a step trains on the groups that it has."""
     if switches.filter_groups(theirs):

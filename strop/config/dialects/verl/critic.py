@@ -19,9 +19,12 @@ from strop.config.dialects.row import (
     placement,
     refused,
     unless,
+    written_by,
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
+from strop.config.schema import Run
+from strop.config.schema.algorithm import Ppo
 
 _AT = "algorithm.critic"
 _NO_SHARDS = "one process holds the whole model"
@@ -29,6 +32,37 @@ _dynamic = either(switches.gae, unless("critic.use_dynamic_bsz", True))
 _fixed = either(switches.gae, unless("critic.use_dynamic_bsz", False))
 
 
+def write_critic(run: Run) -> Mapping[str, Any]:
+    """What the value model leaves out is as for the policy, and verl's keys follow the actor's too."""
+    if not isinstance(run.algorithm, Ppo):
+        return {}
+    said = run.algorithm.critic
+    size = said.microbatch or run.trainer.microbatch
+    by_tokens = size.unit == "tokens"
+    whole = run.trainer.tasks_per_update or run.trainer.tasks_per_step
+    values: dict[str, Any] = {
+        "critic.cliprange_value": said.value_clip,
+        "trainer.critic_warmup": said.warmup_steps,
+        "critic.ppo_mini_batch_size": said.tasks_per_update or whole,
+        "critic.ppo_epochs": said.passes or run.trainer.passes,
+        "critic.use_dynamic_bsz": by_tokens,
+        "critic.ppo_max_token_len_per_gpu" if by_tokens else "critic.ppo_micro_batch_size_per_gpu": int(
+            size.count
+        ),
+        "critic.optim.lr": said.optimizer.lr,
+        "critic.optim.weight_decay": said.optimizer.weight_decay,
+        "critic.optim.warmup_style": said.schedule.type,
+        "critic.grad_clip": said.max_grad_norm,
+    }
+    if said.schedule.warmup.unit == "%":
+        values["critic.optim.lr_warmup_steps_ratio"] = round(said.schedule.warmup.count / 100, 12)
+    if said.model is not None:
+        values["critic.model.path"] = said.model.path
+        values["critic.model.enable_gradient_checkpointing"] = said.model.gradient_checkpointing
+    return values
+
+
+@written_by(write_critic)
 def critic(theirs: Theirs) -> Mapping[str, Any]:
     """The value model; the policy's own where no path is given."""
     if switches.gae(theirs):

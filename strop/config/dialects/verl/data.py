@@ -14,15 +14,46 @@ from strop.config.dialects.row import (
     one_of,
     or_null,
     refused,
+    written_by,
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
 from strop.config.dialects.verl.images import no_images
+from strop.config.schema import Run
+from strop.config.schema.data import EvalTaskset
 
 _SAMPLER_ROOM = 131072
 """`rollout.engine.kv_cache_tokens` where the sequences are not longer than that."""
 
 
+def write_tasksets(run: Run) -> Mapping[str, Any]:
+    """The files, and the columns of the training tasks, which those that are measured share."""
+    train = run.data.train
+    return {
+        "data.train_files": train.path,
+        "data.prompt_key": train.prompt,
+        "data.reward_fn_key": train.source,
+        "data.val_files": None,
+        **(write_validation(run.data.eval[0]) if run.data.eval else {}),
+    }
+
+
+def write_validation(measured: EvalTaskset) -> Mapping[str, Any]:
+    """Its files, and how its answers are drawn."""
+    at, sampling = "actor_rollout_ref.rollout.val_kwargs", measured.sampling
+    values = {"data.val_files": measured.path, f"{at}.n": measured.rollouts_per_task}
+    if sampling.temperature == 0:
+        return {**values, f"{at}.do_sample": False, f"{at}.temperature": 0}
+    return {
+        **values,
+        f"{at}.do_sample": True,
+        f"{at}.temperature": sampling.temperature,
+        f"{at}.top_p": sampling.top_p,
+        f"{at}.top_k": sampling.top_k or -1,
+    }
+
+
+@written_by(write_tasksets)
 def tasksets(theirs: Theirs) -> Mapping[str, Any]:
     """What is trained on and what is measured: verl's rows hold the answer in `reward_model.ground_truth`."""
     columns = {
@@ -65,6 +96,15 @@ def all_tokens(top_k: int) -> int:
     return 0 if top_k == -1 else top_k
 
 
+def write_lengths(run: Run) -> Mapping[str, Any]:
+    """The two limits."""
+    return {
+        "data.max_prompt_length": run.data.max_prompt_tokens,
+        "data.max_response_length": run.data.max_response_tokens,
+    }
+
+
+@written_by(write_lengths)
 def lengths(theirs: Theirs) -> Mapping[str, Any]:
     """The longest prompt and answer; the native sampler's cache holds at least one of both."""
     prompt, response = theirs["data.max_prompt_length"], theirs["data.max_response_length"]
@@ -74,12 +114,30 @@ def lengths(theirs: Theirs) -> Mapping[str, Any]:
     return settings
 
 
+def write_overlong(run: Run) -> Mapping[str, Any]:
+    """Left out, or else cut."""
+    filtered = run.data.overlong == "filter"
+    cut = {} if filtered else {"data.truncation": run.data.overlong}
+    return {"data.filter_overlong_prompts": filtered, **cut}
+
+
+@written_by(write_overlong)
 def overlong(theirs: Theirs) -> Mapping[str, Any]:
     """Filtering comes before truncation: nothing is left to cut."""
     filtered = theirs["data.filter_overlong_prompts"]
     return {"data.overlong": "filter" if filtered else theirs["data.truncation"]}
 
 
+def write_batches(run: Run) -> Mapping[str, Any]:
+    """An update is of the whole step where nothing is said."""
+    step = run.trainer.tasks_per_step
+    return {
+        "data.train_batch_size": step,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": run.trainer.tasks_per_update or step,
+    }
+
+
+@written_by(write_batches)
 def batches(theirs: Theirs) -> Mapping[str, Any]:
     """Both sizes count prompts; each has `rollout.n` answers."""
     step = theirs["data.train_batch_size"]
@@ -95,6 +153,12 @@ def batches(theirs: Theirs) -> Mapping[str, Any]:
     return {"trainer.tasks_per_step": step, "trainer.tasks_per_update": update}
 
 
+def write_remote_code(run: Run) -> Mapping[str, Any]:
+    """The model's own key; what is not written does not count."""
+    return {"actor_rollout_ref.model.trust_remote_code": run.model.trust_remote_code}
+
+
+@written_by(write_remote_code)
 def remote_code(theirs: Theirs) -> Mapping[str, Any]:
     """The page's default for the data is True; running foreign code counts only where someone wrote it."""
     keys = ("data.trust_remote_code", "actor_rollout_ref.model.trust_remote_code")

@@ -16,12 +16,33 @@ from strop.config.dialects.row import (
     or_null,
     placement,
     refused,
+    written_by,
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
 from strop.config.dialects.verl.data import remote_code
+from strop.config.schema import Run
 
 
+def write_lora(run: Run) -> Mapping[str, Any]:
+    """Rank 0 is no adapter."""
+    at, said = "actor_rollout_ref.model", run.model.lora
+    if said is None:
+        return {f"{at}.lora_rank": 0}
+    return {
+        f"{at}.lora_rank": said.rank,
+        f"{at}.lora_alpha": whole_or_not(said.alpha),
+        f"{at}.target_modules": said.targets,
+        f"{at}.exclude_modules": said.exclude,
+    }
+
+
+def whole_or_not(number: float) -> float | int:
+    """Without a fraction that is none, for keys that take whole numbers alone."""
+    return int(number) if float(number).is_integer() else number
+
+
+@written_by(write_lora)
 def lora(theirs: Theirs) -> Mapping[str, Any]:
     """Rank 0 trains the whole model."""
     if switches.lora(theirs):

@@ -17,19 +17,43 @@ from strop.config.dialects.row import (
     or_null,
     refused,
     same_as,
+    written_by,
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
+from strop.config.schema import Run
 
 _NO_MODEL = "reward models are not built yet; leave reward_model.enable False and use a reward function"
 
 
+def write_reward(run: Run) -> Mapping[str, Any]:
+    """A function in a file; a built-in one is chosen by each row's source."""
+    parts = run.reward.functions
+    path, _, name = parts[0].function.rpartition(":") if parts else ("", "", "")
+    if not path:
+        return {"custom_reward_function.path": None}
+    return {"custom_reward_function.path": path, "custom_reward_function.name": name}
+
+
+@written_by(write_reward)
 def reward(theirs: Theirs) -> Mapping[str, Any]:
     """A function of one's own, or else the built-in one for each row's `data_source`."""
     path, name = theirs["custom_reward_function.path"], theirs["custom_reward_function.name"]
     return {"reward.functions": [{"function": "by_source" if path is None else f"{path}:{name}"}]}
 
 
+def write_overlong(run: Run) -> Mapping[str, Any]:
+    """The switch, and what stands behind it."""
+    at, said = (
+        "reward_model.reward_kwargs.overlong_buffer_cfg",
+        getattr(run.algorithm, "overlong_penalty", None),
+    )
+    if said is None:
+        return {f"{at}.enable": False}
+    return {f"{at}.enable": True, f"{at}.len": said.buffer_tokens, f"{at}.penalty_factor": said.factor}
+
+
+@written_by(write_overlong)
 def overlong(theirs: Theirs) -> Mapping[str, Any]:
     """DAPO's penalty for long answers, where it is on."""
     if switches.overlong_buffer(theirs):

@@ -20,10 +20,12 @@ from strop.config.dialects.row import (
     placement,
     refused,
     same_as,
+    written_by,
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
 from strop.config.dialects.verl.data import all_tokens, tasksets
+from strop.config.schema import Run
 
 _NATIVE = "the native sampler needs none of it"
 _AS_TRAINED = "log-probs go through the model in the trainer's micro-batches"
@@ -38,6 +40,18 @@ _DTYPES = {
 }
 
 
+def write_sampling(run: Run) -> Mapping[str, Any]:
+    """-1 keeps all tokens."""
+    rollout, said = "actor_rollout_ref.rollout", run.rollout.sampling
+    return {
+        f"{rollout}.temperature": said.temperature,
+        f"{rollout}.top_k": said.top_k or -1,
+        f"{rollout}.top_p": said.top_p,
+        f"{rollout}.ignore_eos": said.ignore_eos,
+    }
+
+
+@written_by(write_sampling)
 def sampling(theirs: Theirs) -> Mapping[str, Any]:
     """How answers to train on are drawn."""
     rollout = "actor_rollout_ref.rollout"
@@ -49,11 +63,25 @@ def sampling(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_precision(run: Run) -> Mapping[str, Any]:
+    """The sampler's own type, where it has one."""
+    kind = run.rollout.engine.dtype
+    named = run.model.compute_dtype or run.model.dtype if kind == "model" else kind
+    return {"actor_rollout_ref.rollout.dtype": named}
+
+
+@written_by(write_precision)
 def precision(theirs: Theirs) -> Mapping[str, Any]:
     """The native sampler has bfloat16 and float32; in place of another type it takes the trainer's."""
     return {"rollout.engine.dtype": _DTYPES.get(theirs["actor_rollout_ref.rollout.dtype"], "model")}
 
 
+def write_rollouts(run: Run) -> Mapping[str, Any]:
+    """Answers to each prompt."""
+    return {"actor_rollout_ref.rollout.n": getattr(run.algorithm, "rollouts_per_task", None)}
+
+
+@written_by(write_rollouts)
 def rollouts(theirs: Theirs) -> Mapping[str, Any]:
     """Answers to each prompt."""
     count, estimator = theirs["actor_rollout_ref.rollout.n"], theirs["algorithm.adv_estimator"]

@@ -22,12 +22,16 @@ from strop.config.dialects.row import (
     placement,
     refused,
     unless,
+    written_by,
 )
 from strop.config.dialects.theirs import Ledger, Theirs
 from strop.config.dialects.verl import switches
+from strop.config.dialects.verl.model import whole_or_not
 from strop.config.dialects.verl.trainer import duration, folder, monitors, one_gpu
 from strop.config.load import Loaded
 from strop.config.placement import wants_here
+from strop.config.schema import Run
+from strop.config.schema.algorithm import Sft
 
 _NO_SHARDS = "one process holds the whole model"
 _DTYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
@@ -41,6 +45,16 @@ def _lora(theirs: Theirs) -> str | None:
     return None if rank > 0 else f"model.lora_rank is {rank}"
 
 
+def write_schedule(run: Run) -> Mapping[str, Any]:
+    """The warm-up is a share of the run."""
+    said = run.trainer.schedule
+    values: dict[str, Any] = {"optim.lr_scheduler": said.type}
+    if said.warmup.unit == "%" or said.warmup.count == 0:
+        values["optim.warmup_steps_ratio"] = round(said.warmup.count / 100, 12)
+    return values
+
+
+@written_by(write_schedule)
 def schedule(theirs: Theirs) -> Mapping[str, Any]:
     """By steps; wsd falls in the last tenth of what follows the warm-up."""
     percent = round(100 * theirs["optim.warmup_steps_ratio"], 10)
@@ -53,12 +67,31 @@ def schedule(theirs: Theirs) -> Mapping[str, Any]:
     return kind | (decay if theirs["optim.lr_scheduler"] == "wsd" else {})
 
 
+def write_precision(run: Run) -> Mapping[str, Any]:
+    """The type of the parameters; the products' is not theirs to say."""
+    return {"model.fsdp_config.model_dtype": {"float32": "fp32", "bfloat16": "bf16"}[run.model.dtype]}
+
+
+@written_by(write_precision)
 def precision(theirs: Theirs) -> Mapping[str, Any]:
     """Parameters of that type, multiplied in bfloat16."""
     kind = _DTYPES[theirs["model.fsdp_config.model_dtype"]]
     return {"model.dtype": kind, "model.compute_dtype": "bfloat16"}
 
 
+def write_lora(run: Run) -> Mapping[str, Any]:
+    """Rank 0 is no adapter."""
+    said = run.model.lora
+    if said is None:
+        return {"model.lora_rank": 0}
+    return {
+        "model.lora_rank": said.rank,
+        "model.lora_alpha": whole_or_not(said.alpha),
+        "model.target_modules": said.targets,
+    }
+
+
+@written_by(write_lora)
 def lora(theirs: Theirs) -> Mapping[str, Any]:
     """Rank 0 trains the whole model."""
     if _lora(theirs):
@@ -70,6 +103,21 @@ def lora(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_answers(run: Run) -> Mapping[str, Any]:
+    """Columns apart, with the way inside them; `messages` alone is a column of whole conversations."""
+    train = run.data.train
+    if isinstance(run.algorithm, Sft) and train.prompt == "prompt" and train.response == "messages":
+        columns: dict[str, Any] = {"data.multiturn.enable": True, "data.multiturn.messages_key": "messages"}
+    else:
+        columns = {"data.multiturn.enable": False}
+        for name in ("prompt", "response"):
+            first, *inside = (getattr(train, name) or "").split(".")
+            columns |= {f"data.{name}_key": first, f"data.{name}_dict_keys": inside or None}
+    measured = run.data.eval[0].path if run.data.eval else None
+    return {"data.train_files": train.path, "data.val_files": measured, **columns}
+
+
+@written_by(write_answers)
 def answers(theirs: Theirs) -> Mapping[str, Any]:
     """A prompt's and an answer's column, with the way inside where they are mappings; or one of messages."""
     if theirs["data.multiturn.enable"]:
@@ -86,6 +134,13 @@ def answers(theirs: Theirs) -> Mapping[str, Any]:
     return settings
 
 
+def write_limits(run: Run) -> Mapping[str, Any]:
+    """The sum of both."""
+    whole = run.data.max_prompt_tokens + run.data.max_response_tokens
+    return {"data.max_length": whole, "data.truncation": run.data.overlong}
+
+
+@written_by(write_limits)
 def limits(theirs: Theirs) -> Mapping[str, Any]:
     """verl bounds prompt and answer together; so does sft here, by the sum of two limits."""
     whole = theirs["data.max_length"]
@@ -106,11 +161,24 @@ def limits(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_micro_batch(run: Run) -> Mapping[str, Any]:
+    """Where it is said in sequences."""
+    size = run.trainer.microbatch
+    return {"data.micro_batch_size_per_gpu": int(size.count)} if size.unit == "sequences" else {}
+
+
+@written_by(write_micro_batch)
 def micro_batch(theirs: Theirs) -> Mapping[str, Any]:
     """Sequences at once."""
     return {"trainer.microbatch": f"{theirs['data.micro_batch_size_per_gpu']} sequences"}
 
 
+def write_each_epoch(run: Run) -> Mapping[str, Any]:
+    """When it measures and saves is not theirs to say."""
+    return {"trainer.seed": run.seed}
+
+
+@written_by(write_each_epoch)
 def each_epoch(theirs: Theirs) -> Mapping[str, Any]:
     """Upstream measures and saves at every epoch's end, as a Hugging Face folder."""
     return {

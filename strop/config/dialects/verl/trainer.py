@@ -17,16 +17,31 @@ from strop.config.dialects.row import (
     or_null,
     placement,
     refused,
+    written_by,
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
 from strop.config.dialects.verl.critic import critic
+from strop.config.dialects.verl.model import whole_or_not
 from strop.config.placement import cuda_devices
+from strop.config.same import in_steps
+from strop.config.schema import Run
+from strop.config.units import Amount
 
 _MONITORS = ("console", "tensorboard")
 _ELSEWHERE = ("wandb", "swanlab", "mlflow")
 
 
+def write_duration(run: Run) -> Mapping[str, Any]:
+    """In steps or in epochs; updates only where whole steps make them."""
+    length = in_steps(run, run.trainer.duration)
+    keys = {"steps": "trainer.total_training_steps", "epochs": "trainer.total_epochs"}
+    if length is None or length.unit not in keys:
+        return {}
+    return {keys[length.unit]: whole_or_not(length.count)}
+
+
+@written_by(write_duration)
 def duration(theirs: Theirs) -> Mapping[str, Any]:
     """Steps beat epochs."""
     steps = theirs["trainer.total_training_steps"]
@@ -34,6 +49,16 @@ def duration(theirs: Theirs) -> Mapping[str, Any]:
     return {"trainer.duration": f"{epochs} epochs" if steps is None else f"{steps} steps"}
 
 
+def write_folder(run: Run) -> Mapping[str, Any]:
+    """The two names, and the folder, which the default makes of them."""
+    return {
+        "trainer.project_name": run.project,
+        "trainer.experiment_name": run.name,
+        "trainer.default_local_dir": str(run.folder_path),
+    }
+
+
+@written_by(write_folder)
 def folder(theirs: Theirs) -> Mapping[str, Any]:
     """`default_local_dir` is the run's folder itself."""
     settings = {"project": theirs["trainer.project_name"], "name": theirs["trainer.experiment_name"]}
@@ -42,6 +67,12 @@ def folder(theirs: Theirs) -> Mapping[str, Any]:
     return {**settings, "output": "checkpoints"}
 
 
+def write_monitors(run: Run) -> Mapping[str, Any]:
+    """Where metrics are shown."""
+    return {"trainer.logger": list(run.record.monitors)}
+
+
+@written_by(write_monitors)
 def monitors(theirs: Theirs) -> Mapping[str, Any]:
     """Where metrics are shown. Of the page's default, what is not built is left out: nobody asked for it."""
     said = theirs["trainer.logger"]
@@ -58,11 +89,26 @@ def monitors(theirs: Theirs) -> Mapping[str, Any]:
     return {"record.monitors": [name for name in names if name in _MONITORS]}
 
 
+def write_saving(run: Run) -> Mapping[str, Any]:
+    """-1 is never."""
+    return {"trainer.save_freq": frequency(run, run.checkpoint.every)}
+
+
+@written_by(write_saving)
 def saving(theirs: Theirs) -> Mapping[str, Any]:
     """`-1` never saves but at the end."""
     return {"checkpoint.every": every(theirs["trainer.save_freq"])}
 
 
+def write_kept(run: Run) -> Mapping[str, Any]:
+    """By their number."""
+    return {
+        "trainer.remove_previous_ckpt_in_save": False,
+        "trainer.max_actor_ckpt_to_keep": run.checkpoint.keep,
+    }
+
+
+@written_by(write_kept)
 def kept(theirs: Theirs) -> Mapping[str, Any]:
     """All checkpoints stay, unless a key says otherwise."""
     if theirs["trainer.remove_previous_ckpt_in_save"]:
@@ -70,6 +116,12 @@ def kept(theirs: Theirs) -> Mapping[str, Any]:
     return {"checkpoint.keep": theirs["trainer.max_actor_ckpt_to_keep"]}
 
 
+def write_measuring(run: Run) -> Mapping[str, Any]:
+    """-1 is never."""
+    return {"trainer.test_freq": frequency(run, run.evaluate.every)}
+
+
+@written_by(write_measuring)
 def measuring(theirs: Theirs) -> Mapping[str, Any]:
     """`-1` leaves the start and the end."""
     return {"evaluate.every": every(theirs["trainer.test_freq"])}
@@ -80,6 +132,24 @@ def every(count: int, unit: str = "steps") -> str:
     return f"{count} {unit}" if count > 0 else "never"
 
 
+def frequency(run: Run, often: Amount | None, unit: str = "steps") -> int | None:
+    """How often in steps (or in epochs); -1 for never, None where it cannot be said so."""
+    amount = in_steps(run, often)
+    if amount is None:
+        return -1
+    whole = amount.unit == unit and float(amount.count).is_integer()
+    return int(amount.count) if whole else None
+
+
+def write_resume(run: Run) -> Mapping[str, Any]:
+    """A path stands apart from the mode."""
+    modes = {"auto": "auto", "never": "disable"}
+    if run.resume in modes:
+        return {"trainer.resume_mode": modes[run.resume]}
+    return {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": run.resume}
+
+
+@written_by(write_resume)
 def resume(theirs: Theirs) -> Mapping[str, Any]:
     """Where the run starts from."""
     mode = theirs["trainer.resume_mode"]

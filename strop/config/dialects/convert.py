@@ -1,0 +1,168 @@
+"""One run in another dialect's words, and what those words cannot say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from strop.config.dialects.component import COMPONENTS, Component, Job
+from strop.config.dialects.component.inputs import text_of
+from strop.config.dialects.theirs import Ledger
+from strop.config.dialects.trinity import LEDGER as TRINITY
+from strop.config.dialects.verl import LEDGER as VERL
+from strop.config.dialects.verl.sft import LEDGER as VERL_SFT
+from strop.config.dialects.write import Written, nested, write_dialect
+from strop.config.explain import shown
+from strop.config.load import Loaded, load_values
+from strop.config.redact import redact
+from strop.config.same import Difference, compare
+from strop.config.save import said
+from strop.config.schema import Run
+from strop.config.schema.algorithm import Sft
+from strop.config.schema.base import Section
+from strop.config.suggest import did_you_mean
+from strop.config.units import Amount
+from strop.errors import ConfigError
+
+TARGETS = ("strop", "verl", "rft_trainer", "verl_trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaid:
+    """A value of the run that the other dialect has no words for."""
+
+    field: str
+    value: str
+    there: str
+    """What it is there instead."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.value}, there {self.there}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A run in another dialect."""
+
+    values: Mapping[str, Any]
+    """Nested as in a file."""
+    unsaid: tuple[Unsaid, ...]
+    notes: tuple[str, ...]
+    """What a reader has to do, or to know, before it runs there."""
+
+
+def convert(job: Job, to: str) -> Conversion:
+    """Say a run in another dialect. Raises ConfigError where that has no algorithm like its own."""
+    if to not in TARGETS:
+        raise ConfigError(
+            f"There is no dialect {to!r}{did_you_mean(to, TARGETS)} Write one of: {', '.join(TARGETS)}."
+        )
+    run = _without_set_aside(job.loaded)
+    if to == "strop":
+        values = _run_file(run)
+        unsaid = tuple(_unsaid(found, "no key") for found in compare(run, load_values(values, here=True).run))
+    elif to in COMPONENTS:
+        values, unsaid = _component(COMPONENTS[to], run)
+    else:
+        ledger = TRINITY if to == "trinity" else VERL_SFT if isinstance(run.algorithm, Sft) else VERL
+        written = write_dialect(ledger, run)
+        values, unsaid = nested(written.values), _all_unsaid(ledger, written, {})
+    if to == "rft_trainer" and job.packages:
+        values["pypi_packages_override"] = ",".join(job.packages)
+    return Conversion(values, unsaid, tuple(_notes(job, to, values)))
+
+
+def _without_set_aside(loaded: Loaded) -> Run:
+    """A device that is not here was set aside for this machine, and says nothing about the next one."""
+    run = loaded.run
+    aside = {item.key for item in loaded.set_aside}
+    if "trainer.engine.device" in aside:
+        engine = run.trainer.engine.model_copy(update={"device": "auto"})
+        run = run.model_copy(update={"trainer": run.trainer.model_copy(update={"engine": engine})})
+    models = tuple(
+        model.model_copy(update={"device": "auto"}) if f"reward.models.{index}.device" in aside else model
+        for index, model in enumerate(run.reward.models)
+    )
+    return run.model_copy(update={"reward": run.reward.model_copy(update={"models": models})})
+
+
+def _run_file(run: Run) -> dict[str, Any]:
+    """What differs from the defaults; one reward by its name."""
+    values = said(run)
+    functions = run.reward.functions
+    if functions and values["reward"] == {"functions": [{"function": functions[0].function}]}:
+        values["reward"] = functions[0].function
+    return values
+
+
+def _component(component: Component, run: Run) -> tuple[dict[str, Any], tuple[Unsaid, ...]]:
+    """Inputs under their own names, and the output that is the run's folder."""
+    inputs = {part.key: part for part in component.inputs}
+    names = {key: part.name for key, part in inputs.items()}
+    for output in component.outputs:
+        if output.holds == "run":
+            names[component.folder_key] = output.name
+
+    def takes(key: str, value: Any) -> bool:
+        return inputs[key].takes(value) if key in inputs else key in names
+
+    required = [part.key for part in component.inputs if part.required]
+    written = write_dialect(component.reading, run, takes=takes, always=required)
+    values = {
+        names[key]: text_of(value) if isinstance(value, list) else value
+        for key, value in written.values.items()
+    }
+    return values, _all_unsaid(component.reading, written, names)
+
+
+def _all_unsaid(ledger: Ledger, written: Written, names: Mapping[str, str]) -> tuple[Unsaid, ...]:
+    return tuple(
+        _unsaid(found, _why(ledger, found.field, names if ledger.dialect in COMPONENTS else None))
+        for found in written.unsaid
+    )
+
+
+def _unsaid(found: Difference, why: str) -> Unsaid:
+    return Unsaid(found.field, _show(found.field, found.first), _show(found.field, found.second), why)
+
+
+def _why(ledger: Ledger, field: str, names: Mapping[str, str] | None) -> str:
+    """Which of their keys comes nearest."""
+    keys = {
+        row.theirs: row.note
+        for row in ledger.rows
+        if any(_is_near(field, ours) for ours in row.ours) and (names is None or row.theirs in names)
+    }
+    if not keys:
+        return f"no key of {ledger.dialect} says it"
+    key, note = next(iter(keys.items()))
+    name = key if names is None else names[key]
+    return f"{name} does not take it" + (f" ({note})" if note else "")
+
+
+def _is_near(field: str, ours: str) -> bool:
+    return field == ours or field.startswith(f"{ours}.") or ours.startswith(f"{field}.")
+
+
+def _show(field: str, value: Any) -> str:
+    if isinstance(value, Section):
+        return str(redact(said(value)))
+    if isinstance(value, Amount):
+        return str(value)
+    return shown(field.rpartition(".")[2], value)
+
+
+def _notes(job: Job, to: str, values: Mapping[str, Any]) -> Iterator[str]:
+    if job.loaded.set_aside:
+        keys = ", ".join(f"{item.key}={item.value}" for item in job.loaded.set_aside)
+        yield f"Where and how fast to run is not carried over: {keys}."
+    if to == "grpo":
+        yield "deepspeed_config is required there, and says how and where to run: add a DeepSpeed file."
+    if job.packages and to != "rft_trainer":
+        yield f"pypi_packages_override is rft_trainer's alone: install {', '.join(job.packages)} yourself."
+    for folder in job.model_outputs:
+        yield f"No copy of the model is written to {folder}; it is in {job.loaded.run.folder_path / 'model'}."
+    if redact(values) != values:
+        yield "Secrets are written as ***: put them in yourself."

@@ -1,0 +1,130 @@
+"""Where two configurations of one run differ in meaning, whatever way each of them puts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from strop.config.schema import Run
+from strop.config.schema.algorithm import Dpo, Ppo, Sft
+from strop.config.schema.base import Section
+from strop.config.schema.data import EvalTaskset
+from strop.config.schema.schedule import ConstantSchedule, ScheduleBase
+from strop.config.units import Amount
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field, or a whole section, and what it is in each of two runs; None where it is not there."""
+
+    field: str
+    first: Any
+    second: Any
+
+
+def compare(first: Run, second: Run) -> list[Difference]:
+    """Every field in which two runs differ in meaning; a section that only one has is one difference."""
+    return list(_compare(spelled_out(first), spelled_out(second), ()))
+
+
+def _compare(first: Any, second: Any, at: tuple[str, ...]) -> Iterator[Difference]:
+    if isinstance(first, Section) and type(first) is type(second):
+        for name in type(first).model_fields:
+            yield from _compare(getattr(first, name), getattr(second, name), (*at, name))
+    elif _has_sections(first) and _has_sections(second):
+        for index in range(max(len(first), len(second))):
+            yield from _compare(_item(first, index), _item(second, index), (*at, str(index)))
+    elif first != second:
+        yield Difference(".".join(at), first, second)
+
+
+def _has_sections(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(item, Section) for item in value)
+
+
+def _item(items: tuple[Any, ...], index: int) -> Any:
+    return items[index] if index < len(items) else None
+
+
+def updates_per_step(run: Run) -> int | None:
+    """Updates that every step makes; None where steps differ in it."""
+    trainer = run.trainer
+    warms_up = isinstance(run.algorithm, Ppo) and run.algorithm.critic.warmup_steps > 0
+    if warms_up or run.data.incomplete_batch == "keep":
+        return None
+    return trainer.tasks_per_step // (trainer.tasks_per_update or trainer.tasks_per_step) * trainer.passes
+
+
+def in_steps(run: Run, amount: Amount | None) -> Amount | None:
+    """Updates as the steps that make them, where they make whole ones; any other amount as it is."""
+    each = updates_per_step(run)
+    if amount is None or amount.unit != "updates" or each is None or amount.count % each:
+        return amount
+    return Amount(amount.count // each, "steps")
+
+
+def spelled_out(run: Run) -> Run:
+    """The run with everything said that it leaves to other values, and each thing said in one way: its
+    folder in one piece, the critic's sizes where they follow the policy's, intervals in steps."""
+    trainer = run.trainer
+    changes: dict[str, Any] = {
+        "folder": str(run.folder_path),
+        "output": "runs",
+        "model": _with(run.model, compute_dtype=run.model.compute_dtype or run.model.dtype),
+        "data": _limits(run),
+        "algorithm": _algorithm(run),
+        "checkpoint": _with(run.checkpoint, every=in_steps(run, run.checkpoint.every)),
+        "evaluate": _with(run.evaluate, every=in_steps(run, run.evaluate.every)),
+        "record": _with(run.record, rollouts_every=in_steps(run, run.record.rollouts_every)),
+        "trainer": _with(
+            trainer,
+            tasks_per_update=trainer.tasks_per_update or trainer.tasks_per_step,
+            duration=in_steps(run, trainer.duration),
+            schedule=_schedule(run, trainer.schedule),
+        ),
+    }
+    return run.model_copy(update=changes)
+
+
+def _limits(run: Run) -> Section:
+    """Given answers are bounded by the sum of the two limits alone, unless others are sampled beside them."""
+    data = run.data
+    sampled = any(_is_sampled(taskset) for taskset in data.eval)
+    if not isinstance(run.algorithm, Sft | Dpo) or sampled:
+        return data
+    whole = data.max_prompt_tokens + data.max_response_tokens
+    return _with(data, max_prompt_tokens=whole // 2, max_response_tokens=whole - whole // 2)
+
+
+def _is_sampled(taskset: EvalTaskset) -> bool:
+    """Whether answers must be sampled to measure it."""
+    return taskset.response is None and taskset.chosen is None
+
+
+def _algorithm(run: Run) -> Section:
+    """What a critic leaves out is as for the policy."""
+    if not isinstance(run.algorithm, Ppo):
+        return run.algorithm
+    trainer, critic = run.trainer, run.algorithm.critic
+    spelled = _with(
+        critic,
+        tasks_per_update=critic.tasks_per_update or trainer.tasks_per_update or trainer.tasks_per_step,
+        passes=critic.passes or trainer.passes,
+        microbatch=critic.microbatch or trainer.microbatch,
+    )
+    return _with(run.algorithm, critic=spelled)
+
+
+def _schedule(run: Run, schedule: ScheduleBase) -> Section:
+    """Where nothing warms up, the start means nothing; where nothing moves, neither does what is counted."""
+    warmup = in_steps(run, schedule.warmup)
+    spelled = _with(schedule, warmup=warmup)
+    if schedule.warmup.count == 0:
+        spelled = _with(spelled, warmup=Amount(0, "steps"), start_ratio=0.0)
+    stays = isinstance(schedule, ConstantSchedule) and schedule.warmup.count == 0
+    return _with(spelled, counts="steps") if stays or updates_per_step(run) == 1 else spelled
+
+
+def _with(section: Section, **changes: Any) -> Any:
+    return section.model_copy(update=changes)

@@ -1,0 +1,170 @@
+"""A configuration in another dialect's words, and what those cannot say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from strop.config.dialects.convert import Conversion, convert
+from strop.config.dialects.recognise import read_file
+from strop.config.load import Loaded
+from strop.config.same import compare
+from strop.config.save import yaml_text
+from strop.errors import ConfigError
+
+VERL_LINE = """\
+data: {train_files: gsm8k/train.parquet, val_files: gsm8k/test.parquet, train_batch_size: 1024,
+  max_prompt_length: 512, max_response_length: 1024, filter_overlong_prompts: true, truncation: error}
+actor_rollout_ref:
+  model: {path: Qwen/Qwen2-7B-Instruct, use_remove_padding: true, enable_gradient_checkpointing: true}
+  actor:
+    {optim: {lr: 1e-6}, ppo_mini_batch_size: 256, ppo_micro_batch_size_per_gpu: 40, use_kl_loss: true,
+    kl_loss_coef: 0.001, kl_loss_type: low_var_kl, entropy_coeff: 0, fsdp_config: {param_offload: false}}
+  rollout: {tensor_model_parallel_size: 2, name: vllm, gpu_memory_utilization: 0.6, n: 5}
+  ref: {log_prob_micro_batch_size_per_gpu: 40, fsdp_config: {param_offload: true}}
+algorithm: {adv_estimator: grpo, use_kl_in_reward: false}
+trainer: {logger: [console], project_name: grpo_example, experiment_name: qwen2_7b, n_gpus_per_node: 8,
+  nnodes: 1, save_freq: 20, test_freq: 5, total_epochs: 15}
+"""
+
+
+def load(folder: Path, text: str, name: str = "from.yaml", overrides: Sequence[str] = ()) -> Any:
+    path = folder / name
+    path.write_text(text)
+    return read_file(path, overrides, here=True)
+
+
+def there(folder: Path, found: Conversion) -> Loaded:
+    """What was written, read as a user would."""
+    return load(folder, yaml_text(found.values), "to.yaml").loaded
+
+
+def unsaid(found: Conversion) -> dict[str, tuple[str, str]]:
+    return {one.field: (one.value, one.there) for one in found.unsaid}
+
+
+def test_a_verl_line_as_a_run_file_and_back(tmp_path: Path) -> None:
+    job = load(tmp_path, VERL_LINE)
+    found = convert(job, "strop")
+    assert found.unsaid == ()
+    assert found.values["reward"] == "by_source"
+    assert found.values["trainer"]["tasks_per_update"] == 256
+    run_file = load(tmp_path, yaml_text(found.values), "run.yaml")
+    assert compare(job.loaded.run, run_file.loaded.run) == []
+    back = convert(run_file, "verl")
+    assert back.unsaid == () and back.notes == ()
+    assert compare(job.loaded.run, there(tmp_path, back).run) == []
+    assert back.values["algorithm"] == {"adv_estimator": "grpo"}, "defaults are left out"
+
+
+def test_placement_is_not_carried_and_is_named(tmp_path: Path) -> None:
+    found = convert(load(tmp_path, VERL_LINE), "verl")
+    (note,) = found.notes
+    assert "trainer.n_gpus_per_node=8" in note and "rollout.name=vllm" in note
+    assert "nnodes" not in str(found.values)
+
+
+def test_a_verl_line_as_the_components_inputs_and_back(tmp_path: Path) -> None:
+    job = load(tmp_path, VERL_LINE)
+    found = convert(job, "rft_trainer")
+    assert unsaid(found) == {
+        "project": ("grpo_example", "rft_trainer"),
+        "name": ("qwen2_7b", "run"),
+        "checkpoint.every": ("20 steps", "20 epochs"),
+        "checkpoint.export": ("false", "true"),
+        "evaluate.every": ("5 steps", "5 epochs"),
+    }
+    assert found.values["actor_rft_mini_batch_size"] == 256
+    assert found.values["actor_model_lora_rank"] == 0, "the component's default is an adapter"
+    component = there(tmp_path, found)
+    assert component.run.folder_path == job.loaded.run.folder_path
+    assert {d.field for d in compare(job.loaded.run, component.run)} == set(unsaid(found))
+    back = convert(load(tmp_path, yaml_text(found.values), "inputs.yaml"), "verl")
+    assert unsaid(back) == {
+        "checkpoint.every": ("20 epochs", "never"),
+        "evaluate.every": ("5 epochs", "2 steps"),
+    }
+
+
+def test_lists_are_text_for_a_component(tmp_path: Path) -> None:
+    job = load(
+        tmp_path,
+        VERL_LINE,
+        overrides=[
+            "actor_rollout_ref.model.lora_rank=8",
+            "actor_rollout_ref.model.target_modules=[q_proj,v_proj]",
+        ],
+    )
+    found = convert(job, "verl_trainer")
+    assert found.values["actor_model_target_modules"] == "[q_proj,v_proj]"
+    assert there(tmp_path, found).run.model.lora.targets == ("q_proj", "v_proj")  # type: ignore[union-attr]
+    assert unsaid(found)["model.lora.exclude"] == ("null", ".*visual.*")
+
+
+SFT = """\
+model: {partial_pretrain: Qwen/Qwen2-7B, lora_rank: 8, target_modules: [q_proj]}
+data: {train_files: [a.parquet, b.parquet], val_files: v.parquet, prompt_key: extra_info, max_length: 1001,
+  prompt_dict_keys: [question], response_key: extra_info, response_dict_keys: [answer], truncation: right}
+optim: {lr_scheduler: wsd, warmup_steps_ratio: 0.05}
+trainer: {logger: console, total_training_steps: 30}
+"""
+
+
+def test_sft_both_ways(tmp_path: Path) -> None:
+    job = load(tmp_path, SFT)
+    run_file = load(tmp_path, yaml_text(convert(job, "strop").values), "run.yaml")
+    back = convert(run_file, "verl")
+    assert back.unsaid == ()
+    assert back.values["data"]["prompt_dict_keys"] == ["question"]
+    assert compare(job.loaded.run, there(tmp_path, back).run) == []
+
+
+def test_what_a_run_file_says_that_verl_cannot(tmp_path: Path) -> None:
+    text = """\
+model: {path: m}
+data:
+  train: {path: t.jsonl, limit_tasks: 9}
+  eval: [{name: one, path: e.jsonl}, {name: two, path: f.jsonl}]
+reward: gsm8k
+algorithm: {type: rloo, policy_loss: {type: cispo}}
+trainer: {optimizer: {type: adafactor, lr: 1e-5}, duration: 100 updates, tasks_per_update: 32}
+"""
+    found = convert(load(tmp_path, text), "verl")
+    says = unsaid(found)
+    assert says["data.train.limit_tasks"] == ("9", "null")
+    assert says["data.eval.1"][1] == "null", "a whole section is one difference"
+    assert says["reward.functions.0.function"] == ("gsm8k", "by_source")
+    assert says["algorithm.policy_loss"][0] == "{'type': 'cispo'}"
+    assert "adafactor" in says["trainer.optimizer"][0]
+    assert "trainer.duration" not in says, "two updates make a step"
+    assert found.values["trainer"]["total_training_steps"] == 50
+    why = {one.field: one.why for one in found.unsaid}
+    assert why["data.train.limit_tasks"] == "no key of verl says it"
+    assert "custom_reward_function.path" in why["reward.functions.0.function"]
+
+
+def test_another_kind_of_run_is_refused(tmp_path: Path) -> None:
+    job = load(tmp_path, SFT)
+    with pytest.raises(ConfigError, match="cannot be said in rft_trainer"):
+        convert(job, "rft_trainer")
+    with pytest.raises(ConfigError, match="no dialect 'velr'; did you mean 'verl'"):
+        convert(job, "velr")
+
+
+def test_secrets_are_not_written(tmp_path: Path) -> None:
+    job = load(tmp_path, VERL_LINE, overrides=["data.train_files=https://me:hidden@host/t.parquet"])
+    found = convert(job, "strop")
+    assert "hidden" not in yaml_text(found.values)
+    assert found.notes[-1] == "Secrets are written as ***: put them in yourself."
+
+
+def test_an_interpolation_that_was_resolved_stays_text(tmp_path: Path) -> None:
+    job = load(tmp_path, VERL_LINE, overrides=[r"trainer.experiment_name='a\${b}'"])
+    assert job.loaded.run.name == "a${b}"
+    found = convert(job, "strop")
+    assert yaml.safe_load(yaml_text(found.values))["name"] == r"a\${b}"
+    assert there(tmp_path, found).run.name == "a${b}"
