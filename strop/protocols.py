@@ -22,6 +22,7 @@ from strop.types import (
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LossFn = Callable[[MicroBatch, TokenOutputs, GlobalCounts], LossOutput]
 """A loss is a sum over targets divided by a global count that is passed in."""
@@ -50,13 +51,43 @@ class InferenceEngine(Protocol):
         ...
 
 
+class Snapshot(Protocol):
+    """A training engine's state between two updates, not yet on disk."""
+
+    def copied(self) -> Snapshot:
+        """The same in memory of its own, so that training may go on before it is written."""
+        ...
+
+    def write(self, folder: Path) -> None:
+        """Write its files into an existing folder."""
+        ...
+
+
 class TrainingEngine(Protocol):
     """Runs the model to learn. It owns backward and clipping, because DeepSpeed must."""
 
+    device: torch.device
+    """Where micro-batches are packed to."""
+    shares_prompts: bool
+    """Whether a micro-batch may hold a group's prompt once."""
+    why_not_shared: str
+    description: str
+    """Where it computes, in words."""
+
+    @property
+    def computing(self) -> PreTrainedModel:
+        """The model that computes: its configuration is whole, its weights may be parts of themselves."""
+        ...
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of the model's arithmetic, and of `iter_weights`."""
+        ...
+
     def forward_backward(
-        self, micro_batch: MicroBatch, loss_fn: LossFn, counts: GlobalCounts, *, entropy: bool
+        self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, counts: GlobalCounts, *, entropy: bool
     ) -> Mapping[str, float]:
-        """Add one micro-batch's gradient; returns the loss's metrics and `loss` itself."""
+        """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself."""
         ...
 
     def set_lr(self, lr: float) -> None:
@@ -71,20 +102,74 @@ class TrainingEngine(Protocol):
         """Clip, update the weights, forget the gradient; returns the norm before clipping."""
         ...
 
-    def logprobs(self, micro_batch: MicroBatch, *, reference: bool = False) -> torch.Tensor:
-        """[T] without gradient, by the current weights or by the reference's."""
+    def logprobs(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        reference: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[torch.Tensor]:
+        """[T] of each, without gradient, by the current weights or by the reference's; `check` is called
+        between them, and may raise."""
+        ...
+
+    def lay_out_for_sampling(self) -> None:
+        """Lay the weights out as the native sampler wants them, where that lets it share them."""
         ...
 
     def iter_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The full weights, adapters merged, named as Hugging Face names them."""
+        """The full weights, adapters merged, named as Hugging Face names them; to be used to the end."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write weights, optimizer and RNG states into an existing folder."""
+    def export(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+        """Write a Hugging Face folder: config, tokenizer and full weights; an adapter beside them."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Weights, optimizer and random states, as a checkpoint holds them."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Take back exactly what `save` wrote."""
+        """Take back exactly what a snapshot wrote."""
+        ...
+
+
+ValueLossFn = Callable[[MicroBatch, "torch.Tensor", GlobalCounts], LossOutput]
+"""A loss of values [T], as `LossFn` is of log-probs."""
+
+
+class CriticEngine(Protocol):
+    """Runs a value model to learn: what `TrainingEngine` is to a policy."""
+
+    device: torch.device
+    """Where micro-batches are packed to."""
+    shares_prompts: bool
+    """Whether a micro-batch may hold a group's prompt once."""
+
+    def forward_backward(
+        self, micro_batches: Sequence[MicroBatch], loss_fn: ValueLossFn, counts: GlobalCounts
+    ) -> Mapping[str, float]:
+        """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself."""
+        ...
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the next update; said before its first `forward_backward`."""
+        ...
+
+    def step(self) -> float:
+        """Clip, update the weights, forget the gradient; returns the norm before clipping."""
+        ...
+
+    def values(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        """[T] of each, without gradient, by the current weights."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Weights and optimizer, as a checkpoint holds them."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Take back exactly what a snapshot wrote."""
         ...
 
 

@@ -16,10 +16,11 @@ from strop.config.schema.critic import Critic as Section
 from strop.data.pack import pack, unpack
 from strop.errors import ModelError
 from strop.models.load import load_tokenizer
+from strop.protocols import CriticEngine
 from strop.run.length import Length
 from strop.run.scoring import targets_of
 from strop.run.updates import learning_rate, plan_updates
-from strop.training.value import ValueEngine
+from strop.training.table import Engines
 from strop.types import Experience, ExperienceGroup, Floats, GlobalCounts, MicroBatch
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ FOLDER = "critic"
 class Critic:
     """Drives a value engine through a step's updates."""
 
-    def __init__(self, engine: ValueEngine, run: Run, section: Section, length: Length) -> None:
+    def __init__(self, engine: CriticEngine, run: Run, section: Section, length: Length) -> None:
         trainer = run.trainer
         self._engine = engine
         self._section = section
@@ -50,7 +51,7 @@ class Critic:
     def values(self, experiences: Sequence[Experience]) -> list[Floats]:
         """[L] of each: what it expects of the state before each target, 0 elsewhere."""
         micro_batches = self._pack(experiences, None, None)
-        return unpack(micro_batches, [self._engine.values(batch) for batch in micro_batches], experiences)
+        return unpack(micro_batches, self._engine.values(micro_batches), experiences)
 
     def learn(
         self,
@@ -87,7 +88,7 @@ class Critic:
     def save(self, folder: Path) -> None:
         """Write its weights and its optimizer's state into a checkpoint."""
         (folder / FOLDER).mkdir()
-        self._engine.save(folder / FOLDER)
+        self._engine.snapshot().write(folder / FOLDER)
 
     def _update(
         self, micro_batches: Sequence[MicroBatch], picked: Sequence[Experience], step: int, update: int
@@ -97,10 +98,7 @@ class Critic:
             self._section.optimizer, self._section.schedule, self._length, step=step, update=update
         )
         self._engine.set_lr(lr)
-        metrics = {"lr": lr}
-        for micro_batch in micro_batches:
-            for name, share in self._engine.forward_backward(micro_batch, self._loss_fn, counts).items():
-                metrics[name] = metrics.get(name, 0.0) + share
+        metrics = {"lr": lr, **self._engine.forward_backward(micro_batches, self._loss_fn, counts)}
         metrics["grad_norm"] = self._engine.step()
         return metrics
 
@@ -122,7 +120,11 @@ class Critic:
 
 
 def open_critic(
-    run: Run, tokenizer: PreTrainedTokenizerBase, length: Length, checkpoint: Path | None
+    run: Run,
+    engines: Engines,
+    tokenizer: PreTrainedTokenizerBase,
+    length: Length,
+    checkpoint: Path | None,
 ) -> Critic | None:
     """The critic that the algorithm wants, with a checkpoint's weights in it; None where it wants none.
 
@@ -133,7 +135,7 @@ def open_critic(
     section = run.algorithm.critic
     if section.model is not None:
         _check_vocabulary(section, tokenizer)
-    engine = ValueEngine(run, section)
+    engine = engines.critic(section)
     if checkpoint is not None:
         engine.load(checkpoint / FOLDER)
     return Critic(engine, run, section, length)

@@ -103,6 +103,6 @@ class Driver(Loop):
         return evaluation.metrics
 
     def _fill(self, folder: Path) -> None:
-        self._policy.engine.save(folder)
+        self._policy.engine.snapshot().write(folder)
         if self._critic is not None:
             self._critic.save(folder)

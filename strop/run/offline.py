@@ -14,7 +14,6 @@ from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.reward import Reward
 from strop.data.taskset import load_taskset
 from strop.errors import CheckpointError, ConfigError
-from strop.models.export import export_model
 from strop.models.load import load_tokenizer
 from strop.run.evaluate import evaluate as evaluate_tasksets
 from strop.run.explorer import check_errors
@@ -23,7 +22,7 @@ from strop.run.policy import open_policy, require_reward
 from strop.run.sampling import sampling_of
 from strop.run.tasks import load_eval_tasks
 from strop.training import checkpoint as checkpoints
-from strop.training.single import SingleEngine
+from strop.training.table import open_engines
 
 
 def evaluate(loaded: Loaded, checkpoint: Path | None, reward: Callable[..., Any] | None) -> dict[str, float]:
@@ -39,7 +38,7 @@ def evaluate(loaded: Loaded, checkpoint: Path | None, reward: Callable[..., Any]
         checkpoints.verify(checkpoint)
     tokenizer = load_tokenizer(run.model)
     tasks = load_eval_tasks(run, tokenizer)
-    with open_policy(run, tokenizer, reward, checkpoint) as policy:
+    with open_engines(run) as engines, open_policy(run, engines, tokenizer, reward, checkpoint) as policy:
         return evaluate_tasksets(run, policy.explorer, tasks, step=policy.state.step).metrics
 
 
@@ -55,7 +54,7 @@ def generate(loaded: Loaded, prompts: Path, out: Path, checkpoint: Path | None) 
     tokenizer = load_tokenizer(run.model)
     tasks = load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False).all_tasks()
     unscored = run.model_copy(update={"reward": Reward()})
-    with open_policy(unscored, tokenizer, None, checkpoint) as policy:
+    with open_engines(run) as engines, open_policy(unscored, engines, tokenizer, None, checkpoint) as policy:
         groups = policy.explorer.sample(
             tasks,
             1 if isinstance(run.algorithm, Sft | Dpo) else run.algorithm.rollouts_per_task,
@@ -89,7 +88,8 @@ def export(folder: Path, to: Path, step: int | None) -> Path:
     if found is None:
         raise CheckpointError(f"No good checkpoint in {source.checkpoints}. {' '.join(passed_over)}")
     run = load_run(source.run_file).run
-    engine = SingleEngine(run)
-    engine.load(found)
-    export_model(engine.master, load_tokenizer(run.model), to)
+    with open_engines(run) as engines:
+        engine = engines.policy()
+        engine.load(found)
+        engine.export(load_tokenizer(run.model), to)
     return to

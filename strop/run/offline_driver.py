@@ -9,6 +9,7 @@ from pathlib import Path
 
 from strop.config.schema import Run
 from strop.data.answers import AnswerSet
+from strop.protocols import TrainingEngine
 from strop.run.evaluate import evaluate
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import Length
@@ -21,7 +22,6 @@ from strop.run.reference import Reference
 from strop.run.stopping import StopSignal
 from strop.run.tasks import EvalTasks
 from strop.run.updates import plan_updates
-from strop.training.single import SingleEngine
 from strop.types import Experience, Floats
 
 
@@ -40,7 +40,7 @@ class Answers:
 class Pupil:
     """The model that learns, and where it stands."""
 
-    engine: SingleEngine
+    engine: TrainingEngine
     updates: PolicyUpdates
     state: RunState
     reference: Reference | None
@@ -121,7 +121,7 @@ class OfflineDriver(Loop):
         return metrics | ({"time/evaluate_seconds": time.perf_counter() - started} if metrics else {})
 
     def _fill(self, folder: Path) -> None:
-        self._pupil.engine.save(folder)
+        self._pupil.engine.snapshot().write(folder)
 
 
 _HELD_OUT = ("loss", "dpo/margin", "dpo/accuracy")

@@ -20,7 +20,7 @@ from strop.run.reference import reference_logprobs
 from strop.run.resume import Start
 from strop.run.stopping import StopSignal
 from strop.run.tasks import load_eval_tasks
-from strop.training.single import SingleEngine
+from strop.training.table import open_engines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +42,7 @@ def open_offline(
     length = length_of(run, answers.train.steps_per_epoch(run.trainer.tasks_per_step))
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
-        engine = SingleEngine(run)
+        engine = stack.enter_context(open_engines(run)).policy()
         updates = PolicyUpdates(engine, run, length)
         reference = None
         if isinstance(run.algorithm, Dpo):

@@ -12,14 +12,13 @@ from strop.config.check import NO_REWARD
 from strop.config.schema import Run
 from strop.errors import ConfigError
 from strop.inference.native import NativeEngine
-from strop.models.attention import base_model
-from strop.models.fuse import fuse_storage
+from strop.protocols import TrainingEngine
 from strop.run.explorer import Explorer
 from strop.run.folder import RunFolder, RunState
 from strop.run.rewards import Rewards
 from strop.run.stopping import StopSignal
 from strop.sync.in_memory import InMemorySynchronizer
-from strop.training.single import SingleEngine
+from strop.training.table import Engines
 from strop.workflows.table import make_workflow
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 class Policy:
     """One model in one process: it learns in `engine`, and answers through `explorer`."""
 
-    engine: SingleEngine
+    engine: TrainingEngine
     explorer: Explorer
     synchronizer: InMemorySynchronizer
     state: RunState
@@ -50,6 +49,7 @@ def require_reward(run: Run, reward: Callable[..., Any] | None) -> None:
 @contextmanager
 def open_policy(
     run: Run,
+    engines: Engines,
     tokenizer: PreTrainedTokenizerBase,
     reward: Callable[..., Any] | None = None,
     checkpoint: Path | None = None,
@@ -59,7 +59,7 @@ def open_policy(
     Inside, SIGINT and SIGTERM raise `Interrupted` at the next good moment.
     """
     with StopSignal() as stop, open_rewards(run, reward) as scorer:
-        engine = SingleEngine(run)
+        engine = engines.policy()
         yield make_policy(run, engine, restore(engine, checkpoint), tokenizer, scorer, stop)
 
 
@@ -68,7 +68,7 @@ def open_rewards(run: Run, reward: Callable[..., Any] | None) -> Rewards:
     return Rewards(run.reward, reward, replies=RunFolder.of(run).judges)
 
 
-def restore(engine: SingleEngine, checkpoint: Path | None) -> RunState:
+def restore(engine: TrainingEngine, checkpoint: Path | None) -> RunState:
     """Bring an engine to where a checkpoint stands; without one, it is at the start."""
     if checkpoint is None:
         return RunState()
@@ -78,7 +78,7 @@ def restore(engine: SingleEngine, checkpoint: Path | None) -> RunState:
 
 def make_policy(
     run: Run,
-    engine: SingleEngine,
+    engine: TrainingEngine,
     state: RunState,
     tokenizer: PreTrainedTokenizerBase,
     scorer: Rewards,
@@ -99,25 +99,24 @@ def make_policy(
     return policy
 
 
-def _sampler(engine: SingleEngine, run: Run, tokenizer: PreTrainedTokenizerBase) -> NativeEngine:
+def _sampler(engine: TrainingEngine, run: Run, tokenizer: PreTrainedTokenizerBase) -> NativeEngine:
     """The sampler on the training engine's own weights, laid out as it wants them."""
-    model = base_model(engine.model)
-    fuse_storage(model)
+    engine.lay_out_for_sampling()
     return NativeEngine(
-        model.config,
+        engine.computing.config,
         engine.iter_weights(),
         run.rollout.engine,
         tokenizer,
         device=engine.device,
-        dtype=model.dtype,
-        generation_config=model.generation_config,
+        dtype=engine.compute_dtype,
+        generation_config=engine.computing.generation_config,
     )
 
 
-def _notes(engine: SingleEngine, sampler: NativeEngine) -> tuple[str, ...]:
+def _notes(engine: TrainingEngine, sampler: NativeEngine) -> tuple[str, ...]:
     shared = (
         "a group's shared prompt is encoded once"
         if engine.shares_prompts
         else f"each answer's prompt is encoded anew ({engine.why_not_shared})"
     )
-    return (f"sampling: {sampler.description}", f"training: on {engine.device}; {shared}")
+    return (f"sampling: {sampler.description}", f"training: {engine.description}; {shared}")

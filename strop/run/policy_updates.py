@@ -10,16 +10,17 @@ import torch
 from strop.algorithms import table
 from strop.config.schema import Run
 from strop.data.pack import pack, unpack
+from strop.protocols import TrainingEngine
 from strop.run.length import Length
 from strop.run.rates import Rates
-from strop.training.single import SingleEngine
+from strop.training.learner import summed
 from strop.types import Experience, Floats, GlobalCounts, MicroBatch, TokenOutputs
 
 
 class PolicyUpdates:
     """Packs experiences, and drives the training engine with the algorithm's loss."""
 
-    def __init__(self, engine: SingleEngine, run: Run, length: Length) -> None:
+    def __init__(self, engine: TrainingEngine, run: Run, length: Length) -> None:
         self._engine = engine
         self._trainer = run.trainer
         self.rates = Rates(run, length)
@@ -46,11 +47,10 @@ class PolicyUpdates:
         weight_decay = self.rates.weight_decay(step, update)
         if weight_decay is not None:
             self._engine.set_weight_decay(weight_decay)
-        counts = counts_of(experiences)
-        for micro_batch in self.pack(experiences, advantages, old, reference):
-            shares = self._engine.forward_backward(micro_batch, self._loss_fn, counts, entropy=self._entropy)
-            for name, share in shares.items():
-                metrics[name] = metrics.get(name, 0.0) + share
+        micro_batches = self.pack(experiences, advantages, old, reference)
+        metrics |= self._engine.forward_backward(
+            micro_batches, self._loss_fn, counts_of(experiences), entropy=self._entropy
+        )
         metrics["grad_norm"] = self._engine.step()
         return metrics
 
@@ -59,14 +59,16 @@ class PolicyUpdates:
         self, experiences: Sequence[Experience], reference: Sequence[Floats] | None
     ) -> dict[str, float]:
         """The loss and its metrics as they are, without learning from anything."""
-        metrics: dict[str, float] = {}
         counts = counts_of(experiences)
-        for micro_batch in self.pack(experiences, [0.0] * len(experiences), None, reference):
-            outputs = TokenOutputs(self._engine.logprobs(micro_batch))
-            result = self._loss_fn(micro_batch, outputs, counts)
-            for name, share in {"loss": result.loss, **result.metrics}.items():
-                metrics[name] = metrics.get(name, 0.0) + float(share)
-        return metrics
+        micro_batches = self.pack(experiences, [0.0] * len(experiences), None, reference)
+        logprobs = self._engine.logprobs(micro_batches)
+        results = [
+            self._loss_fn(micro_batch, TokenOutputs(said), counts)
+            for micro_batch, said in zip(micro_batches, logprobs, strict=True)
+        ]
+        return summed(
+            {name: float(share) for name, share in {"loss": r.loss, **r.metrics}.items()} for r in results
+        )
 
     def logprobs(
         self,
@@ -77,10 +79,7 @@ class PolicyUpdates:
     ) -> list[Floats]:
         """[L] of each, without gradient; `check` is called between micro-batches."""
         micro_batches = self.pack(experiences, [0.0] * len(experiences), None, None)
-        values = []
-        for micro_batch in micro_batches:
-            values.append(self._engine.logprobs(micro_batch, reference=reference))
-            check()
+        values = self._engine.logprobs(micro_batches, reference=reference, check=check)
         return unpack(micro_batches, values, experiences)
 
     def pack(

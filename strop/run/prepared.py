@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from strop.protocols import TrainingEngine
 from strop.run.length import Length
 from strop.run.loop import Loop
 from strop.run.record import Recorder
-from strop.training.single import SingleEngine
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What `train` needs to know of it, whatever it learns by."""
 
-    engine: SingleEngine
+    engine: TrainingEngine
     length: Length
     notes: tuple[str, ...]
     """What it learns from and how, in words."""

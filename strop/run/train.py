@@ -12,7 +12,6 @@ from strop.buffer.table import clear_buffer, open_buffer
 from strop.config.load import Loaded, save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
-from strop.models.export import export_model
 from strop.models.load import load_tokenizer
 from strop.run.critic import open_critic
 from strop.run.driver import Driver
@@ -24,6 +23,7 @@ from strop.run.prepared import Prepared
 from strop.run.record import Recorder
 from strop.run.resume import Start, find_start
 from strop.run.tasks import load_tasks
+from strop.training.table import open_engines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,7 +52,7 @@ def train(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Outcome:
         save_resolved(run, folder.run_file)
         notes = (*start.notes, *prepared.notes)
         with Recorder(folder, loaded, prepared.length, replace(start, notes=notes)) as recorder:
-            export = partial(export_model, prepared.engine.master, tokenizer)
+            export = partial(prepared.engine.export, tokenizer)
             state = prepared.driver(recorder).run(export if run.checkpoint.export else None)
             export(folder.model)
     return Outcome(folder, state, recorder.last)
@@ -71,12 +71,13 @@ def _open_rollouts(
     assert not isinstance(algorithm, Sft | Dpo)
     tasks = load_tasks(run, tokenizer)
     length = length_of(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
-    critic = open_critic(run, tokenizer, length, start.checkpoint)
     clear_buffer(run.buffer, folder.path)
     with (
-        open_policy(run, tokenizer, reward, start.checkpoint) as policy,
+        open_engines(run) as engines,
+        open_policy(run, engines, tokenizer, reward, start.checkpoint) as policy,
         closing(open_buffer(run.buffer, folder.path, check=policy.stop.check)) as buffer,
     ):
+        critic = open_critic(run, engines, tokenizer, length, start.checkpoint)
 
         def driver(recorder: Recorder) -> Driver:
             return Driver(

@@ -11,6 +11,7 @@ from strop.algorithms.kl import divergence, mean_over_rollouts
 from strop.algorithms.scored import Scored
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Ppo, RolloutAlgorithm
+from strop.protocols import TrainingEngine
 from strop.run.critic import Critic
 from strop.run.expert import ExpertRows
 from strop.run.length import Length
@@ -18,7 +19,6 @@ from strop.run.policy_updates import PolicyUpdates, means
 from strop.run.rates import Rates
 from strop.run.scoring import by_experience, score, targets_of, zeros_of
 from strop.run.updates import plan_updates
-from strop.training.single import SingleEngine
 from strop.types import Experience, ExperienceGroup, Floats
 
 
@@ -36,7 +36,7 @@ class Trainer:
 
     def __init__(
         self,
-        engine: SingleEngine,
+        engine: TrainingEngine,
         run: Run,
         algorithm: RolloutAlgorithm,
         length: Length,

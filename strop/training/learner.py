@@ -6,25 +6,32 @@ A policy and a critic differ in what they compute, and in nothing that is here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from strop.config.schema.model import Model
 from strop.config.schema.optimizer import Optimizer, ScheduleFreeSgd
 from strop.errors import CheckpointError, TrainingError
+from strop.models.shards import spread_like, whole
 from strop.training.fused import FusedBackward, require_whole
 from strop.training.optim import ScheduleFree, build_optimizer
-from strop.training.optim_state import read_optimizer, write_optimizer
+from strop.training.optim_state import (
+    NUMBERS,
+    TENSORS,
+    optimizer_numbers,
+    optimizer_tensors,
+    read_optimizer,
+)
 from strop.training.precision import ComputeCopy, trainable_parameters
-from strop.training.state import read_tensors, write_tensors
+from strop.training.snapshot import Snapshot
+from strop.training.state import read_tensors
 from strop.types import GlobalCounts, LossOutput, MicroBatch
 
 WEIGHTS = "weights.safetensors"
-"""What `save` writes beside the optimizer's files."""
+"""What a checkpoint holds beside the optimizer's files."""
 
 
 class Learner:
@@ -33,20 +40,19 @@ class Learner:
     def __init__(
         self,
         model: nn.Module,
-        section: Model,
         optimizer: Optimizer,
         *,
+        copy: ComputeCopy | None,
         max_grad_norm: float | None,
         keep_optimizer: bool,
         where: tuple[str, str],
     ) -> None:
-        """`where` are the run file's keys of the model and of what trains it, for messages."""
+        """`copy` computes in the model's stead; `where` are the run file's keys of the model and of what
+        trains it, for messages."""
         self.master = model
         """Whose parameters the optimizer moves, in `dtype`."""
-        self._copy = None
-        if section.compute_dtype not in (None, section.dtype):
-            self._copy = ComputeCopy(model, getattr(torch, section.compute_dtype))
-        self.model: nn.Module = self._copy.model if self._copy else model
+        self._copy = copy
+        self.model: nn.Module = copy.model if copy else model
         """Which computes, in `compute_dtype`; the master itself where that is the same."""
         self._parameters = trainable_parameters(self.master)
         self._optimizer = build_optimizer(optimizer, self._parameters)
@@ -106,7 +112,7 @@ class Learner:
         if self._fused:
             return self._end_fused(self._fused.norm())
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
+        norm = whole(nn.utils.get_total_norm(gradients))
         if not torch.isfinite(norm):
             raise TrainingError(
                 f"The norm of the gradient is {float(norm)}, so no update was made and the weights are as "
@@ -121,16 +127,17 @@ class Learner:
             self._refresh()
         return float(norm)
 
-    def save(self, folder: Path) -> None:
-        """Write what is trained (with LoRA the adapter alone), and the optimizer's state unless
-        `checkpoint.optimizer` says no, into an existing folder."""
-        self._show_average()
-        write_tensors(folder / WEIGHTS, self._parameters)
-        if self._keep_optimizer:
-            write_optimizer(folder, self._optimizer, self._names)
+    def snapshot(self) -> Snapshot:
+        """What is trained (with LoRA the adapter alone), and the optimizer's state unless
+        `checkpoint.optimizer` says no."""
+        tensors = {
+            file: {name: whole(tensor.detach()) for name, tensor in named} for file, named in self._state()
+        }
+        texts = {NUMBERS: optimizer_numbers(self._optimizer, self._names)} if self._keep_optimizer else {}
+        return Snapshot(tensors, texts)
 
     def load(self, folder: Path) -> None:
-        """Take back exactly what `save` wrote. Raises CheckpointError if it is of another model."""
+        """Take back exactly what a snapshot wrote. Raises CheckpointError if it is of another model."""
         saved = read_tensors(folder / WEIGHTS)
         shapes = {name: p.shape for name, p in self._parameters.items()}
         if {name: t.shape for name, t in saved.items()} != shapes:
@@ -140,10 +147,17 @@ class Learner:
             )
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                parameter.copy_(saved[name])
+                parameter.copy_(spread_like(saved[name], parameter))
         if self._keep_optimizer:
             read_optimizer(folder, self._optimizer, self._names)
         self._refresh()
+
+    def _state(self) -> Iterator[tuple[str, Iterable[tuple[str, Tensor]]]]:
+        """The tensors of each file of a checkpoint, by name; the average where there is one."""
+        self._show_average()
+        yield WEIGHTS, self._parameters.items()
+        if self._keep_optimizer:
+            yield TENSORS, optimizer_tensors(self._optimizer, self._names)
 
     @property
     def _names(self) -> dict[Tensor, str]:
@@ -169,6 +183,15 @@ class Learner:
                 f"the learning rate ({self._trainer_key}.optimizer.lr)."
             )
         return float(norm)
+
+
+def summed(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of each metric."""
+    totals: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            totals[name] = totals.get(name, 0.0) + value
+    return totals
 
 
 def _not_finite(metrics: Mapping[str, float], micro_batch: MicroBatch, where: str) -> str:

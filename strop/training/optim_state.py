@@ -7,7 +7,7 @@ where an optimizer keeps float32 for bfloat16 weights, and it takes settings ove
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +15,40 @@ import torch
 from torch import Tensor, nn
 
 from strop.errors import CheckpointError
-from strop.training.state import read_tensors, write_tensors
+from strop.models.shards import spread_like
+from strop.training.state import read_tensors
 
 TENSORS, NUMBERS = "optimizer.safetensors", "optimizer.json"
-"""The files of `write_optimizer`."""
+"""The files of an optimizer's state."""
 COUNTERS = ("step", "weight_sum", "lr_max", "train_mode")
 """What pytorch_optimizer counts in a group, among settings that are the run file's."""
 PROJECTOR = "projector"
 """GaLore's space of one matrix, the only state that is neither tensor nor number."""
 
 
-def write_optimizer(folder: Path, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
-    """Write the state of every parameter by its name, and what is counted in each group."""
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, float] = {}
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]
+) -> Iterator[tuple[str, Tensor]]:
+    """The state's tensors, each under its parameter's name and its own; what `TENSORS` holds."""
+    return ((name, value) for name, value in _state(optimizer, names) if isinstance(value, Tensor))
+
+
+def optimizer_numbers(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> str:
+    """The rest of the state, and what is counted in each group; what `NUMBERS` holds."""
+    numbers = {name: value for name, value in _state(optimizer, names) if not isinstance(value, Tensor)}
+    counters = [{key: group[key] for key in COUNTERS if key in group} for group in optimizer.param_groups]
+    kind = type(optimizer).__name__
+    return json.dumps({"kind": kind, "groups": counters, "state": numbers}) + "\n"
+
+
+def _state(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Iterator[tuple[str, Any]]:
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
-            value = value.ortho_matrix if key == PROJECTOR else value
-            kept: dict[str, Any] = tensors if isinstance(value, Tensor) else numbers
-            kept[f"{names[parameter]}/{key}"] = value
-    counters = [{key: group[key] for key in COUNTERS if key in group} for group in optimizer.param_groups]
-    write_tensors(folder / TENSORS, tensors)
-    kind = type(optimizer).__name__
-    (folder / NUMBERS).write_text(json.dumps({"kind": kind, "groups": counters, "state": numbers}) + "\n")
+            yield f"{names[parameter]}/{key}", value.ortho_matrix if key == PROJECTOR else value
 
 
 def read_optimizer(folder: Path, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
-    """Take back what `write_optimizer` wrote. Raises CheckpointError if it is of another optimizer."""
+    """Take back what the two files hold. Raises CheckpointError if it is of another optimizer."""
     saved: dict[str, Any] = dict(read_tensors(folder / TENSORS))
     try:
         numbers = json.loads((folder / NUMBERS).read_text())
@@ -69,7 +76,7 @@ def _restore(key: str, value: Any, parameter: nn.Parameter, group: Mapping[str, 
     if key != "step" or group.get("fused"):  # torch's unfused optimizers count on the CPU
         value = value.to(parameter.device)
     if key != PROJECTOR:
-        return value
+        return spread_like(value, parameter)
     from pytorch_optimizer.optimizer.utils.galore import GaLoreProjector
 
     settings = ("rank", "update_proj_gap", "scale", "projection_type")

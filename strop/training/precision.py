@@ -11,10 +11,19 @@ import copy
 import torch
 from torch import nn
 
+from strop.config.schema.model import Model
+
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """By name, in the model's order; a tensor with two names comes once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def compute_copy(model: nn.Module, section: Model) -> ComputeCopy | None:
+    """The double that `model.compute_dtype` asks for; None where the model computes in its own type."""
+    if section.compute_dtype in (None, section.dtype):
+        return None
+    return ComputeCopy(model, getattr(torch, section.compute_dtype))
 
 
 class ComputeCopy:

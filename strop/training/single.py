@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from strop.algorithms import table
 from strop.config.schema import Run
-from strop.models.attention import can_share_prompts
+from strop.models.attention import base_model, can_share_prompts
+from strop.models.export import export_model
+from strop.models.fuse import fuse_storage
 from strop.models.load import load_model
 from strop.models.logprobs import token_outputs
 from strop.models.lora import add_lora, merged_weights, without_adapter
 from strop.protocols import LossFn
 from strop.training.device import find_device
-from strop.training.learner import Learner
-from strop.training.state import read_tensors, rng_tensors, set_rng, write_tensors
+from strop.training.learner import Learner, summed
+from strop.training.precision import compute_copy
+from strop.training.snapshot import Snapshot
+from strop.training.state import read_tensors, rng_tensors, set_rng
 from strop.types import GlobalCounts, MicroBatch
 
 RNG = "rng.safetensors"
-"""What `save` writes beside the learner's files."""
+"""What a checkpoint holds beside the learner's files."""
 
 
 class SingleEngine(Learner):
@@ -38,49 +44,83 @@ class SingleEngine(Learner):
         section = run.model
         base = load_model(section, device=self.device)
         adapted = section.lora and add_lora(base, section.lora, getattr(torch, section.dtype))
+        model = adapted or base
         super().__init__(
-            adapted or base,
-            section,
+            model,
             run.trainer.optimizer,
+            copy=compute_copy(model, section),
             max_grad_norm=run.trainer.max_grad_norm,
             keep_optimizer=run.checkpoint.optimizer,
             where=("model", "trainer"),
         )
+        self.description = f"on {self.device}"
         self.shares_prompts, self.why_not_shared = can_share_prompts(self.model)
         self._reference: nn.Module | None = None
         if table.needs_reference(run.algorithm) and section.lora is None:
             self._reference = load_model(section, device=self.device, trainable=False)
 
     def forward_backward(
-        self, micro_batch: MicroBatch, loss_fn: LossFn, counts: GlobalCounts, *, entropy: bool
+        self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, counts: GlobalCounts, *, entropy: bool
     ) -> Mapping[str, float]:
-        """Add one micro-batch's gradient; returns the loss's metrics and `loss` itself.
+        """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself.
 
         Raises TrainingError for a loss that is NaN or infinite, before any gradient of it is added.
         """
         self.train()
-        outputs = token_outputs(self.model, micro_batch, entropy=entropy)
-        return self.backward(loss_fn(micro_batch, outputs, counts), micro_batch, counts)
+        rows = []
+        for micro_batch in micro_batches:
+            outputs = token_outputs(self.model, micro_batch, entropy=entropy)
+            rows.append(self.backward(loss_fn(micro_batch, outputs, counts), micro_batch, counts))
+        return summed(rows)
 
     @torch.no_grad()
-    def logprobs(self, micro_batch: MicroBatch, *, reference: bool = False) -> Tensor:
-        """[T] without gradient, by the current weights or by the reference's."""
+    def logprobs(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        reference: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Tensor]:
+        """[T] of each, without gradient, by the current weights or by the reference's; `check` is called
+        between them, and may raise."""
         model, inside = self._as_reference() if reference else (self.model, nullcontext())
         model.eval()
+        found = []
         with inside:
-            return token_outputs(model, micro_batch, entropy=False).logprobs
+            for micro_batch in micro_batches:
+                found.append(token_outputs(model, micro_batch, entropy=False).logprobs)
+                check()
+        return found
+
+    @property
+    def computing(self) -> PreTrainedModel:
+        """The Hugging Face model that computes."""
+        return base_model(self.model)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of the model's arithmetic, and of `iter_weights`."""
+        return self.computing.dtype
+
+    def lay_out_for_sampling(self) -> None:
+        """Lay the weights out as the native sampler wants them, which then shares them."""
+        fuse_storage(self.computing)
 
     def iter_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The full weights, adapters merged, named as Hugging Face names them, in the compute type."""
         return merged_weights(self.model)
 
-    def save(self, folder: Path) -> None:
-        """Write the learner's state, and torch's random state, into an existing folder."""
-        super().save(folder)
-        write_tensors(folder / RNG, rng_tensors(self.device))
+    def export(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+        """Write a Hugging Face folder. Raises ModelError where it cannot be written."""
+        export_model(self.master, tokenizer, folder)
+
+    def snapshot(self) -> Snapshot:
+        """The learner's state, and torch's random state."""
+        learned = super().snapshot()
+        return replace(learned, tensors={**learned.tensors, RNG: rng_tensors(self.device)})
 
     def load(self, folder: Path) -> None:
-        """Take back exactly what `save` wrote. Raises CheckpointError if it is of another model."""
+        """Take back exactly what a snapshot wrote. Raises CheckpointError if it is of another model."""
         super().load(folder)
         set_rng(self.device, read_tensors(folder / RNG))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,12 +12,11 @@ from strop.config.schema.critic import Critic
 from strop.errors import ModelError
 from strop.models.attention import can_share_prompts
 from strop.models.value import ValueModel, load_value_model, token_values
+from strop.protocols import ValueLossFn
 from strop.training.device import find_device
-from strop.training.learner import Learner
-from strop.types import GlobalCounts, LossOutput, MicroBatch
-
-ValueLossFn = Callable[[MicroBatch, Tensor, GlobalCounts], LossOutput]
-"""A loss of values [T], as `LossFn` is of log-probs."""
+from strop.training.learner import Learner, summed
+from strop.training.precision import compute_copy
+from strop.types import GlobalCounts, MicroBatch
 
 
 class ValueEngine(Learner):
@@ -39,8 +38,8 @@ class ValueEngine(Learner):
                 raise ModelError(f"algorithm.critic: {error}") from error
         super().__init__(
             model,
-            section,
             critic.optimizer,
+            copy=compute_copy(model, section),
             max_grad_norm=critic.max_grad_norm,
             keep_optimizer=run.checkpoint.optimizer,
             where=("algorithm.critic.model" if critic.model else "model", "algorithm.critic"),
@@ -48,18 +47,21 @@ class ValueEngine(Learner):
         self.shares_prompts, _ = can_share_prompts(self.model.decoder)
 
     def forward_backward(
-        self, micro_batch: MicroBatch, loss_fn: ValueLossFn, counts: GlobalCounts
+        self, micro_batches: Sequence[MicroBatch], loss_fn: ValueLossFn, counts: GlobalCounts
     ) -> Mapping[str, float]:
-        """Add one micro-batch's gradient; returns the loss's metrics and `loss` itself.
+        """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself.
 
         Raises TrainingError for a loss that is NaN or infinite, before any gradient of it is added.
         """
         self.train()
-        values = token_values(self.model, micro_batch)
-        return self.backward(loss_fn(micro_batch, values, counts), micro_batch, counts)
+        rows = []
+        for micro_batch in micro_batches:
+            values = token_values(self.model, micro_batch)
+            rows.append(self.backward(loss_fn(micro_batch, values, counts), micro_batch, counts))
+        return summed(rows)
 
     @torch.no_grad()
-    def values(self, micro_batch: MicroBatch) -> Tensor:
-        """[T] without gradient, by the current weights."""
+    def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """[T] of each, without gradient, by the current weights."""
         self.model.eval()
-        return token_values(self.model, micro_batch)
+        return [token_values(self.model, micro_batch) for micro_batch in micro_batches]

@@ -158,9 +158,9 @@ def test_the_reference_is_asked_once_for_the_whole_dataset(offline, monkeypatch)
     asked = []
     logprobs = SingleEngine.logprobs
 
-    def counted(self, micro_batch, *, reference=False):
-        asked.append(micro_batch)
-        return logprobs(self, micro_batch, reference=reference)
+    def counted(self, micro_batches, **options):
+        asked.extend(micro_batches)
+        return logprobs(self, micro_batches, **options)
 
     run = offline("dpo", trainer__duration="3 epochs", evaluate={"at_start": False})
     run["data"]["eval"] = []

@@ -54,7 +54,7 @@ def micro_batches(engine: ValueEngine, tokens: int = 10_000, *, seed: int = 0) -
 def update(engine: ValueEngine, batches: Sequence[MicroBatch]) -> tuple[float, float]:
     """The loss, and the gradient's norm."""
     counts = GlobalCounts(sum(int(b.loss_mask.sum()) for b in batches), 12)
-    loss = sum(engine.forward_backward(batch, ValueLoss(None), counts)["loss"] for batch in batches)
+    loss = engine.forward_backward(batches, ValueLoss(None), counts)["loss"]
     return loss, engine.step()
 
 
@@ -87,7 +87,7 @@ def test_a_resumed_critic_is_the_uninterrupted_one_to_the_bit(
 
     engine = make_engine(folder, model)
     train(engine, range(3))
-    engine.save(tmp_path)
+    engine.snapshot().write(tmp_path)
     state = torch.get_rng_state()
     expected = train(engine, range(3, 6))
     resumed = make_engine(folder, model)
@@ -95,8 +95,8 @@ def test_a_resumed_critic_is_the_uninterrupted_one_to_the_bit(
     torch.set_rng_state(state)  # which the policy's engine keeps
     assert train(resumed, range(3, 6)) == expected
     (batch,) = micro_batches(engine)
-    assert torch.equal(resumed.values(batch), engine.values(batch))
-    assert not engine.values(batch).requires_grad
+    assert torch.equal(resumed.values([batch])[0], engine.values([batch])[0])
+    assert not engine.values([batch])[0].requires_grad
 
 
 def test_making_one_leaves_the_random_state_alone(folder: Path) -> None:
@@ -115,9 +115,9 @@ def test_mixed_precision(folder: Path) -> None:
     assert all(p.dtype == torch.float32 for p in engine.master.parameters())
     assert all(p.dtype == torch.bfloat16 for p in engine.model.parameters())
     (batch,) = micro_batches(engine)
-    values = engine.values(batch)
+    values = engine.values([batch])[0]
     assert values.dtype == torch.float32
-    torch.testing.assert_close(values, exact.values(batch), atol=0.15, rtol=0.1)
+    torch.testing.assert_close(values, exact.values([batch])[0], atol=0.15, rtol=0.1)
 
 
 def test_a_model_of_its_own(folder: Path, tmp_path: Path) -> None:
@@ -143,6 +143,6 @@ def test_a_loss_that_is_no_number_changes_nothing(folder: Path) -> None:
 
 
 def test_weights_of_another_critic_are_refused(folder: Path, tmp_path: Path) -> None:
-    make_engine(folder).save(tmp_path)
+    make_engine(folder).snapshot().write(tmp_path)
     with pytest.raises(CheckpointError, match="other weights"):
         make_engine(folder, {"lora": {"rank": 4}}).load(tmp_path)
