@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from strop.cli.arguments import Overrides, RunFile
+from strop.cli.show import aligned
 from strop.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,13 +65,15 @@ def convert(
 def _say(conversion: Conversion, to: str) -> None:
     for note in conversion.notes:
         typer.echo(f"note: {note}", err=True)
-    count = len(conversion.unsaid)
-    if count == 0:
+    if not conversion.unsaid:
         typer.echo(f"All of it can be said in {to}: read back, it is the same run.", err=True)
-        return
-    typer.echo(f"{count} of its values cannot be said in {to}:", err=True)
-    for unsaid in conversion.unsaid:
-        typer.echo(f"  {unsaid}", err=True)
+    learned = [one for one in conversion.unsaid if one.is_learned_from]
+    others = [one for one in conversion.unsaid if not one.is_learned_from]
+    for what, found in (("changes what is learned", learned), ("changes nothing that is learned", others)):
+        if found:
+            typer.echo(f"This cannot be said in {to}, and {what}:", err=True)
+            rows = ((one.field, one.value, one.there, one.why) for one in found)
+            typer.echo(indent(aligned([("field", "here", f"in {to}", "why"), *rows]), "  "), err=True)
 
 
 def add_to(app: typer.Typer) -> None:

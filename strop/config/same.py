@@ -66,12 +66,16 @@ def in_steps(run: Run, amount: Amount | None) -> Amount | None:
 
 def spelled_out(run: Run) -> Run:
     """The run with everything said that it leaves to other values, and each thing said in one way: its
-    folder in one piece, the critic's sizes where they follow the policy's, intervals in steps."""
-    trainer = run.trainer
+    folder in one piece, types and sizes where they follow others, intervals in steps."""
+    trainer, engine = run.trainer, run.rollout.engine
+    computed = run.model.compute_dtype or run.model.dtype
     changes: dict[str, Any] = {
         "folder": str(run.folder_path),
         "output": "runs",
-        "model": _with(run.model, compute_dtype=run.model.compute_dtype or run.model.dtype),
+        "model": _with(run.model, compute_dtype=computed),
+        "rollout": _with(
+            run.rollout, engine=_with(engine, dtype=computed if engine.dtype == "model" else engine.dtype)
+        ),
         "data": _limits(run),
         "algorithm": _algorithm(run),
         "checkpoint": _with(run.checkpoint, every=in_steps(run, run.checkpoint.every)),

@@ -33,16 +33,26 @@ def said(section: Section) -> dict[str, Any]:
         value = getattr(section, name)
         default = field.get_default(call_default_factory=True)
         if name == "type" or field.is_required() or value != default:
-            values[name] = _plain(value, section.model_dump(mode="json", include={name})[name])
+            values[name] = _plain(value, default) if _has_sections(value) else _dumped(section, name)
     return dict(sorted(values.items(), key=lambda item: item[0] != "type"))
 
 
-def _plain(value: Any, dumped: Any) -> Any:
-    if isinstance(value, Section):
-        return said(value) or escape(dumped)
-    if isinstance(value, tuple) and value and all(isinstance(item, Section) for item in value):
+def _has_sections(value: Any) -> bool:
+    items = value if isinstance(value, tuple) else (value,)
+    return bool(items) and all(isinstance(item, Section) for item in items)
+
+
+def _plain(value: Any, default: Any) -> Any:
+    """A section that its own defaults make is written as what tells it from the field's default."""
+    if isinstance(value, tuple):
         return [said(item) for item in value]
-    return escape(dumped)
+    other = type(default) is type(value)
+    telling = [n for n in type(value).model_fields if not other or getattr(value, n) != getattr(default, n)]
+    return said(value) or {name: _dumped(value, name) for name in telling}
+
+
+def _dumped(section: Section, name: str) -> Any:
+    return escape(section.model_dump(mode="json", include={name})[name])
 
 
 def escape(value: Any) -> Any:

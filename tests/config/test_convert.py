@@ -105,6 +105,160 @@ def test_lists_are_text_for_a_component(tmp_path: Path) -> None:
     assert unsaid(found)["model.lora.exclude"] == ("null", ".*visual.*")
 
 
+def test_a_verl_line_as_trinitys_file_and_back(tmp_path: Path) -> None:
+    job = load(tmp_path, VERL_LINE)
+    found = convert(job, "trinity")
+    assert unsaid(found) == {
+        "data.train.source": ("data_source", "null"),
+        "data.eval.0.source": ("data_source", "null"),
+        "data.overlong": ("filter", "error"),
+        "algorithm.policy_loss.dual_clip": ("3.0", "null"),
+        "rollout.engine.max_sequences": ("1024", "256"),
+        "trainer.tasks_per_update": ("256", "1024"),
+        "record.monitors": ("[console]", "[console, tensorboard]"),
+    }
+    assert [one.field for one in found.unsaid if not one.is_learned_from] == [
+        "data.eval.0.source",
+        "rollout.engine.max_sequences",
+        "record.monitors",
+    ]
+    trinity = load(tmp_path, yaml_text(found.values), "trinity.yaml")
+    assert {d.field for d in compare(job.loaded.run, trinity.loaded.run)} == set(unsaid(found))
+    back = convert(trinity, "verl")
+    assert {**unsaid(back)}.keys() == {
+        "data.train.source",
+        "data.eval.0.source",
+        "algorithm.policy_loss.dual_clip",
+    }
+
+
+TRINITY = """\
+project: Trinity-RFT
+name: example
+mode: both
+checkpoint_root_dir: ./checkpoints
+continue_from_checkpoint: true
+algorithm: {algorithm_type: grpo, repeat_times: 8, kl_loss_fn: k2, policy_loss_fn_args: {clip_range: 0.3}}
+model: {model_path: /models/m, max_model_len: 20480, max_prompt_tokens: 4096, max_response_tokens: 16384}
+cluster: {node_num: 1, gpu_per_node: 8}
+buffer:
+  batch_size: 32
+  train_batch_size: 256
+  total_epochs: 100
+  default_reward_fn_type: math_reward
+  explorer_input:
+    taskset:
+      path: /tasks/train.jsonl
+      format: {prompt_key: question, response_key: answer}
+      rollout_args: {temperature: 1.0}
+    eval_tasksets:
+      - {name: one, path: /tasks/one.jsonl, format: {prompt_key: question, response_key: answer}}
+      - {name: two, path: /tasks/two.jsonl, format: {prompt_key: question, response_key: answer},
+         repeat_times: 4, rollout_args: {temperature: 0.1, top_p: 0.9}}
+explorer: {eval_interval: 100, runner_per_model: 8, rollout_model: {engine_type: vllm, engine_num: 2}}
+synchronizer: {sync_method: nccl, sync_interval: 1}
+trainer:
+  save_interval: 100
+  trainer_config:
+    actor_rollout_ref: {actor: {ppo_max_token_len_per_gpu: 8192, optim: {lr: 5e-7, warmup_style: cosine}}}
+monitor: {monitor_type: tensorboard}
+"""
+
+
+def test_trinitys_page_as_a_verl_line(tmp_path: Path) -> None:
+    job = load(tmp_path, TRINITY)
+    found = convert(job, "verl")
+    assert found.values["actor_rollout_ref"]["actor"] == {
+        "ppo_mini_batch_size": 32,
+        "use_dynamic_bsz": True,
+        "ppo_max_token_len_per_gpu": 8192,
+        "clip_ratio": 0.3,
+        "use_kl_loss": True,
+        "kl_loss_type": "mse",
+        "optim": {"lr": 5e-7, "warmup_style": "cosine"},
+    }
+    assert found.values["trainer"]["save_freq"] == 100
+    assert {one.field for one in found.unsaid if one.is_learned_from} == {
+        "data.train.answer",
+        "data.train.source",
+        "reward.functions.0.function",
+        "algorithm.policy_loss.dual_clip",
+        "rollout.sampling.min_response_tokens",
+    }
+    assert "data.eval.1" in unsaid(found)
+    assert "cluster.gpu_per_node=8" in found.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_trinitys_given_answers_both_ways(kind: str, tmp_path: Path) -> None:
+    columns = "{prompt_key: q, response_key: a}" if kind == "sft" else "{chosen_key: good, rejected_key: bad}"
+    text = f"""\
+mode: train
+algorithm: {{algorithm_type: {kind}}}
+model: {{model_path: m, max_prompt_tokens: 9, max_response_tokens: 20, lora_configs: [{{lora_rank: 4}}]}}
+buffer:
+  train_batch_size: 6
+  total_steps: 7
+  trainer_input: {{experience_buffer: {{storage_type: file, path: a.jsonl, format: {columns}}}}}
+"""
+    job = load(tmp_path, text)
+    run_file = load(tmp_path, yaml_text(convert(job, "strop").values), "run.yaml")
+    back = convert(run_file, "trinity")
+    assert back.unsaid == ()
+    assert back.values["model"]["lora_configs"] == [
+        {"lora_rank": 4, "lora_alpha": 32, "target_modules": "all-linear"}
+    ]
+    assert compare(job.loaded.run, there(tmp_path, back).run) == []
+
+
+GRPO = """\
+model_name_or_path: m
+dataset_train_split: t.jsonl
+dataset_validation_split: v.jsonl
+deepspeed_config: ds.json
+dataset_prompt_column: question
+num_generations: 8
+per_device_train_batch_size: 16
+gradient_accumulation_steps: 2
+num_iterations: 2
+do_eval: true
+eval_strategy: steps
+eval_steps: 30
+beta: 0.04
+max_steps: 300
+lr_scheduler_type: constant_with_warmup
+output_model_path: out
+"""
+
+
+def test_the_grpo_component_as_a_run_file_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    job = load(tmp_path, GRPO)
+    found = convert(job, "strop")
+    assert found.unsaid == ()
+    assert found.values["trainer"]["duration"] == "300 updates"
+    assert "deepspeed_config.zero_optimization.stage=3" in found.notes[0]
+    back = convert(load(tmp_path, yaml_text(found.values), "run.yaml"), "grpo")
+    assert back.unsaid == () and "deepspeed_config is required there" in back.notes[0]
+    assert back.values["gradient_accumulation_steps"] == 2
+    whole = yaml_text({**back.values, "deepspeed_config": "ds.json"})
+    again = load(tmp_path, whole, "inputs.yaml").loaded.run
+    assert compare(job.loaded.run, again) == []
+
+
+def test_updates_become_steps_where_whole_steps_make_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text("{}")
+    job = load(tmp_path, GRPO)
+    found = convert(job, "verl")
+    assert found.values["trainer"]["total_training_steps"] == 150
+    assert found.values["trainer"]["test_freq"] == 15
+    assert not {"trainer.duration", "evaluate.every", "checkpoint.every"} & unsaid(found).keys()
+
+
 SFT = """\
 model: {partial_pretrain: Qwen/Qwen2-7B, lora_rank: 8, target_modules: [q_proj]}
 data: {train_files: [a.parquet, b.parquet], val_files: v.parquet, prompt_key: extra_info, max_length: 1001,
@@ -143,7 +297,7 @@ trainer: {optimizer: {type: adafactor, lr: 1e-5}, duration: 100 updates, tasks_p
     assert "trainer.duration" not in says, "two updates make a step"
     assert found.values["trainer"]["total_training_steps"] == 50
     why = {one.field: one.why for one in found.unsaid}
-    assert why["data.train.limit_tasks"] == "no key of verl says it"
+    assert why["data.train.limit_tasks"] == "no key says it"
     assert "custom_reward_function.path" in why["reward.functions.0.function"]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
+from strop.config.compare import FREE
 from strop.config.dialects.component import COMPONENTS, Component, Job
 from strop.config.dialects.component.inputs import text_of
 from strop.config.dialects.theirs import Ledger
@@ -25,7 +27,17 @@ from strop.config.suggest import did_you_mean
 from strop.config.units import Amount
 from strop.errors import ConfigError
 
-TARGETS = ("strop", "verl", "rft_trainer", "verl_trainer")
+_MEMORY = (
+    "model.gradient_checkpointing",
+    "rollout.engine",
+    "trainer.engine",
+    "trainer.microbatch",
+    "trainer.optimizer.fused",
+    "algorithm.critic.microbatch",
+)
+"""What changes memory, speed and rounding alone."""
+_SHOWN = 40
+TARGETS = ("strop", "verl", "trinity", *COMPONENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +50,11 @@ class Unsaid:
     """What it is there instead."""
     why: str
 
-    def __str__(self) -> str:
-        return f"{self.field} is {self.value}, there {self.there}: {self.why}"
+    @property
+    def is_learned_from(self) -> bool:
+        """Whether it changes what is learned, not only where, how fast, and what is kept and measured."""
+        patterns = [pattern for known in (*FREE, *_MEMORY) for pattern in (known, f"{known}.*")]
+        return not any(fnmatchcase(self.field, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +77,9 @@ def convert(job: Job, to: str) -> Conversion:
     run = _without_set_aside(job.loaded)
     if to == "strop":
         values = _run_file(run)
-        unsaid = tuple(_unsaid(found, "no key") for found in compare(run, load_values(values, here=True).run))
+        unsaid = tuple(
+            _unsaid(found, "no key says it") for found in compare(run, load_values(values, here=True).run)
+        )
     elif to in COMPONENTS:
         values, unsaid = _component(COMPONENTS[to], run)
     else:
@@ -129,29 +146,27 @@ def _unsaid(found: Difference, why: str) -> Unsaid:
 
 
 def _why(ledger: Ledger, field: str, names: Mapping[str, str] | None) -> str:
-    """Which of their keys comes nearest."""
-    keys = {
-        row.theirs: row.note
-        for row in ledger.rows
-        if any(_is_near(field, ours) for ours in row.ours) and (names is None or row.theirs in names)
-    }
-    if not keys:
-        return f"no key of {ledger.dialect} says it"
-    key, note = next(iter(keys.items()))
-    name = key if names is None else names[key]
-    return f"{name} does not take it" + (f" ({note})" if note else "")
-
-
-def _is_near(field: str, ours: str) -> bool:
-    return field == ours or field.startswith(f"{ours}.") or ours.startswith(f"{field}.")
+    """Which of their keys comes nearest: one that says the field, or a part of it."""
+    rows = [row for row in ledger.rows if names is None or row.theirs in names]
+    exact = [row for row in rows if field in row.ours]
+    inside = [row for row in rows if any(ours.startswith(f"{field}.") for ours in row.ours)]
+    found = exact or inside
+    if not found:
+        return "no key says it"
+    row = next((row for row in found if row.note), found[0])
+    name = row.theirs if names is None else names[row.theirs]
+    return f"{name} takes no such value" + (f" ({row.note})" if row.note else "")
 
 
 def _show(field: str, value: Any) -> str:
     if isinstance(value, Section):
-        return str(redact(said(value)))
-    if isinstance(value, Amount):
-        return str(value)
-    return shown(field.rpartition(".")[2], value)
+        text = str(redact(said(value)))
+    elif isinstance(value, Amount):
+        text = str(value)
+    else:
+        text = shown(field.rpartition(".")[2], value)
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def _notes(job: Job, to: str, values: Mapping[str, Any]) -> Iterator[str]:

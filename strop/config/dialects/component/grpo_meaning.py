@@ -10,8 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from strop.config.dialects.row import unless
+from strop.config.dialects.row import unless, written_by
 from strop.config.dialects.theirs import Theirs
+from strop.config.same import in_steps, updates_per_step
+from strop.config.schema import Run
+from strop.config.schema.algorithm import ClippedLoss, Grpo
+from strop.config.schema.optimizer import AdamW
+from strop.config.units import Amount
 from strop.errors import ConfigError
 
 CHAT_TEMPLATE = Path(__file__).with_name("grpo_chat.jinja")
@@ -75,6 +80,17 @@ def warms_up(theirs: Theirs) -> str | None:
     return "lr_scheduler_type is constant, which has no warm-up" if kind == "constant" else None
 
 
+def write_tasksets(run: Run) -> Mapping[str, Any]:
+    """Two files, of which the second is written though nothing is measured; or a dataset's name."""
+    train, measured = run.data.train, run.data.eval[0] if run.data.eval else None
+    values: dict[str, Any] = {"dataset_prompt_column": train.prompt, "do_eval": measured is not None}
+    if train.split == "train":
+        return {**values, "dataset_name": train.path}
+    validation = train.path if measured is None else measured.path
+    return {**values, "dataset_train_split": train.path, "dataset_validation_split": validation}
+
+
+@written_by(write_tasksets)
 def tasksets(theirs: Theirs) -> Mapping[str, Any]:
     """Two files, or the name of a dataset that has a train split, and a validation split to measure."""
     train, validation = theirs["dataset_train_split"], theirs["dataset_validation_split"]
@@ -107,6 +123,12 @@ def tasksets(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_lora(run: Run) -> Mapping[str, Any]:
+    """With an adapter or without; its shape is not theirs to say."""
+    return {"apply_lora": "false" if run.model.lora is None else "true"}
+
+
+@written_by(write_lora)
 def lora(theirs: Theirs) -> Mapping[str, Any]:
     """On the attention's three projections of its input."""
     if theirs["apply_lora"] == "false":
@@ -119,6 +141,13 @@ def lora(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_kl(run: Run) -> Mapping[str, Any]:
+    """`beta` 0 is no term."""
+    term = getattr(run.algorithm, "kl_loss", None)
+    return {"beta": 0.0 if term is None else term.coef}
+
+
+@written_by(write_kl)
 def kl(theirs: Theirs) -> Mapping[str, Any]:
     """`beta` 0 computes no reference."""
     if theirs["beta"] == 0:
@@ -126,6 +155,15 @@ def kl(theirs: Theirs) -> Mapping[str, Any]:
     return {"algorithm.kl_loss.estimator": "k3", "algorithm.kl_loss.coef": theirs["beta"]}
 
 
+def write_loss(run: Run) -> Mapping[str, Any]:
+    """GRPO alone, clipped on both sides alike."""
+    if not isinstance(run.algorithm, Grpo):
+        raise ConfigError(f"algorithm.type {run.algorithm.type} is another one than grpo.")
+    clipped = run.algorithm.policy_loss
+    return {"epsilon": clipped.clip_high} if isinstance(clipped, ClippedLoss) else {}
+
+
+@written_by(write_loss)
 def loss(theirs: Theirs) -> Mapping[str, Any]:
     """TRL's: clipped on both sides alike, without a second bound."""
     return {
@@ -140,6 +178,21 @@ def loss(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_batches(run: Run) -> Mapping[str, Any]:
+    """The whole batch is a step's answers; on the device is what goes through the model at once, where it
+    divides the batch."""
+    each = getattr(run.algorithm, "rollouts_per_task", 1)
+    batch, size = run.trainer.tasks_per_step * each, run.trainer.microbatch
+    fits = size.unit == "sequences" and batch % size.count == 0
+    device = int(size.count) if fits else batch
+    return {
+        "num_generations": each,
+        "per_device_train_batch_size": device,
+        "gradient_accumulation_steps": batch // device,
+    }
+
+
+@written_by(write_batches)
 def batches(theirs: Theirs) -> Mapping[str, Any]:
     """The batch counts completions; `num_generations` of them are one task's. One batch is one update, and
     `num_iterations` makes as many of it."""
@@ -170,12 +223,39 @@ def batches(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_duration(run: Run) -> Mapping[str, Any]:
+    """In epochs, or in updates, which each step makes so many of."""
+    length = run.trainer.duration
+    if length.unit == "epochs":
+        return {"num_train_epochs": length.count}
+    return {"max_steps": _in_updates(run, length)}
+
+
+def _in_updates(run: Run, amount: Amount | None) -> int | None:
+    """In TRL's, of which a step makes one in each pass; 0 for never, None where it cannot be counted so."""
+    steps, passes = in_steps(run, amount), run.trainer.passes
+    if steps is None:
+        return 0
+    if steps.unit == "steps":
+        return int(steps.count) * passes
+    return int(steps.count) if steps.unit == "updates" and updates_per_step(run) == passes else None
+
+
+@written_by(write_duration)
 def duration(theirs: Theirs) -> Mapping[str, Any]:
     """`max_steps`, where it is positive, counts updates and beats the epochs."""
     steps, epochs = theirs["max_steps"], theirs["num_train_epochs"]
     return {"trainer.duration": f"{steps} updates" if steps > 0 else f"{epochs} epochs"}
 
 
+def write_optimizer(run: Run) -> Mapping[str, Any]:
+    """AdamW's two kinds have names of their own."""
+    said = run.trainer.optimizer
+    adamw = "adamw_torch_fused" if isinstance(said, AdamW) and said.fused else "adamw_torch"
+    return {"optim": adamw if isinstance(said, AdamW) else said.type, "learning_rate": said.lr}
+
+
+@written_by(write_optimizer)
 def optimizer(theirs: Theirs) -> Mapping[str, Any]:
     """Without weight decay, as Hugging Face's trainer has it where nobody says otherwise."""
     name = theirs["optim"]
@@ -189,6 +269,12 @@ def optimizer(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_grad_norm(run: Run) -> Mapping[str, Any]:
+    """0 is no bound."""
+    return {"max_grad_norm": run.trainer.max_grad_norm or 0.0}
+
+
+@written_by(write_grad_norm)
 def grad_norm(theirs: Theirs) -> Mapping[str, Any]:
     """0 bounds nothing. What moves the weights during backward has no whole gradient to bound."""
     bound, name = theirs["max_grad_norm"], theirs["optim"]
@@ -201,6 +287,19 @@ def grad_norm(theirs: Theirs) -> Mapping[str, Any]:
     return {"trainer.max_grad_norm": bound if bound > 0 else None}
 
 
+def write_schedule(run: Run) -> Mapping[str, Any]:
+    """`constant` has two names, with a warm-up and without."""
+    said = run.trainer.schedule
+    plain = said.type == "constant" and said.warmup.count == 0
+    values: dict[str, Any] = {"lr_scheduler_type": "constant" if plain else said.type}
+    if said.type == "constant" and not plain:
+        values["lr_scheduler_type"] = "constant_with_warmup"
+    if said.warmup.unit == "%" or said.warmup.count == 0:
+        values["warmup_ratio"] = round(said.warmup.count / 100, 12)
+    return values
+
+
+@written_by(write_schedule)
 def schedule(theirs: Theirs) -> Mapping[str, Any]:
     """Counted in updates; plain `constant` has no warm-up, and `polynomial` ends at a rate of 1e-7."""
     kind = theirs["lr_scheduler_type"]
@@ -220,12 +319,30 @@ def schedule(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_measuring(run: Run) -> Mapping[str, Any]:
+    """By updates, or each epoch."""
+    often = run.evaluate.every
+    if not run.data.eval or often is None:
+        return {"eval_strategy": "no"}
+    if often.unit == "epochs":
+        return {"eval_strategy": "epoch" if often.count == 1 else None}
+    updates = _in_updates(run, often)
+    return {"eval_strategy": "steps" if updates else None, "eval_steps": updates}
+
+
+@written_by(write_measuring)
 def measuring(theirs: Theirs) -> Mapping[str, Any]:
     """By updates or by epochs; `do_eval` alone measures at the end."""
     often = {"steps": f"{theirs['eval_steps']} updates", "epoch": "1 epochs", "no": "never"}
     return {"evaluate.every": often[theirs["eval_strategy"]], "evaluate.at_start": False}
 
 
+def write_saving(run: Run) -> Mapping[str, Any]:
+    """By updates; 0 saves at the end alone."""
+    return {"save_steps": _in_updates(run, run.checkpoint.every)}
+
+
+@written_by(write_saving)
 def saving(theirs: Theirs) -> Mapping[str, Any]:
     """Each checkpoint holds the model as a Hugging Face folder too."""
     steps = theirs["save_steps"]
@@ -235,6 +352,12 @@ def saving(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_folder(run: Run) -> Mapping[str, Any]:
+    """The output."""
+    return {"output_model_path": str(run.folder_path)}
+
+
+@written_by(write_folder)
 def folder(theirs: Theirs) -> Mapping[str, Any]:
     """The run's folder is the output, where there is one."""
     settings = {"project": "grpo", "name": "run"}
@@ -242,6 +365,15 @@ def folder(theirs: Theirs) -> Mapping[str, Any]:
     return settings | ({"output": "outputs"} if where is None else {"folder": where})
 
 
+def write_lengths(run: Run) -> Mapping[str, Any]:
+    """The two limits."""
+    return {
+        "max_prompt_length": run.data.max_prompt_tokens,
+        "max_completion_length": run.data.max_response_tokens,
+    }
+
+
+@written_by(write_lengths)
 def lengths(theirs: Theirs) -> Mapping[str, Any]:
     """A prompt that is longer loses its beginning."""
     return {
@@ -251,6 +383,13 @@ def lengths(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_sampling(run: Run) -> Mapping[str, Any]:
+    """How completions to train on are drawn."""
+    said = run.rollout.sampling
+    return {"temperature": said.temperature, "top_p": said.top_p}
+
+
+@written_by(write_sampling)
 def sampling(theirs: Theirs) -> Mapping[str, Any]:
     """How completions to train on are drawn; those that are measured are drawn alike."""
     return {

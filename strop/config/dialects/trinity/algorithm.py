@@ -17,8 +17,23 @@ from strop.config.dialects.row import (
     or_null,
     refused,
     unless,
+    written_by,
 )
 from strop.config.dialects.theirs import Theirs
+from strop.config.schema import Run
+from strop.config.schema.algorithm import (
+    ClippedLoss,
+    Dpo,
+    Grpo,
+    LogAvgExpBaseline,
+    MeanBaseline,
+    Opmd,
+    OpmdLoss,
+    PolicyLoss,
+    ReinforcePlusPlus,
+    Sft,
+)
+from strop.errors import ConfigError
 
 _KL = {"none": None, "k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
 _ADVANTAGES = {
@@ -76,6 +91,49 @@ def _said(theirs: Theirs, key: str, default: str) -> str:
     return default if value is None else value
 
 
+def write_algorithm(run: Run) -> Mapping[str, Any]:
+    """The type by the policy loss, `advantage_fn` where the advantages are not that type's own."""
+    section = run.algorithm
+    if isinstance(section, Dpo):
+        return {"algorithm.algorithm_type": "dpo", "algorithm.policy_loss_fn_args.beta": section.beta}
+    if isinstance(section, Sft):
+        return {"algorithm.algorithm_type": "sft"}
+    names = {ours: theirs for theirs, ours in _ADVANTAGES.items()}
+    if section.type not in names:
+        raise ConfigError(f"algorithm.type {section.type} is none of {', '.join(names)}, sft and dpo.")
+    advantage, loss = names[section.type], section.policy_loss
+    kind = "opmd" if isinstance(loss, OpmdLoss) else "grpo"
+    args = "algorithm.advantage_fn_args"
+    values: dict[str, Any] = {
+        "algorithm.algorithm_type": kind,
+        "algorithm.repeat_times": section.rollouts_per_task,
+        "algorithm.advantage_fn": None if advantage == PRESETS[kind].advantage else advantage,
+        **_write_loss(loss),
+    }
+    if isinstance(section, Grpo):
+        values[f"{args}.epsilon"] = section.std_epsilon
+    if isinstance(section, ReinforcePlusPlus):
+        values[f"{args}.gamma"] = section.gamma
+    if isinstance(section, Opmd):
+        by_mean = isinstance(section.baseline, MeanBaseline)
+        values[f"{args}.opmd_baseline"] = "mean" if by_mean else "logavgexp"
+        if isinstance(section.baseline, LogAvgExpBaseline):
+            values[f"{args}.tau"] = section.baseline.tau
+    return values
+
+
+def _write_loss(loss: PolicyLoss) -> Mapping[str, Any]:
+    args = "algorithm.policy_loss_fn_args"
+    if isinstance(loss, OpmdLoss):
+        return {f"{args}.tau": loss.tau}
+    if not isinstance(loss, ClippedLoss):
+        return {}
+    if loss.clip_low == loss.clip_high:
+        return {f"{args}.clip_range": loss.clip_low}
+    return {f"{args}.clip_range_low": loss.clip_low, f"{args}.clip_range_high": loss.clip_high}
+
+
+@written_by(write_algorithm)
 def algorithm(theirs: Theirs) -> Mapping[str, Any]:
     """The type, or under another `advantage_fn` the algorithm whose advantages those are."""
     kind, said = theirs["algorithm.algorithm_type"], preset(theirs)
@@ -126,6 +184,20 @@ def _loss(theirs: Theirs, said: Preset) -> dict[str, Any]:
     }
 
 
+def write_kl(run: Run) -> Mapping[str, Any]:
+    """`none` is said where there is no term in the loss: left out, most types have one."""
+    values: dict[str, Any] = {}
+    if isinstance(run.algorithm, Sft | Dpo):
+        return values
+    for term, key in ((run.algorithm.kl_loss, "kl_loss_fn"), (run.algorithm.kl_reward, "kl_penalty_fn")):
+        if term is not None:
+            values |= {f"algorithm.{key}": term.estimator, f"algorithm.{key}_args.kl_coef": term.coef}
+        elif key == "kl_loss_fn":
+            values[f"algorithm.{key}"] = "none"
+    return values
+
+
+@written_by(write_kl)
 def kl(theirs: Theirs) -> Mapping[str, Any]:
     """In the loss by default; in the reward where `kl_penalty_fn` says so."""
     if is_offline(theirs):
@@ -142,6 +214,14 @@ def kl(theirs: Theirs) -> Mapping[str, Any]:
     return settings
 
 
+def write_entropy(run: Run) -> Mapping[str, Any]:
+    """The coefficient, under the type's own function."""
+    if isinstance(run.algorithm, Sft | Dpo):
+        return {}
+    return {"algorithm.entropy_loss_fn_args.entropy_coef": run.algorithm.entropy_coef}
+
+
+@written_by(write_entropy)
 def entropy(theirs: Theirs) -> Mapping[str, Any]:
     """`none` has no term, whatever the coefficient."""
     if is_offline(theirs) or _said(theirs, "entropy_loss_fn", preset(theirs).entropy) == "none":

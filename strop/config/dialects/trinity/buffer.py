@@ -23,9 +23,16 @@ from strop.config.dialects.row import (
     placement,
     refused,
     unless,
+    written_by,
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity.algorithm import is_offline, repeat_times
+from strop.config.dialects.verl.model import whole_or_not
+from strop.config.same import in_steps
+from strop.config.schema import Run
+from strop.config.schema.algorithm import Dpo, Sft
+from strop.config.schema.data import Taskset
+from strop.config.schema.rollout import Sampling
 
 _TASKSET = "buffer.explorer_input.taskset"
 _EVAL = "buffer.explorer_input.eval_tasksets"
@@ -50,6 +57,14 @@ def _given(theirs: Theirs) -> str | None:
     return None if is_offline(theirs) else f"algorithm_type is {kind}, whose experiences are its own rollouts"
 
 
+def write_batches(run: Run) -> Mapping[str, Any]:
+    """Tasks of a step; under sft and dpo, rows."""
+    offline = isinstance(run.algorithm, Sft | Dpo)
+    key = "buffer.train_batch_size" if offline else "buffer.batch_size"
+    return {key: run.trainer.tasks_per_step}
+
+
+@written_by(write_batches)
 def batches(theirs: Theirs) -> Mapping[str, Any]:
     """Tasks of a step; under sft and dpo, `train_batch_size` counts the rows of one."""
     tasks, experiences = theirs["buffer.batch_size"], theirs["buffer.train_batch_size"]
@@ -66,6 +81,16 @@ def batches(theirs: Theirs) -> Mapping[str, Any]:
     return {"trainer.tasks_per_step": tasks}
 
 
+def write_duration(run: Run) -> Mapping[str, Any]:
+    """In steps or in epochs; updates only where whole steps make them."""
+    length = in_steps(run, run.trainer.duration)
+    keys = {"steps": "buffer.total_steps", "epochs": "buffer.total_epochs"}
+    if length is None or length.unit not in keys:
+        return {}
+    return {keys[length.unit]: whole_or_not(length.count)}
+
+
+@written_by(write_duration)
 def duration(theirs: Theirs) -> Mapping[str, Any]:
     """`trainer.total_steps` comes before `buffer.total_steps`, and both before the epochs."""
     steps = theirs["trainer.total_steps"]
@@ -87,6 +112,44 @@ def _buffer_steps(theirs: Theirs) -> str | None:
     return None if steps is None else f"trainer.total_steps is {steps} and comes first"
 
 
+def write_tasks(run: Run) -> Mapping[str, Any]:
+    """What is sampled from, what is measured, and the one reward that scores all of it."""
+    values: dict[str, Any] = {}
+    if not isinstance(run.algorithm, Sft | Dpo):
+        values |= _write_taskset(_TASKSET, run.data.train)
+        values |= _write_sampling(_TASKSET, run.rollout.sampling)
+    for index, taskset in enumerate(run.data.eval):
+        at = f"{_EVAL}.{index}"
+        values |= {f"{at}.name": taskset.name, f"{at}.repeat_times": taskset.rollouts_per_task}
+        values |= _write_taskset(at, taskset) | _write_sampling(at, taskset.sampling)
+    if run.reward.functions:
+        names = {"math": "math_reward", "countdown": "countdown_reward", "format": "format_reward"}
+        function = run.reward.functions[0].function
+        values["buffer.default_reward_fn_type"] = names.get(function, function)
+    return values
+
+
+def _write_taskset(at: str, taskset: Taskset) -> dict[str, Any]:
+    """A column of messages and one of text are one thing here; it is written as text's."""
+    return {
+        f"{at}.path": taskset.path,
+        f"{at}.split": taskset.split,
+        f"{at}.subset_name": taskset.subset,
+        f"{at}.format.prompt_key": taskset.prompt,
+        f"{at}.format.response_key": taskset.answer,
+        f"{at}.format.system_prompt": taskset.system,
+    }
+
+
+def _write_sampling(at: str, sampling: Sampling) -> dict[str, Any]:
+    return {
+        f"{at}.rollout_args.temperature": sampling.temperature,
+        f"{at}.rollout_args.top_p": None if sampling.top_p == 1 else sampling.top_p,
+        f"{at}.rollout_args.top_k": sampling.top_k or None,
+    }
+
+
+@written_by(write_tasks)
 def tasks(theirs: Theirs) -> Mapping[str, Any]:
     """What is sampled from, and what is measured. One reward scores all of it."""
     settings: dict[str, Any] = {}
@@ -173,6 +236,26 @@ def _reward(theirs: Theirs, measured: list[str]) -> str:
     return _REWARDS.get(name, name)
 
 
+def write_answers(run: Run) -> Mapping[str, Any]:
+    """Under sft and dpo the experience buffer is the data."""
+    if not isinstance(run.algorithm, Sft | Dpo):
+        return {}
+    train, form = run.data.train, f"{_EXPERIENCE}.format"
+    given = _write_taskset(_EXPERIENCE, train)
+    values = {
+        key: value
+        for key, value in given.items()
+        if not key.endswith((".split", ".subset_name", "response_key"))
+    }
+    values[f"{_EXPERIENCE}.storage_type"] = "file"
+    if isinstance(run.algorithm, Dpo):
+        return {**values, f"{form}.chosen_key": train.chosen, f"{form}.rejected_key": train.rejected}
+    if train.prompt == "prompt" and train.response == "messages":
+        return {**values, f"{form}.prompt_type": "messages", f"{form}.messages_key": train.response}
+    return {**values, f"{form}.response_key": train.response}
+
+
+@written_by(write_answers)
 def answers(theirs: Theirs) -> Mapping[str, Any]:
     """Under sft and dpo the experience buffer is the data."""
     if not is_offline(theirs):

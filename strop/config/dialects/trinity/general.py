@@ -27,10 +27,14 @@ from strop.config.dialects.row import (
     placement,
     refused,
     unless,
+    written_by,
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity.algorithm import is_offline
-from strop.config.dialects.verl.trainer import every, one_gpu
+from strop.config.dialects.verl.model import whole_or_not
+from strop.config.dialects.verl.trainer import every, frequency, one_gpu
+from strop.config.schema import Run
+from strop.config.schema.algorithm import Dpo, Sft
 
 _NO_ACTORS = "one process, which has no actors to name"
 _NATIVE = "the native sampler, in the trainer's process"
@@ -38,6 +42,20 @@ _HERE = "the sampler reads the trainer's own weights"
 _TRACKERS = ("wandb", "mlflow")
 
 
+def write_folder(run: Run) -> Mapping[str, Any]:
+    """The root is what stands above the two names."""
+    whole = run.folder_path
+    named = (whole.parent.name, whole.name) == (run.project, run.name)
+    root = str(whole.parent.parent) if named else run.output
+    return {
+        "checkpoint_root_dir": root,
+        "project": run.project,
+        "name": run.name,
+        "continue_from_checkpoint": run.resume != "never",
+    }
+
+
+@written_by(write_folder)
 def folder(theirs: Theirs) -> Mapping[str, Any]:
     """`<checkpoint_root_dir>/<project>/<name>/`; where the run is not to go on, under a name of its own."""
     root, project, name = theirs["checkpoint_root_dir"], theirs["project"], theirs["name"]
@@ -48,6 +66,12 @@ def folder(theirs: Theirs) -> Mapping[str, Any]:
     return settings
 
 
+def write_mode(run: Run) -> Mapping[str, Any]:
+    """Given answers need no explorer."""
+    return {"mode": "train" if isinstance(run.algorithm, Sft | Dpo) else "both"}
+
+
+@written_by(write_mode)
 def mode(theirs: Theirs) -> Mapping[str, Any]:
     """Both halves run in one process; given answers need no explorer."""
     wanted = "train" if is_offline(theirs) else "both"
@@ -61,6 +85,16 @@ def mode(theirs: Theirs) -> Mapping[str, Any]:
     return {}
 
 
+def write_lengths(run: Run) -> Mapping[str, Any]:
+    """The two limits, and the least of an answer."""
+    return {
+        "model.max_prompt_tokens": run.data.max_prompt_tokens,
+        "model.max_response_tokens": run.data.max_response_tokens,
+        "model.min_response_tokens": run.rollout.sampling.min_response_tokens,
+    }
+
+
+@written_by(write_lengths)
 def lengths(theirs: Theirs) -> Mapping[str, Any]:
     """The two limits; the whole sequence's must leave room for both."""
     prompt, response = theirs["model.max_prompt_tokens"], theirs["model.max_response_tokens"]
@@ -83,6 +117,19 @@ def lengths(theirs: Theirs) -> Mapping[str, Any]:
     return settings
 
 
+def write_lora(run: Run) -> Mapping[str, Any]:
+    """One adapter, or none."""
+    said, at = run.model.lora, "model.lora_configs.0"
+    if said is None:
+        return {}
+    return {
+        f"{at}.lora_rank": said.rank,
+        f"{at}.lora_alpha": whole_or_not(said.alpha),
+        f"{at}.target_modules": said.targets,
+    }
+
+
+@written_by(write_lora)
 def lora(theirs: Theirs) -> Mapping[str, Any]:
     """One adapter."""
     configs = theirs["model.lora_configs"]
@@ -100,6 +147,12 @@ def lora(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_monitors(run: Run) -> Mapping[str, Any]:
+    """The console is always there."""
+    return {"monitor.monitor_type": "tensorboard" if "tensorboard" in run.record.monitors else None}
+
+
+@written_by(write_monitors)
 def monitors(theirs: Theirs) -> Mapping[str, Any]:
     """The console is always there."""
     kind = theirs["monitor.monitor_type"]
@@ -110,6 +163,15 @@ def monitors(theirs: Theirs) -> Mapping[str, Any]:
     return {"record.monitors": ["console", "tensorboard"]}
 
 
+def write_measuring(run: Run) -> Mapping[str, Any]:
+    """By steps."""
+    return {
+        "explorer.eval_interval": frequency(run, run.evaluate.every),
+        "explorer.eval_on_startup": run.evaluate.at_start,
+    }
+
+
+@written_by(write_measuring)
 def measuring(theirs: Theirs) -> Mapping[str, Any]:
     """By steps."""
     return {
@@ -118,6 +180,13 @@ def measuring(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_saving(run: Run) -> Mapping[str, Any]:
+    """By steps; 0 saves at the end alone."""
+    often = frequency(run, run.checkpoint.every)
+    return {"trainer.save_interval": 0 if often == -1 else often}
+
+
+@written_by(write_saving)
 def saving(theirs: Theirs) -> Mapping[str, Any]:
     """By steps; 0 saves at the end alone."""
     return {"checkpoint.every": every(theirs["trainer.save_interval"])}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from strop.config.dialects.row import Row
+from strop.config.dialects.row import Pair, Read, Row
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import LEDGER as VERL
+from strop.config.schema import Run
 from strop.errors import ConfigError
 
 PREFIX = "trainer.trainer_config."
@@ -35,8 +36,22 @@ class _Inside(Theirs):
 
 
 @cache
+def _pair(read: Read) -> Read:
+    """verl's read, and the write beside it, for Trinity's configuration; one for each, as rows share them."""
+    inside = _through(read)
+    if not isinstance(read, Pair):
+        return inside
+    write = read.write
+
+    def written(run: Run) -> Mapping[str, Any]:
+        return {PREFIX + key: value for key, value in write(run).items()}
+
+    return Pair(inside, written)
+
+
+@cache
 def _through(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function for Trinity's configuration; one for each, so that shared reads stay shared."""
+    """The same function for Trinity's configuration."""
     return lambda theirs, *value: function(_Inside(theirs), *value)
 
 
@@ -44,7 +59,7 @@ def verl_row(key: str, default: Any) -> Row:
     """verl's row, with the default of Trinity's page."""
     row = VERL.find(key)
     assert row is not None, key
-    read = row.read and _through(row.read)
+    read = row.read and _pair(row.read)
     off, can = row.off and _through(row.off), row.can and _through(row.can)
     return replace(
         row, theirs=PREFIX + key, default=default, read=read, off=off, can=can, stated=True, on_page=True
