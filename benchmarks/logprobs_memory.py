@@ -16,8 +16,7 @@ import time
 import torch
 from torch import Tensor
 
-from strop.models import logprobs
-from strop.models.logprobs import LogitTransform
+from strop.models.head import LogitTransform, head_outputs
 
 WAYS = ("plain", "ours")
 
@@ -31,9 +30,12 @@ def plain(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
 def ours(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """What `token_outputs` does with the hidden states."""
     rows, temperature = torch.arange(len(hidden)), torch.ones(len(hidden))
-    return logprobs._HeadOutputs.apply(
-        hidden, weight, None, rows, labels, temperature, LogitTransform(), True
+    head = torch.nn.Linear(*weight.T.shape, bias=False, device="meta", dtype=weight.dtype)
+    head.weight = torch.nn.Parameter(weight)
+    found = head_outputs(
+        head, hidden, rows, labels, temperature, LogitTransform(), entropy=True, reference=None
     )
+    return found[0], found[1]
 
 
 def measure(way: str, tokens: int, hidden_size: int, vocabulary: int, dtype: str) -> dict[str, float]:

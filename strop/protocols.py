@@ -85,9 +85,16 @@ class TrainingEngine(Protocol):
         ...
 
     def forward_backward(
-        self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, counts: GlobalCounts, *, entropy: bool
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_fn: LossFn,
+        counts: GlobalCounts,
+        *,
+        entropy: bool,
+        divergence: bool = False,
     ) -> Mapping[str, float]:
-        """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself."""
+        """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself.
+        `entropy` and `divergence` say which of these the loss takes beside log-probs."""
         ...
 
     def set_lr(self, lr: float) -> None:
@@ -115,6 +122,10 @@ class TrainingEngine(Protocol):
 
     def lay_out_for_sampling(self) -> None:
         """Lay the weights out as the native sampler wants them, where that lets it share them."""
+        ...
+
+    def divergences(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        """[T] of each, KL(current weights || reference) over the whole vocabulary, without gradient."""
         ...
 
     def iter_weights(self) -> Iterator[tuple[str, torch.Tensor]]:

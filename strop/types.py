@@ -300,6 +300,9 @@ class TokenOutputs:
     """[T] float32, with gradient in training."""
     entropy: torch.Tensor | None = None
     """[T] float32, nats, of the tempered distribution; None when nobody asked."""
+    divergence: torch.Tensor | None = None
+    """[T] float32, nats: KL(policy || reference) over the whole vocabulary, of the same distributions; None
+    when nobody asked."""
 
 
 @dataclass(frozen=True, slots=True)

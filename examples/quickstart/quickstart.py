@@ -32,6 +32,26 @@ def make_tasks(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def prepare(out: Path, seed: int) -> None:
+    """The tasks, a random model, and the warm start that GRPO begins with, all in `out`."""
+    make_tasks(out)
+    make_model(
+        out / "random",
+        ["12+34=46"],
+        vocab_size=300,
+        hidden_size=128,
+        layers=2,
+        heads=4,
+        kv_heads=4,
+        seed=MODEL_SEED,
+    )
+    overrides = [f"seed={seed}", f"output={out.parent}", f"project={out.name}"]
+    warm_up(
+        strop.load(HERE / "run.yaml", [*overrides, f"model.path={out / 'random'}"]),
+        out / "warm-start",
+    )
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -41,22 +61,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     os.environ["QUICKSTART"] = str(args.out)
 
-    make_tasks(args.out)
-    make_model(
-        args.out / "random",
-        ["12+34=46"],
-        vocab_size=300,
-        hidden_size=128,
-        layers=2,
-        heads=4,
-        kv_heads=4,
-        seed=MODEL_SEED,
-    )
+    prepare(args.out, args.seed)
     overrides = [f"seed={args.seed}", f"output={args.out.parent}", f"project={args.out.name}"]
-    warm_up(
-        strop.load(HERE / "run.yaml", [*overrides, f"model.path={args.out / 'random'}"]),
-        args.out / "warm-start",
-    )
     result = strop.train(strop.load(HERE / "run.yaml", overrides))
 
     print(f"Everything is in {result.folder}:")

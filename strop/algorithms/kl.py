@@ -16,6 +16,9 @@ gradient with respect to pi's parameters. With grad = grad log pi, per token:
     k2   log(pi / ref) grad     in expectation the gradient of KL(pi || ref)
     k3   (1 - ref / pi) grad    in expectation the gradient of KL(ref || pi)
 
+The fifth, `full`, is the divergence itself, over the whole vocabulary: it needs both models' logits, and
+so is made where those are (`strop/models/logprobs.py`).
+
 The formulas are taken as they stand; verl clamps log r to 20 and k3 to 10 on both sides.
 """
 
@@ -26,10 +29,10 @@ from typing import assert_never
 
 import torch
 
-from strop.config.schema.algorithm import KlEstimator
+from strop.config.schema.algorithm import SampledKl
 
 
-def divergence(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:
+def divergence(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: SampledKl) -> torch.Tensor:
     """KL(policy || reference) per token, both [K]; the tokens were drawn from the policy."""
     log_ratio = ref_logprobs - logprobs
     match estimator:
@@ -43,22 +46,6 @@ def divergence(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: Kl
             return torch.expm1(log_ratio) - log_ratio
         case _:
             assert_never(estimator)
-
-
-def full_divergence(logits: torch.Tensor, ref_logits: torch.Tensor) -> torch.Tensor:
-    """KL(policy || reference) over the whole vocabulary: exact, and with an exact gradient.
-
-    sum over v of pi(v) (log pi(v) - log ref(v))
-
-    Args:
-        logits: [C, V] a chunk of the policy's, tempered, with gradient.
-        ref_logits: [C, V] the reference's for the same targets.
-
-    Returns:
-        [C] float32, nats.
-    """
-    logprobs = logits.float().log_softmax(-1)
-    return (logprobs.exp() * (logprobs - ref_logits.float().log_softmax(-1))).sum(-1)
 
 
 def mean_over_rollouts(divergences: torch.Tensor, tokens: torch.Tensor) -> float:

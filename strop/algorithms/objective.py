@@ -46,7 +46,8 @@ class Objective:
         parts = {"policy_loss": (weights * corrected).sum()}
         loss = parts["policy_loss"]
         if self.config.kl_loss is not None:
-            parts["kl_loss"] = self._kl_loss(logprobs, reference, weights)
+            exact = None if outputs.divergence is None else targets.take(outputs.divergence)
+            parts["kl_loss"] = self._kl_loss(logprobs, reference, exact, weights)
             loss = loss + parts["kl_loss"]
         if self.config.entropy_coef > 0:
             parts["entropy_bonus"] = self._entropy_bonus(entropy, weights)
@@ -58,7 +59,9 @@ class Objective:
             if correction is not None:
                 means["importance/mean"] = correction.weights
                 means["importance/capped_share"] = correction.capped.float()
-            if reference is not None:
+            if outputs.divergence is not None:
+                means["kl/ref"] = targets.take(outputs.divergence)
+            elif reference is not None:
                 means["kl/ref"] = divergence(logprobs, reference, "k3")
             if entropy is not None:
                 means["entropy"] = entropy
@@ -72,13 +75,21 @@ class Objective:
         return None if config is None else correct(trainer, sampler, targets, config)
 
     def _kl_loss(
-        self, logprobs: torch.Tensor, reference: torch.Tensor | None, weights: torch.Tensor
+        self,
+        logprobs: torch.Tensor,
+        reference: torch.Tensor | None,
+        exact: torch.Tensor | None,
+        weights: torch.Tensor,
     ) -> torch.Tensor:
-        assert self.config.kl_loss is not None
+        config = self.config.kl_loss
+        assert config is not None
+        if config.estimator == "full":
+            if exact is None:
+                raise ValueError("algorithm.kl_loss: full needs the divergence of each target; there is none")
+            return config.coef * (weights * exact).sum()
         if reference is None:
             raise ValueError("algorithm.kl_loss needs the reference's log-probs; the micro-batch has none")
-        each = divergence(logprobs, reference, self.config.kl_loss.estimator)
-        return self.config.kl_loss.coef * (weights * each).sum()
+        return config.coef * (weights * divergence(logprobs, reference, config.estimator)).sum()
 
     def _entropy_bonus(self, entropy: torch.Tensor | None, weights: torch.Tensor) -> torch.Tensor:
         if entropy is None:

@@ -141,6 +141,19 @@ def needs_reference(config: Algorithm) -> bool:
     return config.kl_loss is not None or config.kl_reward is not None
 
 
+def needs_reference_logprobs(config: RolloutAlgorithm) -> bool:
+    """Whether a divergence is estimated from the sampled tokens; over the whole vocabulary it is not."""
+    penalties = (config.kl_loss, config.kl_reward)
+    return any(penalty is not None and penalty.estimator != "full" for penalty in penalties)
+
+
+def measures_divergence(config: Algorithm) -> bool:
+    """Whether the loss takes `TokenOutputs.divergence`."""
+    if isinstance(config, Sft | Dpo):
+        return False
+    return config.kl_loss is not None and config.kl_loss.estimator == "full"
+
+
 def needs_greedy_answer(config: Algorithm) -> bool:
     """Whether `Scored.baselines` must be there."""
     return isinstance(config, Remax)

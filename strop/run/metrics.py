@@ -195,7 +195,8 @@ METRICS: dict[str, Metric] = {
         "Divergence and entropy",
         "nats per token",
         None,
-        "KL(policy || reference) by Schulman's k3, mean over targets: how far training has moved the model.",
+        "KL(policy || reference), mean over targets: how far training has moved the model. By Schulman's k3, "
+        "or over the whole vocabulary where `kl_loss.estimator` is `full`.",
     ),
     "kl/old": Metric(
         "Divergence and entropy",

@@ -27,6 +27,7 @@ class PolicyUpdates:
         """Of its updates; an evaluation may change them."""
         self._loss_fn = table.loss_fn(run.algorithm, max_response_tokens=run.data.max_response_tokens)
         self._entropy = table.measures_entropy(run.algorithm)
+        self._divergence = table.measures_divergence(run.algorithm)
 
     def update(
         self,
@@ -47,9 +48,12 @@ class PolicyUpdates:
         weight_decay = self.rates.weight_decay(step, update)
         if weight_decay is not None:
             self._engine.set_weight_decay(weight_decay)
-        micro_batches = self.pack(experiences, advantages, old, reference)
         metrics |= self._engine.forward_backward(
-            micro_batches, self._loss_fn, counts_of(experiences), entropy=self._entropy
+            self.pack(experiences, advantages, old, reference),
+            self._loss_fn,
+            counts_of(experiences),
+            entropy=self._entropy,
+            divergence=self._divergence,
         )
         metrics["grad_norm"] = self._engine.step()
         return metrics
@@ -81,6 +85,11 @@ class PolicyUpdates:
         micro_batches = self.pack(experiences, [0.0] * len(experiences), None, None)
         values = self._engine.logprobs(micro_batches, reference=reference, check=check)
         return unpack(micro_batches, values, experiences)
+
+    def divergences(self, experiences: Sequence[Experience]) -> list[Floats]:
+        """[L] of each: KL(policy || reference) over the whole vocabulary, without gradient."""
+        micro_batches = self.pack(experiences, [0.0] * len(experiences), None, None)
+        return unpack(micro_batches, self._engine.divergences(micro_batches), experiences)
 
     def pack(
         self,

@@ -6,11 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from strop.algorithms import table
 from strop.algorithms.kl import divergence, mean_over_rollouts
 from strop.algorithms.scored import Scored
 from strop.config.schema import Run
-from strop.config.schema.algorithm import Ppo, RolloutAlgorithm
+from strop.config.schema.algorithm import KlEstimator, Ppo, RolloutAlgorithm
 from strop.protocols import TrainingEngine
 from strop.run.critic import Critic
 from strop.run.expert import ExpertRows
@@ -121,14 +123,26 @@ class Trainer:
         metrics: dict[str, float] = {}
         scored = score(experiences, baselines=baselines)
         if self._kl is not None and algorithm.kl_reward is not None:
-            assert old is not None and reference is not None
-            drawn, wanted = targets_of(old, experiences), targets_of(reference, experiences)
-            kl = divergence(drawn, wanted, algorithm.kl_reward.estimator)
+            kl = self._divergence(experiences, old, reference, algorithm.kl_reward.estimator)
             scored = replace(scored, penalties=self._kl.coef * kl)
             metrics["kl_reward/kl"] = mean_over_rollouts(kl, scored.tokens)
             metrics["kl_reward/coef"] = self._kl.coef
             self._kl = self._kl.update(metrics["kl_reward/kl"], len(scored.rewards))
         return scored, metrics
+
+    def _divergence(
+        self,
+        experiences: Sequence[Experience],
+        old: Sequence[Floats] | None,
+        reference: Sequence[Floats] | None,
+        estimator: KlEstimator,
+    ) -> torch.Tensor:
+        """[K] from the reference, at the start of the step."""
+        if estimator == "full":
+            return targets_of(self._policy.divergences(experiences), experiences)
+        assert old is not None and reference is not None
+        drawn, wanted = targets_of(old, experiences), targets_of(reference, experiences)
+        return divergence(drawn, wanted, estimator)
 
     def _advantages(
         self, groups: Sequence[ExperienceGroup], experiences: Sequence[Experience], scored: Scored, step: int
@@ -165,7 +179,7 @@ class Trainer:
         return updates[: self._length.updates - updates_done]
 
     def _reference(self, experiences: Sequence[Experience]) -> list[Floats] | None:
-        if not table.needs_reference(self._algorithm):
+        if not table.needs_reference_logprobs(self._algorithm):
             return None
         return self._logprobs(experiences, range(len(experiences)), reference=True)
 
@@ -173,10 +187,11 @@ class Trainer:
         self, experiences: Sequence[Experience], updates: Sequence[Sequence[int]]
     ) -> list[Floats] | None:
         """The log-probs at the start of the step, for what is trained on after the first update;
-        in the first one they are the current ones, and no pass is spent on them, unless the KL
-        penalty in the reward wants them all."""
+        in the first one they are the current ones, and no pass is spent on them, unless a KL
+        penalty in the reward is estimated from them all."""
         chosen = sorted({number for update in updates[1:] for number in update})
-        if self._kl is not None:
+        penalty = self._algorithm.kl_reward
+        if penalty is not None and penalty.estimator != "full":
             chosen = list(range(len(experiences)))
         return self._logprobs(experiences, chosen, reference=False) if chosen else None
 

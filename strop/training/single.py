@@ -18,7 +18,7 @@ from strop.models.attention import base_model, can_share_prompts
 from strop.models.export import export_model
 from strop.models.fuse import fuse_storage
 from strop.models.load import load_model
-from strop.models.logprobs import token_outputs
+from strop.models.logprobs import ReferenceStates, reference_states, token_outputs
 from strop.models.lora import add_lora, merged_weights, without_adapter
 from strop.protocols import LossFn
 from strop.training.device import find_device
@@ -60,7 +60,13 @@ class SingleEngine(Learner):
             self._reference = load_model(section, device=self.device, trainable=False)
 
     def forward_backward(
-        self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, counts: GlobalCounts, *, entropy: bool
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_fn: LossFn,
+        counts: GlobalCounts,
+        *,
+        entropy: bool,
+        divergence: bool = False,
     ) -> Mapping[str, float]:
         """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself.
 
@@ -69,7 +75,8 @@ class SingleEngine(Learner):
         self.train()
         rows = []
         for micro_batch in micro_batches:
-            outputs = token_outputs(self.model, micro_batch, entropy=entropy)
+            reference = self._reference_states(micro_batch) if divergence else None
+            outputs = token_outputs(self.model, micro_batch, entropy=entropy, reference=reference)
             rows.append(self.backward(loss_fn(micro_batch, outputs, counts), micro_batch, counts))
         return summed(rows)
 
@@ -106,6 +113,18 @@ class SingleEngine(Learner):
         """Lay the weights out as the native sampler wants them, which then shares them."""
         fuse_storage(self.computing)
 
+    @torch.no_grad()
+    def divergences(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """[T] of each, KL(current weights || reference) over the whole vocabulary, without gradient."""
+        self.model.eval()
+        found = []
+        for micro_batch in micro_batches:
+            reference = self._reference_states(micro_batch)
+            outputs = token_outputs(self.model, micro_batch, entropy=False, reference=reference)
+            assert outputs.divergence is not None
+            found.append(outputs.divergence)
+        return found
+
     def iter_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The full weights, adapters merged, named as Hugging Face names them, in the compute type."""
         return merged_weights(self.model)
@@ -123,6 +142,14 @@ class SingleEngine(Learner):
         """Take back exactly what a snapshot wrote. Raises CheckpointError if it is of another model."""
         super().load(folder)
         set_rng(self.device, read_tensors(folder / RNG))
+
+    def _reference_states(self, micro_batch: MicroBatch) -> ReferenceStates:
+        model, inside = self._as_reference()
+        learning = model.training
+        with inside:
+            states = reference_states(model.eval(), micro_batch)
+        model.train(learning)
+        return states
 
     def _as_reference(self) -> tuple[nn.Module, AbstractContextManager[None]]:
         if isinstance(self.model, PeftModel):

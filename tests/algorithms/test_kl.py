@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.kl import AdaptiveCoef, FixedCoef, divergence, full_divergence, mean_over_rollouts
+from strop.algorithms.kl import AdaptiveCoef, FixedCoef, divergence, mean_over_rollouts
 from strop.algorithms.table import kl_controller
-from strop.config.schema.algorithm import AdaptiveKl, Grpo, KlEstimator, KlReward
+from strop.config.schema.algorithm import AdaptiveKl, Grpo, KlReward, SampledKl
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from strop.config.schema.algorithm import AdaptiveKl, Grpo, KlEstimator, KlRewar
         ("k3", 0.5 - 1 + math.log(2)),
     ],
 )
-def test_by_hand(estimator: KlEstimator, expected: float) -> None:
+def test_by_hand(estimator: SampledKl, expected: float) -> None:
     found = divergence(torch.tensor([0.5]).log(), torch.tensor([0.25]).log(), estimator)
     assert found.item() == pytest.approx(expected, rel=1e-6)
 
@@ -38,14 +38,14 @@ def policy_and_reference() -> tuple[torch.Tensor, torch.Tensor]:
     return logits, reference
 
 
-def expectation(estimator: KlEstimator, logits: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+def expectation(estimator: SampledKl, logits: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """E over tokens drawn from the policy; the drawing itself has no gradient, as in training."""
     logprobs = logits.log_softmax(0)
     return (logprobs.exp().detach() * divergence(logprobs, reference, estimator)).sum()
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_unbiased_as_a_value(estimator: KlEstimator, policy_and_reference) -> None:  # type: ignore[no-untyped-def]
+def test_unbiased_as_a_value(estimator: SampledKl, policy_and_reference) -> None:  # type: ignore[no-untyped-def]
     logits, reference = policy_and_reference
     exact = torch.distributions.kl_divergence(
         torch.distributions.Categorical(logits=logits), torch.distributions.Categorical(logits=reference)
@@ -78,32 +78,6 @@ def test_nothing_between_equals(logprob: float) -> None:
     for estimator in ("k1", "abs", "k2", "k3"):
         same = torch.tensor([logprob])
         assert divergence(same, same, estimator).item() == 0  # type: ignore[arg-type]
-
-
-def test_full_by_hand() -> None:
-    # (1/2, 1/2) from (1/4, 3/4): 1/2 log 2 + 1/2 log(2/3) = 1/2 log(4/3).
-    found = full_divergence(torch.zeros(1, 2), torch.tensor([[0.0, math.log(3)]]))
-    assert found.tolist() == pytest.approx([math.log(4 / 3) / 2])
-
-
-def test_full_is_torchs_divergence_and_its_gradient() -> None:
-    generator = torch.Generator().manual_seed(2)
-    logits = torch.randn(5, 11, generator=generator, requires_grad=True)
-    reference = torch.randn(5, 11, generator=generator)
-    exact = torch.distributions.kl_divergence(
-        torch.distributions.Categorical(logits=logits), torch.distributions.Categorical(logits=reference)
-    )
-    found = full_divergence(logits, reference)
-    torch.testing.assert_close(found, exact)
-    torch.testing.assert_close(
-        torch.autograd.grad(found.sum(), logits), torch.autograd.grad(exact.sum(), logits)
-    )
-
-
-def test_full_in_chunks_is_the_whole() -> None:
-    logits, reference = torch.randn(2, 6, 9, generator=torch.Generator().manual_seed(3))
-    chunks = [full_divergence(a, b) for a, b in zip(logits.split(4), reference.split(4), strict=True)]
-    torch.testing.assert_close(torch.cat(chunks), full_divergence(logits, reference))
 
 
 def test_a_controller_follows_the_mean_over_rollouts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -58,12 +59,18 @@ def with_parts(**parts: Any) -> Grpo:
 
 
 def model_outputs(batch: MicroBatch, seed: int = 5) -> tuple[torch.Tensor, TokenOutputs]:
-    """Parameters, and log-probs and entropies that depend on them."""
+    """Parameters, and log-probs, entropies and divergences that depend on them."""
     tokens = len(batch.loss_mask)
     generator = torch.Generator().manual_seed(seed)
-    parameters = torch.randn(2, tokens, generator=generator) * 0.3
+    parameters = torch.randn(3, tokens, generator=generator) * 0.3
     parameters.requires_grad_()
-    return parameters, TokenOutputs(parameters[0] - 1, parameters[1].square() + 1)
+    return parameters, TokenOutputs(parameters[0] - 1, parameters[1].square() + 1, parameters[2].square())
+
+
+def map_outputs(outputs: TokenOutputs, change: Callable[[torch.Tensor], torch.Tensor]) -> TokenOutputs:
+    """The same change to each."""
+    assert outputs.entropy is not None and outputs.divergence is not None
+    return TokenOutputs(change(outputs.logprobs), change(outputs.entropy), change(outputs.divergence))
 
 
 def run(config: Grpo, batch: MicroBatch, counts: GlobalCounts, outputs: TokenOutputs) -> LossOutput:
@@ -105,8 +112,9 @@ def naive_policy_losses(
 
 def naive(config: Grpo, batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> dict[str, float]:
     """The definitions in plain Python, token by token."""
-    assert outputs.entropy is not None and batch.ref_logprobs is not None and config.kl_loss is not None
-    logprobs, entropy = outputs.logprobs.tolist(), outputs.entropy.tolist()
+    assert batch.ref_logprobs is not None and config.kl_loss is not None
+    assert outputs.entropy is not None and outputs.divergence is not None
+    logprobs, entropy, full = (x.tolist() for x in (outputs.logprobs, outputs.entropy, outputs.divergence))
     sums = dict.fromkeys(("policy_loss", "kl_loss", "entropy_bonus", "kl/ref", "kl/old", "ratio/mean"), 0.0)
     for s in range(batch.segments):
         start, end = int(batch.cu_seqlens[s]), int(batch.cu_seqlens[s + 1])
@@ -123,11 +131,12 @@ def naive(config: Grpo, batch: MicroBatch, outputs: TokenOutputs, counts: Global
             difference = float(batch.ref_logprobs[t]) - logprobs[t]
             k3 = math.exp(difference) - 1 - difference
             kl = {"k1": -difference, "abs": abs(difference), "k2": difference**2 / 2, "k3": k3}
+            kl["full"] = full[t]
             moved = 0.0 if batch.old_logprobs is None else logprobs[t] - float(batch.old_logprobs[t])
             sums["policy_loss"] += loss * weight
             sums["kl_loss"] += config.kl_loss.coef * kl[config.kl_loss.estimator] * weight
             sums["entropy_bonus"] += config.entropy_coef * entropy[t] * weight
-            sums["kl/ref"] += k3 / counts.tokens
+            sums["kl/ref"] += full[t] / counts.tokens
             sums["kl/old"] += (math.exp(moved) - 1 - moved) / counts.tokens
             sums["ratio/mean"] += math.exp(moved) / counts.tokens
     sums["loss"] = sums["policy_loss"] + sums["kl_loss"] - sums["entropy_bonus"]
@@ -213,12 +222,11 @@ def test_two_halves_give_the_loss_and_gradient_of_the_whole(
     whole = run(config, batch, counts, outputs)
     (gradient,) = torch.autograd.grad(whole.loss, parameters, retain_graph=True)
 
-    edge, entropy = int(batch.cu_seqlens[cut]), outputs.entropy
-    assert entropy is not None
+    edge = int(batch.cu_seqlens[cut])
     first, second = split(batch, cut)
     halves = [
-        run(config, first, counts, TokenOutputs(outputs.logprobs[:edge], entropy[:edge])),
-        run(config, second, counts, TokenOutputs(outputs.logprobs[edge:], entropy[edge:])),
+        run(config, first, counts, map_outputs(outputs, lambda each: each[:edge])),
+        run(config, second, counts, map_outputs(outputs, lambda each: each[edge:])),
     ]
     total = halves[0].loss + halves[1].loss
     torch.testing.assert_close(total, whole.loss)
@@ -229,11 +237,13 @@ def test_two_halves_give_the_loss_and_gradient_of_the_whole(
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.type)
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=str)
+@pytest.mark.parametrize("estimator", ["k3", "full"])
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_nan_beside_the_targets_changes_nothing(
-    loss: PolicyLoss, correction: ImportanceCorrection | None, on_policy: bool
+    loss: PolicyLoss, correction: ImportanceCorrection | None, estimator: KlEstimator, on_policy: bool
 ) -> None:
-    config = with_parts(policy_loss=loss, importance_correction=correction)
+    kl_loss = KlLoss(estimator=estimator, coef=0.1)
+    config = with_parts(policy_loss=loss, importance_correction=correction, kl_loss=kl_loss)
     batch = make_batch(SHAPES, on_policy=on_policy)
     names = ["advantages", "policy_logprobs", "sampler_logprobs", "ref_logprobs"]
     names += [] if on_policy else ["old_logprobs"]
@@ -245,9 +255,8 @@ def test_nan_beside_the_targets_changes_nothing(
     results: list[Any] = []
     for one in (batch, dirty):
         parameters, outputs = model_outputs(batch)
-        assert outputs.entropy is not None
         if one is dirty:
-            outputs = TokenOutputs(spoilt(outputs.logprobs), spoilt(outputs.entropy))
+            outputs = map_outputs(outputs, spoilt)
         for function in (loss_fn(config, max_response_tokens=LIMIT), supervised_loss):
             output = function(one, outputs, counts_of(batch))
             gradient = torch.autograd.grad(output.loss, parameters, retain_graph=True, allow_unused=True)[0]
@@ -276,6 +285,18 @@ def test_what_is_wanted_and_missing_is_said() -> None:
         run(FULL, replace(batch, ref_logprobs=None), counts_of(batch), outputs)
     with pytest.raises(ValueError, match="entropy"):
         run(FULL, batch, counts_of(batch), TokenOutputs(outputs.logprobs))
+    with pytest.raises(ValueError, match="divergence"):
+        full = with_parts(kl_loss=KlLoss(estimator="full"))
+        run(full, batch, counts_of(batch), TokenOutputs(outputs.logprobs, outputs.entropy))
+
+
+def test_the_distance_from_the_reference_is_estimated_where_it_is_not_known() -> None:
+    batch = make_batch(SHAPES)
+    assert batch.ref_logprobs is not None
+    logprobs = model_outputs(batch)[1].logprobs
+    log_ratio = (batch.ref_logprobs - logprobs)[batch.loss_mask]
+    found = run(Grpo(), batch, counts_of(batch), TokenOutputs(logprobs)).metrics["kl/ref"]
+    torch.testing.assert_close(found, (log_ratio.exp() - 1 - log_ratio).mean())
 
 
 def test_without_a_reference_or_entropy_nothing_is_said_of_them() -> None:

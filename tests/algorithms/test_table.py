@@ -79,6 +79,11 @@ def test_what_an_algorithm_needs() -> None:
     assert not table.needs_greedy_answer(plain)
     assert table.needs_reference(section(type="rloo", kl_loss={}))
     assert table.needs_reference(section(type="rloo", kl_reward={}))
+    for key in ("kl_loss", "kl_reward"):
+        full = section(type="rloo", **{key: {"estimator": "full"}})
+        assert table.needs_reference(full) and not table.needs_reference_logprobs(full)
+        assert table.needs_reference_logprobs(section(type="rloo", **{key: {}}))
+        assert table.measures_divergence(full) == (key == "kl_loss")
     assert table.needs_greedy_answer(section(type="remax"))
 
 
@@ -102,7 +107,7 @@ def test_each_has_a_policy_loss_of_its_own(kind: str, loss: str) -> None:
         ({"type": "remax", "dynamic_sampling": {}}, "Extra inputs"),
         ({"type": "rloo", "divide_by_std": True}, "Extra inputs"),
         ({"type": "grpo", "policy_loss": {"type": "gpg", "clip_low": 0.1}}, "Extra inputs"),
-        ({"type": "grpo", "kl_reward": {"estimator": "full"}}, "estimator"),
+        ({"type": "grpo", "kl_reward": {"estimator": "k4"}}, "estimator"),
         ({"type": "grpo", "overlong_penalty": {}}, "buffer_tokens"),
         ({"type": "nonesuch"}, "'grpo', 'grpo_passk'"),
     ],

@@ -182,7 +182,7 @@ def test_mapped(component: str, words: list[str], field: str, expected: object) 
         ("verl_trainer", ["--ENGINE=sglang", "--rollout_name=vllm"], "say the same thing differently"),
         ("verl_trainer", ["--ENGINE=tgi"], "ENGINE is vllm or sglang or hf"),
         ("verl_trainer", ["--data_train_files=i.jsonl", "--data_image_key=images"], "given twice"),
-        ("verl_trainer", ["--actor_kl_loss_type=full"], "actor_kl_loss_type is kl or"),
+        ("verl_trainer", ["--actor_kl_loss_type=k4"], "actor_kl_loss_type is kl or"),
         ("verl_trainer", ["--actor_rft_mini_batch_size=1"], "did you mean 'actor_ppo_mini_batch_size'"),
         ("grpo", ["--num_generations=3"], r"batch of 8 .* the nearest that are: 6 and 9"),
         ("grpo", ["--num_generations=1"], "write 2 or more"),

@@ -116,6 +116,7 @@ def test_the_pages_defaults() -> None:
         ([f"{ACTOR}.clip_ratio_c=10"], "algorithm.policy_loss.dual_clip", 10),
         ([f"{ACTOR}.use_kl_loss=True"], "algorithm.kl_loss.estimator", "k3"),
         ([f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_type=mse"], "algorithm.kl_loss.estimator", "k2"),
+        ([f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_type=full"], "algorithm.kl_loss.estimator", "full"),
         ([f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.5"], "algorithm.kl_loss.coef", 0.5),
         ([f"{ACTOR}.kl_loss_coef=0.5"], "algorithm.kl_loss", None),
         ([f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"], "algorithm.aggregation", "seq-mean-token-mean"),
@@ -145,6 +146,11 @@ def test_the_pages_defaults() -> None:
             GspoLoss(clip_low=3e-4, clip_high=3e-4),
         ),
         (["algorithm.use_kl_in_reward=True"], "algorithm.kl_reward", KlReward(coef=0.005)),
+        (
+            ["algorithm.use_kl_in_reward=True", "algorithm.kl_penalty=full"],
+            "algorithm.kl_reward.estimator",
+            "full",
+        ),
         (
             [
                 "algorithm.use_kl_in_reward=True",
@@ -266,7 +272,7 @@ def test_what_has_no_effect_is_said(overrides: list[str], note: str) -> None:
             "override data.train_batch_size=0: trainer.tasks_per_step: must be greater",
         ),
         ("data.train_batch_size=100", r"\(100\) is not a multiple .* \(256\); the nearest .* 50 and 100"),
-        (f"{ACTOR}.kl_loss_type=full", "k1 or abs"),
+        (f"{ACTOR}.kl_loss_type=k4", "k1 or abs"),
         ("algorithm.adv_estimator=a2c", "gae or grpo or"),
         (f"{ROLLOUT}.n=1", r"write actor_rollout_ref\.rollout\.n=8"),
         (f"{ROLLOUT}.do_sample=False", "nothing can be learned"),

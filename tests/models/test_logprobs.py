@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from strop.errors import ModelError
-from strop.models import logprobs
+from strop.models import head, logprobs
 from strop.models.attention import use_packed_attention
 from strop.models.logprobs import check_logits, logit_transform, token_outputs
 from tests.models.models import distance, gradients, make, packed, packed_gradient, some_experiences
@@ -38,7 +38,7 @@ def plain(model: nn.Module, hidden: Tensor, labels: Tensor, temperature: Tensor)
 def test_values_and_gradients(
     family: str, chunk: int, weights: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logprobs, "CHUNK_ROWS", chunk)
+    monkeypatch.setattr(head, "CHUNK_ROWS", chunk)
     model = make("qwen2" if family == "loud" else family)
     if family == "loud":
         model.set_output_embeddings(Loud(32, 61))
@@ -70,7 +70,7 @@ def test_values_and_gradients(
 def test_a_case_by_hand() -> None:
     """Logits 0 and ln 3 at temperature 1: probabilities 1/4 and 3/4."""
     logits = torch.tensor([[0.0, math.log(3.0)]])
-    logprob, entropy, _ = logprobs._statistics(logits, torch.tensor([1]), True)
+    logprob, entropy, _, _ = head._statistics(logits, torch.tensor([1]), True, None)
     assert math.isclose(logprob.item(), math.log(0.75), rel_tol=1e-6)
     assert math.isclose(entropy.item(), -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)), rel_tol=1e-6)
 
@@ -84,7 +84,7 @@ def test_no_entropy_when_nobody_asked() -> None:
 
 def test_large_logits_do_not_overflow() -> None:
     logits = torch.tensor([[3000.0, -3000.0], [-4000.0, -4001.0]])
-    logprob, entropy, _ = logprobs._statistics(logits, torch.tensor([0, 0]), True)
+    logprob, entropy, _, _ = head._statistics(logits, torch.tensor([0, 0]), True, None)
     torch.testing.assert_close(logprob, torch.tensor([0.0, -math.log1p(math.exp(-1))]))
     assert torch.isfinite(entropy).all()
 

@@ -9,7 +9,8 @@ from pydantic import Field, field_validator, model_validator
 from strop.config.schema.base import Section, kind_or
 from strop.config.schema.critic import Critic
 
-KlEstimator = Literal["k1", "abs", "k2", "k3"]
+SampledKl = Literal["k1", "abs", "k2", "k3"]
+KlEstimator = Literal[SampledKl, "full"]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -17,7 +18,8 @@ class KlLoss(Section):
     """A penalty in the loss for leaving the reference, which is the model as it was at the start."""
 
     estimator: KlEstimator = "k3"
-    """How the divergence is estimated from the sampled tokens (joschu.net/blog/kl-approx.html)."""
+    """How the divergence is estimated from sampled tokens (joschu.net/blog/kl-approx.html); `full` is exact,
+    over the whole vocabulary, and takes a pass through the reference with every update."""
     coef: float = Field(0.001, ge=0)
     """What the penalty is multiplied with."""
 
@@ -35,7 +37,8 @@ class KlReward(Section):
     """A penalty in the reward, token by token, for leaving the reference."""
 
     estimator: KlEstimator = "k1"
-    """How the divergence is estimated from the sampled tokens (joschu.net/blog/kl-approx.html)."""
+    """How the divergence is estimated from sampled tokens (joschu.net/blog/kl-approx.html); `full` is exact,
+    over the whole vocabulary."""
     coef: float = Field(0.001, ge=0)
     """What the penalty is multiplied with; at the start, where it is adaptive."""
     adaptive: AdaptiveKl | None = None

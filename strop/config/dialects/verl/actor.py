@@ -256,7 +256,6 @@ ACTOR = (
         read=kl_loss,
         kind=one_of(*KL),
         off=switches.kl_loss,
-        note="`full` is not built yet",
     ),
     mapped("actor_rollout_ref.actor.ppo_epochs", 1, "trainer.passes"),
     refused(

@@ -22,7 +22,16 @@ ESTIMATORS = (
     "gpg",
 )
 """The page names five of them; upstream, and the component made of it, have all nine."""
-KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+KL = {
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "k3",
+    "k3": "k3",
+    "full": "full",
+}
 """verl's names of the estimators of the divergence, and ours."""
 KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}
 """Ours, and the names that verl's page uses."""
@@ -129,7 +138,6 @@ ROWS = (
         read=kl_reward,
         kind=one_of(*KL),
         off=switches.kl_in_reward,
-        note="`full` is not built yet",
     ),
     mapped(
         "algorithm.kl_ctrl.type",
