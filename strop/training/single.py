@@ -17,8 +17,9 @@ from strop.config.schema import Run
 from strop.models.attention import base_model, can_share_prompts
 from strop.models.export import export_model
 from strop.models.fuse import fuse_storage
+from strop.models.head import ReferenceStates
 from strop.models.load import load_model
-from strop.models.logprobs import ReferenceStates, reference_states, token_outputs
+from strop.models.logprobs import reference_states, token_outputs
 from strop.models.lora import add_lora, merged_weights, without_adapter
 from strop.protocols import LossFn
 from strop.training.device import find_device
