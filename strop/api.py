@@ -25,6 +25,8 @@ class RunResult:
     """The trained model, as a Hugging Face folder."""
     steps: int
     """Steps that are done, earlier starts included."""
+    model_step: int
+    """The step whose weights the model has: the last, or under `checkpoint.best` the best."""
     metrics: Mapping[str, float]
     """The last step's metrics; `docs/metrics.md` defines them."""
 
@@ -52,7 +54,9 @@ def train(run: Loaded, *, reward: RewardFn | None = None) -> RunResult:
         # A run that fails or is stopped has a report too, of what there is.
         if run.run.record.report and (run.run.folder_path / "metrics.jsonl").is_file():
             write_report(run.run.folder_path)
-    return RunResult(outcome.folder.path, outcome.folder.model, outcome.state.step, outcome.metrics)
+    return RunResult(
+        outcome.folder.path, outcome.folder.model, outcome.state.step, outcome.model_step, outcome.metrics
+    )
 
 
 def evaluate(

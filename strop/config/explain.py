@@ -144,10 +144,16 @@ def _measured(run: Run) -> str:
 
 
 def _kept(run: Run) -> str:
-    every = f"every {run.checkpoint.every} and at the end" if run.checkpoint.every else "at the end"
-    keep = f", of which the last {run.checkpoint.keep} stay" if run.checkpoint.keep else ""
+    every, keep, best = run.checkpoint.every, run.checkpoint.keep, run.checkpoint.best
+    when = [
+        *([f"every {every}"] if every else []),
+        *(["after each evaluation"] if best else []),
+        "at the end",
+    ]
+    model = f"model of the step with the best {best.metric or 'reward'}" if best else "trained model"
+    stay = f", of which the last {keep} stay{', the best among them' if best else ''}" if keep else ""
     return (
-        f"Checkpoints are written {every}{keep}. All goes to {run.folder_path}; the trained model will be "
+        f"Checkpoints are written {_and(when)}{stay}. All goes to {run.folder_path}; the {model} will be "
         f"in {run.folder_path / 'model'}."
     )
 

@@ -116,7 +116,7 @@ class PromptEncoder:
         Raises `ModelError` for a tokenizer without a template, `ConfigError` for a file that is not there.
         """
         self._tokenizer = tokenizer
-        self._template = None if chat_template in ("tokenizer", "none") else _read_template(chat_template)
+        self._template = None if chat_template in ("tokenizer", "none") else read_template(chat_template)
         self._plain = chat_template == "none"
         if chat_template == "tokenizer" and not tokenizer.chat_template:
             raise ModelError(
@@ -205,7 +205,8 @@ def _rendering(where: str) -> Iterator[None]:
         raise DataError(f"{where}: the chat template cannot render this prompt: {error}") from None
 
 
-def _read_template(path: str) -> str:
+def read_template(path: str) -> str:
+    """The Jinja text of a file. Raises `ConfigError` where it cannot be read."""
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from strop.algorithms.plateau import Plateau
 from strop.config.schema import Run
 from strop.errors import RunFolderError
+from strop.run.best import BestStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ class RunState:
     """Expert answers taken so far, over all epochs, under mix."""
     plateau: Plateau | None = None
     """What a schedule that follows the evaluations remembers of them."""
+    best: BestStep | None = None
+    """The best evaluation so far, where `checkpoint.best` asks for it."""
     owes_evaluation: bool = False
     """Whether the run was stopped in the evaluation after this step, which is then made up for."""
 
@@ -109,4 +112,6 @@ class RunState:
         values = json.loads((folder / "state.json").read_text())
         if values["plateau"] is not None:
             values["plateau"] = Plateau(**values["plateau"])
+        if values.get("best") is not None:
+            values["best"] = BestStep(**values["best"])
         return cls(**values)

@@ -11,6 +11,7 @@ from pathlib import Path
 from strop.config.schema import Run
 from strop.config.units import Amount
 from strop.errors import Interrupted, TrainingError
+from strop.run.best import better, known_best
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import Length
 from strop.run.rates import Rates
@@ -44,7 +45,7 @@ class Loop(ABC):
         self, run: Run, state: RunState, length: Length, folder: RunFolder, recorder: Recorder
     ) -> None:
         self._run = run
-        self._state = state
+        self._state = replace(state, best=known_best(run, state.best, folder.checkpoints))
         self._length = length
         self._folder = folder
         self._recorder = recorder
@@ -80,7 +81,7 @@ class Loop(ABC):
             if self._state.step == 0 and self._run.evaluate.at_start:
                 self._recorder.step(0, self._evaluate(0))
             if self._state.owes_evaluation:
-                self._recorder.step(self._state.step, self._evaluate_for_rates())
+                self._recorder.step(self._state.step, self._evaluate_after_step())
             while self._state.step < self._length.steps:
                 self._step(self._state.step + 1)
         except Interrupted as interrupted:
@@ -101,7 +102,7 @@ class Loop(ABC):
             good, _ = checkpoint.latest(self._folder.checkpoints)
             kept = f"The last good checkpoint is {good}." if good else "There is no checkpoint yet."
             raise TrainingError(f"Step {step}: {error} {kept}") from error
-        self._state = replace(stepped.state, plateau=before.plateau)
+        self._state = replace(stepped.state, plateau=before.plateau, best=before.best)
         metrics = {
             **stepped.metrics,
             "epoch": step / self._length.steps_per_epoch,
@@ -111,18 +112,21 @@ class Loop(ABC):
             metrics["time/save_seconds"], self._save_seconds = self._save_seconds, 0.0
         if stepped.groups and self._is_due(run.record.rollouts_every, before):
             self._recorder.rollouts(step, stepped.groups)
-        if self._is_due(run.evaluate.every, before) or step == self._length.steps:
-            metrics |= self._evaluate_for_rates()
+        evaluates = self._is_due(run.evaluate.every, before) or step == self._length.steps
+        if evaluates:
+            metrics |= self._evaluate_after_step()
         self._recorder.step(step, metrics)
-        if self._is_due(run.checkpoint.every, before):
+        if self._is_due(run.checkpoint.every, before) or (evaluates and run.checkpoint.best is not None):
             self._save()
 
-    def _evaluate_for_rates(self) -> dict[str, float]:
-        """Evaluate after a step, and let the schedule know, even if the run is stopped on the way."""
-        self._state = replace(self._state, owes_evaluation=True)
-        metrics = self._evaluate(self._state.step)
+    def _evaluate_after_step(self) -> dict[str, float]:
+        """Evaluate, and remember what the schedule and the best step need of it, even if the run is
+        stopped on the way."""
+        state = self._state = replace(self._state, owes_evaluation=True)
+        metrics = self._evaluate(state.step)
         self._rates.evaluated(metrics)
-        self._state = replace(self._state, plateau=self._rates.plateau, owes_evaluation=False)
+        best = better(self._run, state.best, state.step, metrics)
+        self._state = replace(state, plateau=self._rates.plateau, best=best, owes_evaluation=False)
         return metrics
 
     def _is_due(self, every: Amount | None, before: RunState) -> bool:
@@ -140,7 +144,8 @@ class Loop(ABC):
                 self._export(folder / EXPORT_FOLDER)
 
         started = time.perf_counter()
+        step, best = self._state.step, self._state.best
         keep = self._run.checkpoint.keep
-        checkpoint.write(self._folder.checkpoints, self._state.step, fill, keep=keep)
+        checkpoint.write(self._folder.checkpoints, step, fill, keep=keep, best=best.step if best else None)
         self._save_seconds = time.perf_counter() - started
         self._saved_step = self._state.step

@@ -14,13 +14,13 @@ from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.reward import Reward
 from strop.data.taskset import load_taskset
 from strop.errors import CheckpointError, ConfigError
-from strop.models.load import load_tokenizer
 from strop.run.evaluate import evaluate as evaluate_tasksets
 from strop.run.explorer import check_errors
 from strop.run.folder import RunFolder
 from strop.run.policy import open_policy, require_reward
 from strop.run.sampling import sampling_of
 from strop.run.tasks import load_eval_tasks
+from strop.run.tokenizer import tokenizer_of
 from strop.training import checkpoint as checkpoints
 from strop.training.table import open_engines
 
@@ -36,7 +36,7 @@ def evaluate(loaded: Loaded, checkpoint: Path | None, reward: Callable[..., Any]
     require_reward(run, reward)
     if checkpoint is not None:
         checkpoints.verify(checkpoint)
-    tokenizer = load_tokenizer(run.model)
+    tokenizer = tokenizer_of(run)
     tasks = load_eval_tasks(run, tokenizer)
     with open_engines(run) as engines, open_policy(run, engines, tokenizer, reward, checkpoint) as policy:
         return evaluate_tasksets(run, policy.explorer, tasks, step=policy.state.step).metrics
@@ -51,7 +51,7 @@ def generate(loaded: Loaded, prompts: Path, out: Path, checkpoint: Path | None) 
     section = run.data.train.model_copy(
         update={"path": str(prompts), "split": None, "subset": None, "answer": None, "source": None}
     )
-    tokenizer = load_tokenizer(run.model)
+    tokenizer = tokenizer_of(run)
     tasks = load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False).all_tasks()
     unscored = run.model_copy(update={"reward": Reward()})
     with open_engines(run) as engines, open_policy(unscored, engines, tokenizer, None, checkpoint) as policy:
@@ -81,7 +81,7 @@ def export(folder: Path, to: Path, step: int | None) -> Path:
         raise CheckpointError(f"{folder} is no run folder: there is no {source.run_file.name} in it.")
     found, passed_over = checkpoints.latest(source.checkpoints)
     if step is not None:
-        found = source.checkpoints / f"step-{step:06d}"
+        found = checkpoints.folder_of(source.checkpoints, step)
         if not found.is_dir():
             raise CheckpointError(f"There is no checkpoint of step {step} in {source.checkpoints}.")
         checkpoints.verify(found)
@@ -91,5 +91,5 @@ def export(folder: Path, to: Path, step: int | None) -> Path:
     with open_engines(run) as engines:
         engine = engines.policy()
         engine.load(found)
-        engine.export(load_tokenizer(run.model), to)
+        engine.export(tokenizer_of(run), to)
     return to

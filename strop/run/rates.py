@@ -8,8 +8,8 @@ from strop.algorithms.plateau import Plateau, after_evaluation
 from strop.algorithms.schedules import weight_decay_at
 from strop.config.schema import Run
 from strop.config.schema.schedule import ReduceOnPlateauSchedule
-from strop.errors import TrainingError
 from strop.run.length import Length
+from strop.run.measured import followed, measured
 from strop.run.updates import learning_rate, position_of
 
 
@@ -19,7 +19,7 @@ class Rates:
     def __init__(self, run: Run, length: Length) -> None:
         self._trainer = run.trainer
         self._length = length
-        self._metric = f"eval/{run.data.eval[0].name}/reward" if run.data.eval else ""
+        self._run = run
         self.plateau: Plateau | None = None
         """What the schedule remembers, for the checkpoint; None where it needs no memory, or has none yet."""
 
@@ -42,10 +42,5 @@ class Rates:
         schedule = self._trainer.schedule
         if not isinstance(schedule, ReduceOnPlateauSchedule):
             return
-        name = schedule.metric or self._metric
-        if name not in metrics:
-            there = ", ".join(sorted(metric for metric in metrics if metric.startswith("eval/")))
-            raise TrainingError(
-                f"trainer.schedule.metric is {name}, and the evaluation gave no such number, but {there}."
-            )
-        self.plateau = after_evaluation(schedule, self.plateau or Plateau(), metrics[name])
+        value = measured(metrics, followed(self._run, schedule.metric), "trainer.schedule.metric")
+        self.plateau = after_evaluation(schedule, self.plateau or Plateau(), value)

@@ -12,7 +12,7 @@ from strop.buffer.table import clear_buffer, open_buffer
 from strop.config.load import Loaded, save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
-from strop.models.load import load_tokenizer
+from strop.run.best import checkpoint_of
 from strop.run.critic import open_critic
 from strop.run.driver import Driver
 from strop.run.folder import RunFolder, RunState
@@ -23,6 +23,7 @@ from strop.run.prepared import Prepared
 from strop.run.record import Recorder
 from strop.run.resume import Start, find_start
 from strop.run.tasks import load_tasks
+from strop.run.tokenizer import tokenizer_of
 from strop.training.table import open_engines
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Outcome:
 
     folder: RunFolder
     state: RunState
+    model_step: int
+    """Whose weights the model has: the last one's, or under `checkpoint.best` the best one's."""
     metrics: dict[str, float]
     """Of the last step."""
 
@@ -47,15 +50,18 @@ def train(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Outcome:
     folder = RunFolder.of(run)
     start = find_start(run, folder)
     folder.create()
-    tokenizer = load_tokenizer(run.model)
+    tokenizer = tokenizer_of(run)
     with (open_offline if offline else _open_rollouts)(run, tokenizer, reward, start, folder) as prepared:
         save_resolved(run, folder.run_file)
         notes = (*start.notes, *prepared.notes)
         with Recorder(folder, loaded, prepared.length, replace(start, notes=notes)) as recorder:
             export = partial(prepared.engine.export, tokenizer)
             state = prepared.driver(recorder).run(export if run.checkpoint.export else None)
+            best = state.best
+            if best is not None and best.step != state.step:
+                prepared.engine.load(checkpoint_of(best, folder.checkpoints))
             export(folder.model)
-    return Outcome(folder, state, recorder.last)
+    return Outcome(folder, state, best.step if best else state.step, recorder.last)
 
 
 @contextmanager

@@ -28,7 +28,14 @@ _NAME = re.compile(r"step-(\d{6,})")
 _CHUNK = 1 << 22
 
 
-def write(root: Path, step: int, fill: Callable[[Path], None], *, keep: int | None) -> Path:
+def folder_of(root: Path, step: int) -> Path:
+    """Where the checkpoint of a step is, or would be."""
+    return root / f"step-{step:06d}"
+
+
+def write(
+    root: Path, step: int, fill: Callable[[Path], None], *, keep: int | None, best: int | None = None
+) -> Path:
     """Write the checkpoint of `step`, which `latest` gives from then on.
 
     Args:
@@ -36,12 +43,14 @@ def write(root: Path, step: int, fill: Callable[[Path], None], *, keep: int | No
         fill: puts the files into the folder that it is given.
         keep: delete all but so many of the newest; None keeps all. Checkpoints of later steps are
             of a course that the run has gone back from, and go in any case.
+        best: a step whose checkpoint is never deleted, and counts among `keep`. With the one of
+            `step` there may be two where `keep` is 1.
 
     Raises:
         CheckpointError: the disk is full, say, or may not be written. Older checkpoints stay and
             nothing half-written does.
     """
-    final, beside = root / f"step-{step:06d}", root / f".step-{step:06d}.tmp"
+    final, beside = folder_of(root, step), root / f".step-{step:06d}.tmp"
     try:
         root.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(root)
@@ -56,7 +65,7 @@ def write(root: Path, step: int, fill: Callable[[Path], None], *, keep: int | No
         raise CheckpointError(_cannot_write(root, step, reason)) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    _prune(root, step, keep)
+    _prune(root, step, keep, best)
     return final
 
 
@@ -135,11 +144,14 @@ def _rename(beside: Path, final: Path) -> None:
     _fsync(final.parent)
 
 
-def _prune(root: Path, step: int, keep: int | None) -> None:
-    folders = _all(root)
-    old = [folder for folder in folders if step_of(folder) <= step]
-    surplus = old[:-keep] if keep is not None else []
-    for folder in (*surplus, *(f for f in folders if step_of(f) > step)):
+def _prune(root: Path, step: int, keep: int | None, best: int | None) -> None:
+    steps = [step_of(folder) for folder in _all(root)]
+    stay = {number for number in steps if number <= step}
+    if keep is not None:
+        dear = {step, best} & stay
+        others = sorted(stay - dear)
+        stay = dear | set(others[max(0, len(others) + len(dear) - keep) :])
+    for folder in (folder_of(root, number) for number in steps if number not in stay):
         # Renamed first, so that a kill in the middle leaves nothing that looks like a checkpoint.
         doomed = folder.with_name(f".{folder.name}.tmp")
         folder.rename(doomed)

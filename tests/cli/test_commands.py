@@ -23,7 +23,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     def train(loaded: Loaded) -> RunResult:
         seen.append(("train", loaded))
-        return RunResult(Path("f"), Path("f/model"), 3, {})
+        return RunResult(Path("f"), Path("f/model"), 3, 3, {})
 
     def evaluate(loaded: Loaded, *, checkpoint: Path | None = None) -> dict[str, float]:
         seen.append(("evaluate", checkpoint))

@@ -10,6 +10,12 @@ from strop.config.schema.walk import leaves
 from strop.config.units import Amount
 
 
+def test_the_paragraph_says_which_model_is_left(run_file: Path) -> None:
+    text = summary(load_run(run_file, ["+checkpoint.best={metric: eval/held-out/pass@1}"]))
+    assert "every 20 steps, after each evaluation and at the end, of which the last 3 stay, the best" in text
+    assert "model of the step with the best eval/held-out/pass@1 will be in" in text
+
+
 def test_the_paragraph(run_file: Path) -> None:
     overrides = [
         "trainer.tasks_per_update=16",

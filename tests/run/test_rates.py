@@ -56,7 +56,7 @@ def test_a_plateau_cuts_the_rate_and_a_resumed_run_goes_on_with_it(plateau):
 
 def test_an_evaluation_that_was_cut_off_is_made_up_for(plateau, monkeypatch):
     whole = train(plateau())
-    evaluate = loop.Loop._evaluate_for_rates
+    evaluate = loop.Loop._evaluate_after_step
 
     def stopped(self):
         if self._state.step == 4:
@@ -67,7 +67,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(plateau, monkeypatch):
         raise Interrupted("Stopped.", 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Loop, "_evaluate_for_rates", stopped)
+        patch.setattr(loop.Loop, "_evaluate_after_step", stopped)
         with pytest.raises(Interrupted):
             train(plateau(name="stopped"))
     again = train(plateau(name="stopped"))

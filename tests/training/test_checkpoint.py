@@ -51,6 +51,26 @@ def test_pruned_to_the_newest(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000010", "step-000015"]
 
 
+@pytest.mark.parametrize(
+    ("keep", "best", "left"),
+    [
+        (2, 2, [2, 5]),
+        (3, 2, [2, 4, 5]),
+        (3, 5, [3, 4, 5]),
+        (1, 2, [2, 5]),
+        (1, 5, [5]),
+        (None, 2, [1, 2, 3, 4, 5]),
+        (2, 9, [4, 5]),
+    ],
+)
+def test_the_best_stays_and_counts_among_what_is_kept(
+    tmp_path: Path, keep: int | None, best: int, left: list[int]
+) -> None:
+    for step in range(1, 6):
+        checkpoint.write(tmp_path, step, fill, keep=keep, best=best)
+    assert names(tmp_path) == [f"step-{step:06d}" for step in left]
+
+
 def test_keep_none_keeps_all(tmp_path: Path) -> None:
     for step in range(1, 6):
         checkpoint.write(tmp_path, step, fill, keep=None)

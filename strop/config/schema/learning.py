@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def check_learning(run: Run) -> None:
     """Raises ValueError, which names the key, for the first thing that does not fit."""
-    for fault in (*_plateau(run), *_fused(run)):
+    for fault in (*_plateau(run), *_best(run), *_fused(run)):
         raise ValueError(fault)
 
 
@@ -28,15 +28,33 @@ def _plateau(run: Run) -> Iterator[str]:
             "write tasksets under `data.eval` and `evaluate: {every: 5 steps}`, or another schedule"
         )
         return
-    names = [taskset.name for taskset in run.data.eval]
-    if schedule.metric is None and isinstance(run.algorithm, Sft | Dpo):
+    yield from _followed(run, "trainer.schedule.metric", schedule.metric)
+
+
+def _best(run: Run) -> Iterator[str]:
+    best = run.checkpoint.best
+    if best is None:
+        return
+    if not run.data.eval:
         yield (
-            f"trainer.schedule.metric: missing. Under {run.algorithm.type} write what is to be followed, "
+            "checkpoint.best is that of an evaluation, and there is none: write tasksets under `data.eval`, "
+            "or leave it out, and the last step's model is the run's"
+        )
+        return
+    yield from _followed(run, "checkpoint.best.metric", best.metric)
+
+
+def _followed(run: Run, key: str, metric: str | None) -> Iterator[str]:
+    """What is wrong with the metric of an evaluation that `key` names."""
+    names = [taskset.name for taskset in run.data.eval]
+    if metric is None and isinstance(run.algorithm, Sft | Dpo):
+        yield (
+            f"{key}: missing. Under {run.algorithm.type} write what is to be followed, "
             f"such as `metric: eval/{names[0]}/loss` with `mode: min`"
         )
-    if schedule.metric is not None and not any(schedule.metric.startswith(f"eval/{n}/") for n in names):
+    if metric is not None and not any(metric.startswith(f"eval/{name}/") for name in names):
         yield (
-            f"trainer.schedule.metric ({schedule.metric}) is no metric of an evaluation; they begin with "
+            f"{key} ({metric}) is no metric of an evaluation; they begin with "
             f"{' or '.join(f'eval/{name}/' for name in names)}"
         )
 

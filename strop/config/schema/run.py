@@ -20,6 +20,15 @@ from strop.config.schema.trainer import Trainer
 from strop.config.units import Every
 
 
+class Best(Section):
+    """Which evaluation is the best. Those after a step count, not the one at the start."""
+
+    metric: str | None = None
+    """Of the evaluation, such as `eval/gsm8k/reward`; left out, the first eval taskset's reward."""
+    mode: Literal["max", "min"] = "max"
+    """Whether more of the metric is better, or less."""
+
+
 class Checkpoint(Section):
     """What is kept to go on from. The last step is always kept."""
 
@@ -27,6 +36,9 @@ class Checkpoint(Section):
     """How often; `never` keeps the last step alone."""
     keep: int | None = Field(3, gt=0)
     """Older ones are deleted; null keeps all."""
+    best: Best | None = None
+    """The run leaves the model of its best evaluation, not of its last step: each evaluation saves a
+    checkpoint then, and `keep` never deletes the best (with `keep: 1`, it stays beside the last)."""
     optimizer: bool = True
     """Keep the optimizer's state too; without it a run cannot be resumed exactly."""
     export: bool = False
