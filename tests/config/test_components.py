@@ -14,6 +14,7 @@ from strop.config.dialects.component import COMPONENTS, Job, read_component
 from strop.config.dialects.component.model_folder import find_model
 from strop.config.schema.algorithm import AdaptiveKl, ClippedLoss, KlLoss, KlReward
 from strop.config.schema.optimizer import AdamW
+from strop.config.schema.run import Best
 from strop.config.units import Amount
 from strop.errors import ConfigError, PlacementError, StropError
 
@@ -146,6 +147,8 @@ def value(job: Job, field: str) -> Any:
         ("grpo", ["--eval_strategy=steps", "--eval_steps=4"], "evaluate.every", Amount(4, "updates")),
         ("grpo", ["--eval_strategy=epoch"], "evaluate.every", Amount(1, "epochs")),
         ("grpo", ["--eval_strategy=epoch"], "data.eval.0.rollouts_per_task", 4),
+        ("grpo", ["--eval_strategy=epoch"], "checkpoint.best", Best(metric="eval/validation/reward")),
+        ("grpo", [], "checkpoint.best", None),
         ("grpo", [], "data.overlong", "left"),
         ("grpo", [], "data.train.prompt", "problem"),
         ("grpo", [], "data.train.answer", "solution"),

@@ -332,9 +332,15 @@ def write_measuring(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_measuring)
 def measuring(theirs: Theirs) -> Mapping[str, Any]:
-    """By updates or by epochs; `do_eval` alone measures at the end."""
+    """By updates or by epochs; `do_eval` alone measures at the end. The best model is the one with the
+    highest reward; without evaluation it is the last."""
     often = {"steps": f"{theirs['eval_steps']} updates", "epoch": "1 epochs", "no": "never"}
-    return {"evaluate.every": often[theirs["eval_strategy"]], "evaluate.at_start": False}
+    best = {"metric": "eval/validation/reward", "mode": "max"}
+    return {
+        "evaluate.every": often[theirs["eval_strategy"]],
+        "evaluate.at_start": False,
+        "checkpoint.best": best if _evaluates(theirs) else None,
+    }
 
 
 def write_saving(run: Run) -> Mapping[str, Any]:
