@@ -148,9 +148,9 @@ def _prune(root: Path, step: int, keep: int | None, best: int | None) -> None:
     steps = [step_of(folder) for folder in _all(root)]
     stay = {number for number in steps if number <= step}
     if keep is not None:
-        dear = {step, best} & stay
-        others = sorted(stay - dear)
-        stay = dear | set(others[max(0, len(others) + len(dear) - keep) :])
+        others = sorted(stay - {step, best})
+        surplus = max(0, len(stay) - keep)
+        stay -= set(others[:surplus])
     for folder in (folder_of(root, number) for number in steps if number not in stay):
         # Renamed first, so that a kill in the middle leaves nothing that looks like a checkpoint.
         doomed = folder.with_name(f".{folder.name}.tmp")
