@@ -9,7 +9,7 @@ from pathlib import Path
 from strop.config.draft import Source
 from strop.config.load import Loaded
 from strop.config.schema.algorithm import Dpo, Ppo, Sft
-from strop.config.schema.data import Taskset
+from strop.config.schema.data import Taskset, is_template
 from strop.config.schema.reward import Reward
 
 NO_REWARD = (
@@ -44,7 +44,8 @@ def missing_files(loaded: Loaded) -> list[str]:
     if run.reward.is_empty and not isinstance(run.algorithm, Sft | Dpo):
         faults.append(NO_REWARD)
     template = run.data.chat_template
-    if template not in ("tokenizer", "none") and not Path(template).expanduser().is_file():
+    named = template not in ("tokenizer", "none") and not is_template(template)
+    if named and not Path(template).expanduser().is_file():
         faults.append(f"{_at('data.chat_template', sources)}: there is no file {template}.")
     parent = next(folder for folder in (run.folder_path, *run.folder_path.parents) if folder.exists())
     if not os.access(parent, os.W_OK | os.X_OK):

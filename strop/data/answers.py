@@ -17,7 +17,7 @@ import numpy as np
 
 from strop.config.schema.data import Data, EvalTaskset, Taskset
 from strop.data.chat import to_messages, to_tools
-from strop.data.columns import value_at
+from strop.data.columns import system_of, value_at
 from strop.data.conversation import Conversation, ConversationEncoder, Encoded
 from strop.data.order import Order
 from strop.data.overlong import Rule
@@ -135,14 +135,23 @@ def _answered(row: Mapping[str, Any], where: str, section: Taskset, column: str)
     if value is None or value == "" or value == []:
         raise DataError(f"{where}: the column {column!r} is empty; each row needs an answer there.")
     tools = () if section.tools is None else to_tools(value_at(row, section.tools, where), where)
+    system = system_of(row, where, section)
     if isinstance(value, str):
         answer: tuple[Message, ...] = ({"role": "assistant", "content": value},)
     else:
         answer = to_messages(value, where)
         if answer[0]["role"] != "assistant":
-            return Conversation(where, to_messages(value, where, system=section.system), 0, tools)
-    prompt = to_messages(_messages_in(value_at(row, section.prompt, where)), where, system=section.system)
-    return Conversation(where, (*prompt, *answer), len(prompt), tools)
+            whole = to_messages(value, where, system=system)
+            return Conversation(where, whole, _first(whole, 0, section), tools)
+    prompt = to_messages(_messages_in(value_at(row, section.prompt, where)), where, system=system)
+    whole = (*prompt, *answer)
+    return Conversation(where, whole, _first(whole, len(prompt), section), tools)
+
+
+def _first(messages: Sequence[Message], answer: int, section: Taskset) -> int:
+    """From which message on the assistant's are learned; the answer begins at `answer`."""
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    return turns[-1] if section.trained_turns == "last" and turns else answer
 
 
 def _messages_in(value: Any) -> Any:

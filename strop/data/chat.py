@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strop.config.schema.data import is_template
 from strop.errors import ConfigError, DataError, ModelError
 from strop.types import Ints, Message
 
@@ -28,6 +29,8 @@ class Prompt:
     """The row it came from, for messages."""
     messages: tuple[Message, ...]
     tools: Tools = ()
+    reply_prefix: str = ""
+    """What the answer begins with."""
 
 
 def to_messages(value: Any, where: str, *, system: str | None = None) -> tuple[Message, ...]:
@@ -111,7 +114,7 @@ class PromptEncoder:
     """Turns messages into the tokens that a model is shown before it answers."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str) -> None:
-        """`chat_template` is `data.chat_template`: `tokenizer`, `none` or a Jinja file.
+        """`chat_template` is `data.chat_template`: `tokenizer`, `none`, a Jinja file, or its text.
 
         Raises `ModelError` for a tokenizer without a template, `ConfigError` for a file that is not there.
         """
@@ -146,7 +149,8 @@ class PromptEncoder:
 
     def _text(self, prompt: Prompt) -> str:
         if not self._plain:
-            return self.render(prompt.where, prompt.messages, prompt.tools, prompt=True)
+            shown = self.render(prompt.where, prompt.messages, prompt.tools, prompt=True)
+            return shown + prompt.reply_prefix
         roles = [message["role"] for message in prompt.messages]
         if roles != ["user"] or not isinstance(prompt.messages[0]["content"], str) or prompt.tools:
             what = "tools" if prompt.tools else f"messages of {', '.join(roles)}"
@@ -154,7 +158,7 @@ class PromptEncoder:
                 f"{prompt.where}: data.chat_template: none encodes one plain text as it is, but this prompt "
                 f"has {what}. Write data.chat_template: tokenizer, or name a Jinja file."
             )
-        return prompt.messages[0]["content"]
+        return prompt.messages[0]["content"] + prompt.reply_prefix
 
     @property
     def template(self) -> str | None:
@@ -205,12 +209,15 @@ def _rendering(where: str) -> Iterator[None]:
         raise DataError(f"{where}: the chat template cannot render this prompt: {error}") from None
 
 
-def read_template(path: str) -> str:
-    """The Jinja text of a file. Raises `ConfigError` where it cannot be read."""
+def read_template(said: str) -> str:
+    """The Jinja text that is said, or that is in the file of that name. Raises `ConfigError` where it
+    cannot be read."""
+    if is_template(said):
+        return said
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        return Path(said).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"data.chat_template: {path} cannot be read ({error}). Write `tokenizer` for the tokenizer's "
-            "own, `none` for plain text as it is, or name a file with a Jinja template."
+            f"data.chat_template: {said} cannot be read ({error}). Write `tokenizer` for the tokenizer's "
+            "own, `none` for plain text as it is, a Jinja template itself, or name a file with one."
         ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strop.config.schema.data import Taskset
 from strop.errors import DataError
 
 
@@ -23,6 +24,21 @@ def value_at(row: Mapping[str, Any], path: str, where: str) -> Any:
         value = value[key]
         seen.append(key)
     return value
+
+
+def system_of(row: Mapping[str, Any], where: str, section: Taskset) -> str | None:
+    """The text of a row's system message: its own, or else that of all rows, or None.
+
+    Raises `DataError` for a column that is missing, or is no text.
+    """
+    if section.system_column is None:
+        return section.system
+    text = value_at(row, section.system_column, where)
+    if text is not None and not isinstance(text, str):
+        raise DataError(
+            f"{where}: the system message, column {section.system_column!r}, is {text!r}, no text."
+        )
+    return section.system if text is None else text
 
 
 def _what_is_there(value: Any, key: str, seen: str) -> str:

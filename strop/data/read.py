@@ -1,4 +1,4 @@
-"""Rows from Parquet or JSON Lines (files, directories, URLs), from `datasets` folders, and from the hub."""
+"""Rows from Parquet or JSON Lines (files, directories, URLs), `datasets` folders, the hub, and databases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import posixpath
 import re
 from pathlib import Path
 
+from strop.config.redact import redact_text
 from strop.config.schema.data import Taskset
+from strop.data.database import is_database, read_table
 from strop.data.files import NAMES, Place, format_of, place_of, read_file
 from strop.data.hub import read_hub, read_saved
 from strop.data.rows import Part, Rows
@@ -22,7 +24,7 @@ def read_rows(taskset: Taskset) -> Rows:
     """Open everything that `path` names, and check that every file can be read.
 
     Raises `DataError` for what is missing, empty or malformed, and `MissingExtraError` for a URL whose
-    file system needs a package that is not installed.
+    file system or database needs a package that is not installed.
     """
     paths = (taskset.path,) if isinstance(taskset.path, str) else taskset.path
     if not all(paths) or not paths:
@@ -31,10 +33,14 @@ def read_rows(taskset: Taskset) -> Rows:
 
 
 def _read_path(path: str, taskset: Taskset) -> list[Part]:
+    if is_database(path):
+        _refuse(redact_text(path), "is a database, which has no", split=taskset.split, subset=taskset.subset)
+        return [read_table(path, taskset.table)]
     place = place_of(path)
+    _refuse(place.shown, "is no database, which alone has a", table=taskset.table)
     match place.kind():
         case "file":
-            _refuse_split_and_subset(place, taskset)
+            _refuse(place.shown, "is one file, which has no", split=taskset.split, subset=taskset.subset)
             return [read_file(place)]
         case "directory" if any(place.inside(name).kind() for name in _SAVED):
             url = place.files.unstrip_protocol(place.path)
@@ -46,12 +52,11 @@ def _read_path(path: str, taskset: Taskset) -> list[Part]:
     raise DataError(f"There is no file or directory {place.shown}{_hint(place)}.")
 
 
-def _refuse_split_and_subset(place: Place, taskset: Taskset) -> None:
-    for key, value in (("split", taskset.split), ("subset", taskset.subset)):
+def _refuse(shown: str, why: str, **keys: str | None) -> None:
+    for key, value in keys.items():
         if value is not None:
             raise DataError(
-                f"{place.shown} is one file, which has no {key}s. Leave out `{key}: {value}`, or give the "
-                "directory or dataset that has them."
+                f"{shown} {why} {key}. Leave out `{key}: {value}`, or give the path of what has one."
             )
 
 

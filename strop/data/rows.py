@@ -112,6 +112,26 @@ class ArrowTable:
             yield from table.slice(first, _ROWS_AT_ONCE).to_pylist()
 
 
+class Records:
+    """Rows that are Python values already, as a database gives them."""
+
+    def __init__(self, name: str, rows: Sequence[Row]) -> None:
+        self._name = name
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return self._rows[index]
+
+    def where(self, index: int) -> str:
+        return f"{self._name} row {index} (counting from 0)"
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        return iter(self._rows)
+
+
 class HfDataset:
     """A split of a `datasets` dataset, memory-mapped from disk by that library."""
 

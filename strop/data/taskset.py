@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.config.schema.data import Data, EvalTaskset, Taskset
 from strop.data.chat import Prompt, PromptEncoder, to_messages, to_tools
-from strop.data.columns import value_at
+from strop.data.columns import system_of, value_at
 from strop.data.encode import encode_prompts
 from strop.data.order import Order
 from strop.data.overlong import Fitted, fit
@@ -128,7 +128,7 @@ def to_task(task_id: str, row: Mapping[str, Any], where: str, section: Taskset, 
 
 def _prompts(rows: Rows, section: Taskset) -> Iterator[Prompt]:
     """The prompt of each row; the row's other columns are checked on the way."""
-    paths = (section.prompt, section.tools, section.answer, section.source)
+    paths = (section.prompt, section.tools, section.answer, section.source, section.system_column)
     for number, row in enumerate(rows.scan([path for path in paths if path is not None])):
         where = rows.where(number)
         _answer_and_source(row, where, section)
@@ -136,9 +136,10 @@ def _prompts(rows: Rows, section: Taskset) -> Iterator[Prompt]:
 
 
 def _prompt(row: Mapping[str, Any], where: str, section: Taskset) -> Prompt:
-    messages = to_messages(value_at(row, section.prompt, where), where, system=section.system)
+    system = system_of(row, where, section)
+    messages = to_messages(value_at(row, section.prompt, where), where, system=system)
     tools = () if section.tools is None else to_tools(value_at(row, section.tools, where), where)
-    return Prompt(where, messages, tools)
+    return Prompt(where, messages, tools, section.reply_prefix)
 
 
 def _answer_and_source(row: Mapping[str, Any], where: str, section: Taskset) -> tuple[Any, str]:

@@ -112,7 +112,6 @@ def test_a_verl_line_as_trinitys_file_and_back(tmp_path: Path) -> None:
         "data.train.source": ("data_source", "null"),
         "data.eval.0.source": ("data_source", "null"),
         "data.overlong": ("filter", "error"),
-        "algorithm.policy_loss.dual_clip": ("3.0", "null"),
         "rollout.engine.max_sequences": ("1024", "256"),
         "trainer.tasks_per_update": ("256", "1024"),
         "record.monitors": ("[console]", "[console, tensorboard]"),
@@ -128,7 +127,6 @@ def test_a_verl_line_as_trinitys_file_and_back(tmp_path: Path) -> None:
     assert {**unsaid(back)}.keys() == {
         "data.train.source",
         "data.eval.0.source",
-        "algorithm.policy_loss.dual_clip",
     }
 
 

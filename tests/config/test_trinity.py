@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -13,52 +12,18 @@ from hypothesis import strategies as st
 
 from strop.config.dialects.row import UNSET
 from strop.config.dialects.theirs import Theirs
-from strop.config.dialects.trinity import LEDGER, read_trinity
+from strop.config.dialects.trinity import LEDGER
 from strop.config.draft import Draft, Source, split
-from strop.config.load import Loaded
 from strop.config.schema.algorithm import KlLoss, Opmd, OpmdLoss
 from strop.config.schema.walk import all_keys
 from strop.config.units import Amount
 from strop.errors import ConfigError, PlacementError, StropError
 
+from .trinity_file import ACTOR, BASE, TASKSET, read, value
 from .trinity_page import PAGE, page_copy, page_names
 
 FIELDS = set(all_keys())
-TASKSET = "buffer.explorer_input.taskset"
-BUFFER = "buffer.trainer_input.experience_buffer"
-ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
-BASE = """\
-algorithm: {algorithm_type: grpo, repeat_times: 8}
-model: {model_path: m, max_prompt_tokens: 64, max_response_tokens: 32}
-buffer:
-  batch_size: 4
-  total_epochs: 3
-  explorer_input:
-    taskset: {path: train.jsonl, format: {prompt_key: question, response_key: answer}}
-    eval_tasksets:
-    - {name: test, path: data, split: test, rollout_args: {temperature: 0.1}}
-  default_reward_fn_type: countdown_reward
-"""
-
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("strop.config.dialects.verl.trainer.cuda_devices", lambda: 0)
-    for name in ("STROP_HERE", "TRINITY_CHECKPOINT_ROOT_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    Path("t.yaml").write_text(BASE)
-
-
-def read(*overrides: str, here: bool = True) -> Loaded:
-    return read_trinity(Path("t.yaml"), overrides, here=here)
-
-
-def value(loaded: Loaded, field: str) -> Any:
-    found: Any = loaded.run
-    for part in field.split("."):
-        found = found[int(part)] if part.isdigit() else getattr(found, part)
-    return found
+pytestmark = pytest.mark.usefixtures("trinity_file")
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the page is not beside the repository")
@@ -161,36 +126,11 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
     assert value(read(*overrides), field) == expected
 
 
-SFT = (
-    "algorithm.algorithm_type=sft",
-    "mode=train",
-    f"{BUFFER}.storage_type=file",
-    f"{BUFFER}.path=sft.jsonl",
-    "buffer.train_batch_size=16",
-)
-
-
-def test_given_answers_are_the_data_of_sft_and_dpo() -> None:
-    run = read(*SFT, f"{BUFFER}.format={{prompt_key: q, response_key: a}}").run
-    assert (run.algorithm.type, run.trainer.tasks_per_step) == ("sft", 16)
-    assert (run.data.train.path, run.data.train.prompt, run.data.train.response) == ("sft.jsonl", "q", "a")
-    messages = read(*SFT, f"{BUFFER}.format={{prompt_type: messages, messages_key: m}}").run
-    assert messages.data.train.response == "m"
-    pairs = read(*SFT, "algorithm.algorithm_type=dpo", f"{BUFFER}.format.chosen_key=c").run
-    assert (pairs.algorithm.type, pairs.data.train.chosen, pairs.data.train.rejected) == (
-        "dpo",
-        "c",
-        "rejected",
-    )
-
-
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         (["buffer.batchsize=3"], "did you mean 'buffer.batch_size'"),
         (["algorithm.algorithm_type=a2c"], "ppo or grpo or"),
-        (["algorithm.algorithm_type=ppo"], "not read from Trinity's files yet"),
-        (["algorithm.advantage_fn=ppo"], "advantage_fn wants a critic"),
         (["mode=explore"], "Write mode: both"),
         (["algorithm.algorithm_type=sft"], "Write mode: train"),
         (["buffer.train_batch_size=33"], r"\(33\) is not batch_size x repeat_times \(4 x 8 = 32\)"),
@@ -198,12 +138,11 @@ def test_given_answers_are_the_data_of_sft_and_dpo() -> None:
         (["~model.max_prompt_tokens"], r"write model\.max_prompt_tokens"),
         (["synchronizer.sync_interval=10"], "write sync_interval: 1"),
         (["monitor.monitor_type=wandb"], "write monitor_type: tensorboard"),
-        ([f"{TASKSET}.storage_type=sql"], "storage_type: file"),
+        ([f"{TASKSET}.storage_type=queue"], "storage_type: file"),
         ([f"{TASKSET}.default_workflow_type=mine"], "simple_workflow and math_workflow"),
         ([f"{TASKSET}.repeat_times=3"], "differs from algorithm.repeat_times"),
         (["buffer.explorer_input.eval_tasksets.0.default_reward_fn_type=math_reward"], "one reward scores"),
         (["~buffer.default_reward_fn_type"], "write default_reward_fn_type"),
-        ([f"{BUFFER}.use_priority_queue=True"], "leave it out"),
         (["explorer.auxiliary_models=[{model_path: x}]"], "beside the trained one"),
         (["model.lora_configs=True"], "lora_configs is a list of mappings"),
         (["stages=[{stage_name: a, mode: train}]"], "write a file for each"),

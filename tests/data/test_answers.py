@@ -262,3 +262,11 @@ def test_preference_pairs_of_chats(load, tokenizer) -> None:
             f"{row['chosen']}<|end|>",
             f"{row['rejected']}<|end|>",
         ]
+
+
+def test_the_last_turn_alone_may_be_trained(load, tokenizer) -> None:
+    talk = [user("1?"), assistant("one"), user("2?"), assistant("two")]
+    found = only(load([{"messages": talk}], response="messages", trained_turns="last"))
+    assert targets(tokenizer, found) == "two<|end|>"
+    every = only(load([{"messages": talk}], response="messages"))
+    assert "one" in targets(tokenizer, every) and whole(tokenizer, every) == whole(tokenizer, found)

@@ -225,3 +225,26 @@ class TestBadRows:
                 answer=None,
                 data={"overlong_workers": 2, "chat_template": str(template)},
             )
+
+
+def test_a_row_may_have_its_own_system_message(load: Load, write_lines: WriteLines) -> None:
+    rows = [{"prompt": "1+1", "answer": "2", "who": "Own."}, {"prompt": "2+2", "answer": "4", "who": None}]
+    path = write_lines("a.jsonl", rows)
+    tasks = load(path, system="All.", system_column="who").all_tasks()
+    assert [task.messages[0]["content"] for task in tasks] == ["Own.", "All."]
+    with pytest.raises(DataError, match=r"system message, column 'n', is 3, no text"):
+        load(write_lines("b.jsonl", [{**rows[0], "n": 3}]), system_column="n")
+
+
+def test_answers_begin_with_the_prefix(load: Load, write_lines: WriteLines) -> None:
+    path = write_lines("a.jsonl", ROWS[:1])
+    plain = load(path, prompt="question").all_tasks()[0]
+    begun = load(path, prompt="question", reply_prefix="Let me").all_tasks()[0]
+    assert load.tokenizer.decode(begun.prompt_ids) == load.tokenizer.decode(plain.prompt_ids) + "Let me"
+    assert begun.messages == plain.messages
+
+
+def test_a_template_may_be_written_itself(load: Load, write_lines: WriteLines) -> None:
+    template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
+    task = load(write_lines("a.jsonl", ROWS[:1]), prompt="question", data={"chat_template": template})
+    assert load.tokenizer.decode(task.all_tasks()[0].prompt_ids) == "[0 + 1]"

@@ -93,10 +93,10 @@ def _as_it_is(row: Row) -> Read:
 def _source_of(theirs: Theirs, field: str) -> Source:
     """The key that decided a field of ours: the last one that counts, written ones first."""
     rows = [r for r in theirs.ledger.rows if field in r.ours and (r.off is None or not r.off(theirs))]
-    written = [row for row in rows if theirs.wrote(row.theirs)]
+    written = [key for row in rows for key in theirs.keys_of(row)]
     if not rows:
         return Source("dialect", theirs.ledger.dialect)
-    return theirs.source((written or rows)[-1].theirs)
+    return theirs.source((written or [rows[-1].theirs])[-1])
 
 
 def notes_of(theirs: Theirs) -> Iterator[str]:

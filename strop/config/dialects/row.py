@@ -103,7 +103,8 @@ class Row:
     """A key of theirs: what it defaults to, what becomes of it, and which fields of ours it sets."""
 
     theirs: str
-    """Dotted; `section.*` stands for every key below it that has no row of its own."""
+    """Dotted. `section.*` stands for every key below it that has no row of its own, and a `*` further in
+    for a name that the user chooses."""
     default: Any
     fate: Fate
     ours: tuple[str, ...] = ()
@@ -128,8 +129,9 @@ class Row:
 
     @property
     def in_list(self) -> bool:
-        """Whether it is a key of a list's items, which are there only where someone wrote them."""
-        return ".0." in self.theirs
+        """Whether it is a key of a list's items, or of sections that a user names: they are there only
+        where someone wrote them."""
+        return ".0." in self.theirs or ".*." in self.theirs
 
     def as_entry(self) -> dict[str, Any]:
         """The row as `strop keys` prints it."""

@@ -25,13 +25,18 @@ class Ledger:
     def _by_key(self) -> dict[str, Row]:
         return {row.theirs: row for row in self.rows}
 
+    @cached_property
+    def _named(self) -> frozenset[str]:
+        """The sections whose own sections a user names."""
+        return frozenset(row.theirs.partition(".*.")[0] for row in self.rows if ".*." in row.theirs)
+
     def find(self, dotted: str) -> Row | None:
         """The row of a key: its own, or that of the nearest `section.*` above it.
 
-        Item 0 of a list has the rows of all its items.
+        Item 0 of a list has the rows of all its items, and `*` those of all sections that a user names.
         """
-        keys = split(_item_0(dotted))
-        dotted = ".".join(keys)
+        dotted = self._general(dotted)
+        keys = split(dotted)
         candidates = [dotted, *(".".join((*keys[:depth], "*")) for depth in range(len(keys), 0, -1))]
         return next((self._by_key[name] for name in candidates if name in self._by_key), None)
 
@@ -41,7 +46,14 @@ class Ledger:
 
     def is_section(self, dotted: str) -> bool:
         """Whether keys stand below it."""
-        return any(row.theirs.startswith(f"{_item_0(dotted)}.") for row in self.rows)
+        above = f"{self._general(dotted)}."
+        return any(row.theirs.startswith(above) for row in self.rows)
+
+    def _general(self, dotted: str) -> str:
+        """The key as rows have it: with 0 for an item's number, and `*` for a name that a user chose."""
+        keys = ["0" if key.isdigit() else key for key in split(dotted)]
+        depths = range(1, len(keys))
+        return ".".join((keys[0], *("*" if ".".join(keys[:d]) in self._named else keys[d] for d in depths)))
 
     def suggest(self, dotted: str) -> str:
         """What to say of a key that is not in the ledger."""
@@ -80,6 +92,12 @@ class Theirs:
         """Whether someone wrote it, be it in a file or as an override."""
         return dotted in self.written
 
+    def keys_of(self, row: Row) -> list[str]:
+        """The written keys of a row: itself, or of one for sections that a user names, those in each."""
+        if ".*." not in row.theirs:
+            return [row.theirs] if self.wrote(row.theirs) else []
+        return [key for key, each in self.written.items() if each is row]
+
     def source(self, dotted: str) -> Source:
         """Where a key was written, or whose default it has."""
         said = self._draft.source(split(dotted))
@@ -111,10 +129,6 @@ def _rows_of(ledger: Ledger, values: Any, draft: Draft, above: str = "") -> Iter
         else:
             where = draft.source(split(dotted)) or draft.said.get(split(dotted))
             raise ConfigError(f"{where}: {ledger.dialect} has no key {dotted}{ledger.suggest(dotted)}")
-
-
-def _item_0(dotted: str) -> str:
-    return ".".join("0" if key.isdigit() else key for key in split(dotted))
 
 
 def _has_keys(value: Any) -> bool:

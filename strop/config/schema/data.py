@@ -14,7 +14,10 @@ class Taskset(Section):
     """Where tasks come from, and which columns hold what. A column may be a dotted path."""
 
     path: str | tuple[str, ...]
-    """Parquet or JSONL: a file, a list of files, a directory, a `datasets` folder, a hub name, a URL."""
+    """Parquet or JSONL: a file, a list of files, a directory, a `datasets` folder, a hub name, a URL; or a
+    database, `sqlite:///tasks.db` or `postgresql://user:password@host/database`."""
+    table: str | None = None
+    """Which table of a database; its columns are the rows' columns."""
     split: str | None = None
     """Which split, where the dataset has several; refused where it has none."""
     subset: str | None = None
@@ -37,6 +40,12 @@ class Taskset(Section):
     """Column of the worse answer, in the same form."""
     system: str | None = None
     """Text of a system message put before every prompt that has none."""
+    system_column: str | None = None
+    """Column of a row's own such text; where it is null, `system`."""
+    reply_prefix: str = ""
+    """Text that every sampled answer begins with; it counts to the prompt, and the reward does not see it."""
+    trained_turns: Literal["all", "last"] = "all"
+    """Which of the assistant's turns in `response` are trained, where that is a conversation."""
     limit_tasks: int | None = Field(None, gt=0)
     """Use only the first so many rows."""
 
@@ -71,8 +80,14 @@ class Data(Section):
     overlong_workers: int = Field(1, gt=0)
     """Processes that encode prompts when tasks are loaded."""
     chat_template: str = "tokenizer"
-    """`tokenizer` for its own, `none` to encode plain text as it is, or a file with a Jinja template."""
+    """`tokenizer` for its own, `none` to encode plain text as it is, a file with a Jinja template, or the
+    template itself, which has `{{` or `{%` in it."""
     shuffle: bool = True
     """A new order each epoch, from `seed`."""
     incomplete_batch: Literal["drop", "keep"] = "drop"
     """The tasks left at an epoch's end that fill no step: left out, or trained on as a smaller step."""
+
+
+def is_template(text: str) -> bool:
+    """Whether `chat_template` is the template itself."""
+    return "{{" in text or "{%" in text

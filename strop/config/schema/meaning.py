@@ -53,6 +53,10 @@ def _columns(taskset: Taskset, where: str, kind: str, *, needs: tuple[str, ...],
             yield f"{where}.{column}: missing. algorithm {kind} needs {hint}"
         if column not in needs and written:
             yield f"{where}.{column} means nothing under algorithm {kind}; take it out"
+    if taskset.trained_turns != "all" and "response" not in needs:
+        yield f"{where}.trained_turns means nothing without a column `response`; take it out"
+    if taskset.reply_prefix and needs:
+        yield f"{where}.reply_prefix begins sampled answers, and those here are given; take it out"
 
 
 def _expert(run: Run) -> Iterator[str]:

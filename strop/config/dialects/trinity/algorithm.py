@@ -3,249 +3,149 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from strop.config.dialects.row import (
-    NUMBER,
-    TEXT,
+    UNSET,
     WHOLE,
     Row,
     beyond_the_page,
     mapped,
+    never,
     one_of,
     or_null,
     refused,
-    unless,
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
-from strop.config.schema import Run
-from strop.config.schema.algorithm import (
-    ClippedLoss,
-    Dpo,
-    Grpo,
-    LogAvgExpBaseline,
-    MeanBaseline,
-    Opmd,
-    OpmdLoss,
-    PolicyLoss,
-    ReinforcePlusPlus,
-    Sft,
-)
-from strop.errors import ConfigError
+from strop.config.dialects.trinity import losses, presets
+from strop.config.dialects.trinity.write_algorithm import write_algorithm, write_entropy, write_kl
 
 _KL = {"none": None, "k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
-_ADVANTAGES = {
-    "grpo": "grpo",
-    "opmd": "opmd",
-    "rloo": "rloo",
-    "reinforceplusplus": "reinforce_plus_plus",
-    "remax": "remax",
-}
-_OFFLINE = ("sft", "dpo")
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """What an `algorithm_type` stands for where nothing else is said."""
-
-    repeat: int
-    advantage: str
-    loss: str
-    kl_loss: str = "k2"
-    entropy: str = "default"
-    sample: str = "default"
-
-
-PRESETS = {
-    "ppo": Preset(1, "ppo", "ppo"),
-    "grpo": Preset(2, "grpo", "ppo"),
-    "opmd": Preset(2, "opmd", "opmd"),
-    "dpo": Preset(2, "none", "dpo"),
-    "sft": Preset(1, "none", "sft", kl_loss="none", entropy="none"),
-    "mix": Preset(8, "grpo", "mix", entropy="mix", sample="mix"),
-}
-
-_is_opmd = unless("algorithm.algorithm_type", "opmd")
-
-
-def preset(theirs: Theirs) -> Preset:
-    """Of the written type."""
-    return PRESETS[theirs["algorithm.algorithm_type"]]
-
-
-def repeat_times(theirs: Theirs) -> int:
-    """Rollouts of a task."""
-    count = theirs["algorithm.repeat_times"]
-    return preset(theirs).repeat if count is None else count
-
-
-def is_offline(theirs: Theirs) -> bool:
-    """Whether it learns from given answers."""
-    return theirs["algorithm.algorithm_type"] in _OFFLINE
-
-
-def _said(theirs: Theirs, key: str, default: str) -> str:
-    value = theirs[f"algorithm.{key}"]
-    return default if value is None else value
-
-
-def write_algorithm(run: Run) -> Mapping[str, Any]:
-    """The type by the policy loss, `advantage_fn` where the advantages are not that type's own."""
-    section = run.algorithm
-    if isinstance(section, Dpo):
-        return {"algorithm.algorithm_type": "dpo", "algorithm.policy_loss_fn_args.beta": section.beta}
-    if isinstance(section, Sft):
-        return {"algorithm.algorithm_type": "sft"}
-    names = {ours: theirs for theirs, ours in _ADVANTAGES.items()}
-    if section.type not in names:
-        raise ConfigError(f"algorithm.type {section.type} is none of {', '.join(names)}, sft and dpo.")
-    advantage, loss = names[section.type], section.policy_loss
-    kind = "opmd" if isinstance(loss, OpmdLoss) else "grpo"
-    args = "algorithm.advantage_fn_args"
-    values: dict[str, Any] = {
-        "algorithm.algorithm_type": kind,
-        "algorithm.repeat_times": section.rollouts_per_task,
-        "algorithm.advantage_fn": None if advantage == PRESETS[kind].advantage else advantage,
-        **_write_loss(loss),
-    }
-    if isinstance(section, Grpo):
-        values[f"{args}.epsilon"] = section.std_epsilon
-    if isinstance(section, ReinforcePlusPlus):
-        values[f"{args}.gamma"] = section.gamma
-    if isinstance(section, Opmd):
-        by_mean = isinstance(section.baseline, MeanBaseline)
-        values[f"{args}.opmd_baseline"] = "mean" if by_mean else "logavgexp"
-        if isinstance(section.baseline, LogAvgExpBaseline):
-            values[f"{args}.tau"] = section.baseline.tau
-    return values
-
-
-def _write_loss(loss: PolicyLoss) -> Mapping[str, Any]:
-    args = "algorithm.policy_loss_fn_args"
-    if isinstance(loss, OpmdLoss):
-        return {f"{args}.tau": loss.tau}
-    if not isinstance(loss, ClippedLoss):
-        return {}
-    if loss.clip_low == loss.clip_high:
-        return {f"{args}.clip_range": loss.clip_low}
-    return {f"{args}.clip_range_low": loss.clip_low, f"{args}.clip_range_high": loss.clip_high}
+_ARGS = "algorithm.advantage_fn_args"
+_MIXED = "algorithm.policy_loss_fn_args.mu"
+_SHARE = "algorithm.sample_strategy_args.expert_data_ratio"
 
 
 @written_by(write_algorithm)
 def algorithm(theirs: Theirs) -> Mapping[str, Any]:
     """The type, or under another `advantage_fn` the algorithm whose advantages those are."""
-    kind, said = theirs["algorithm.algorithm_type"], preset(theirs)
-    advantage = _said(theirs, "advantage_fn", said.advantage)
+    kind, advantage = presets.kind(theirs), presets.advantage(theirs)
     if kind == "dpo":
-        return {"algorithm.type": "dpo", "algorithm.beta": theirs["algorithm.policy_loss_fn_args.beta"]}
+        args = "algorithm.policy_loss_fn_args"
+        return {
+            "algorithm.type": "dpo",
+            "algorithm.beta": theirs[f"{args}.beta"],
+            "algorithm.label_smoothing": theirs[f"{args}.label_smoothing"],
+        }
     if kind == "sft":
         return {"algorithm.type": "sft"}
-    if kind in ("ppo", "mix") or advantage not in _ADVANTAGES:
-        key = "advantage_fn" if theirs["algorithm.advantage_fn"] is not None else "algorithm_type"
-        why = "wants a critic" if advantage == "ppo" else f"is {kind}"
-        raise theirs.fault(
-            f"algorithm.{key}",
-            f"algorithm.{key} {why}, which is not read from Trinity's files yet; write algorithm_type grpo "
-            "or opmd (and no advantage_fn), or use a run file.",
-        )
-    settings: dict[str, Any] = {
-        "algorithm.type": _ADVANTAGES[advantage],
-        "algorithm.rollouts_per_task": repeat_times(theirs),
-        **_loss(theirs, said),
-    }
-    if advantage == "grpo":
-        settings["algorithm.std_epsilon"] = theirs["algorithm.advantage_fn_args.epsilon"]
-    if advantage == "opmd":
-        settings["algorithm.baseline"] = _baseline(theirs)
-    if advantage == "reinforceplusplus":
-        settings["algorithm.gamma"] = theirs["algorithm.advantage_fn_args.gamma"]
+    settings: dict[str, Any] = {"algorithm.rollouts_per_task": presets.repeat_times(theirs)}
+    if kind == "mix":
+        return {**settings, **_mix(theirs, advantage)}
+    settings["algorithm.type"] = presets.ADVANTAGES[advantage]
+    match advantage:
+        case "ppo":
+            settings["algorithm.gamma"] = theirs[f"{_ARGS}.gamma"]
+            settings["algorithm.lam"] = theirs[f"{_ARGS}.lam"]
+        case "grpo":
+            settings["algorithm.std_epsilon"] = theirs[f"{_ARGS}.epsilon"]
+        case "opmd":
+            settings["algorithm.baseline"] = _baseline(theirs)
+        case "reinforceplusplus":
+            settings["algorithm.gamma"] = theirs[f"{_ARGS}.gamma"]
     return settings
 
 
-def _baseline(theirs: Theirs) -> dict[str, Any]:
-    if theirs["algorithm.advantage_fn_args.opmd_baseline"] == "mean":
-        return {"type": "mean"}
-    return {"type": "log_avg_exp", "tau": theirs["algorithm.advantage_fn_args.tau"]}
-
-
-def _loss(theirs: Theirs, said: Preset) -> dict[str, Any]:
-    args = "algorithm.policy_loss_fn_args"
-    if said.loss == "opmd":
-        return {"algorithm.policy_loss.type": "opmd", "algorithm.policy_loss.tau": theirs[f"{args}.tau"]}
-    both = theirs[f"{args}.clip_range"]
-    low, high = theirs[f"{args}.clip_range_low"], theirs[f"{args}.clip_range_high"]
+def _mix(theirs: Theirs, advantage: str) -> dict[str, Any]:
+    if advantage != "grpo":
+        raise theirs.fault(
+            "algorithm.advantage_fn",
+            f"algorithm.advantage_fn {advantage} does not go with algorithm_type mix, whose rollouts are "
+            "learned as GRPO does; write advantage_fn: grpo, or leave it out.",
+        )
     return {
-        "algorithm.policy_loss.type": "clip",
-        "algorithm.policy_loss.clip_low": both if low is None else low,
-        "algorithm.policy_loss.clip_high": both if high is None else high,
-        "algorithm.policy_loss.dual_clip": None,
+        "algorithm.type": "mix",
+        "algorithm.mu": theirs[_MIXED],
+        "algorithm.std_epsilon": theirs[f"{_ARGS}.epsilon"],
     }
 
 
-def write_kl(run: Run) -> Mapping[str, Any]:
-    """`none` is said where there is no term in the loss: left out, most types have one."""
-    values: dict[str, Any] = {}
-    if isinstance(run.algorithm, Sft | Dpo):
-        return values
-    for term, key in ((run.algorithm.kl_loss, "kl_loss_fn"), (run.algorithm.kl_reward, "kl_penalty_fn")):
-        if term is not None:
-            values |= {f"algorithm.{key}": term.estimator, f"algorithm.{key}_args.kl_coef": term.coef}
-        elif key == "kl_loss_fn":
-            values[f"algorithm.{key}"] = "none"
-    return values
+def _baseline(theirs: Theirs) -> dict[str, Any]:
+    if theirs[f"{_ARGS}.opmd_baseline"] == "mean":
+        return {"type": "mean"}
+    return {"type": "log_avg_exp", "tau": theirs[f"{_ARGS}.tau"]}
 
 
 @written_by(write_kl)
 def kl(theirs: Theirs) -> Mapping[str, Any]:
     """In the loss by default; in the reward where `kl_penalty_fn` says so."""
-    if is_offline(theirs):
+    if presets.is_offline(theirs):
         return {}
     settings = {}
     for place, key, default in (
-        ("kl_loss", "kl_loss_fn", preset(theirs).kl_loss),
+        ("kl_loss", "kl_loss_fn", presets.preset(theirs).kl_loss),
         ("kl_reward", "kl_penalty_fn", "none"),
     ):
-        estimator = _KL[_said(theirs, key, default)]
+        estimator = _KL[presets.said(theirs, key, default)]
         if estimator is not None:
             settings[f"algorithm.{place}.estimator"] = estimator
             settings[f"algorithm.{place}.coef"] = theirs[f"algorithm.{key}_args.kl_coef"]
     return settings
 
 
-def write_entropy(run: Run) -> Mapping[str, Any]:
-    """The coefficient, under the type's own function."""
-    if isinstance(run.algorithm, Sft | Dpo):
-        return {}
-    return {"algorithm.entropy_loss_fn_args.entropy_coef": run.algorithm.entropy_coef}
-
-
 @written_by(write_entropy)
 def entropy(theirs: Theirs) -> Mapping[str, Any]:
-    """`none` has no term, whatever the coefficient."""
-    if is_offline(theirs) or _said(theirs, "entropy_loss_fn", preset(theirs).entropy) == "none":
+    """`none` has no term, whatever the coefficient; `mix` is that of the rollouts alone."""
+    name = presets.said(theirs, "entropy_loss_fn", presets.preset(theirs).entropy)
+    coef = theirs["algorithm.entropy_loss_fn_args.entropy_coef"]
+    if presets.is_offline(theirs) or name == "none":
         return {}
-    return {"algorithm.entropy_coef": theirs["algorithm.entropy_loss_fn_args.entropy_coef"]}
+    if presets.kind(theirs) == "mix" and name == "default" and coef != 0:
+        raise theirs.fault(
+            "algorithm.entropy_loss_fn",
+            "algorithm.entropy_loss_fn default would also take the entropy of the expert's answers, which "
+            "the model did not draw; write entropy_loss_fn: mix.",
+        )
+    return {"algorithm.entropy_coef": coef}
 
 
-def _of_preset(field: str, note: str) -> Row:
-    def can(theirs: Theirs, value: Any) -> bool:
-        return value is None or value == getattr(preset(theirs), field)
+def _held_by_itself(theirs: Theirs) -> str | None:
+    return {
+        "dpo": "algorithm_type is dpo, whose loss holds the policy to the reference by itself",
+        "sft": "algorithm_type is sft, which samples nothing",
+    }.get(presets.kind(theirs))
 
-    name = {"sample": "sample_strategy", "loss": "policy_loss_fn"}[field]
-    return refused(f"algorithm.{name}", None, note, can=can, kind=or_null(TEXT))
+
+def _no_kl(key: str) -> Any:
+    def off(theirs: Theirs) -> str | None:
+        name = presets.said(theirs, key, presets.preset(theirs).kl_loss if key == "kl_loss_fn" else "none")
+        return _held_by_itself(theirs) or (f"{key} is none" if name == "none" else None)
+
+    return off
 
 
-ROWS = (
+def sample_strategy(theirs: Theirs) -> Mapping[str, Any]:
+    """What a step is made of: rollouts, and under mix an expert's answers beside them."""
+    own = presets.preset(theirs).sample
+    name = presets.said(theirs, "sample_strategy", own)
+    if name != own:
+        instead = " (stages say a warm-up now)" if name == "warmup" else ""
+        raise theirs.fault(
+            "algorithm.sample_strategy",
+            f"algorithm.sample_strategy {name} does not go with algorithm_type {presets.kind(theirs)} here; "
+            f"write {own}, or leave it out{instead}.",
+        )
+    return {}
+
+
+TYPE: tuple[Row, ...] = (
     mapped(
         "algorithm.algorithm_type",
         "ppo",
         "algorithm.type",
-        "algorithm.policy_loss.type",
         read=algorithm,
-        kind=one_of(*PRESETS),
-        note="the default, ppo, wants a critic, and mix an expert; neither is read from Trinity's files yet",
+        kind=one_of(*presets.PRESETS),
     ),
     mapped(
         "algorithm.repeat_times",
@@ -253,16 +153,26 @@ ROWS = (
         "algorithm.rollouts_per_task",
         read=algorithm,
         kind=or_null(WHOLE),
-        note="by algorithm_type: grpo, opmd and dpo 2, mix 8, else 1",
+        off=presets.only_sampled,
+        note="by algorithm_type: grpo and opmd 2, mix 8, ppo 1",
     ),
-    _of_preset("sample", "it follows from algorithm_type; leave it out"),
+)
+FUNCTIONS: tuple[Row, ...] = (
+    mapped(
+        "algorithm.sample_strategy",
+        None,
+        read=sample_strategy,
+        kind=or_null(one_of("default", "mix", "warmup", "staleness_control")),
+        note="mix under algorithm_type mix, which also reads an expert's answers; else default",
+    ),
     mapped(
         "algorithm.advantage_fn",
         None,
         "algorithm.type",
         read=algorithm,
-        kind=or_null(one_of("ppo", *_ADVANTAGES)),
-        note="by algorithm_type; another one is the algorithm whose advantages those are",
+        kind=or_null(one_of(*presets.ADVANTAGES)),
+        off=presets.only_sampled,
+        note="by algorithm_type; another one is the algorithm whose advantages those are: ppo's has a critic",
     ),
     mapped(
         "algorithm.kl_penalty_fn",
@@ -271,6 +181,7 @@ ROWS = (
         "algorithm.kl_reward.estimator",
         read=kl,
         kind=or_null(one_of(*_KL)),
+        off=_held_by_itself,
         note="none where it is left out",
     ),
     mapped(
@@ -280,6 +191,7 @@ ROWS = (
         "algorithm.kl_loss.estimator",
         read=kl,
         kind=or_null(one_of(*_KL)),
+        off=_held_by_itself,
         note="k2 where it is left out, but for sft",
     ),
     mapped(
@@ -288,56 +200,76 @@ ROWS = (
         "algorithm.entropy_coef",
         read=entropy,
         kind=or_null(one_of("default", "mix", "none")),
-    ),
-    *beyond_the_page(
-        _of_preset("loss", "it follows from algorithm_type; leave it out"),
-        mapped(
-            "algorithm.policy_loss_fn_args.clip_range",
-            0.2,
-            "algorithm.policy_loss.clip_low",
-            "algorithm.policy_loss.clip_high",
-            read=algorithm,
-        ),
-        *(
-            mapped(
-                f"algorithm.policy_loss_fn_args.clip_range_{side}",
-                None,
-                f"algorithm.policy_loss.clip_{side}",
-                read=algorithm,
-                kind=or_null(NUMBER),
-                note="clip_range where it is left out",
-            )
-            for side in ("low", "high")
-        ),
-        mapped(
-            "algorithm.policy_loss_fn_args.tau",
-            1.0,
-            "algorithm.policy_loss.tau",
-            read=algorithm,
-            off=_is_opmd,
-        ),
-        mapped(
-            "algorithm.policy_loss_fn_args.beta",
-            0.1,
-            "algorithm.beta",
-            read=algorithm,
-            off=unless("algorithm.algorithm_type", "dpo"),
-        ),
-        mapped("algorithm.advantage_fn_args.epsilon", 1e-6, "algorithm.std_epsilon", read=algorithm),
-        mapped("algorithm.advantage_fn_args.gamma", 1.0, "algorithm.gamma", read=algorithm),
-        mapped(
-            "algorithm.advantage_fn_args.opmd_baseline",
-            "mean",
-            "algorithm.baseline",
-            read=algorithm,
-            kind=one_of("mean", "logavgexp"),
-            off=_is_opmd,
-        ),
-        mapped(
-            "algorithm.advantage_fn_args.tau", 1.0, "algorithm.baseline.tau", read=algorithm, off=_is_opmd
-        ),
-        mapped("algorithm.kl_penalty_fn_args.kl_coef", 0.001, "algorithm.kl_reward.coef", read=kl),
-        mapped("algorithm.kl_loss_fn_args.kl_coef", 0.001, "algorithm.kl_loss.coef", read=kl),
-        mapped("algorithm.entropy_loss_fn_args.entropy_coef", 0.0, "algorithm.entropy_coef", read=entropy),
+        off=presets.only_sampled,
     ),
 )
+ARGUMENTS: tuple[Row, ...] = beyond_the_page(
+    mapped(_MIXED, 0.1, "algorithm.mu", read=algorithm, off=presets.only_types("mix")),
+    mapped(
+        "algorithm.policy_loss_fn_args.beta",
+        0.1,
+        "algorithm.beta",
+        read=algorithm,
+        off=presets.only_types("dpo"),
+    ),
+    mapped(
+        "algorithm.policy_loss_fn_args.label_smoothing",
+        0.0,
+        "algorithm.label_smoothing",
+        read=algorithm,
+        off=presets.only_types("dpo"),
+    ),
+    mapped(
+        f"{_ARGS}.epsilon",
+        1e-6,
+        "algorithm.std_epsilon",
+        read=algorithm,
+        off=presets.only_advantages("grpo"),
+    ),
+    mapped(
+        f"{_ARGS}.gamma",
+        1.0,
+        "algorithm.gamma",
+        read=algorithm,
+        off=presets.only_advantages("ppo", "reinforceplusplus"),
+    ),
+    mapped(f"{_ARGS}.lam", 1.0, "algorithm.lam", read=algorithm, off=presets.only_advantages("ppo")),
+    mapped(
+        f"{_ARGS}.opmd_baseline",
+        "mean",
+        "algorithm.baseline",
+        read=algorithm,
+        kind=one_of("mean", "logavgexp"),
+        off=presets.only_advantages("opmd"),
+    ),
+    mapped(
+        f"{_ARGS}.tau",
+        1.0,
+        "algorithm.baseline.tau",
+        read=algorithm,
+        off=presets.only_advantages("opmd"),
+    ),
+    refused(f"{_ARGS}.*", UNSET, "this argument of the advantages is not known; leave it out", can=never),
+    mapped(
+        "algorithm.kl_penalty_fn_args.kl_coef",
+        0.001,
+        "algorithm.kl_reward.coef",
+        read=kl,
+        off=_no_kl("kl_penalty_fn"),
+    ),
+    mapped(
+        "algorithm.kl_loss_fn_args.kl_coef",
+        0.001,
+        "algorithm.kl_loss.coef",
+        read=kl,
+        off=_no_kl("kl_loss_fn"),
+    ),
+    mapped(
+        "algorithm.entropy_loss_fn_args.entropy_coef",
+        0.0,
+        "algorithm.entropy_coef",
+        read=entropy,
+        off=presets.only_sampled,
+    ),
+)
+ROWS = (*TYPE, *FUNCTIONS, *ARGUMENTS, *losses.ROWS)

@@ -26,11 +26,13 @@ from strop.config.dialects.row import (
     or_null,
     placement,
     refused,
-    unless,
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
-from strop.config.dialects.trinity.algorithm import is_offline
+from strop.config.dialects.trinity import critic
+from strop.config.dialects.trinity.experience import TEMPLATE
+from strop.config.dialects.trinity.presets import is_offline
+from strop.config.dialects.trinity.tasksets import tasks
 from strop.config.dialects.verl.model import whole_or_not
 from strop.config.dialects.verl.trainer import every, frequency, one_gpu
 from strop.config.schema import Run
@@ -86,11 +88,10 @@ def mode(theirs: Theirs) -> Mapping[str, Any]:
 
 
 def write_lengths(run: Run) -> Mapping[str, Any]:
-    """The two limits, and the least of an answer."""
+    """The two limits."""
     return {
         "model.max_prompt_tokens": run.data.max_prompt_tokens,
         "model.max_response_tokens": run.data.max_response_tokens,
-        "model.min_response_tokens": run.rollout.sampling.min_response_tokens,
     }
 
 
@@ -112,8 +113,6 @@ def lengths(theirs: Theirs) -> Mapping[str, Any]:
     settings = {"data.max_prompt_tokens": prompt, "data.max_response_tokens": response}
     if prompt + response > 131072:
         settings["rollout.engine.kv_cache_tokens"] = prompt + response
-    if not is_offline(theirs):
-        settings["rollout.sampling.min_response_tokens"] = theirs["model.min_response_tokens"]
     return settings
 
 
@@ -251,12 +250,7 @@ MONITOR = (
 )
 MODEL = (
     mapped("model.model_path", UNSET, "model.path", kind=TEXT),
-    refused(
-        "model.critic_model_path",
-        "${model.model_path}",
-        "critics are not read from Trinity's files yet",
-        off=unless("algorithm.algorithm_type", "ppo"),
-    ),
+    critic.MODEL,
     *_upstream(
         mapped(
             "model.max_model_len",
@@ -271,9 +265,9 @@ MODEL = (
             "model.max_response_tokens", None, "data.max_response_tokens", read=lengths, kind=or_null(WHOLE)
         ),
     ),
-    mapped("model.min_response_tokens", 1, "rollout.sampling.min_response_tokens", read=lengths),
+    mapped("model.min_response_tokens", 1, "rollout.sampling.min_response_tokens", read=tasks),
     *beyond_the_page(
-        refused("model.custom_chat_template", None, "write the template into the tokenizer's folder"),
+        TEMPLATE,
         mapped("model.lora_configs", None, "model.lora", read=lora, kind=LISTED),
         mapped("model.lora_configs.0.lora_rank", 32, "model.lora.rank", read=lora),
         mapped("model.lora_configs.0.lora_alpha", 32, "model.lora.alpha", read=lora),

@@ -9,11 +9,20 @@ from typing import Any
 
 from strop.config.dialects.row import Pair, Read, Row
 from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.trinity.presets import without_critic
 from strop.config.dialects.verl import LEDGER as VERL
 from strop.config.schema import Run
 from strop.errors import ConfigError
 
 PREFIX = "trainer.trainer_config."
+_OUTSIDE: Mapping[str, Callable[[Theirs], Any]] = {
+    "algorithm.adv_estimator": lambda theirs: None if without_critic(theirs) else "gae",
+    "critic.model.path": lambda theirs: theirs["model.critic_model_path"] or theirs["model.model_path"],
+    "critic.ppo_mini_batch_size": lambda theirs: None,
+}
+"""verl's keys that Trinity says elsewhere: a step is one update, of its critic too."""
+_OURS = {"critic.model.path": "model.critic_model_path"}
+"""Where Trinity has a key of verl's outside `trainer_config`."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,8 @@ class _Inside(Theirs):
     outer: Theirs
 
     def __getitem__(self, dotted: str) -> Any:
+        if dotted in _OUTSIDE:
+            return _OUTSIDE[dotted](self.outer)
         if self.outer.ledger.find(PREFIX + dotted) is not None:
             return self.outer[PREFIX + dotted]
         row = VERL.find(dotted)
@@ -36,21 +47,21 @@ class _Inside(Theirs):
 
 
 @cache
-def _pair(read: Read) -> Read:
+def pair(read: Read) -> Read:
     """verl's read, and the write beside it, for Trinity's configuration; one for each, as rows share them."""
-    inside = _through(read)
+    inside = through(read)
     if not isinstance(read, Pair):
         return inside
     write = read.write
 
     def written(run: Run) -> Mapping[str, Any]:
-        return {PREFIX + key: value for key, value in write(run).items()}
+        return {_OURS.get(key, PREFIX + key): value for key, value in write(run).items()}
 
     return Pair(inside, written)
 
 
 @cache
-def _through(function: Callable[..., Any]) -> Callable[..., Any]:
+def through(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function for Trinity's configuration."""
     return lambda theirs, *value: function(_Inside(theirs), *value)
 
@@ -59,8 +70,8 @@ def verl_row(key: str, default: Any) -> Row:
     """verl's row, with the default of Trinity's page."""
     row = VERL.find(key)
     assert row is not None, key
-    read = row.read and _pair(row.read)
-    off, can = row.off and _through(row.off), row.can and _through(row.can)
+    read = row.read and pair(row.read)
+    off, can = row.off and through(row.off), row.can and through(row.can)
     return replace(
         row, theirs=PREFIX + key, default=default, read=read, off=off, can=can, stated=True, on_page=True
     )

@@ -10,14 +10,15 @@ from strop.config.dialects.row import (
     Row,
     always,
     beyond_the_page,
-    never,
     only,
     or_null,
     placement,
     refused,
-    unless,
+    same_as,
 )
+from strop.config.dialects.trinity import critic
 from strop.config.dialects.trinity.inside import PREFIX, verl_row
+from strop.config.dialects.trinity.presets import without_critic
 
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
@@ -37,44 +38,6 @@ def _place(key: str, default: Any, note: str, *wanted: Any) -> Row:
 def _no(key: str, default: Any, note: str) -> Row:
     return refused(PREFIX + key, default, note)
 
-
-_CRITIC_OFF = unless("algorithm.algorithm_type", "ppo")
-_CRITIC = tuple(
-    refused(
-        f"{PREFIX}critic.{key}",
-        default,
-        "critics are not read from Trinity's files yet; use a run file with algorithm ppo",
-        can=never,
-        off=_CRITIC_OFF,
-    )
-    for key, default in (
-        ("strategy", "fsdp"),
-        ("optim.lr", 1e-5),
-        ("optim.lr_warmup_steps_ratio", 0.0),
-        ("optim.min_lr_ratio", None),
-        ("optim.warmup_style", "constant"),
-        ("optim.total_training_steps", -1),
-        ("model.override_config", {}),
-        ("model.external_lib", f"${{{PREFIX}{_MODEL}.external_lib}}"),
-        ("model.enable_gradient_checkpointing", True),
-        ("model.use_remove_padding", False),
-        ("model.fsdp_config.param_offload", False),
-        ("model.fsdp_config.optimizer_offload", False),
-        ("model.fsdp_config.wrap_policy.min_num_params", 0),
-        ("model.fsdp_config.fsdp_size", -1),
-        ("model.fsdp_config.forward_prefetch", False),
-        ("ppo_micro_batch_size_per_gpu", 8),
-        ("forward_micro_batch_size_per_gpu", f"${{{PREFIX}critic.ppo_micro_batch_size_per_gpu}}"),
-        ("use_dynamic_bsz", f"${{{PREFIX}{_ACTOR}.use_dynamic_bsz}}"),
-        ("ppo_max_token_len_per_gpu", 32768),
-        ("forward_max_token_len_per_gpu", f"${{{PREFIX}critic.ppo_max_token_len_per_gpu}}"),
-        ("ulysses_sequence_parallel_size", 1),
-        ("ppo_epochs", f"${{{PREFIX}{_ACTOR}.ppo_epochs}}"),
-        ("shuffle", f"${{{PREFIX}{_ACTOR}.shuffle}}"),
-        ("grad_clip", 1.0),
-        ("cliprange_value", 0.5),
-    )
-)
 
 ROWS = (
     verl_row("actor_rollout_ref.hybrid_engine", True),
@@ -133,12 +96,12 @@ ROWS = (
         _CHUNKS,
     ),
     _place(f"{_REF}.entropy_checkpointing", f"${{{PREFIX}{_ACTOR}.entropy_checkpointing}}", _CHUNKS),
-    *_CRITIC,
+    *critic.ROWS,
     verl_row("trainer.balance_batch", True),
     _no("trainer.total_training_steps", None, "write trainer.total_steps, which is Trinity's own"),
     _no("trainer.resume_mode", "auto", "write continue_from_checkpoint, which is Trinity's own"),
     _no("trainer.resume_from_path", "", "write continue_from_checkpoint, which is Trinity's own"),
-    refused(f"{PREFIX}trainer.critic_warmup", 0, "critics are not read yet; leave it 0", off=_CRITIC_OFF),
+    critic.row("trainer.critic_warmup", 0),
     verl_row("trainer.default_hdfs_dir", None),
     verl_row("trainer.remove_previous_ckpt_in_save", False),
     verl_row("trainer.del_local_ckpt_after_load", False),
@@ -146,8 +109,9 @@ ROWS = (
     refused(
         f"{PREFIX}trainer.max_critic_ckpt_to_keep",
         5,
-        "the critic's part of a checkpoint is kept as long as the rest",
-        off=_CRITIC_OFF,
+        "a checkpoint holds both; write max_actor_ckpt_to_keep, and the same number here",
+        can=same_as(f"{PREFIX}trainer.max_actor_ckpt_to_keep"),
+        off=without_critic,
         kind=or_null(WHOLE),
     ),
     *beyond_the_page(

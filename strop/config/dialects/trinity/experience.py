@@ -1,0 +1,288 @@
+"""Trinity's `buffer.trainer_input`: where rollouts wait, given answers, and an expert's beside rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from strop.config.dialects.row import (
+    ANY,
+    MAPPING,
+    NUMBER,
+    TEXT,
+    UNSET,
+    WHOLE,
+    YES_NO,
+    Off,
+    Row,
+    always,
+    beyond_the_page,
+    either,
+    mapped,
+    never,
+    one_of,
+    only,
+    or_null,
+    placement,
+    refused,
+    written_by,
+)
+from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.trinity import formats
+from strop.config.dialects.trinity.presets import (
+    is_offline,
+    kind,
+    only_given,
+    only_sampled,
+    only_types,
+)
+from strop.config.dialects.trinity.write_buffer import (
+    AUXILIARY,
+    EXPERIENCE,
+    write_answers,
+    write_expert,
+    write_storage,
+    write_template,
+)
+
+_EXPERT = "algorithm.sample_strategy_args.sft_dataset_name"
+_NO_ACTORS = "one process, which has no actors to name"
+
+
+@written_by(write_storage)
+def storage(theirs: Theirs) -> Mapping[str, Any]:
+    """Where rollouts wait to be trained on."""
+    if is_offline(theirs):
+        return {}
+    settings: dict[str, Any] = {"buffer.read_timeout_seconds": theirs[f"{EXPERIENCE}.max_read_timeout"]}
+    path, held = theirs[f"{EXPERIENCE}.path"], theirs[f"{EXPERIENCE}.capacity"]
+    room = {} if held is None else {"buffer.capacity_groups": held}
+    match _storage_type(theirs):
+        case "file":
+            folder = {} if path is None else {"buffer.path": path}
+            return {**settings, "buffer.type": "file", **folder}
+        case "sql":
+            url = None if path is None else formats.database(path)
+            name = theirs[f"{EXPERIENCE}.name"]
+            return {
+                **settings,
+                "buffer.type": "sql",
+                "buffer.url": url,
+                "buffer.name": name,
+                **room,
+            }
+    backup = None if path is None else path.removeprefix("sqlite:///")
+    settings |= {"buffer.backup": backup, **room}
+    if not theirs[f"{EXPERIENCE}.use_priority_queue"]:
+        return {**settings, "buffer.type": "queue"}
+    cooldown = theirs[f"{EXPERIENCE}.reuse_cooldown_time"]
+    return {**settings, "buffer.type": "priority", "buffer.reuse_cooldown_seconds": cooldown}
+
+
+def _storage_type(theirs: Theirs) -> str:
+    said = theirs[f"{EXPERIENCE}.storage_type"]
+    return str(said or ("file" if is_offline(theirs) else "queue"))
+
+
+@written_by(write_answers)
+def answers(theirs: Theirs) -> Mapping[str, Any]:
+    """Under sft and dpo the experience buffer is the data."""
+    if not is_offline(theirs):
+        return {}
+    columns = formats.pair_columns if kind(theirs) == "dpo" else formats.answer_columns
+    settings = {**formats.place(theirs, EXPERIENCE), **columns(theirs, EXPERIENCE)}
+    return {f"data.train.{name}": value for name, value in settings.items()}
+
+
+@written_by(write_expert)
+def expert(theirs: Theirs) -> Mapping[str, Any]:
+    """Under mix an auxiliary buffer has the expert's answers."""
+    if kind(theirs) != "mix":
+        return {}
+    buffers, name = theirs[AUXILIARY] or {}, theirs[_EXPERT]
+    if list(buffers) != [name]:
+        there = f"it has {', '.join(buffers)}" if buffers else "there is none"
+        raise theirs.fault(
+            AUXILIARY,
+            f"algorithm_type mix learns from one auxiliary buffer, {AUXILIARY}.{name}, and {there}. Name it "
+            f"so, or say its name in {_EXPERT}.",
+        )
+    at = f"{AUXILIARY}.{name}"
+    settings = {**formats.place(theirs, at), **formats.answer_columns(theirs, at)}
+    return {f"data.expert.{field}": value for field, value in settings.items()}
+
+
+@written_by(write_template)
+def template(theirs: Theirs) -> Mapping[str, Any]:
+    """The data's own chat template comes before the model's."""
+    own = theirs[f"{EXPERIENCE}.format.chat_template"] if is_offline(theirs) else None
+    said = own or theirs["model.custom_chat_template"]
+    return {"data.chat_template": said} if said else {}
+
+
+def _rows(at: str, read: Any, ours: str, off: Off) -> tuple[Row, ...]:
+    """What given answers are read by, whichever buffer they are in."""
+    text = partial(mapped, read=read, kind=or_null(TEXT))
+    return (
+        text(f"{at}.subset_name", None, f"{ours}.subset", off=off),
+        text(f"{at}.split", None, f"{ours}.split", off=off, note="of a single file there is none"),
+    )
+
+
+def _off(row: Row, off: Off) -> Row:
+    return replace(row, off=either(off, row.off) if row.off else off)
+
+
+_queue = either(
+    only_sampled,
+    lambda theirs: None if _storage_type(theirs) == "queue" else f"storage_type is {_storage_type(theirs)}",
+)
+_priority = either(
+    _queue,
+    lambda theirs: None if theirs[f"{EXPERIENCE}.use_priority_queue"] else "use_priority_queue is False",
+)
+_dpo, _sft, _mix = only_types("dpo"), only_types("sft"), only_types("mix")
+_OURS = "data.train"
+_THEIRS = f"{AUXILIARY}.*"
+ROWS: tuple[Row, ...] = (
+    placement(
+        f"{EXPERIENCE}.name",
+        None,
+        f"{_NO_ACTORS}; of an sql buffer, and of given answers in a database, the name there",
+        can=always,
+        kind=or_null(TEXT),
+        ours=("buffer.name",),
+        read=storage,
+    ),
+    mapped(
+        f"{EXPERIENCE}.storage_type",
+        None,
+        "buffer.type",
+        read=storage,
+        kind=or_null(one_of("queue", "sql", "file")),
+        note="queue, or file under sft and dpo, where it is left out",
+    ),
+    mapped(
+        f"{EXPERIENCE}.path",
+        None,
+        "buffer.backup",
+        "buffer.url",
+        "buffer.path",
+        "data.train.path",
+        read=storage,
+        kind=or_null(TEXT),
+        note="under sft and dpo the data; else a queue's backup, a database, a folder: a relative one in the "
+        "run's folder",
+    ),
+    *_rows(EXPERIENCE, answers, _OURS, only_given),
+    *(_off(row, only_given) for row in formats.rows(EXPERIENCE, answers, _OURS, answer="response")),
+    *(
+        mapped(
+            f"{EXPERIENCE}.format.{side}_key",
+            None,
+            f"{_OURS}.{side}",
+            read=answers,
+            kind=or_null(TEXT),
+            off=_dpo,
+            note=f"{side} where it is left out",
+        )
+        for side in ("chosen", "rejected")
+    ),
+    formats.turns_row(EXPERIENCE, answers, _OURS, _sft),
+    mapped(
+        f"{EXPERIENCE}.format.chat_template",
+        None,
+        "data.chat_template",
+        read=template,
+        kind=or_null(TEXT),
+        off=only_given,
+        note="Jinja; model.custom_chat_template where it is left out",
+    ),
+    mapped(
+        f"{EXPERIENCE}.max_read_timeout",
+        1800,
+        "buffer.read_timeout_seconds",
+        read=storage,
+        kind=NUMBER,
+        off=only_sampled,
+    ),
+    mapped(
+        f"{EXPERIENCE}.use_priority_queue",
+        False,
+        "buffer.type",
+        read=storage,
+        kind=YES_NO,
+        off=_queue,
+    ),
+    mapped(
+        f"{EXPERIENCE}.reuse_cooldown_time",
+        None,
+        "buffer.reuse_cooldown_seconds",
+        read=storage,
+        kind=or_null(NUMBER),
+        off=_priority,
+        note="null reads each once",
+    ),
+    mapped(
+        AUXILIARY,
+        None,
+        "data.expert",
+        read=expert,
+        kind=or_null(MAPPING),
+        off=_mix,
+        note="mix reads one of them; no other type reads any",
+    ),
+    *(
+        _off(row, _mix)
+        for row in (
+            placement(f"{_THEIRS}.name", None, _NO_ACTORS, can=always, kind=ANY),
+            mapped(
+                f"{_THEIRS}.storage_type",
+                None,
+                "data.expert.path",
+                read=expert,
+                kind=or_null(one_of("file", "sql", "queue")),
+                note="file, or sql",
+            ),
+            mapped(f"{_THEIRS}.path", None, "data.expert.path", read=expert, kind=or_null(TEXT)),
+            *_rows(_THEIRS, expert, "data.expert", _mix),
+            *formats.rows(_THEIRS, expert, "data.expert", answer="response"),
+            formats.turns_row(_THEIRS, expert, "data.expert", _mix),
+            refused(
+                f"{_THEIRS}.format.chat_template",
+                None,
+                "one template encodes the whole run; write model.custom_chat_template",
+                can=only(None, ""),
+            ),
+            refused(f"{_THEIRS}.*", UNSET, "an expert's answers have no such key; leave it out", can=never),
+        )
+    ),
+)
+ARGUMENTS: tuple[Row, ...] = beyond_the_page(
+    mapped(_EXPERT, "sft_dataset", "data.expert", read=expert, kind=TEXT, off=_mix),
+    mapped(
+        f"{EXPERIENCE}.capacity",
+        None,
+        "buffer.capacity_groups",
+        read=storage,
+        kind=or_null(WHOLE),
+        off=either(
+            only_sampled,
+            lambda theirs: "storage_type is file" if _storage_type(theirs) == "file" else None,
+        ),
+        note="counts groups, the rollouts of one task; 4096 where it is left out",
+    ),
+    placement(
+        f"{EXPERIENCE}.wrap_in_ray", True, "one process needs no actor round it", can=always, kind=YES_NO
+    ),
+)
+TEMPLATE = mapped(
+    "model.custom_chat_template",
+    None,
+    "data.chat_template",
+    read=template,
+    kind=or_null(TEXT),
+    note="a Jinja template itself",
+)

@@ -1,0 +1,98 @@
+"""Tables of SQL databases, read through SQLAlchemy: SQLite, and PostgreSQL by psycopg."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strop.config.redact import redact_text
+from strop.data.rows import Records
+from strop.errors import DataError, MissingExtraError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_URL = re.compile(r"^(sqlite|postgres|postgresql)(\+\w+)?://")
+
+
+def is_database(path: str) -> bool:
+    """Whether a path is a database's URL."""
+    return _URL.match(path) is not None
+
+
+def read_table(url: str, table: str | None) -> Records:
+    """All rows of a table, in the order of its primary key, or of a SQLite table without one as they stand.
+
+    Columns of JSON become Python values. Raises `DataError` for a database or table that is not there, is
+    empty or has no order, and `MissingExtraError` where a package is missing.
+    """
+    if importlib.util.find_spec("sqlalchemy") is None:
+        raise MissingExtraError(
+            f"{redact_text(url)} is a database, which is read with SQLAlchemy: pip install 'strop[sql]'"
+        )
+    import sqlalchemy as sa
+    from sqlalchemy.exc import SQLAlchemyError
+
+    shown = redact_text(url)
+    engine = _engine(url, shown)
+    try:
+        found = _reflect(engine, table, shown)
+        with engine.connect() as connection:
+            rows = (
+                connection.execute(sa.select(found).order_by(*_order(found, engine, shown))).mappings().all()
+            )
+    except SQLAlchemyError as error:
+        first = redact_text(str(error).splitlines()[0])
+        raise DataError(f"{shown} cannot be read: {first}.") from None
+    finally:
+        engine.dispose()
+    if not rows:
+        raise DataError(f"{shown}, table {table}, is empty: it holds no rows.")
+    return Records(f"{shown} table {table}", [dict(row) for row in rows])
+
+
+def _engine(url: str, shown: str) -> sa.Engine:
+    import sqlalchemy as sa
+
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError:
+        raise DataError(f"{shown} is no database URL; one looks like `sqlite:///tasks.db`.") from None
+    if parsed.get_backend_name() != "sqlite":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    elif not parsed.database or not Path(parsed.database).expanduser().is_file():
+        # SQLite would make an empty one
+        raise DataError(f"There is no SQLite database {parsed.database} ({shown}).")
+    else:
+        parsed = parsed.set(database=str(Path(parsed.database).expanduser()))
+    try:
+        return sa.create_engine(parsed)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"{shown} needs {error.name}: pip install 'strop[sql]'") from None
+
+
+def _reflect(engine: sa.Engine, table: str | None, shown: str) -> sa.Table:
+    import sqlalchemy as sa
+
+    names = sa.inspect(engine).get_table_names()
+    if table not in names:
+        said = "no table is named" if table is None else f"there is no table {table!r}"
+        there = ", ".join(names) or "none"
+        raise DataError(f"{shown}: {said}. Write `table:` beside the path; its tables are: {there}.")
+    return sa.Table(table, sa.MetaData(), autoload_with=engine)
+
+
+def _order(table: sa.Table, engine: sa.Engine, shown: str) -> list[sa.ColumnElement]:
+    import sqlalchemy as sa
+
+    key = list(table.primary_key.columns)
+    if key:
+        return key
+    if engine.dialect.name == "sqlite":
+        return [sa.literal_column("rowid")]
+    raise DataError(
+        f"{shown}, table {table.name}, has no primary key, so its rows stand in no order that a run could go "
+        "on in. Give it one, or export the table to a file."
+    )

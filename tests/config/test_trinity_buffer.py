@@ -1,0 +1,178 @@
+"""Trinity's buffers and tasksets: where experiences wait, and which columns are read as what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strop.config.schema.buffer import FileBuffer, PriorityBuffer, QueueBuffer, SqlBuffer
+from strop.config.schema.data import Taskset
+from strop.errors import ConfigError
+
+from .trinity_file import BUFFER, TASKSET, read, value
+
+pytestmark = pytest.mark.usefixtures("trinity_file")
+EVAL = "buffer.explorer_input.eval_tasksets.0"
+QUEUE = {"read_timeout_seconds": 1800}
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{}", QueueBuffer(**QUEUE)),
+        (
+            "{storage_type: queue, path: 'sqlite:///countdown_buffer.db', max_read_timeout: 60}",
+            QueueBuffer(backup="countdown_buffer.db", read_timeout_seconds=60),
+        ),
+        ("{path: back.jsonl, capacity: 64}", QueueBuffer(backup="back.jsonl", capacity_groups=64)),
+        ("{use_priority_queue: true}", PriorityBuffer(**QUEUE)),
+        (
+            "{use_priority_queue: true, reuse_cooldown_time: 3.5}",
+            PriorityBuffer(reuse_cooldown_seconds=3.5, **QUEUE),
+        ),
+        ("{storage_type: sql}", SqlBuffer(**QUEUE)),
+        (
+            "{storage_type: sql, name: shared, path: both.db}",
+            SqlBuffer(url="sqlite:///both.db", name="shared", **QUEUE),
+        ),
+        (
+            "{storage_type: sql, path: 'postgresql://u@h/d'}",
+            SqlBuffer(url="postgresql://u@h/d", **QUEUE),
+        ),
+        ("{storage_type: file, path: seen}", FileBuffer(path="seen", read_timeout_seconds=1800)),
+        ("{name: countdown_buffer, wrap_in_ray: false}", QueueBuffer(**QUEUE)),
+    ],
+)
+def test_where_rollouts_wait(written: str, expected: object) -> None:
+    assert read(f"+{BUFFER}={written}").run.buffer == expected
+
+
+def test_a_cooldown_without_priorities_is_inactive() -> None:
+    (note,) = read(f"+{BUFFER}.reuse_cooldown_time=3").notes
+    assert note.endswith("inactive, because use_priority_queue is False.")
+
+
+def taskset(**fields: Any) -> Taskset:
+    return Taskset(**{"path": "train.jsonl", "answer": "response", **fields})
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{path: train.jsonl}", taskset()),
+        (
+            "{path: folder, subset_name: main, split: test}",
+            taskset(path="folder", subset="main", split="test"),
+        ),
+        ("{path: folder}", taskset(path="folder", split="train")),
+        (
+            "{storage_type: sql, name: sums, path: tasks.db}",
+            taskset(path="sqlite:///tasks.db", table="sums"),
+        ),
+        (
+            "{path: train.jsonl, format: {prompt_key: q, response_key: a, system_prompt: S, "
+            "system_prompt_key: s, tools_key: t, reply_prefix: 'So:'}}",
+            taskset(prompt="q", answer="a", system="S", system_column="s", tools="t", reply_prefix="So:"),
+        ),
+        (
+            "{path: train.jsonl, format: {messages_key: m, system_prompt: S}}",
+            taskset(prompt="m"),
+        ),
+        ("{path: train.jsonl, format: {prompt_type: messages}}", taskset(prompt="message")),
+    ],
+)
+def test_tasks(written: str, expected: Taskset) -> None:
+    assert read(f"~{TASKSET}", f"+{TASKSET}={written}").run.data.train == expected
+
+
+def test_an_eval_taskset_has_its_own_settings() -> None:
+    own = "{repeat_times: 4, format: {prompt_key: q}, rollout_args: {top_p: 0.9}}"
+    loaded = read(
+        f"{EVAL}={own}",
+        "model.min_response_tokens=2",
+    )
+    (measured,) = loaded.run.data.eval
+    assert (measured.name, measured.prompt, measured.rollouts_per_task) == ("test", "q", 4)
+    assert (measured.sampling.top_p, measured.sampling.min_response_tokens) == (0.9, 2)
+    assert value(read(f"+{EVAL}.rollout_args.n=3"), "data.eval.0.rollouts_per_task") == 3
+    assert read("buffer.explorer_input.eval_tasksets=null").run.data.eval == ()
+
+
+def test_a_rewards_arguments() -> None:
+    args = "reward_fn_args={method: strict}"
+    loaded = read(f"+{TASKSET}.{args}", f"+{EVAL}.{args}")
+    assert loaded.run.reward.functions[0].args == {"method": "strict"}
+
+
+SFT = (
+    "algorithm.algorithm_type=sft",
+    "mode=train",
+    f"{BUFFER}.path=sft.jsonl",
+    "buffer.train_batch_size=16",
+)
+
+
+def answers(**fields: Any) -> Taskset:
+    return Taskset(**{"path": "sft.jsonl", "answer": None, **fields})
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{prompt_key: q, response_key: a}", answers(prompt="q", response="a")),
+        ("{system_prompt_key: s}", answers(system_column="s", response="response")),
+        (
+            "{prompt_type: messages, messages_key: m, tools_key: t}",
+            answers(response="m", tools="t", trained_turns="last"),
+        ),
+        (
+            "{messages_key: m, enable_concatenated_multi_turn: true}",
+            answers(response="m", trained_turns="all"),
+        ),
+    ],
+)
+def test_given_answers(written: str, expected: Taskset) -> None:
+    run = read(*SFT, f"+{BUFFER}.format={written}").run
+    assert (run.algorithm.type, run.trainer.tasks_per_step, run.data.train) == ("sft", 16, expected)
+
+
+def test_given_answers_in_a_database() -> None:
+    loaded = read(*SFT, f"{BUFFER}.storage_type=sql", f"{BUFFER}.path=given.db", f"{BUFFER}.name=talks")
+    assert loaded.run.data.train == answers(path="sqlite:///given.db", table="talks", response="response")
+    with pytest.raises(ConfigError, match="which nobody fills; write storage_type: file"):
+        read(*SFT, f"{BUFFER}.storage_type=queue")
+
+
+def test_pairs() -> None:
+    dpo = (*SFT, "algorithm.algorithm_type=dpo", "algorithm.policy_loss_fn_args={beta: 0.3}")
+    run = read(*dpo, f"{BUFFER}.format={{chosen_key: c, messages_key: m}}").run
+    assert run.data.train == answers(prompt="m", chosen="c", rejected="rejected")
+    assert run.algorithm.type == "dpo" and run.algorithm.beta == 0.3
+
+
+def test_chat_templates_are_texts() -> None:
+    own = "[{{ messages }}]"
+    assert read(f"model.custom_chat_template='{own}'").run.data.chat_template == own
+    data = (f"{BUFFER}.format.chat_template='{{{{ messages }}}}'", f"model.custom_chat_template='{own}'")
+    assert read(*SFT, *data).run.data.chat_template == "{{ messages }}"
+    assert read(*data).run.data.chat_template == own
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([f"+{TASKSET}.rollout_args.n=3"], r"n \(3\) differs from algorithm\.repeat_times \(8\)"),
+        (
+            [f"+{EVAL}.rollout_args.n=3", f"+{EVAL}.repeat_times=2"],
+            r"n \(3\) differs from .*repeat_times \(2",
+        ),
+        ([f"+{TASKSET}.reward_fn_args={{a: 1}}"], r"eval_tasksets\.0 is scored with reward_fn_args \{\}"),
+        ([f"+{BUFFER}.path=back.txt"], "does not say what kind of file it is"),
+        ([f"+{BUFFER}.capacity=2"], "holds not even one step"),
+        ([f"{TASKSET}.path=null"], "a file or directory of JSON Lines"),
+    ],
+)
+def test_refused(overrides: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        read(*overrides)
