@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strop.config.redact import redact_text
 from strop.data.rows import Records
@@ -84,7 +85,7 @@ def _reflect(engine: sa.Engine, table: str | None, shown: str) -> sa.Table:
     return sa.Table(table, sa.MetaData(), autoload_with=engine)
 
 
-def _order(table: sa.Table, engine: sa.Engine, shown: str) -> list[sa.ColumnElement]:
+def _order(table: sa.Table, engine: sa.Engine, shown: str) -> Sequence[sa.ColumnElement[Any]]:
     import sqlalchemy as sa
 
     key = list(table.primary_key.columns)

@@ -40,7 +40,7 @@ def policy_loss(theirs: Theirs) -> Mapping[str, Any]:
     if presets.is_offline(theirs):
         return {}
     loss = presets.loss(theirs)
-    settings = {"algorithm.aggregation": _aggregation(theirs, loss)}
+    settings: dict[str, Any] = {"algorithm.aggregation": _aggregation(theirs, loss)}
     at = "algorithm.policy_loss"
     if loss == "opmd":
         return {**settings, f"{at}.type": "opmd", f"{at}.tau": theirs[f"{_ARGS}.tau"]}
