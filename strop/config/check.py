@@ -64,7 +64,7 @@ def _reward(reward: Reward, sources: Mapping[str, Source]) -> list[str]:
             files[f"reward.functions.{index}.function"] = file
     for index, model in enumerate(reward.models):
         faults += _model(model.path, f"reward.models.{index}.path", sources)
-        if model.chat_template != "tokenizer":
+        if model.chat_template != "tokenizer" and not is_template(model.chat_template):
             files[f"reward.models.{index}.chat_template"] = model.chat_template
     for index, judge in enumerate(reward.judges):
         if judge.prompt.endswith(".jinja"):

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,13 @@ from typing import Any
 from strop.errors import StropError
 
 _WAYS = "Write a built-in's name, a dotted path such as package.module.{kind}, or file.py:{kind}"
+
+
+@cache
+def import_library(name: str, what: str, error: type[StropError]) -> ModuleType:
+    """Import a module, or a file `name.py`, once in this process. Raises `error` where that fails."""
+    named = Named(name, f"{what} {name!r}", "name", (), error)
+    return named.file(Path(name)) if name.endswith(".py") else named.module(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +43,16 @@ class Named:
         """Import it. Raises `error` where it is not there, fails to import, or cannot be called."""
         if ":" in self.name:
             file, _, member = self.name.rpartition(":")
-            return self._member(self._file(Path(file)), member)
+            return self._member(self.file(Path(file)), member)
         if "." in self.name:
             module, _, member = self.name.rpartition(".")
-            return self._member(self._module(module), member)
+            return self._member(self.module(module), member)
         close = difflib.get_close_matches(self.name, self.built_in, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise self._fault(f"{hint}The built-ins are {', '.join(self.built_in)}. {self._ways()}.")
 
-    def _module(self, module: str) -> ModuleType:
+    def module(self, module: str) -> ModuleType:
+        """Import a module. Raises `error` like `load`."""
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -56,7 +65,8 @@ class Named:
         except (Exception, SystemExit) as error:
             raise self._fault(f"importing {module} failed: {_last_lines(error)}") from error
 
-    def _file(self, file: Path) -> ModuleType:
+    def file(self, file: Path) -> ModuleType:
+        """Import a file, anew each time. Raises `error` like `load`."""
         path = file.expanduser().resolve()
         if path.suffix != ".py":
             raise self._fault(f"{str(file)!r} is not a .py file. {self._ways()}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -15,12 +15,15 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
 
+from strop.config.imports import import_library
 from strop.config.schema.model import Model
+from strop.config.suggest import did_you_mean
 from strop.errors import ModelError
 from strop.models.attention import use_packed_attention
 from strop.models.logprobs import check_logits
@@ -55,15 +58,11 @@ def load_classifier(section: Model, *, labels: int, device: torch.device | str) 
 
     Raises ModelError for a folder that is missing, incomplete or damaged, and for another number of labels.
     """
-    _check_folder(section.path)
-    try:
-        config = AutoConfig.from_pretrained(section.path, trust_remote_code=section.trust_remote_code)
-    except UNREADABLE as error:
-        raise ModelError(f"model.path: no model could be loaded from {section.path}: {error}") from error
+    config = _config(section)
     if config.num_labels != labels:
         raise ModelError(
             f"the model in {section.path} has {config.num_labels} labels "
-            f"({', '.join(map(str, config.id2label.values()))}), not {labels}. A reward model is one "
+            f"({', '.join(map(str, (config.id2label or {}).values()))}), not {labels}. A reward model is one "
             "for sequence classification with one label (num_labels in its config.json), whose logit is the "
             "reward."
         )
@@ -78,13 +77,14 @@ def _read(
     trainable: bool,
 ) -> PreTrainedModel:
     """`kind` is the class of transformers that reads the folder."""
-    _check_folder(section.path)
+    config = _config(section)
     frozen = section.lora is not None or not trainable
     dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype
     with quiet():
         try:
             model, found = kind.from_pretrained(
-                section.path,
+                _expanded(section.path),
+                config=config,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
                 trust_remote_code=section.trust_remote_code,
@@ -105,6 +105,49 @@ def _read(
     return cast(PreTrainedModel, model)
 
 
+def _config(section: Model) -> PreTrainedConfig:
+    """The folder's config.json, with `section.override` put over it."""
+    _import(section)
+    _check_folder(section.path)
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            _expanded(section.path), trust_remote_code=section.trust_remote_code
+        )
+    except UNREADABLE as error:
+        raise ModelError(f"model.path: no model could be loaded from {section.path}: {error}") from error
+    override(config, section.override)
+    return config
+
+
+def override(config: Any, values: Mapping[str, Any], at: str = "model.override") -> None:
+    """Write values over those of a config, and inside its sections over theirs.
+
+    Raises ModelError for a name that it does not have, which transformers would keep and never read.
+    """
+    for name, value in values.items():
+        there = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
+        names = config if isinstance(config, dict) else config.to_dict()
+        if name not in names and not hasattr(config, name):
+            raise ModelError(
+                f"{at}.{name}: the model's config.json has no {name!r}{did_you_mean(name, names)}."
+            )
+        if isinstance(value, Mapping) and (isinstance(there, dict) or hasattr(there, "to_dict")):
+            override(there, value, f"{at}.{name}")
+        elif isinstance(config, dict):
+            config[name] = value
+        else:
+            setattr(config, name, value)
+
+
+def _import(section: Model) -> None:
+    for name in section.imports:
+        import_library(name, "model.imports", ModelError)
+
+
+def _expanded(path: str) -> str:
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
 def _packed(model: PreTrainedModel, section: Model, *, trainable: bool) -> PreTrainedModel:
     use_packed_attention(model)
     if section.gradient_checkpointing and trainable:
@@ -116,13 +159,16 @@ def load_tokenizer(section: Model) -> PreTrainedTokenizerBase:
     """The tokenizer of `section.tokenizer`, or the model's own. Raises ModelError where there is none."""
     path = section.tokenizer or section.path
     key = "model.tokenizer" if section.tokenizer else "model.path"
-    if _is_local(path) and not Path(path).is_dir():
+    _import(section)
+    if _is_local(path) and not Path(path).expanduser().is_dir():
         raise ModelError(
             f"{key}: there is no folder {path}. Write a tokenizer's folder, or a name on the hub."
         )
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=section.trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(
+                _expanded(path), trust_remote_code=section.trust_remote_code
+            )
         if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of an empty folder
             raise ValueError("there is no vocabulary in it")
     except UNREADABLE as error:
@@ -156,7 +202,7 @@ def _check_folder(path: str) -> None:
     """Say what a local folder lacks, better than transformers would."""
     if not _is_local(path):
         return
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if not folder.is_dir():
         raise ModelError(
             f"model.path: there is no folder {path}. Write a model folder, or a name on the hub."

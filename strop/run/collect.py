@@ -10,6 +10,7 @@ from strop.algorithms.table import needs_greedy_answer
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DynamicSampling, RolloutAlgorithm
 from strop.data.taskset import TaskSet
+from strop.errors import RewardError
 from strop.run.explorer import Explored, Explorer, check_errors
 from strop.run.sampling import sampling_of
 from strop.types import Group, Task
@@ -51,7 +52,9 @@ class Collector:
             seconds["time/sample_seconds"] += explored.sample_seconds
             seconds["time/reward_seconds"] += explored.reward_seconds
             sampled += explored.groups
-            learnable += explored.groups if self._dynamic is None else _with_signal(explored.groups)
+            learnable += (
+                explored.groups if self._dynamic is None else _telling(explored.groups, self._dynamic)
+            )
             if needs_greedy_answer(self._algorithm):
                 baselines = self._greedy_rewards(tasks, explored.groups, step)
                 learnable = [group for group in learnable if group.id in baselines]
@@ -85,8 +88,20 @@ class Collector:
         return {group: reward for group, reward in rewards.items() if reward is not None}
 
 
-def _with_signal(groups: Sequence[Group]) -> list[Group]:
+def _telling(groups: Sequence[Group], section: DynamicSampling) -> list[Group]:
     """The groups that teach something (DAPO's dynamic sampling, arXiv 2503.14476)."""
-    return [
-        group for group in groups if has_signal([r.reward for r in group.rollouts if r.reward is not None])
-    ]
+    return [group for group in groups if has_signal(_compared(group, section.metric))]
+
+
+def _compared(group: Group, metric: str | None) -> list[float]:
+    """What tells the group's answers apart: their rewards, or a part of them. Broken answers have none."""
+    scored = [rollout for rollout in group.rollouts if rollout.reward is not None]
+    if metric is None:
+        return [rollout.reward for rollout in scored if rollout.reward is not None]
+    for rollout in scored:
+        if metric not in rollout.reward_parts:
+            raise RewardError(
+                f"algorithm.dynamic_sampling.metric: the reward of task {group.task.id!r} has no part "
+                f"{metric!r}; it has {', '.join(rollout.reward_parts)}."
+            )
+    return [rollout.reward_parts[metric] for rollout in scored]

@@ -19,7 +19,7 @@ from strop.models.load import load_tokenizer
 from strop.protocols import CriticEngine
 from strop.run.length import Length
 from strop.run.scoring import targets_of
-from strop.run.updates import learning_rate, plan_updates
+from strop.run.updates import learning_rate, plan_updates, shuffle_seed
 from strop.training.table import Engines
 from strop.types import Experience, ExperienceGroup, Floats, GlobalCounts, MicroBatch
 
@@ -40,7 +40,7 @@ class Critic:
         self._microbatch = section.microbatch or trainer.microbatch
         self._per_update = section.tasks_per_update or trainer.tasks_per_update or trainer.tasks_per_step
         self._passes = section.passes or trainer.passes
-        self._seed = run.seed if trainer.shuffle_passes else None
+        self._seed = shuffle_seed(run) if trainer.shuffle_passes else None
         self._loss_fn = ValueLoss(section.value_clip)
         updates = -(-trainer.tasks_per_step // self._per_update) * self._passes
         # It learns from the first step on, and its updates are its own.

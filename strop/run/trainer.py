@@ -20,7 +20,7 @@ from strop.run.length import Length
 from strop.run.policy_updates import PolicyUpdates, means
 from strop.run.rates import Rates
 from strop.run.scoring import by_experience, score, targets_of, zeros_of
-from strop.run.updates import plan_updates
+from strop.run.updates import plan_updates, shuffle_seed
 from strop.types import Experience, ExperienceGroup, Floats
 
 
@@ -174,7 +174,7 @@ class Trainer:
             groups,
             per_update=trainer.tasks_per_update or trainer.tasks_per_step,
             passes=trainer.passes,
-            shuffle_seed=(self._run.seed, step) if trainer.shuffle_passes else None,
+            shuffle_seed=(shuffle_seed(self._run), step) if trainer.shuffle_passes else None,
         )
         return updates[: self._length.updates - updates_done]
 

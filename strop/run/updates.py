@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from strop.algorithms.schedules import lr_at
+from strop.config.schema import Run
 from strop.config.schema.optimizer import Optimizer
 from strop.config.schema.schedule import Schedule
 from strop.run.length import Length
@@ -19,7 +20,7 @@ def plan_updates(
 ) -> list[list[int]]:
     """Which experiences, by number, each update trains on, in order.
 
-    `shuffle_seed` is the run's seed and the step, from which each pass draws an order of its own;
+    `shuffle_seed` is a seed and the step, from which each pass draws an order of its own;
     None keeps the groups' order.
     """
     ends = np.cumsum([len(group.experiences) for group in groups])
@@ -36,6 +37,12 @@ def plan_updates(
             if update:
                 updates.append(update)
     return updates
+
+
+def shuffle_seed(run: Run) -> int:
+    """From which each pass draws its order."""
+    own = run.trainer.shuffle_seed
+    return run.seed if own is None else own
 
 
 def learning_rate(

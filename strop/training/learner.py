@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from strop.config.schema.optimizer import Optimizer, ScheduleFreeSgd
+from strop.config.schema.run import Checkpoint
 from strop.errors import CheckpointError, TrainingError
 from strop.models.shards import spread_like, whole
 from strop.training.fused import FusedBackward, require_whole
@@ -44,7 +45,7 @@ class Learner:
         *,
         copy: ComputeCopy | None,
         max_grad_norm: float | None,
-        keep_optimizer: bool,
+        checkpoint: Checkpoint,
         where: tuple[str, str],
     ) -> None:
         """`copy` computes in the model's stead; `where` are the run file's keys of the model and of what
@@ -64,7 +65,7 @@ class Learner:
             computing = trainable_parameters(self.model)
             self._fused = FusedBackward(self._optimizer, self._parameters, computing)
         self._max_grad_norm = max_grad_norm
-        self._keep_optimizer = keep_optimizer
+        self._checkpoint = checkpoint
         self._model_key, self._trainer_key = where
 
     def train(self) -> None:
@@ -133,11 +134,16 @@ class Learner:
         tensors = {
             file: {name: whole(tensor.detach()) for name, tensor in named} for file, named in self._state()
         }
-        texts = {NUMBERS: optimizer_numbers(self._optimizer, self._names)} if self._keep_optimizer else {}
+        texts = {}
+        if self._checkpoint.optimizer:
+            texts = {NUMBERS: optimizer_numbers(self._optimizer, self._names)}
         return Snapshot(tensors, texts)
 
     def load(self, folder: Path) -> None:
-        """Take back exactly what a snapshot wrote. Raises CheckpointError if it is of another model."""
+        """Take back exactly what a snapshot wrote, but the optimizer where `resume_optimizer` says no.
+
+        Raises CheckpointError if it is of another model.
+        """
         saved = read_tensors(folder / WEIGHTS)
         shapes = {name: p.shape for name, p in self._parameters.items()}
         if {name: t.shape for name, t in saved.items()} != shapes:
@@ -148,7 +154,7 @@ class Learner:
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(spread_like(saved[name], parameter))
-        if self._keep_optimizer:
+        if self._checkpoint.optimizer and self._checkpoint.resume_optimizer:
             read_optimizer(folder, self._optimizer, self._names)
         self._refresh()
 
@@ -156,7 +162,7 @@ class Learner:
         """The tensors of each file of a checkpoint, by name; the average where there is one."""
         self._show_average()
         yield WEIGHTS, self._parameters.items()
-        if self._keep_optimizer:
+        if self._checkpoint.optimizer:
             yield TENSORS, optimizer_tensors(self._optimizer, self._names)
 
     @property

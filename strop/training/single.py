@@ -51,7 +51,7 @@ class SingleEngine(Learner):
             run.trainer.optimizer,
             copy=compute_copy(model, section),
             max_grad_norm=run.trainer.max_grad_norm,
-            keep_optimizer=run.checkpoint.optimizer,
+            checkpoint=run.checkpoint,
             where=("model", "trainer"),
         )
         self.description = f"on {self.device}"

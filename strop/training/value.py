@@ -41,7 +41,7 @@ class ValueEngine(Learner):
             critic.optimizer,
             copy=compute_copy(model, section),
             max_grad_norm=critic.max_grad_norm,
-            keep_optimizer=run.checkpoint.optimizer,
+            checkpoint=run.checkpoint,
             where=("algorithm.critic.model" if critic.model else "model", "algorithm.critic"),
         )
         self.shares_prompts, _ = can_share_prompts(self.model.decoder)

@@ -320,3 +320,29 @@ def test_an_interpolation_that_was_resolved_stays_text(tmp_path: Path) -> None:
     found = convert(job, "strop")
     assert yaml.safe_load(yaml_text(found.values))["name"] == r"a\${b}"
     assert there(tmp_path, found).run.name == "a${b}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["actor_rollout_ref.actor.strategy=megatron"],
+        [
+            "actor_rollout_ref.actor.strategy=megatron",
+            "actor_rollout_ref.actor.optim.lr_decay_style=WSD",
+            "actor_rollout_ref.actor.optim.lr_wsd_decay_steps=9",
+            "actor_rollout_ref.actor.optim.min_lr=1e-7",
+            "actor_rollout_ref.actor.optim.clip_grad=0",
+            "actor_rollout_ref.actor.optim.optimizer=sgd",
+        ],
+        ["algorithm.adv_estimator=gae", "critic.optim.warmup_style=cosine", "critic.model.path=c"],
+        ["reward_model.enable=True", "reward_model.model.path=rm", "reward_model.model.input_tokenizer=null"],
+        ["+actor_rollout_ref.model.override_config.attention_dropout=0.1"],
+        ["actor_rollout_ref.model.external_lib=lib", "actor_rollout_ref.actor.data_loader_seed=4"],
+        ["actor_rollout_ref.actor.checkpoint.load_contents=[model,extra]"],
+    ],
+)
+def test_verls_rarer_keys_there_and_back(tmp_path: Path, overrides: list[str]) -> None:
+    job = load(tmp_path, VERL_LINE, overrides=overrides)
+    found = convert(job, "verl")
+    assert found.unsaid == ()
+    assert compare(job.loaded.run, there(tmp_path, found).run) == []

@@ -170,7 +170,11 @@ def test_lines_of_a_file_are_named() -> None:
 def test_placement() -> None:
     with pytest.raises(PlacementError, match=r"engine_type=vllm_async"):
         read("explorer.rollout_model.engine_type=vllm_async", here=False)
-    loaded = read("explorer.rollout_model.engine_num=2", "cluster.node_num=2", f"{ACTOR}.strategy=megatron")
+    loaded = read(
+        "explorer.rollout_model.engine_num=2",
+        "cluster.node_num=2",
+        f"{ACTOR}.ulysses_sequence_parallel_size=2",
+    )
     assert len(loaded.set_aside) == 3 and loaded.run == read().run
     assert read("explorer.runner_per_model=32", "synchronizer.sync_method=nccl").set_aside == ()
 

@@ -279,17 +279,16 @@ def test_what_has_no_effect_is_said(overrides: list[str], note: str) -> None:
         (f"{ROLLOUT}.response_length=7", r"write data\.max_response_length"),
         (f"{ROLLOUT}.val_kwargs.do_sample=True", "temperature is 0, which is greedy"),
         (f"{ROLLOUT}.multi_turn.enable=True", "several turns"),
-        ("algorithm.filter_groups={enable: True, metric: acc}", "compared by their whole reward"),
-        ("reward_model.enable=True", "use a reward function"),
+        ("algorithm.filter_groups={enable: True, metric: acc}", "a function of your own that returns"),
         ("reward_model.reward_manager=batch", "naive or prime or dapo"),
         ("reward_model.reward_kwargs.overlong_buffer_cfg.enable=True", "overlong_buffer_cfg.len too"),
         ("reward_model.reward_kwargs.max_resp_len=7", r"write data\.max_response_length"),
         (f"+{ACTOR}.policy_loss.loss_mode=kl_cov", "vanilla or gspo or gpg"),
         ("data.custom_cls.path=x.py", "not built yet"),
-        ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", "config.json"),
         (f"{ACTOR}.optim.total_training_steps=5", r"write trainer\.total_training_steps"),
         (f"{ACTOR}.checkpoint.save_contents=[optimizer]", "without 'model'"),
-        (f"{ACTOR}.checkpoint.load_contents=[model]", "all that was saved is loaded"),
+        (f"{ACTOR}.checkpoint.load_contents=[model]", "leaves out extra"),
+        (f"{ACTOR}.checkpoint.load_contents=[model,extra,hf_model]", "save_contents lacks"),
         ("trainer.logger=[console,wandb]", "wandb, which is not built yet"),
         ("trainer.logger=consol", "consol, which is not known"),
         ("trainer.default_hdfs_dir=hdfs://x", "second place"),
@@ -337,7 +336,7 @@ def test_placement_is_refused_or_set_aside_by_name(override: str, monkeypatch: p
     loaded = read(override, here=True)
     assert [(item.key, str(item.value)) for item in loaded.set_aside] == [(key, said)]
     plain = read().run
-    if key != f"{ROLLOUT}.dtype":
+    if key not in (f"{ROLLOUT}.dtype", f"{ACTOR}.strategy"):  # Megatron's optimizer has keys of its own
         assert loaded.run == plain
     monkeypatch.setenv("STROP_HERE", "1")
     assert read(override).set_aside == loaded.set_aside

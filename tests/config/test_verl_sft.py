@@ -51,6 +51,9 @@ def value(overrides: list[str], field: str) -> Any:
         ([], "folder_path", Path("checkpoints/gsm8k-sft/test")),
         ([], "evaluate.at_start", False),
         (["trainer.seed=4"], "seed", 4),
+        (["model.external_lib=x"], "model.imports", ("x",)),
+        ([], "data.chat_template", "tokenizer"),
+        (["data.chat_template='{{ messages }}'"], "data.chat_template", "{{ messages }}"),
     ],
 )
 def test_mapped(overrides: list[str], field: str, expected: object) -> None:
@@ -65,7 +68,6 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         ("model.fsdp_config.model_dtype=fp16", "fp32 or"),
         ("data.truncation=left", "cuts into prompts"),
         ("data.max_length=1", "below 2"),
-        ("model.external_lib=x", "not imported yet"),
         ("data.custom_cls.path=x.py", "not built yet"),
         ("trainer.default_hdfs_dir=hdfs://x", "second place"),
         ("algorithm.gamma=1", "there is no key algorithm.gamma"),

@@ -158,3 +158,32 @@ def test_hugging_face_gives_the_same_logits(good: Path) -> None:
     ours = load(good).model.layers[0].mlp.up_proj.weight
     theirs = AutoModelForCausalLM.from_pretrained(good).model.layers[0].mlp.up_proj.weight
     assert torch.equal(ours, theirs)
+
+
+def test_values_of_the_config_are_overridden(good: Path) -> None:
+    model = load(good, override={"attention_dropout": 0.25, "rope_parameters": {"rope_theta": 77.0}})
+    assert model.config.attention_dropout == 0.25
+    assert model.config.rope_parameters["rope_theta"] == 77.0
+    assert model.config.rope_parameters["rope_type"] == "default"
+    assert can_share_prompts(model)[0] is False, "the dropout reached the model"
+    with pytest.raises(ModelError, match=r"model\.override\.atention_dropout: .* did you mean 'attention_d"):
+        load(good, override={"atention_dropout": 0.1})
+    with pytest.raises(ModelError, match="do not fit its config"):
+        load(good, override={"hidden_size": 64, "head_dim": 16})
+
+
+def test_modules_are_imported_before_the_model(good: Path, tmp_path: Path) -> None:
+    library = tmp_path / "registers.py"
+    library.write_text("import transformers\ntransformers.strop_was_here = __file__\n")
+    load_tokenizer(Model(path=str(good), imports=(str(library),)))
+    import transformers
+
+    assert transformers.strop_was_here == str(library)  # type: ignore[attr-defined]
+    with pytest.raises(ModelError, match=r"model\.imports 'no_such_package': there is no module"):
+        load(good, imports=["no_such_package"])
+
+
+def test_home_folders(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(good.parent))
+    assert load_tokenizer(Model(path="~/good")).eos_token
+    load("~/good")

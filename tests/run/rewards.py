@@ -6,6 +6,11 @@ def digit_share(completion, answer):
     return sum(c.isdigit() for c in completion) / max(1, len(completion))
 
 
+def with_parts(completion, answer):
+    """A part beside the score, as verl's functions return it."""
+    return {"score": digit_share(completion, answer), "even": float(len(completion) % 2 == 0)}
+
+
 def raises(completion, answer):
     raise KeyError("no such thing")
 

@@ -3,8 +3,10 @@
 import json
 
 import pyarrow.parquet as pq
+import pytest
 
 import strop
+from strop.errors import RewardError
 
 
 def rows_of(result):
@@ -36,6 +38,22 @@ def test_tries_are_bounded_and_a_step_without_signal_makes_no_update(values):
     for row in rows_of(result)[1:]:
         assert row["groups/left_out"] == 16, "two tries of eight tasks"
         assert "grad_norm" not in row
+
+
+def test_groups_are_compared_by_a_part_of_the_reward(values):
+    sampling = {"max_tries": 1, "metric": "with_parts/even"}
+    run = values(algorithm={"type": "grpo", "rollouts_per_task": 4, "dynamic_sampling": sampling})
+    run["reward"] = run["reward"].replace("digit_share", "with_parts")
+    run["record"]["rollouts_every"], run["trainer"]["duration"] = "1 steps", "1 steps"
+    result = strop.train(strop.load(run))
+    parts: dict[str, set[float]] = {}
+    for row in pq.read_table(result.folder / "rollouts" / "step-000001.parquet").to_pylist():
+        parts.setdefault(row["group"], set()).add(dict(row["reward_parts"])["with_parts/even"])
+    assert rows_of(result)[-1]["groups/left_out"] == sum(len(each) == 1 for each in parts.values())
+    run["algorithm"]["dynamic_sampling"]["metric"] = "even"
+    run["name"] = "other"
+    with pytest.raises(RewardError, match=r"has no part 'even'; it has with_parts, with_parts/even"):
+        strop.train(strop.load(run))
 
 
 def test_remax_compares_with_a_greedy_answer_that_is_not_among_the_rollouts(values):

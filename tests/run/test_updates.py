@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from strop.run.updates import plan_updates
+from strop.config.load import load_values
+from strop.run.updates import plan_updates, shuffle_seed
 from strop.types import ExperienceGroup
 from tests.models.models import experience
 
@@ -17,6 +18,13 @@ def groups(*sizes: int) -> list[ExperienceGroup]:
         ExperienceGroup(str(g), tuple(replace(one, group=str(g), index=i) for i in range(size)))
         for g, size in enumerate(sizes)
     ]
+
+
+def test_passes_draw_from_a_seed_of_their_own() -> None:
+    run = load_values({"model": {"path": "m"}, "data": {"train": {"path": "t"}}, "seed": 3}).run
+    assert shuffle_seed(run) == 3
+    trainer = run.trainer.model_copy(update={"shuffle_seed": 0})
+    assert shuffle_seed(run.model_copy(update={"trainer": trainer})) == 0
 
 
 def test_groups_stay_whole_and_in_order() -> None:

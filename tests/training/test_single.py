@@ -224,6 +224,20 @@ def test_the_optimizer_is_left_out_when_told_so(folder: Path, tmp_path: Path) ->
         SingleEngine(make_run(folder)).load(tmp_path)
 
 
+def test_the_optimizer_starts_anew_when_told_so(folder: Path, tmp_path: Path) -> None:
+    engine = SingleEngine(make_run(folder))
+    accumulate(engine, micro_batches(engine))
+    engine.step()
+    engine.save(tmp_path)
+    again = SingleEngine(make_run(folder, checkpoint={"resume_optimizer": False}))
+    again.load(tmp_path)
+    assert same(weights(again), weights(engine))
+    for each in (engine, again):
+        accumulate(each, micro_batches(each, seed=1))
+        each.step()
+    assert not same(weights(again), weights(engine)), "Adam's averages are not the old ones"
+
+
 def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
     SingleEngine(make_run(folder)).snapshot().write(tmp_path)
     with pytest.raises(CheckpointError, match="other weights"):

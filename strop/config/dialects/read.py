@@ -100,7 +100,7 @@ def _source_of(theirs: Theirs, field: str) -> Source:
 
 
 def notes_of(theirs: Theirs) -> Iterator[str]:
-    """What was written and changes nothing, and why."""
+    """What was written and changes nothing, and why; and what to know of what does."""
     for key, row in theirs.written.items():
         why = row.off(theirs) if row.off else None
         if why:
@@ -109,3 +109,5 @@ def notes_of(theirs: Theirs) -> Iterator[str]:
             yield f"{theirs.source(key)}: deprecated; {row.deprecated}."
         elif row.fate == "accepted without effect":
             yield f"{theirs.source(key)}: accepted without effect: {row.note}."
+        elif row.warn and (told := row.warn(theirs)):
+            yield f"{theirs.source(key)}: {told}."

@@ -121,6 +121,8 @@ class Row:
     on_page: bool = True
     deprecated: str = ""
     """What to write instead, said where someone wrote the key."""
+    warn: Off | None = None
+    """What to know of the value that someone wrote."""
 
     @property
     def write(self) -> Write | None:
@@ -155,10 +157,11 @@ def mapped(
     off: Off | None = None,
     note: str = "",
     deprecated: str = "",
+    warn: Off | None = None,
 ) -> Row:
     """A key that becomes fields of ours."""
     kind = kind or _kind_of(default)
-    return Row(theirs, default, "mapped", ours, read, note, kind, off=off, deprecated=deprecated)
+    return Row(theirs, default, "mapped", ours, read, note, kind, off=off, deprecated=deprecated, warn=warn)
 
 
 def refused(

@@ -113,7 +113,9 @@ def _as_it_is(row: Row, run: Run) -> dict[str, Any]:
 def _fits(ledger: Ledger, key: str, value: Any) -> bool:
     """Whether the dialect has the key, and takes such a value for it."""
     row = ledger.find(key)
-    return row is not None and not row.theirs.endswith("*") and row.kind.fits(value)
+    if row is None or ("*" in row.theirs and row.fate != "mapped"):
+        return False
+    return row.kind.fits(value)
 
 
 def _without_defaults(ledger: Ledger, values: Mapping[str, Any], always: Collection[str]) -> dict[str, Any]:

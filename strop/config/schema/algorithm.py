@@ -117,6 +117,8 @@ class DynamicSampling(Section):
 
     max_tries: int = Field(10, gt=0)
     """So often a step samples, the first time included; then it trains on the groups that it has."""
+    metric: str | None = None
+    """The part of the reward that is compared, such as `math` or `math/acc`; the whole when left out."""
 
 
 class PolicyGradient(Section):

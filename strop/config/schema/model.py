@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -35,6 +35,10 @@ class Model(Section):
     """Of the parameters that are trained, and so of the optimizer's state."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
     """Of the matrix products; `dtype` when left out. bfloat16 over float32 parameters is mixed precision."""
+    override: dict[str, Any] = Field(default_factory=dict)
+    """Values in place of those in the model's config.json, such as `attention_dropout: 0.1`; no new ones."""
+    imports: tuple[str, ...] = ()
+    """Modules, or files `name.py`, that are imported before the model is loaded: they may register it."""
     lora: Lora | None = None
     """Train an adapter of this shape; the whole model when left out."""
     gradient_checkpointing: bool = False

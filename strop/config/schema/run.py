@@ -41,6 +41,8 @@ class Checkpoint(Section):
     checkpoint then, and `keep` never deletes the best (with `keep: 1`, it stays beside the last)."""
     optimizer: bool = True
     """Keep the optimizer's state too; without it a run cannot be resumed exactly."""
+    resume_optimizer: bool = True
+    """Take the optimizer's state back where the run goes on; without it the optimizer starts anew."""
     export: bool = False
     """Put a Hugging Face folder, `model`, into each checkpoint too. The end of the run always writes one."""
 

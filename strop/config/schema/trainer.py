@@ -33,6 +33,8 @@ class Trainer(Section):
     """How often a step's rollouts are trained on (PPO's epochs)."""
     shuffle_passes: bool = False
     """Draw a new order of the step's tasks for each pass."""
+    shuffle_seed: int | None = Field(None, ge=0)
+    """Fixes these orders; the run's `seed` when left out."""
     microbatch: MicroBatchSize = Amount(16384, "tokens")
     """What goes through the model at once, in `tokens` or `sequences`; changes memory, never the gradient."""
     optimizer: Annotated[Optimizer, kind_or("adamw")] = AdamW()

@@ -15,6 +15,7 @@ from strop.config.dialects.verl import (
     data,
     megatron,
     model,
+    ref,
     reward,
     rollout,
     trainer,
@@ -27,8 +28,8 @@ LEDGER = Ledger(
     (
         *data.ROWS,
         *model.ROWS,
-        *actor.ACTOR,
-        *actor.REF,
+        *actor.ROWS,
+        *ref.ROWS,
         *rollout.ROWS,
         *megatron.ROWS,
         *critic.ROWS,

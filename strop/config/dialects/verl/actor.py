@@ -1,4 +1,4 @@
-"""verl's `actor_rollout_ref.actor` and `actor_rollout_ref.ref`."""
+"""verl's `actor_rollout_ref.actor`."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ from strop.config.dialects.row import (
     NUMBER,
     NUMBERS,
     TEXTS,
-    UNSET,
     WHOLE,
+    Can,
     beyond_the_page,
-    either,
     mapped,
-    never,
     one_of,
     only,
     or_null,
     placement,
     refused,
-    same_as,
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
 from strop.config.dialects.verl.algorithm import KL, KL_NAMES
 from strop.config.dialects.verl.data import batches
-from strop.config.same import in_steps
+from strop.config.dialects.verl.engine import NO_SHARDS, engine
+from strop.config.dialects.verl.saving import loaded, saved, without_optimizer
+from strop.config.dialects.verl.schedule import of_fsdp, of_megatron, wants_megatron, write
 from strop.config.schema import Run
 from strop.config.schema.algorithm import ClippedLoss, GspoLoss
-from strop.config.schema.schedule import CosineSchedule
 
+_AT = "actor_rollout_ref.actor"
+OPTIM = f"{_AT}.optim"
 _LOSSES = {"vanilla": "clip", "gspo": "gspo", "gpg": "gpg"}
-_NO_SHARDS = "one process holds the whole model"
-_AS_TRAINED = "log-probs go through the model in the trainer's micro-batches"
+
+
+def either_is(value: Any, key: str) -> Can:
+    """Can be had where it is that value, or says what another key says."""
+    return lambda theirs, said: said == value or said == theirs[key]
 
 
 def write_micro_batch(run: Run) -> Mapping[str, Any]:
@@ -118,37 +121,43 @@ def kl_loss(theirs: Theirs) -> Mapping[str, Any]:
 
 
 def write_schedule(run: Run) -> Mapping[str, Any]:
-    """The warm-up by steps or by ratio, as it was said."""
-    optim, said = "actor_rollout_ref.actor.optim", run.trainer.schedule
-    values: dict[str, Any] = {f"{optim}.warmup_style": said.type}
-    warmup = in_steps(run, said.warmup)
-    if warmup is not None and warmup.unit == "%":
-        values[f"{optim}.lr_warmup_steps_ratio"] = round(warmup.count / 100, 12)
-    elif warmup is not None and warmup.unit == "steps" and warmup.count > 0:
-        values[f"{optim}.lr_warmup_steps"] = int(warmup.count)
-    if isinstance(said, CosineSchedule):
-        values |= {f"{optim}.min_lr_ratio": said.min_ratio, f"{optim}.num_cycles": said.cycles}
-    return values
+    """By the keys of the strategy that has such a schedule."""
+    values = write(run, run.trainer.schedule, run.trainer.optimizer.lr, OPTIM)
+    return values | ({"actor_rollout_ref.actor.strategy": "megatron"} if wants_megatron(run) else {})
 
 
 @written_by(write_schedule)
 def schedule(theirs: Theirs) -> Mapping[str, Any]:
-    """verl's schedules count trainer steps, whatever the number of updates in each."""
-    optim = "actor_rollout_ref.actor.optim"
-    kind = theirs[f"{optim}.warmup_style"]
-    by_ratio = switches.warmup_ratio(theirs) is None
-    percent = round(100 * theirs[f"{optim}.lr_warmup_steps_ratio"], 10)
-    settings = {
-        "trainer.schedule.type": kind,
-        "trainer.schedule.counts": "steps",
-        "trainer.schedule.warmup": f"{percent} %"
-        if by_ratio
-        else f"{theirs[f'{optim}.lr_warmup_steps']} steps",
-    }
-    if kind == "cosine":
-        settings["trainer.schedule.min_ratio"] = theirs[f"{optim}.min_lr_ratio"]
-        settings["trainer.schedule.cycles"] = theirs[f"{optim}.num_cycles"]
-    return settings
+    """Of the strategy's own keys."""
+    settings = of_megatron(theirs, OPTIM) if not switches.megatron(theirs) else of_fsdp(theirs, OPTIM)
+    return {f"trainer.schedule.{name}": value for name, value in settings.items()}
+
+
+def write_clipping(run: Run) -> Mapping[str, Any]:
+    """By the key of the strategy; Megatron's 0 is no bound."""
+    bound = run.trainer.max_grad_norm
+    return {f"{OPTIM}.clip_grad": bound or 0.0} if wants_megatron(run) else {f"{_AT}.grad_clip": bound}
+
+
+@written_by(write_clipping)
+def clipping(theirs: Theirs) -> Mapping[str, Any]:
+    """Megatron's optimizer has a key of its own for it."""
+    bound = theirs["actor_rollout_ref.actor.grad_clip"]
+    if not switches.megatron(theirs):
+        bound = theirs[f"{OPTIM}.clip_grad"] or None
+    return {"trainer.max_grad_norm": bound}
+
+
+def write_betas(run: Run) -> Mapping[str, Any]:
+    """Under FSDP alone."""
+    said = getattr(run.trainer.optimizer, "betas", None)
+    return {} if said is None or wants_megatron(run) else {f"{OPTIM}.betas": list(said)}
+
+
+@written_by(write_betas)
+def betas(theirs: Theirs) -> Mapping[str, Any]:
+    """Megatron's are its own, which are the same."""
+    return {} if switches.fsdp(theirs) else {"trainer.optimizer.betas": theirs[f"{OPTIM}.betas"]}
 
 
 def write_precision(run: Run) -> Mapping[str, Any]:
@@ -165,30 +174,7 @@ def precision(theirs: Theirs) -> Mapping[str, Any]:
     return {"model.dtype": names.get(kind, kind), "model.compute_dtype": "bfloat16"}
 
 
-def write_saved(run: Run) -> Mapping[str, Any]:
-    """The parts of a checkpoint."""
-    parts = {"model": True, "optimizer": run.checkpoint.optimizer, "extra": True}
-    parts["hf_model"] = run.checkpoint.export
-    return {
-        "actor_rollout_ref.actor.checkpoint.save_contents": [name for name, kept in parts.items() if kept]
-    }
-
-
-@written_by(write_saved)
-def saved(theirs: Theirs) -> Mapping[str, Any]:
-    """The model and the states of the random numbers are always kept."""
-    contents = theirs["actor_rollout_ref.actor.checkpoint.save_contents"]
-    known = ("model", "optimizer", "extra", "hf_model")
-    if "model" not in contents or any(part not in known for part in contents):
-        raise theirs.fault(
-            "actor_rollout_ref.actor.checkpoint.save_contents",
-            f"save_contents is {contents}; it is made of {', '.join(known)}, and without 'model' there would "
-            "be nothing to go on from.",
-        )
-    return {"checkpoint.optimizer": "optimizer" in contents, "checkpoint.export": "hf_model" in contents}
-
-
-ACTOR = (
+ROWS = (
     placement(
         "actor_rollout_ref.actor.strategy",
         "fsdp",
@@ -230,7 +216,13 @@ ACTOR = (
         off=switches.dynamic_batch,
         note="counts tokens",
     ),
-    mapped("actor_rollout_ref.actor.grad_clip", 1.0, "trainer.max_grad_norm"),
+    mapped(
+        "actor_rollout_ref.actor.grad_clip",
+        1.0,
+        "trainer.max_grad_norm",
+        read=clipping,
+        off=switches.fsdp,
+    ),
     mapped(
         "actor_rollout_ref.actor.clip_ratio",
         0.2,
@@ -258,13 +250,16 @@ ACTOR = (
         off=switches.kl_loss,
     ),
     mapped("actor_rollout_ref.actor.ppo_epochs", 1, "trainer.passes"),
-    refused(
+    mapped(
         "actor_rollout_ref.actor.data_loader_seed",
         None,
-        "the order of each pass is drawn from data.seed; leave it null",
+        "trainer.shuffle_seed",
+        kind=or_null(WHOLE),
+        off=switches.shuffle,
+        note="null is data.seed",
     ),
     mapped("actor_rollout_ref.actor.shuffle", False, "trainer.shuffle_passes"),
-    placement("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1, _NO_SHARDS, can=only(1)),
+    placement("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1, NO_SHARDS, can=only(1)),
     mapped("actor_rollout_ref.actor.optim.lr", 1e-6, "trainer.optimizer.lr"),
     mapped(
         "actor_rollout_ref.actor.optim.lr_warmup_steps",
@@ -301,16 +296,19 @@ ACTOR = (
         "trainer.schedule.type",
         read=schedule,
         kind=one_of("constant", "cosine"),
+        off=switches.fsdp,
     ),
     refused(
         "actor_rollout_ref.actor.optim.total_training_steps",
         -1,
-        "the page says that the program sets it; write trainer.total_training_steps",
+        "the program sets it to the run's length, whatever it says; write trainer.total_training_steps",
+        can=either_is(-1, "trainer.total_training_steps"),
+        kind=WHOLE,
     ),
-    placement("actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params", 0, _NO_SHARDS, can=only(0)),
-    placement("actor_rollout_ref.actor.fsdp_config.param_offload", False, _NO_SHARDS, can=only(False)),
-    placement("actor_rollout_ref.actor.fsdp_config.optimizer_offload", False, _NO_SHARDS, can=only(False)),
-    placement("actor_rollout_ref.actor.fsdp_config.fsdp_size", -1, _NO_SHARDS, can=only(-1, 1)),
+    placement("actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params", 0, NO_SHARDS, can=only(0)),
+    placement("actor_rollout_ref.actor.fsdp_config.param_offload", False, NO_SHARDS, can=only(False)),
+    placement("actor_rollout_ref.actor.fsdp_config.optimizer_offload", False, NO_SHARDS, can=only(False)),
+    placement("actor_rollout_ref.actor.fsdp_config.fsdp_size", -1, NO_SHARDS, can=only(-1, 1)),
     mapped(
         "actor_rollout_ref.actor.checkpoint.save_contents",
         ["model", "optimizer", "extra"],
@@ -318,13 +316,16 @@ ACTOR = (
         "checkpoint.export",
         read=saved,
         kind=TEXTS,
-        note="without the optimizer a run cannot be resumed exactly; hf_model adds an export",
+        warn=without_optimizer,
+        note="hf_model adds an export",
     ),
-    refused(
+    mapped(
         "actor_rollout_ref.actor.checkpoint.load_contents",
         "${actor_rollout_ref.actor.checkpoint.save_contents}",
-        "all that was saved is loaded; leave it out",
-        can=same_as("actor_rollout_ref.actor.checkpoint.save_contents"),
+        "checkpoint.resume_optimizer",
+        read=loaded,
+        kind=TEXTS,
+        note="without the optimizer it starts anew where the run goes on",
     ),
     *beyond_the_page(
         mapped(
@@ -366,7 +367,14 @@ ACTOR = (
             "algorithm.aggregation",
             kind=one_of("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
         ),
-        mapped("actor_rollout_ref.actor.optim.betas", [0.9, 0.999], "trainer.optimizer.betas", kind=NUMBERS),
+        mapped(
+            "actor_rollout_ref.actor.optim.betas",
+            [0.9, 0.999],
+            "trainer.optimizer.betas",
+            read=betas,
+            kind=NUMBERS,
+            off=switches.fsdp,
+        ),
         mapped(
             "actor_rollout_ref.actor.fsdp_config.model_dtype",
             "fp32",
@@ -379,67 +387,13 @@ ACTOR = (
         placement(
             "actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
             None,
-            _NO_SHARDS,
+            NO_SHARDS,
             can=only(None),
         ),
         *(
-            placement(f"actor_rollout_ref.actor.fsdp_config.{name}", False, _NO_SHARDS, can=only(False))
+            placement(f"actor_rollout_ref.actor.fsdp_config.{name}", False, NO_SHARDS, can=only(False))
             for name in ("forward_prefetch", "offload_policy")
         ),
-        refused(
-            "actor_rollout_ref.actor.megatron.*",
-            UNSET,
-            "Megatron is not built yet; write actor_rollout_ref.actor.strategy=fsdp",
-            can=never,
-            off=switches.megatron,
-        ),
-    ),
-)
-
-REF = (
-    placement("actor_rollout_ref.ref.fsdp_config.param_offload", False, _NO_SHARDS, can=only(False)),
-    placement("actor_rollout_ref.ref.fsdp_config.wrap_policy.min_num_params", 0, _NO_SHARDS, can=only(0)),
-    placement(
-        "actor_rollout_ref.ref.log_prob_micro_batch_size",
-        None,
-        _AS_TRAINED,
-        kind=or_null(WHOLE),
-        can=only(None),
-        off=either(switches.reference, switches.ref_fixed),
-    ),
-    placement(
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
-        16,
-        _AS_TRAINED,
-        can=same_as("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
-        off=either(switches.reference, switches.ref_fixed),
-    ),
-    placement(
-        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz",
-        "${actor_rollout_ref.actor.use_dynamic_bsz}",
-        _AS_TRAINED,
-        can=same_as("actor_rollout_ref.actor.use_dynamic_bsz"),
-        off=switches.reference,
-    ),
-    placement(
-        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
-        "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}",
-        _AS_TRAINED,
-        can=same_as("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
-        off=either(switches.reference, switches.ref_dynamic),
-    ),
-    placement(
-        "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
-        "${actor_rollout_ref.actor.ulysses_sequence_parallel_size}",
-        _NO_SHARDS,
-        can=only(1),
-    ),
-    *beyond_the_page(
-        placement(
-            "actor_rollout_ref.ref.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
-            None,
-            _NO_SHARDS,
-            can=only(None),
-        ),
+        *engine("actor_rollout_ref.actor.megatron", switches.megatron),
     ),
 )

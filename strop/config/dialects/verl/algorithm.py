@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.config.dialects.row import beyond_the_page, mapped, one_of, only, refused, written_by
+from strop.config.dialects.row import TEXT, beyond_the_page, mapped, one_of, or_null, written_by
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
 from strop.config.schema import Run
@@ -22,6 +22,7 @@ ESTIMATORS = (
     "gpg",
 )
 """The page names five of them; upstream, and the component made of it, have all nine."""
+_WHOLE = (None, "score", "seq_reward", "seq_final_reward")
 KL = {
     "kl": "k1",
     "k1": "k1",
@@ -97,10 +98,12 @@ def write_filter_groups(run: Run) -> Mapping[str, Any]:
     said = getattr(run.algorithm, "dynamic_sampling", None)
     if said is None:
         return {"algorithm.filter_groups.enable": False}
-    return {
+    values = {
         "algorithm.filter_groups.enable": True,
         "algorithm.filter_groups.max_num_gen_batches": said.max_tries,
     }
+    part = (said.metric or "").rpartition("/")[2]
+    return values | ({"algorithm.filter_groups.metric": part} if part else {})
 
 
 @written_by(write_filter_groups)
@@ -108,8 +111,22 @@ def filter_groups(theirs: Theirs) -> Mapping[str, Any]:
     """DAPO's dynamic sampling. Where its tries are used up, a step trains on the groups that it has."""
     if switches.filter_groups(theirs):
         return {}
-    tries = theirs["algorithm.filter_groups.max_num_gen_batches"]
-    return {"algorithm.dynamic_sampling": {"max_tries": tries} if tries > 0 else {}}
+    tries, metric = (theirs[f"algorithm.filter_groups.{name}"] for name in ("max_num_gen_batches", "metric"))
+    settings = {"max_tries": tries} if tries > 0 else {}
+    if metric not in _WHOLE:
+        settings["metric"] = _part(theirs, metric)
+    return {"algorithm.dynamic_sampling": settings}
+
+
+def _part(theirs: Theirs, metric: str) -> str:
+    """A part that a function of the user's own names itself, such as `compute_score/acc`."""
+    if theirs["custom_reward_function.path"] is None or not switches.reward_model(theirs):
+        raise theirs.fault(
+            "algorithm.filter_groups.metric",
+            f"algorithm.filter_groups.metric is {metric}, which is for a function of your own that returns "
+            "it beside its score (custom_reward_function.path); write score, for the whole reward.",
+        )
+    return f"{theirs['custom_reward_function.name']}/{metric}"
 
 
 ROWS = (
@@ -193,12 +210,14 @@ ROWS = (
             off=switches.filter_groups,
             note="0 stands for Strop's own bound",
         ),
-        refused(
+        mapped(
             "algorithm.filter_groups.metric",
             None,
-            "groups are compared by their whole reward; write score, or leave it out",
-            can=only(None, "score", "seq_reward", "seq_final_reward"),
+            "algorithm.dynamic_sampling.metric",
+            read=filter_groups,
+            kind=or_null(TEXT),
             off=switches.filter_groups,
+            note="score, seq_reward, seq_final_reward and null are the whole reward",
         ),
     ),
 )

@@ -182,11 +182,7 @@ ROWS = (
     mapped("data.max_prompt_length", 512, "data.max_prompt_tokens", read=lengths),
     mapped("data.max_response_length", 512, "data.max_response_tokens", read=lengths),
     mapped("data.train_batch_size", 1024, "trainer.tasks_per_step", read=batches, note="counts prompts"),
-    refused(
-        "data.return_raw_input_ids",
-        False,
-        "it serves reward models with a tokenizer of their own, which are not built yet; leave it False",
-    ),
+    no_effect("data.return_raw_input_ids", False, "a reward model of another tokenizer is shown the text"),
     no_effect("data.return_raw_chat", False, "every task keeps its messages"),
     no_effect("data.return_full_prompt", False, "every rollout is recorded with its whole prompt"),
     mapped("data.shuffle", True, "data.shuffle"),

@@ -23,6 +23,54 @@ from strop.config.dialects.verl import switches
 from strop.config.dialects.verl.data import remote_code
 from strop.config.schema import Run
 
+_OVERRIDE = "actor_rollout_ref.model.override_config"
+_INSIDE = "model_config"
+_OF_MEGATRON = (_INSIDE, "moe_config")
+
+
+def overrides(theirs: Theirs, section: str) -> dict[str, Any]:
+    """What was written below an `override_config`, but for Megatron's `model_config` and `moe_config`."""
+    below = (key for key in theirs.written if key.startswith(f"{section}."))
+    values = {key.removeprefix(f"{section}."): theirs[key] for key in below}
+    return {name: value for name, value in values.items() if name.split(".")[0] not in _OF_MEGATRON}
+
+
+def write_override_config(run: Run) -> Mapping[str, Any]:
+    """As FSDP reads them."""
+    return {f"{_OVERRIDE}.{name}": value for name, value in run.model.override.items()}
+
+
+@written_by(write_override_config)
+def override_config(theirs: Theirs) -> Mapping[str, Any]:
+    """FSDP reads `override_config` itself, Megatron what is in its `model_config`."""
+    values = overrides(theirs, _OVERRIDE)
+    inside = theirs[f"{_OVERRIDE}.{_INSIDE}"]
+    for name in values.keys() & inside.keys():
+        if values[name] != inside[name]:
+            raise theirs.fault(
+                f"{_OVERRIDE}.{name}",
+                f"{_OVERRIDE}.{name} is {values[name]!r} and {_OVERRIDE}.{_INSIDE}.{name} is "
+                f"{inside[name]!r}; write it once.",
+            )
+    return {"model.override": {**inside, **values}} if inside or values else {}
+
+
+def write_imports(run: Run) -> Mapping[str, Any]:
+    """One alone is no list."""
+    names = list(run.model.imports)
+    return {"actor_rollout_ref.model.external_lib": names[0] if len(names) == 1 else names or None}
+
+
+@written_by(write_imports)
+def imports(theirs: Theirs) -> Mapping[str, Any]:
+    """The policy's libraries and, where it has one, the reward model's: they are imported once, for all."""
+    keys = ["actor_rollout_ref.model.external_lib"]
+    if not switches.reward_model(theirs):
+        keys.append("reward_model.model.external_lib")
+    said = [theirs[key] for key in keys]
+    names = [name for one in said for name in ([one] if isinstance(one, str) else one or [])]
+    return {"model.imports": list(dict.fromkeys(names))} if names else {}
+
 
 def write_lora(run: Run) -> Mapping[str, Any]:
     """Rank 0 is no adapter."""
@@ -58,15 +106,19 @@ def lora(theirs: Theirs) -> Mapping[str, Any]:
 ROWS = (
     refused("actor_rollout_ref.hybrid_engine", True, "verl's page allows True alone, and so do we"),
     mapped("actor_rollout_ref.model.path", "~/models/deepseek-llm-7b-chat", "model.path"),
-    refused(
+    mapped(
         "actor_rollout_ref.model.external_lib",
         None,
-        "packages that register models are not imported yet; use a model that transformers has",
+        "model.imports",
+        read=imports,
+        kind=or_null(TEXTS),
+        note="imported before the model is loaded",
     ),
-    refused(
+    mapped(
         "actor_rollout_ref.model.override_config.model_config",
         {},
-        "values of the model's config.json are not overridden yet; edit that file",
+        "model.override",
+        read=override_config,
     ),
     refused(
         "actor_rollout_ref.model.override_config.moe_config.freeze_moe_router",
@@ -94,10 +146,17 @@ ROWS = (
         can=only(True),
     ),
     *beyond_the_page(
-        refused(
+        mapped(
             "actor_rollout_ref.model.override_config.*",
             UNSET,
-            "values of the model's config.json are not overridden yet; edit that file",
+            "model.override",
+            read=override_config,
+            note="values of the model's config.json",
+        ),
+        refused(
+            "actor_rollout_ref.model.override_config.moe_config.*",
+            UNSET,
+            "Megatron's mixtures of experts have no other key on the page",
             can=never,
         ),
         mapped("actor_rollout_ref.model.lora_rank", 0, "model.lora.rank", read=lora),

@@ -161,6 +161,31 @@ def limits(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_template(run: Run) -> Mapping[str, Any]:
+    """The tokenizer's own is null."""
+    said = run.data.chat_template
+    return {} if said == "none" else {"data.chat_template": None if said == "tokenizer" else said}
+
+
+@written_by(write_template)
+def template(theirs: Theirs) -> Mapping[str, Any]:
+    """Null is the tokenizer's own."""
+    return {"data.chat_template": theirs["data.chat_template"] or "tokenizer"}
+
+
+def write_imports(run: Run) -> Mapping[str, Any]:
+    """One alone is no list."""
+    names = list(run.model.imports)
+    return {"model.external_lib": names[0] if len(names) == 1 else names or None}
+
+
+@written_by(write_imports)
+def imports(theirs: Theirs) -> Mapping[str, Any]:
+    """One library or several."""
+    said = theirs["model.external_lib"]
+    return {"model.imports": [said] if isinstance(said, str) else said or []}
+
+
 def write_micro_batch(run: Run) -> Mapping[str, Any]:
     """Where it is said in sequences."""
     size = run.trainer.microbatch
@@ -214,10 +239,13 @@ _MODEL = (
     placement("model.fsdp_config.wrap_policy.min_num_params", 0, _NO_SHARDS, can=only(0)),
     placement("model.fsdp_config.cpu_offload", False, _NO_SHARDS, can=only(False)),
     placement("model.fsdp_config.offload_params", False, _NO_SHARDS, can=only(False), off=_offload),
-    refused(
+    mapped(
         "model.external_lib",
         None,
-        "packages that register models are not imported yet; use a model that transformers has",
+        "model.imports",
+        read=imports,
+        kind=or_null(TEXTS),
+        note="imported before the model is loaded",
     ),
     mapped("model.enable_gradient_checkpointing", False, "model.gradient_checkpointing"),
     mapped("model.trust_remote_code", False, "model.trust_remote_code"),
@@ -290,7 +318,14 @@ _DATA = beyond_the_page(
     ),
     mapped("data.truncation", "error", "data.overlong", read=limits, kind=one_of("error", "left", "right")),
     placement("data.balance_dp_token", False, "one process has nothing to balance with", can=only(False)),
-    refused("data.chat_template", None, "write the template into the tokenizer's folder"),
+    mapped(
+        "data.chat_template",
+        None,
+        "data.chat_template",
+        read=template,
+        kind=or_null(TEXT),
+        note="a Jinja file or its text; null is the tokenizer's own",
+    ),
     refused("data.custom_cls.path", None, "dataset classes of your own are not built yet; prepare the file"),
     refused("data.custom_cls.name", None, "dataset classes of your own are not built yet; prepare the file"),
 )

@@ -13,6 +13,7 @@ kl_in_reward = unless("algorithm.use_kl_in_reward", True)
 adaptive_kl = either(kl_in_reward, unless("algorithm.kl_ctrl.type", "adaptive"))
 by_std = unless("algorithm.adv_estimator", "grpo", "grpo_passk")
 discounted = unless("algorithm.adv_estimator", "gae", "reinforce_plus_plus")
+shuffle = unless("actor_rollout_ref.actor.shuffle", True)
 reward_model = unless("reward_model.enable", True)
 megatron = unless("actor_rollout_ref.actor.strategy", "megatron")
 dynamic_batch = unless("actor_rollout_ref.actor.use_dynamic_bsz", True)
@@ -21,7 +22,13 @@ rollout_dynamic = unless("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", T
 rollout_fixed = unless("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", False)
 ref_dynamic = unless("actor_rollout_ref.ref.log_prob_use_dynamic_bsz", True)
 ref_fixed = unless("actor_rollout_ref.ref.log_prob_use_dynamic_bsz", False)
-cosine = unless("actor_rollout_ref.actor.optim.warmup_style", "cosine")
+fsdp = unless("actor_rollout_ref.actor.strategy", "fsdp", "fsdp2")
+cosine = either(fsdp, unless("actor_rollout_ref.actor.optim.warmup_style", "cosine"))
+falling = either(
+    megatron,
+    unless("actor_rollout_ref.actor.optim.lr_decay_style", "linear", "cosine", "inverse_square_root", "WSD"),
+)
+wsd = either(megatron, unless("actor_rollout_ref.actor.optim.lr_decay_style", "WSD"))
 sampled_validation = unless("actor_rollout_ref.rollout.val_kwargs.do_sample", True)
 resume_path = unless("trainer.resume_mode", "resume_path")
 keep_overlong = unless("data.filter_overlong_prompts", False)
@@ -57,5 +64,14 @@ def epochs(theirs: Theirs) -> str | None:
 
 def custom_function(theirs: Theirs) -> str | None:
     """A function's name needs the file it is in."""
+    if not reward_model(theirs):
+        return rule(theirs)
     path = theirs["custom_reward_function.path"]
     return None if path is not None else "custom_reward_function.path is null"
+
+
+def rule(theirs: Theirs) -> str | None:
+    """verl's reward managers take a model's score, where there is one, in place of any function's."""
+    return (
+        "reward_model.enable is True, and then its score alone counts" if not reward_model(theirs) else None
+    )
