@@ -1,8 +1,9 @@
-"""Does it learn? Every algorithm's run file on the quickstart's task, from one warm start, over three seeds.
+"""Does it learn? Every algorithm's run file on the quickstart's task, from one warm start.
 
     make evidence ARGS=learning                                             # into docs/algorithms/learning.md
     .venv/bin/python benchmarks/learning.py --only ppo remax --seeds 1      # these alone, to the screen
 
+What learns from rollouts is run with three seeds, what learns from given answers with the first of them.
 Each run is `strop train` in a process of its own, whose CPU-seconds are counted, imports and evaluations
 included. What was measured is kept in `--out`, and only what is missing there is run. Data, model and warm
 start are made once, as the quickstart makes them.
@@ -147,16 +148,14 @@ def table_of_rollouts(found: dict[str, list[Measured]], seeds: Sequence[int]) ->
     return "\n".join(lines)
 
 
-def table_of_answers(found: dict[str, list[Measured]], seeds: Sequence[int]) -> str:
+def table_of_answers(found: dict[str, Measured]) -> str:
     """A row for each metric of sft, dpo and mix."""
-    titles = ["run file", "what", "steps", *(f"seed {seed}" for seed in seeds), "CPU-seconds a run"]
-    lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
-    for name, runs in found.items():
-        cpu = f"{_mean([run.cpu_seconds for run in runs]):.0f}"
+    lines = ["| run file | what | steps | before → after | CPU-seconds |", f"|{' --- |' * 5}"]
+    for name, run in found.items():
         for metric in FROM_GIVEN_ANSWERS[name].metrics:
-            cells = [f"{run.before(metric):.3f} → {run.after(metric):.3f}" for run in runs]
-            row = [_link(name), f"`{metric}`", str(runs[0].steps[-1]), *cells, cpu]
-            lines.append(f"| {' | '.join(row)} |")
+            change = f"{run.before(metric):.3f} → {run.after(metric):.3f}"
+            cells = [_link(name), f"`{metric}`", str(run.steps[-1]), change, f"{run.cpu_seconds:.0f}"]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -205,16 +204,15 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.out.absolute()
     prepare(folder)
-    found: dict[str, list[Measured]] = {name: [] for name in args.only}
+    rollouts: dict[str, list[Measured]] = {name: [] for name in args.only if name in FROM_ROLLOUTS}
     for seed in args.seeds:
-        for name in args.only:
-            found[name].append(measure(name, seed, folder))
-    rollouts = {name: runs for name, runs in found.items() if name in FROM_ROLLOUTS}
-    answers = {name: runs for name, runs in found.items() if name in FROM_GIVEN_ANSWERS}
+        for name, runs in rollouts.items():
+            runs.append(measure(name, seed, folder))
+    answers = {name: measure(name, args.seeds[0], folder) for name in args.only if name in FROM_GIVEN_ANSWERS}
     if rollouts:
         print(table_of_rollouts(rollouts, args.seeds))
     if answers:
-        print("\n" + table_of_answers(answers, args.seeds))
+        print("\n" + table_of_answers(answers))
     if args.only == list(SUBJECTS) and args.seeds == list(SEEDS):
         draw(rollouts, PICTURE)
 

@@ -1,7 +1,7 @@
-"""A run that is killed at any moment goes on as if nothing had been.
+"""A run that is killed at any moment goes on as if nothing had been: from rollouts, and from given answers.
 
 Metrics and final weights of the resumed run equal those of the uninterrupted one, bit for bit. How
-many kills: `STROP_KILLS`, 4 unless set (`make evidence` sets 20).
+many kills: `STROP_KILLS`, 4 unless set (`make evidence` sets 20); half as many of sft, and of dpo.
 """
 
 from __future__ import annotations
@@ -48,10 +48,8 @@ def finish(process: subprocess.Popen) -> str:
     return output
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tiny, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kill")
-    run = {
+def from_rollouts(tiny: Path, folder: Path) -> dict:
+    return {
         "output": str(folder),
         "model": {"path": str(tiny / "model"), "lora": {"rank": 4, "dropout": 0.1}},
         "data": {
@@ -75,24 +73,50 @@ def uninterrupted(tiny, tmp_path_factory):
         "evaluate": {"every": "3 steps"},
         "record": {"report": False},
     }
+
+
+def from_answers(kind: str, tiny: Path, folder: Path) -> dict:
+    pairs = [(a, b) for a in range(10) for b in range(10) if a != b]
+    rows = [{"prompt": f"max {a} {b}", "better": str(max(a, b)), "worse": str(min(a, b))} for a, b in pairs]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = {"response": "better"} if kind == "sft" else {"chosen": "better", "rejected": "worse"}
+    answers = {"path": str(folder / "pairs.jsonl"), **columns}
+    run = from_rollouts(tiny, folder)
+    del run["reward"], run["trainer"]["passes"], run["trainer"]["shuffle_passes"]
+    run["data"] |= {"train": answers, "eval": [{"name": "held-out", "limit_tasks": 20, **answers}]}
+    return run | {"algorithm": kind}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(request, tiny, tmp_path_factory):
+    """The run file and the folder of a whole run: from rollouts, unless asked for sft or dpo."""
+    kind = getattr(request, "param", "grpo")
+    folder = tmp_path_factory.mktemp(kind)
+    run = from_rollouts(tiny, folder) if kind == "grpo" else from_answers(kind, tiny, folder)
     run_file = folder / "run.yaml"
     run_file.write_text(yaml.safe_dump(run))
-    began = time.monotonic()
     finish(start(run_file, "whole"))
-    return run_file, folder / "strop" / "whole", time.monotonic() - began
+    return run_file, folder / "strop" / "whole"
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("number", range(KILLS))
+@pytest.mark.parametrize(
+    ("uninterrupted", "number"),
+    [("grpo", n) for n in range(KILLS)] + [(kind, n) for kind in ("sft", "dpo") for n in range(KILLS // 2)],
+    indirect=["uninterrupted"],
+)
 def test_a_killed_run_goes_on_to_the_same_end(uninterrupted, number):
-    run_file, whole, _ = uninterrupted
-    draw = random.Random(number)
+    run_file, whole = uninterrupted
+    draw = random.Random(f"{whole.parents[1].name} {number}")
     folder = whole.with_name(f"killed-{number}")
     process = start(run_file, folder.name)
-    after_rows = draw.randrange(STEPS)
-    wait_for_rows(process, folder, after_rows)
-    time.sleep(draw.uniform(0, 0.5))
+    if number % 2:
+        # Before its first step: among what is computed once, such as a reference's log-probs.
+        time.sleep(draw.uniform(2, 6))
+    else:
+        wait_for_rows(process, folder, draw.randrange(STEPS))
+        time.sleep(draw.uniform(0, 0.5))
     process.send_signal(signal.SIGKILL)
     process.communicate()
     finish(start(run_file, folder.name))
@@ -115,7 +139,7 @@ def wait_for_rows(process: subprocess.Popen, folder: Path, count: int) -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_saves_says_so_and_goes_on_to_the_same_end(uninterrupted, number):
-    run_file, whole, _ = uninterrupted
+    run_file, whole = uninterrupted
     folder = whole.with_name(f"stopped-{number}")
     process = start(run_file, folder.name)
     wait_for_rows(process, folder, 4)

@@ -34,7 +34,7 @@ KL = {
     "full": "full",
 }
 """verl's names of the estimators of the divergence, and ours."""
-KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}
+KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl", "full": "full"}
 """Ours, and the names that verl's page uses."""
 
 
