@@ -104,6 +104,8 @@ def test_every_default_is_of_its_own_kind() -> None:
         ([f"{TASKSET}.format.system_prompt=Think"], "data.train.system", "Think"),
         ([f"{TASKSET}.format.prompt_type=messages"], "data.train.prompt", "message"),
         ([], "rollout.sampling.min_response_tokens", 1),
+        (["~model.max_prompt_tokens", "model.max_model_len=100"], "data.max_prompt_tokens", 68),
+        (["~model.max_response_tokens", "model.max_model_len=100"], "data.max_response_tokens", 36),
         (["explorer.eval_interval=5"], "evaluate.every", Amount(5, "steps")),
         ([], "evaluate.at_start", True),
         ([], "checkpoint.every", None),

@@ -191,6 +191,11 @@ def no_effect(theirs: str, default: Any, why: str, *, kind: Kind | None = None) 
     return Row(theirs, default, "accepted without effect", note=why, kind=kind or _kind_of(default))
 
 
+def unstated(*rows: Row) -> tuple[Row, ...]:
+    """Keys of the page whose defaults it does not state: they are upstream's."""
+    return tuple(replace(row, stated=False) for row in rows)
+
+
 def beyond_the_page(*rows: Row) -> tuple[Row, ...]:
     """Keys that users write although the page does not have them; their defaults are upstream's."""
     return tuple(replace(row, stated=False, on_page=False) for row in rows)

@@ -9,7 +9,7 @@ from strop.config.dialects.lines import draft_of
 from strop.config.dialects.read import read_dialect
 from strop.config.dialects.row import MAPPING, TEXT, always, mapped, one_of, or_null, placement
 from strop.config.dialects.theirs import Ledger
-from strop.config.dialects.trinity import algorithm, buffer, general, trainer_config
+from strop.config.dialects.trinity import algorithm, buffer, explorer, general, model, trainer_config
 from strop.config.draft import Draft, split
 from strop.config.load import Loaded
 from strop.config.placement import wants_here
@@ -26,11 +26,11 @@ LEDGER = Ledger(
         *general.GLOBAL,
         *algorithm.ROWS,
         *general.MONITOR,
-        *general.MODEL,
-        *general.CLUSTER,
+        *model.MODEL,
+        *explorer.CLUSTER,
         *buffer.ROWS,
-        *general.EXPLORER,
-        *general.SYNCHRONIZER,
+        *explorer.EXPLORER,
+        *explorer.SYNCHRONIZER,
         *general.TRAINER,
         buffer.TOTAL_STEPS,
         placement(

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from strop.config.dialects.row import WHOLE, Row, beyond_the_page, either, mapped, or_null, written_by
+from strop.config.dialects.row import (
+    WHOLE,
+    Row,
+    beyond_the_page,
+    either,
+    mapped,
+    or_null,
+    unstated,
+    written_by,
+)
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity import experience, tasksets
 from strop.config.dialects.trinity.presets import is_offline, kind, only_sampled, only_types, repeat_times
@@ -99,7 +107,7 @@ _SIZES = (
     ),
 )
 ROWS: tuple[Row, ...] = (
-    *(replace(row, stated=False) for row in _SIZES),
+    *unstated(*_SIZES),
     *tasksets.ROWS,
     *experience.ROWS,
     tasksets.WORKFLOW,
@@ -116,7 +124,7 @@ ROWS: tuple[Row, ...] = (
     ),
     *experience.ARGUMENTS,
 )
-TOTAL_STEPS = replace(
+(TOTAL_STEPS,) = unstated(
     mapped(
         "trainer.total_steps",
         None,
@@ -124,6 +132,5 @@ TOTAL_STEPS = replace(
         read=duration,
         kind=or_null(WHOLE),
         note="beats buffer.total_steps and buffer.total_epochs",
-    ),
-    stated=False,
+    )
 )

@@ -1,0 +1,140 @@
+"""Trinity's `cluster`, `explorer` and `synchronizer`: who samples, where, and with which weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.dialects.row import (
+    ANY,
+    UNSET,
+    always,
+    beyond_the_page,
+    mapped,
+    never,
+    no_effect,
+    one_of,
+    only,
+    placement,
+    refused,
+    unstated,
+    written_by,
+)
+from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.verl.trainer import every, frequency, one_gpu
+from strop.config.schema import Run
+
+_NO_ACTORS = "one process, which has no actors to name"
+_NATIVE = "the native sampler, in the trainer's process"
+_HERE = "the sampler reads the trainer's own weights"
+
+
+def write_measuring(run: Run) -> Mapping[str, Any]:
+    """By steps."""
+    return {
+        "explorer.eval_interval": frequency(run, run.evaluate.every),
+        "explorer.eval_on_startup": run.evaluate.at_start,
+    }
+
+
+@written_by(write_measuring)
+def measuring(theirs: Theirs) -> Mapping[str, Any]:
+    """By steps."""
+    return {
+        "evaluate.every": every(theirs["explorer.eval_interval"]),
+        "evaluate.at_start": theirs["explorer.eval_on_startup"],
+    }
+
+
+CLUSTER = unstated(
+    placement("cluster.node_num", 1, "one process, on this machine", can=only(1)),
+    placement("cluster.gpu_per_node", 8, "one process, on this machine's GPU or else its CPU", can=one_gpu),
+)
+EXPLORER = (
+    *unstated(
+        placement("explorer.name", "explorer", _NO_ACTORS, can=always),
+        placement("explorer.runner_per_model", 8, _NATIVE, can=always),
+        no_effect(
+            "explorer.max_timeout", 900, "an answer ends at its token limit; rewards have a limit of time"
+        ),
+        no_effect("explorer.max_retry_times", 2, "what breaks in one process would break again"),
+        refused("explorer.env_vars", {}, "set them before the start", can=only({}, None), kind=ANY),
+        placement(
+            "explorer.rollout_model.engine_type",
+            "vllm",
+            _NATIVE,
+            kind=one_of("vllm", "vllm_async"),
+            can=never,
+        ),
+        placement("explorer.rollout_model.engine_num", 1, _NATIVE, can=only(1)),
+        placement(
+            "explorer.rollout_model.tensor_parallel_size", 1, "one process holds the whole model", can=only(1)
+        ),
+    ),
+    refused(
+        "explorer.rollout_model.enable_history", False, "workflows of your own are not run yet; leave it out"
+    ),
+    *unstated(
+        refused(
+            "explorer.auxiliary_models",
+            None,
+            "models beside the trained one are not run yet",
+            can=only([], None),
+            kind=ANY,
+        ),
+        *(
+            refused(
+                f"explorer.auxiliary_models.0.{name}",
+                UNSET,
+                "models beside the trained one are not run yet",
+                can=never,
+            )
+            for name in ("model_path", "tensor_parallel_size")
+        ),
+        mapped("explorer.eval_interval", 100, "evaluate.every", read=measuring, note="counts steps"),
+        mapped("explorer.eval_on_startup", True, "evaluate.at_start", read=measuring),
+    ),
+    *beyond_the_page(
+        *(
+            placement(f"explorer.rollout_model.{name}", default, _NATIVE, can=never, kind=ANY)
+            for name, default in (
+                ("enable_prefix_caching", True),
+                ("enforce_eager", True),
+                ("dtype", "bfloat16"),
+                ("seed", 42),
+                ("gpu_memory_utilization", 0.9),
+                ("enable_chunked_prefill", False),
+                ("max_model_len", None),
+            )
+        ),
+        *(
+            refused(
+                f"explorer.rollout_model.{name}",
+                UNSET,
+                "workflows that call tools are not run yet",
+                can=never,
+            )
+            for name in (
+                "enable_openai_api",
+                "enable_auto_tool_choice",
+                "tool_call_parser",
+                "reasoning_parser",
+                "enable_thinking",
+            )
+        ),
+        placement("explorer.runner_num", None, _NATIVE, can=always, kind=ANY),
+        placement("explorer.max_repeat_times_per_runner", None, _NATIVE, can=always, kind=ANY),
+    ),
+)
+_FRESH = "the sampler always has the newest weights here"
+SYNCHRONIZER = (
+    *unstated(
+        placement("synchronizer.sync_method", "nccl", _HERE, kind=one_of("nccl", "checkpoint"), can=always),
+        refused("synchronizer.sync_interval", 1, f"{_FRESH}; write sync_interval: 1"),
+        refused("synchronizer.sync_offset", 0, f"{_FRESH}; write sync_offset: 0"),
+        placement("synchronizer.sync_timeout", 1200, _HERE, can=always),
+    ),
+    *beyond_the_page(
+        placement("synchronizer.sync_style", None, _HERE, can=always, kind=ANY),
+    ),
+)
