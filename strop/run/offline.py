@@ -18,6 +18,7 @@ from strop.run.evaluate import evaluate as evaluate_tasksets
 from strop.run.explorer import check_errors
 from strop.run.folder import RunFolder
 from strop.run.policy import open_policy, require_reward
+from strop.run.pupil import load_held_out, open_pupil, require_measures
 from strop.run.sampling import sampling_of
 from strop.run.tasks import load_eval_tasks
 from strop.run.tokenizer import tokenizer_of
@@ -26,17 +27,23 @@ from strop.training.table import open_engines
 
 
 def evaluate(loaded: Loaded, checkpoint: Path | None, reward: Callable[..., Any] | None) -> dict[str, float]:
-    """Measure every eval taskset once. Raises `ConfigError` where there is none."""
+    """Measure every eval taskset once: by the reward of sampled answers, and under sft and dpo by the loss
+    on given ones. Raises `ConfigError` where there is none."""
     run = loaded.run
     if not run.data.eval:
         raise ConfigError(
             "There is nothing to evaluate: the run file names no eval taskset. Add one under `data.eval`, "
             "such as `eval: [{name: test, path: test.jsonl}]`."
         )
-    require_reward(run, reward)
+    offline = isinstance(run.algorithm, Sft | Dpo)
+    (require_measures if offline else require_reward)(run, reward)
     if checkpoint is not None:
         checkpoints.verify(checkpoint)
     tokenizer = tokenizer_of(run)
+    if offline:
+        held_out = load_held_out(run, tokenizer, reward)
+        with open_pupil(run, tokenizer, reward, checkpoint, held_out) as pupil:
+            return pupil.measure(run, held_out, step=pupil.state.step).metrics
     tasks = load_eval_tasks(run, tokenizer)
     with open_engines(run) as engines, open_policy(run, engines, tokenizer, reward, checkpoint) as policy:
         return evaluate_tasksets(run, policy.explorer, tasks, step=policy.state.step).metrics

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from strop.config.schema.model import Model
 from strop.data.answers import AnswerSet
-from strop.run.policy_updates import PolicyUpdates
+from strop.run.passes import Passes
 from strop.run.scoring import by_experience, targets_of
 from strop.types import Experience, Floats
 
@@ -23,7 +23,7 @@ Reference = Mapping[str, Floats]
 
 
 def reference_logprobs(
-    sets: Sequence[AnswerSet], updates: PolicyUpdates, model: Model, folder: Path, stop: Callable[[], None]
+    sets: Sequence[AnswerSet], passes: Passes, model: Model, folder: Path, stop: Callable[[], None]
 ) -> Reference:
     """Those that are in `folder` from an earlier start, and for the others one pass by the model as it is.
 
@@ -36,7 +36,7 @@ def reference_logprobs(
         experiences = [experience for group in answers.all() for experience in group.experiences]
         path = folder / f"{_digest(experiences, model)}.safetensors"
         if not path.exists():
-            computed = updates.logprobs(experiences, check=stop)
+            computed = passes.logprobs(experiences, check=stop)
             _write(path, targets_of(computed, experiences))
         logprobs = by_experience(load_file(path)[_NAME], experiences)
         found |= {e.id: each for e, each in zip(experiences, logprobs, strict=True)}

@@ -17,9 +17,10 @@ from strop.run.critic import open_critic
 from strop.run.driver import Driver
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import length_of
-from strop.run.offline_train import open_offline, require_measures
+from strop.run.offline_train import open_offline
 from strop.run.policy import open_policy, require_reward
 from strop.run.prepared import Prepared
+from strop.run.pupil import require_measures
 from strop.run.record import Recorder
 from strop.run.resume import Start, find_start
 from strop.run.tasks import load_tasks

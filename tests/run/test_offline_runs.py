@@ -137,6 +137,37 @@ def test_a_run_that_goes_on_equals_one_that_never_stopped(kind, offline, values,
     assert weights(parts.folder) == weights(whole.folder)
 
 
+@pytest.mark.parametrize(
+    ("kind", "measured"), [("sft", ("loss",)), ("dpo", ("loss", "dpo/margin", "dpo/accuracy"))]
+)
+def test_a_checkpoint_is_measured_on_given_answers_without_a_reward(offline, kind, measured):
+    """As the run itself measured it; for dpo against the model at the very start."""
+    loaded = strop.load(offline(kind, trainer__optimizer__lr=5e-3))
+    names = [f"eval/held-out/{name}" for name in measured]
+    before = strop.evaluate(loaded)
+    result = strop.train(loaded)
+    first, *_, last = [row for row in rows(result.folder) if names[0] in row]
+    (checkpoint,) = (result.folder / "checkpoints").glob("step-000004")
+    after = strop.evaluate(loaded, checkpoint=checkpoint)
+    assert [before[name] for name in names] == [first[name] for name in names]
+    assert [after[name] for name in names] == [last[name] for name in names]
+    assert after[names[0]] < before[names[0]]
+    assert set(after) == {*names, "time/evaluate_seconds"}
+
+
+def test_with_a_reward_sampled_answers_are_measured_too(offline, tiny):
+    run = offline("sft") | {"reward": "exact"}
+    run["data"]["eval"][0] |= {"answer": "better"}
+    assert {"eval/held-out/loss", "eval/held-out/reward"} <= set(strop.evaluate(strop.load(run)))
+
+
+def test_what_cannot_be_measured_is_said(offline, tiny):
+    run = offline("sft")
+    run["data"]["eval"] = [{"name": "bare", "path": str(tiny / "tasks.jsonl")}]
+    with pytest.raises(ConfigError, match=r"data\.eval \(bare\): there is nothing to measure it by"):
+        strop.evaluate(strop.load(run))
+
+
 def test_a_stop_saves_and_the_same_command_goes_on(offline, monkeypatch):
     """A signal between steps: `Interrupted`, with the state saved."""
     learn = offline_driver.OfflineDriver._learn

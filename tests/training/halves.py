@@ -26,7 +26,7 @@ from strop.algorithms.value_losses import ValueLoss
 from strop.config.schema.algorithm import Aggregation, Algorithm, KlEstimator, Ppo
 from strop.config.units import Amount
 from strop.data.pack import pack
-from strop.run.policy_updates import counts_of
+from strop.run.passes import counts_of
 from strop.training.learner import Learner
 from strop.training.single import SingleEngine
 from strop.training.value import ValueEngine
