@@ -15,7 +15,6 @@ from strop.types import (
     MicroBatch,
     Rollout,
     SampleRequest,
-    Sampling,
     Task,
     TokenOutputs,
 )
@@ -181,14 +180,6 @@ class CriticEngine(Protocol):
 
     def load(self, folder: Path) -> None:
         """Take back exactly what a snapshot wrote."""
-        ...
-
-
-class Workflow(Protocol):
-    """How a task becomes a rollout."""
-
-    async def run(self, task: Task, group: str, index: int, sampling: Sampling, seed: int) -> Rollout:
-        """One unscored rollout. What it raises breaks this rollout only."""
         ...
 
 

@@ -32,6 +32,10 @@ Status = Literal["ok", "truncated", "error"]
 """How a rollout ended: by itself, at the token limit, or broken (then it is never trained on)."""
 Finish = Literal["stop", "length"]
 """Why a completion ended: an end or stop token (or string), or the token limit."""
+Cause = Literal["failed", "late"]
+"""Why a rollout broke before it was scored: its workflow went wrong, or took too long."""
+Unit = Literal["trajectory", "turn"]
+"""What of a rollout becomes one training sequence."""
 Role = Literal["rl", "sft", "chosen", "rejected"]
 """What an experience is trained as. A shared prompt is a segment of its own: see `MicroBatch`."""
 
@@ -136,14 +140,33 @@ class Rollout:
     status: Status
     sampling: Sampling
     reward: float | None = None
-    """None until scored, and for a broken rollout for ever."""
+    """None until scored, and for a broken rollout for ever; what a workflow gives itself comes first."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     """What broke, for `status="error"`."""
+    cause: Cause | None = None
+    """Why, where the workflow is to blame; None where scoring is, or nobody."""
+    attempts: int = 1
+    """How often it was begun; those before the last one broke."""
+    messages: tuple[Message, ...] = ()
+    """What was said after the prompt, by the model and by others, where that is more than `text`."""
+    turn_rewards: tuple[float, ...] | None = None
+    """What each turn earned by itself, where the workflow says; `reward` holds their sum."""
+    unit: Unit = "trajectory"
+    """What becomes one training sequence."""
 
     def __post_init__(self) -> None:
         if (self.status == "error") != (self.error is not None):
             raise ValueError(f"Rollout {self.id}: status {self.status!r} with error {self.error!r}")
+        if self.turn_rewards is not None and len(self.turn_rewards) != len(self.turns):
+            raise ValueError(
+                f"Rollout {self.id}: {len(self.turn_rewards)} turn_rewards for {len(self.turns)} turns"
+            )
+
+    @property
+    def said(self) -> tuple[Message, ...]:
+        """What was said after the prompt: `messages`, or the one answer."""
+        return self.messages or ({"role": "assistant", "content": self.text},)
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -184,6 +207,7 @@ class Experience:
     source: str = ""
     role: Role = "rl"
     turn_rewards: tuple[float, ...] | None = None
+    """Of each unbroken run of targets, where turns were rewarded by themselves."""
     pair: str | None = None
     """The same for a chosen answer and the rejected one to the same prompt: never apart in training."""
     media: tuple[Any, ...] = ()
@@ -194,6 +218,11 @@ class Experience:
         )
         if not self.loss_mask.any() or self.loss_mask[0]:
             raise ValueError(f"Experience {self.id}: needs at least one target, and none at position 0")
+        if self.turn_rewards is not None and len(self.turn_rewards) != len(self.turn_ends):
+            raise ValueError(
+                f"Experience {self.id}: {len(self.turn_rewards)} turn_rewards for {len(self.turn_ends)} "
+                "unbroken runs of targets"
+            )
 
     @property
     def prompt_tokens(self) -> int:
@@ -204,6 +233,12 @@ class Experience:
     def response_tokens(self) -> int:
         """Targets: the tokens that the model itself drew."""
         return int(self.loss_mask.sum())
+
+    @property
+    def turn_ends(self) -> Ints:
+        """Where each unbroken run of targets has its last one."""
+        follows = np.append(self.loss_mask[1:], False)
+        return np.flatnonzero(self.loss_mask & ~follows).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)

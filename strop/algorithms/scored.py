@@ -25,6 +25,8 @@ class Scored:
     """[K] float32: what each target loses of the reward, for leaving the reference."""
     baselines: torch.Tensor | None = None
     """[N] float32: the reward of the task's greedy answer."""
+    earned: torch.Tensor | None = None
+    """[K] float32: what of the reward was earned before a rollout's end, at the target that earned it."""
 
     def __post_init__(self) -> None:
         for name in ("group", "tokens", "baselines"):
@@ -35,9 +37,11 @@ class Scored:
                 )
         if self.rewards.dim() != 1 or bool((self.tokens < 1).any()):
             raise ValueError("rewards must be [N], of rollouts that have one target at least")
-        if self.penalties is not None and self.penalties.shape != (self.targets,):
-            raise ValueError(f"penalties {tuple(self.penalties.shape)} are not [{self.targets}]")
-        for name in ("rewards", "penalties", "baselines"):
+        for name in ("penalties", "earned"):
+            value = getattr(self, name)
+            if value is not None and value.shape != (self.targets,):
+                raise ValueError(f"{name} {tuple(value.shape)} are not [{self.targets}]")
+        for name in ("rewards", "penalties", "baselines", "earned"):
             value = getattr(self, name)
             if value is not None and not bool(torch.isfinite(value).all()):
                 raise ValueError(f"{name} must be finite; broken rollouts have none and take no part")
@@ -52,15 +56,23 @@ class Scored:
         scores = self.rewards.float().double()
         if self.penalties is None:
             return scores
-        rollout = self.spread(torch.arange(len(self.tokens), device=self.tokens.device))
-        return scores.index_add(0, rollout, self.penalties.double(), alpha=-1)
+        return scores.index_add(0, self._rollout(), self.penalties.double(), alpha=-1)
 
     def token_rewards(self) -> torch.Tensor:
-        """[K] float64: the reward at a rollout's last target, less each target's penalty."""
+        """[K] float64: what was earned on the way where it was, the rest of the reward at a rollout's last
+        target, less each target's penalty."""
         rewards = torch.zeros(self.targets, dtype=torch.float64, device=self.rewards.device)
+        left = self.rewards.float().double()
+        if self.earned is not None:
+            rewards += self.earned.double()
+            left = left.index_add(0, self._rollout(), self.earned.double(), alpha=-1)
         if self.penalties is not None:
             rewards -= self.penalties.double()
-        return rewards.index_add(0, self.tokens.cumsum(0) - 1, self.rewards.float().double())
+        return rewards.index_add(0, self.tokens.cumsum(0) - 1, left)
+
+    def _rollout(self) -> torch.Tensor:
+        """[K] int64: the rollout of each target."""
+        return self.spread(torch.arange(len(self.tokens), device=self.tokens.device))
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """[K] of [N]: each rollout's value for all its targets."""

@@ -11,6 +11,7 @@ from strop.config.load import Loaded
 from strop.config.schema.algorithm import Dpo, Ppo, Sft
 from strop.config.schema.data import Taskset, is_template
 from strop.config.schema.reward import Reward
+from strop.config.schema.workflow import Workflow
 
 NO_REWARD = (
     "reward: nothing says how an answer is scored. Write a built-in (`reward: gsm8k`), a function of "
@@ -41,8 +42,12 @@ def missing_files(loaded: Loaded) -> list[str]:
     faults += _reward(run.reward, sources)
     if run.data.expert is not None:
         faults += _tasks(run.data.expert, "data.expert.path", sources)
-    if run.reward.is_empty and not isinstance(run.algorithm, Sft | Dpo):
+    if run.needs_reward and not isinstance(run.algorithm, Sft | Dpo):
         faults.append(NO_REWARD)
+    faults += _workflow(run.rollout.workflow, "rollout.workflow.name", sources)
+    for index, taskset in enumerate(run.data.eval):
+        if taskset.workflow is not None:
+            faults += _workflow(taskset.workflow, f"data.eval.{index}.workflow.name", sources)
     template = run.data.chat_template
     named = template not in ("tokenizer", "none") and not is_template(template)
     if named and not Path(template).expanduser().is_file():
@@ -53,6 +58,13 @@ def missing_files(loaded: Loaded) -> list[str]:
             f"{_at('output', sources)}: {run.folder_path} cannot be made: {parent} is not writable."
         )
     return faults
+
+
+def _workflow(workflow: Workflow, field: str, sources: Mapping[str, Source]) -> list[str]:
+    file, colon, _ = workflow.name.rpartition(":")
+    if not (colon and file.endswith(".py")) or Path(file).expanduser().is_file():
+        return []
+    return [f"{_at(field, sources)}: there is no file {file}."]
 
 
 def _reward(reward: Reward, sources: Mapping[str, Source]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from strop.report.contents import Contents
+from strop.run.rollout_file import conversation_text
 
 _LONGEST = 4000
 _SHOWN = 3
@@ -137,7 +139,7 @@ def _sample(answers: Sequence[tuple[str, Mapping[str, Any]]]) -> Sample:
         answers=tuple(
             Answer(
                 label,
-                _visible(_shortened(one["text"])),
+                _visible(_shortened(_said(one))),
                 one["reward"],
                 tuple(one["reward_parts"] or ()),
                 one["status"],
@@ -147,6 +149,11 @@ def _sample(answers: Sequence[tuple[str, Mapping[str, Any]]]) -> Sample:
             for label, one in answers
         ),
     )
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    """The answer, or the whole of what was said where that is more."""
+    return conversation_text(json.loads(row["messages"])) if row.get("messages") else str(row["text"])
 
 
 def _shortened(text: str) -> str:

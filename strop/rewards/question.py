@@ -29,6 +29,7 @@ class Question:
         """The request in OpenAI's terms, or what is wrong with the task."""
         asked = [message["content"] for message in task.messages if message["role"] == "user"]
         names = {
+            "conversation": (*task.messages, *rollout.said),
             **task.extra,
             "prompt": task.messages,
             "question": asked[-1] if asked else "",

@@ -82,8 +82,9 @@ class Scorer:
         if isinstance(result, Broken):
             what = f"task {rollout.task_id!r}: the reward {result.function!r} {result.what}"
             return replace(rollout, status="error", reward=None, reward_parts={}, error=what)
-        parts: dict[str, float] = {}
-        total = 0.0
+        # What its workflow gave it stands there already.
+        parts = dict(rollout.reward_parts)
+        total = rollout.reward or 0.0
         for name, weight, (value, named) in zip(self.names, self._weights, result, strict=True):
             total += weight * value
             parts[name] = value
@@ -101,11 +102,17 @@ def _answer(group: Group, rollout: Rollout) -> Answer:
         source=task.source,
         completion_ids=array("i", ids),  # no NumPy in a worker that needs none
         columns=task.extra,
+        conversation=(*task.messages, *rollout.said),
     )
 
 
 def refuse_doubles(names: Sequence[str]) -> None:
-    """Raises RewardError where two parts of the reward have the same name."""
+    """Raises RewardError where two parts of the reward have the same name, or one the workflow's."""
+    if "workflow" in names:
+        raise RewardError(
+            "reward: a part is called 'workflow', as what a workflow itself gives is called; give it another "
+            "name, such as {function: ..., name: ...}."
+        )
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise RewardError(

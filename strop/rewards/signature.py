@@ -4,7 +4,8 @@ Three signatures are understood, by the names of the parameters:
 
     verl    f(data_source, solution_str, ground_truth, extra_info=None, ...)
     TRL     f(prompts, completions, **columns) -> list of one reward per completion
-    Strop   f(completion, answer, ...), f(completion): further parameters are columns, by name
+    Strop   f(completion, answer, ...), f(completion): further parameters are columns, by name, and
+            `conversation`, all messages from the prompt to the last reply
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Answer:
     completion_ids: Sequence[int] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the task's row."""
+    conversation: tuple[Message, ...] = ()
+    """All messages, from the prompt to the last reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,7 @@ class _Plain:
 
     def __call__(self, answer: Answer) -> Arguments:
         return {
+            "conversation": answer.conversation,
             **answer.columns,
             "prompt": answer.prompt,
             "answer": answer.answer,

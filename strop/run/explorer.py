@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from strop.errors import RolloutError
-from strop.protocols import Workflow
 from strop.run.rewards import Rewards
-from strop.run.seeds import derive_seed
 from strop.run.stopping import StopSignal
+from strop.seeds import derive_seed
 from strop.types import Group, Rollout, Sampling, Task
+from strop.workflows.runner import Runner
 
 _POLL_SECONDS = 0.1
 
@@ -30,12 +30,15 @@ class Explored:
 class Explorer:
     """Runs a workflow for every rollout of every task side by side, then scores them.
 
-    Requests reach the engine in the order (task, index), each with a seed of its own, so that
-    timing never changes a result.
+    Rollouts begin in the order (task, index), each with a seed of its own, so that timing never
+    changes a result.
     """
 
-    def __init__(self, workflow: Workflow, scorer: Rewards, stop: StopSignal, *, seed: int) -> None:
-        self._workflow = workflow
+    def __init__(
+        self, runners: Mapping[str, Runner], scorer: Rewards, stop: StopSignal, *, seed: int
+    ) -> None:
+        """`runners` by purpose; `train` is that of all that have none of their own."""
+        self._runners = runners
         self._scorer = scorer
         self._stop = stop
         self._seed = seed
@@ -85,9 +88,16 @@ class Explorer:
         numbers: range,
     ) -> list[Group]:
         names = [f"{purpose}-{step:06d}-{number:05d}" for number in numbers]
+        runner = self._runners.get(purpose, self._runners["train"])
+        room = nullcontext() if runner.most is None else asyncio.Semaphore(runner.most)
+
+        async def one(task: Task, name: str, index: int, seed: int) -> Rollout:
+            async with room:
+                return await runner.run(task, name, index, sampling, seed)
+
         rollouts = asyncio.gather(
             *(
-                self._one(task, name, index, sampling, derive_seed(self._seed, purpose, step, number, index))
+                one(task, name, index, derive_seed(self._seed, purpose, step, number, index))
                 for number, task, name in zip(numbers, tasks, names, strict=True)
                 for index in range(rollouts_per_task)
             )
@@ -102,23 +112,6 @@ class Explorer:
             Group(name, task, tuple(done[i * rollouts_per_task : (i + 1) * rollouts_per_task]))
             for i, (task, name) in enumerate(zip(tasks, names, strict=True))
         ]
-
-    async def _one(self, task: Task, group: str, index: int, sampling: Sampling, seed: int) -> Rollout:
-        try:
-            return await self._workflow.run(task, group, index, sampling, seed)
-        except Exception as error:  # noqa: BLE001 - a user's workflow may raise anything; it breaks this rollout only
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            return Rollout(
-                id=f"{group}-{index}",
-                task_id=task.id,
-                group=group,
-                index=index,
-                turns=(),
-                text="",
-                status="error",
-                sampling=sampling,
-                error=f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})",
-            )
 
 
 def check_errors(groups: Sequence[Group], max_share: float) -> None:

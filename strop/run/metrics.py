@@ -90,9 +90,24 @@ METRICS: dict[str, Metric] = {
     "eval/<name>/error_share": Metric(
         "Held-out", "share", "lower", "Share of an eval taskset's rollouts that broke; they have no reward."
     ),
+    "eval/<name>/late_share": Metric(
+        "Held-out", "share", "lower", "Share of an eval taskset's rollouts that took too long."
+    ),
     "rollouts/count": Metric("Rollouts", "rollouts", None, "Rollouts of this step, broken ones included."),
     "rollouts/error_share": Metric(
         "Rollouts", "share", "lower", "Share of the step's rollouts that broke: no reward, never trained on."
+    ),
+    "rollouts/failed_share": Metric(
+        "Rollouts", "share", "lower", "Share of the step's rollouts that broke because their workflow did."
+    ),
+    "rollouts/late_share": Metric(
+        "Rollouts", "share", "lower", "Share of the step's rollouts that took longer than their time limit."
+    ),
+    "rollouts/retries": Metric(
+        "Rollouts", "", "lower", "Attempts of this step's rollouts beyond the first of each."
+    ),
+    "rollouts/turns": Metric(
+        "Rollouts", "", None, "Mean number of calls of the model in a scored rollout of this step."
     ),
     "rollouts/truncated_share": Metric(
         "Rollouts", "share", "lower", "Share of the scored rollouts that the token limit cut."

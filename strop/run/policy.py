@@ -16,10 +16,10 @@ from strop.protocols import TrainingEngine
 from strop.run.explorer import Explorer
 from strop.run.folder import RunFolder, RunState
 from strop.run.rewards import Rewards
+from strop.run.runners import environment, make_runners
 from strop.run.stopping import StopSignal
 from strop.sync.in_memory import InMemorySynchronizer
 from strop.training.table import Engines
-from strop.workflows.table import make_workflow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +42,7 @@ class Policy:
 
 def require_reward(run: Run, reward: Callable[..., Any] | None) -> None:
     """Raises `ConfigError` where neither the run file nor Python says how an answer is scored."""
-    if run.reward.is_empty and reward is None:
+    if reward is None and run.needs_reward:
         raise ConfigError(NO_REWARD)
 
 
@@ -58,14 +58,14 @@ def open_policy(
 
     Inside, SIGINT and SIGTERM raise `Interrupted` at the next good moment.
     """
-    with StopSignal() as stop, open_rewards(run, reward) as scorer:
+    with StopSignal() as stop, environment(run), open_rewards(run, reward) as scorer:
         engine = engines.policy()
         yield make_policy(run, engine, restore(engine, checkpoint), tokenizer, scorer, stop)
 
 
 def open_rewards(run: Run, reward: Callable[..., Any] | None) -> Rewards:
     """What scores the run's answers; judges' replies are kept in its folder."""
-    return Rewards(run.reward, reward, replies=RunFolder.of(run).judges)
+    return Rewards(run.scored_by, reward, replies=RunFolder.of(run).judges)
 
 
 def restore(engine: TrainingEngine, checkpoint: Path | None) -> RunState:
@@ -86,10 +86,9 @@ def make_policy(
 ) -> Policy:
     """A sampler on the engine's weights, which are published to it, and what scores its answers."""
     sampler = _sampler(engine, run, tokenizer)
-    workflow = make_workflow(run.rollout.workflow, sampler, tokenizer)
     policy = Policy(
         engine=engine,
-        explorer=Explorer(workflow, scorer, stop, seed=run.seed),
+        explorer=Explorer(make_runners(run, sampler, tokenizer), scorer, stop, seed=run.seed),
         synchronizer=InMemorySynchronizer(engine, sampler),
         state=state,
         stop=stop,

@@ -59,7 +59,7 @@ class Rewards:
         groups = list(groups) if self._scorer is None else self._scorer.score(groups)
         for part in self._parts:
             groups = _add(part, groups)
-        return groups
+        return [replace(group, rollouts=tuple(map(_require_reward, group.rollouts))) for group in groups]
 
     def __enter__(self) -> Self:
         return self
@@ -95,6 +95,17 @@ def _add(part: Part, groups: Sequence[Group]) -> list[Group]:
         )
         for group in groups
     ]
+
+
+def _require_reward(rollout: Rollout) -> Rollout:
+    """Broken, where nothing has scored it."""
+    if rollout.reward is not None or rollout.status == "error":
+        return rollout
+    what = (
+        f"task {rollout.task_id!r}: nothing scored this rollout. The run file names no `reward`, and the "
+        "workflow gave none: write one, or have the workflow return a number"
+    )
+    return replace(rollout, status="error", error=what, cause="failed")
 
 
 def _with(part: Part, rollout: Rollout, value: float | str) -> Rollout:

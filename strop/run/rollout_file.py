@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strop.types import Group, Rollout, Task
+from strop.types import Group, Message, Rollout, Task
 
 SCHEMA = pa.schema(
     [
@@ -23,15 +23,18 @@ SCHEMA = pa.schema(
         ("prompt", pa.string()),
         ("answer", pa.string()),
         ("text", pa.string()),
+        ("messages", pa.string()),
         ("reward", pa.float64()),
         ("reward_parts", pa.map_(pa.string(), pa.float64())),
         ("status", pa.string()),
         ("error", pa.string()),
+        ("turns", pa.int32()),
         ("response_tokens", pa.int32()),
         ("versions", pa.list_(pa.int32())),
     ]
 )
-"""`answer` is text, or JSON where a task's answer is not; a broken rollout's `reward` is null."""
+"""`answer` is text, or JSON where a task's answer is not; `messages` is JSON, null where the answer is all
+that was said; a broken rollout's `reward` is null."""
 
 
 def write_rollouts(path: Path, step: int, groups: Sequence[Group]) -> None:
@@ -50,10 +53,14 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group]) -> None:
 
 def prompt_text(task: Task) -> str:
     """A task's messages as one text: a lone user message as it is, else each under its role."""
-    messages = [(str(message.get("role", "")), _plain(message.get("content"))) for message in task.messages]
-    if len(messages) == 1 and messages[0][0] in ("user", ""):
-        return messages[0][1]
-    return "\n\n".join(f"[{role}]\n{content}" for role, content in messages)
+    if len(task.messages) == 1 and task.messages[0].get("role") in ("user", "", None):
+        return _plain(task.messages[0].get("content"))
+    return conversation_text(task.messages)
+
+
+def conversation_text(messages: Sequence[Message]) -> str:
+    """Messages as one text, each under its role."""
+    return "\n\n".join(f"[{m.get('role', '')}]\n{_plain(m.get('content'))}" for m in messages)
 
 
 def _rows(step: int, group: Group) -> Iterator[dict[str, Any]]:
@@ -68,10 +75,12 @@ def _rows(step: int, group: Group) -> Iterator[dict[str, Any]]:
             "prompt": prompt_text(task),
             "answer": None if task.answer is None else _plain(task.answer),
             "text": rollout.text,
+            "messages": _plain(rollout.messages) if rollout.messages else None,
             "reward": rollout.reward,
             "reward_parts": list(rollout.reward_parts.items()),
             "status": rollout.status,
             "error": rollout.error,
+            "turns": len(rollout.turns),
             "response_tokens": _response_tokens(rollout),
             "versions": list(rollout.versions),
         }

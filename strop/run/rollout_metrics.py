@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from strop.types import Group, Rollout
+from strop.types import Cause, Group, Rollout
 
 
 def training_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -16,6 +16,9 @@ def training_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics = {
         "rollouts/count": float(len(rollouts)),
         "rollouts/error_share": 1 - len(scored) / len(rollouts),
+        "rollouts/failed_share": _caused(rollouts, "failed"),
+        "rollouts/late_share": _caused(rollouts, "late"),
+        "rollouts/retries": float(sum(rollout.attempts - 1 for rollout in rollouts)),
     }
     if not scored:
         return metrics
@@ -27,6 +30,7 @@ def training_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/min": float(rewards.min()),
         "reward/max": float(rewards.max()),
         "rollouts/truncated_share": _share(scored, "truncated"),
+        "rollouts/turns": float(np.mean([len(rollout.turns) for rollout in scored])),
         "groups/no_signal_share": float(np.mean([_no_signal(group) for group in groups])),
         "prompt_tokens/mean": float(np.mean([len(group.task.prompt_ids) for group in groups])),
         "response_tokens/mean": float(answers.mean()),
@@ -43,7 +47,10 @@ def evaluation_metrics(name: str, groups: Sequence[Group]) -> dict[str, float]:
     """Metrics of one eval taskset."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = _scored(rollouts)
-    metrics = {f"eval/{name}/error_share": 1 - len(scored) / len(rollouts)}
+    metrics = {
+        f"eval/{name}/error_share": 1 - len(scored) / len(rollouts),
+        f"eval/{name}/late_share": _caused(rollouts, "late"),
+    }
     if not scored:
         return metrics
     metrics |= {
@@ -72,6 +79,10 @@ def _response_tokens(rollout: Rollout) -> int:
 
 def _share(rollouts: Sequence[Rollout], status: str) -> float:
     return sum(rollout.status == status for rollout in rollouts) / len(rollouts)
+
+
+def _caused(rollouts: Sequence[Rollout], cause: Cause) -> float:
+    return sum(rollout.cause == cause for rollout in rollouts) / len(rollouts)
 
 
 def _no_signal(group: Group) -> bool:

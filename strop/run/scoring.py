@@ -28,7 +28,21 @@ def score(experiences: Sequence[Experience], *, baselines: Mapping[str, float] |
         group=torch.tensor(group, dtype=torch.int64),
         tokens=torch.tensor([sum(e.response_tokens for e in rollout) for rollout in rollouts]),
         baselines=None if greedy is None else torch.tensor(greedy, dtype=torch.float32),
+        earned=_earned(experiences),
     )
+
+
+def _earned(experiences: Sequence[Experience]) -> torch.Tensor | None:
+    """[K] What turns earned by themselves, at their last targets; None where none did."""
+    if all(experience.turn_rewards is None for experience in experiences):
+        return None
+    values = []
+    for experience in experiences:
+        whole = zeros_of(experience)
+        if experience.turn_rewards is not None:
+            whole[experience.turn_ends] = experience.turn_rewards
+        values.append(whole)
+    return targets_of(values, experiences)
 
 
 def targets_of(values: Sequence[Floats], experiences: Sequence[Experience]) -> torch.Tensor:

@@ -11,7 +11,7 @@ from strop.config.schema import Run
 from strop.config.schema.optimizer import Optimizer
 from strop.config.schema.schedule import Schedule
 from strop.run.length import Length
-from strop.run.seeds import derive_seed
+from strop.seeds import derive_seed
 from strop.types import ExperienceGroup
 
 

@@ -21,17 +21,26 @@ def group_to_experiences(group: Group) -> ExperienceGroup:
 
 
 def rollout_to_experiences(rollout: Rollout, source: str) -> list[Experience]:
-    """Turns that go on where the one before ended are one sequence, of which only the model's own
-    tokens are targets; a turn that was shown something else begins a new sequence."""
-    chains: list[list[Turn]] = []
-    for turn in rollout.turns:
+    """Turns that go on where an earlier one ended are one sequence, of which only the model's own tokens
+    are targets; a turn that was shown something else begins a new sequence. Under `unit: turn` each one does.
+    """
+    if rollout.reward is None:
+        raise ValueError(f"rollout {rollout.id} has no reward yet")
+    chains: list[list[int]] = []
+    for number, turn in enumerate(rollout.turns):
         if len(turn.completion_ids) == 0:
             continue
-        if chains and _continues(chains[-1][-1], turn):
-            chains[-1].append(turn)
+        chain = None if rollout.unit == "turn" else _before(turn, chains, rollout.turns)
+        if chain is None:
+            chains.append([number])
         else:
-            chains.append([turn])
+            chain.append(number)
     return [_experience(rollout, source, number, chain) for number, chain in enumerate(chains)]
+
+
+def _before(turn: Turn, chains: Sequence[list[int]], turns: Sequence[Turn]) -> list[int] | None:
+    """The chain that a turn goes on with: the latest, where several could."""
+    return next((chain for chain in reversed(chains) if _continues(turns[chain[-1]], turn)), None)
 
 
 def _continues(before: Turn, turn: Turn) -> bool:
@@ -39,7 +48,9 @@ def _continues(before: Turn, turn: Turn) -> bool:
     return len(turn.prompt_ids) >= len(shown) and np.array_equal(turn.prompt_ids[: len(shown)], shown)
 
 
-def _experience(rollout: Rollout, source: str, number: int, turns: Sequence[Turn]) -> Experience:
+def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]) -> Experience:
+    assert rollout.reward is not None
+    turns = [rollout.turns[i] for i in chain]
     last = turns[-1]
     token_ids = np.concatenate([last.prompt_ids, last.completion_ids]).astype(np.int32)
     loss_mask = np.zeros(len(token_ids), dtype=np.bool_)
@@ -50,8 +61,9 @@ def _experience(rollout: Rollout, source: str, number: int, turns: Sequence[Turn
         loss_mask[own] = True
         sampler_logprobs[own] = turn.sampler_logprobs
         policy_logprobs[own] = turn.policy_logprobs
-    if rollout.reward is None:
-        raise ValueError(f"rollout {rollout.id} has no reward yet")
+    rewards = None
+    if rollout.turn_rewards is not None:
+        rewards = _of_runs(turns, [rollout.turn_rewards[i] for i in chain])
     return Experience(
         id=f"{rollout.id}.{number}",
         task_id=rollout.task_id,
@@ -67,4 +79,18 @@ def _experience(rollout: Rollout, source: str, number: int, turns: Sequence[Turn
         temperature=rollout.sampling.temperature,
         versions=tuple(turn.version for turn in turns),
         source=source,
+        turn_rewards=rewards,
     )
+
+
+def _of_runs(turns: Sequence[Turn], rewards: Sequence[float]) -> tuple[float, ...]:
+    """The same by unbroken runs of targets: turns with nothing between them are one."""
+    found: list[float] = []
+    end = -1
+    for turn, reward in zip(turns, rewards, strict=True):
+        if found and len(turn.prompt_ids) == end:
+            found[-1] += reward
+        else:
+            found.append(reward)
+        end = len(turn.prompt_ids) + len(turn.completion_ids)
+    return tuple(found)

@@ -164,10 +164,12 @@ def test_rollouts_as_parquet(tmp_path: Path) -> None:
         "prompt": "[system]\nBe brief.\n\n[user]\n2+2?",
         "answer": "4",
         "text": "answer 0 & <b>bold</b>",
+        "messages": None,
         "reward": 1.0,
         "reward_parts": [("gsm8k", 1.0), ("format", 0.5)],
         "status": "ok",
         "error": None,
+        "turns": 1,
         "response_tokens": 3,
         "versions": [4],
     }

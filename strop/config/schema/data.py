@@ -8,6 +8,7 @@ from pydantic import Field
 
 from strop.config.schema.base import Section
 from strop.config.schema.rollout import Sampling
+from strop.config.schema.workflow import WorkflowOrName
 
 
 class Taskset(Section):
@@ -59,6 +60,8 @@ class EvalTaskset(Taskset):
     """Answers sampled to each task; more than one also gives pass@k."""
     sampling: Sampling = Sampling(temperature=0.0)
     """How answers are drawn; greedy unless said otherwise."""
+    workflow: WorkflowOrName | None = None
+    """How its tasks become rollouts; as `rollout.workflow` says when left out."""
 
 
 class Data(Section):

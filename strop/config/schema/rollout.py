@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from strop.config.schema.base import KindByName, Section
+from strop.config.schema.workflow import Workflow, WorkflowOrName
 
 
 class Sampling(Section):
@@ -49,9 +50,21 @@ class Rollout(Section):
 
     engine: Annotated[NativeEngine, KindByName] = NativeEngine()
     """What runs the model to sample from it."""
-    workflow: str = "single_turn"
-    """How a task becomes a rollout: a built-in name, a dotted path, or `file.py:name`."""
+    workflow: WorkflowOrName = Workflow()
+    """How a task becomes a rollout; an eval taskset may have its own."""
     sampling: Sampling = Sampling()
     """How answers to train on are drawn."""
+    max_sequence_tokens: int | None = Field(None, gt=1)
+    """Longest conversation, prompt and all turns; `max_prompt_tokens + max_response_tokens` if left out."""
+    experience_per: Literal["trajectory", "turn"] = "trajectory"
+    """What becomes one training sequence: turns that go on from each other, or each turn by itself."""
+    runners: int | None = Field(None, gt=0)
+    """Rollouts under way at most; null for all of a step (of workflows without `async`: 64)."""
+    timeout_seconds: float = Field(3600.0, gt=0)
+    """A rollout that takes longer is cancelled and counts as broken: late, never a zero."""
+    retries: int = Field(0, ge=0)
+    """So often is a rollout tried again that broke or was late."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables that workflows run under."""
     max_error_share: float = Field(0.1, ge=0, le=1)
     """When more of a step's rollouts than this break, the run stops and says why."""

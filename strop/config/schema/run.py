@@ -160,10 +160,38 @@ class Run(Section):
                 f"buffer.capacity_groups ({capacity}) holds not even one step "
                 f"(trainer.tasks_per_step is {self.trainer.tasks_per_step})"
             )
-        longest = self.data.max_prompt_tokens + self.data.max_response_tokens
+        longest, of_what = self.max_sequence_tokens, "rollout.max_sequence_tokens"
+        if self.rollout.max_sequence_tokens is None:
+            of_what = "max_prompt_tokens + max_response_tokens"
+        elif longest <= self.data.max_prompt_tokens:
+            raise ValueError(
+                f"rollout.max_sequence_tokens ({longest}) leaves no room for an answer after a prompt of "
+                f"data.max_prompt_tokens ({self.data.max_prompt_tokens})"
+            )
         if longest > self.rollout.engine.kv_cache_tokens:
             raise ValueError(
                 f"rollout.engine.kv_cache_tokens ({self.rollout.engine.kv_cache_tokens}) holds not "
-                f"even one longest sequence ({longest} = max_prompt_tokens + max_response_tokens)"
+                f"even one longest sequence ({longest} = {of_what})"
             )
         return self
+
+    @property
+    def scored_by(self) -> Reward:
+        """`reward`, or what the workflow brings where nothing is written."""
+        workflow = self.rollout.workflow
+        if not self.reward.is_empty or workflow.name != "math":
+            return self.reward
+        functions = [RewardFunction(function="math")]
+        if workflow.args.get("style") == "tags":
+            functions.append(RewardFunction(function="format", weight=0.1))
+        return self.reward.model_copy(update={"functions": tuple(functions)})
+
+    @property
+    def needs_reward(self) -> bool:
+        """Whether nothing would score an answer: no part of `reward`, and no workflow that may do it."""
+        return self.scored_by.is_empty and self.rollout.workflow.name in ("single_turn", "tools")
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The longest conversation, prompt and all turns."""
+        return self.rollout.max_sequence_tokens or self.data.max_prompt_tokens + self.data.max_response_tokens

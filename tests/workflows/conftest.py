@@ -1,0 +1,107 @@
+"""A tiny model to talk to, and one that says what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from strop.config.schema.rollout import NativeEngine as NativeSection
+from strop.config.schema.rollout import Rollout as Section
+from strop.config.schema.workflow import Workflow
+from strop.data.turns import TurnEncoder
+from strop.inference.native import NativeEngine
+from strop.models.tiny import make_model
+from strop.types import Completion, Rollout, SampleRequest, Sampling, Task
+from strop.workflows.runner import Runner
+from strop.workflows.table import load_workflow
+
+TOOLS_TEMPLATE = Path(__file__).parents[2] / "examples" / "workflows" / "tools.jinja"
+SAMPLING = Sampling(temperature=1.0, max_tokens=8)
+
+
+@dataclass
+class Says:
+    """An inference engine that says given texts, one after the other, and remembers what it was asked."""
+
+    tokenizer: PreTrainedTokenizerFast
+    texts: Sequence[str]
+    requests: list[SampleRequest] = field(default_factory=list)
+    seconds: float = 0.0
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        await asyncio.sleep(self.seconds)
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: SampleRequest) -> Completion:
+        text = self.texts[len(self.requests) % len(self.texts)]
+        self.requests.append(request)
+        ids = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
+        finish = "stop" if len(ids) <= request.sampling.max_tokens else "length"
+        ids = ids[: request.sampling.max_tokens]
+        logprobs = np.full(len(ids), -1.0, np.float32)
+        return Completion(np.array(ids, np.int32), logprobs, logprobs, finish, 0)
+
+
+@dataclass(frozen=True)
+class World:
+    """A model folder, and what is made of it."""
+
+    folder: Path
+    tokenizer: PreTrainedTokenizerFast
+    template: str
+
+    @property
+    def encoder(self) -> TurnEncoder:
+        return TurnEncoder(self.tokenizer, self.template)
+
+    def native(self) -> NativeEngine:
+        model = AutoModelForCausalLM.from_pretrained(self.folder)
+        return NativeEngine.from_model(model, NativeSection(), self.tokenizer)
+
+    def says(self, *texts: str) -> Says:
+        return Says(self.tokenizer, texts)
+
+    def task(self, prompt: str = "two and two", **columns: object) -> Task:
+        messages = ({"role": "user", "content": prompt},)
+        return Task("t", messages, self.encoder.prompt(messages), **columns)
+
+    def runner(self, engine: object, workflow: str, args: dict | None = None, **section: object) -> Runner:
+        limit = section.pop("max_sequence_tokens", 400)
+        bound = load_workflow(Workflow(name=workflow, args=args or {}))
+        return Runner(bound, engine, self.encoder, Section(**section), limit)
+
+    def run(self, engine: object, workflow: str, args: dict | None = None, **section: object) -> Rollout:
+        """One rollout of the task."""
+        sampling = section.pop("sampling", Sampling(max_tokens=400))
+        task = section.pop("task", None) or self.task()
+        runner = self.runner(engine, workflow, args, **section)
+        return asyncio.run(runner.run(task, "g", 0, sampling, 7))
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = make_model(tmp_path_factory.mktemp("world") / "model", ["two and two is four"], vocab_size=320)
+    return World(folder, PreTrainedTokenizerFast.from_pretrained(folder), "tokenizer")
+
+
+@pytest.fixture(scope="session")
+def tool_world(world: World) -> World:
+    return World(world.folder, world.tokenizer, str(TOOLS_TEMPLATE))
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a user's file."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "mine.py"
+        path.write_text(text)
+        return path
+
+    return write

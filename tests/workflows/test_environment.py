@@ -1,0 +1,95 @@
+"""A conversation with an environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from strop.config.schema.workflow import Workflow
+from strop.errors import ConfigError
+from strop.types import Sampling
+from strop.workflows.experiences import rollout_to_experiences
+from strop.workflows.table import load_workflow
+
+GUESS = """
+class Guess:
+    "Says higher or lower, until the number is found."
+    def __init__(self, reward=1.0):
+        self.reward = reward
+    def reset(self, task):
+        self.number = int(task.answer)
+        return "guess a number"
+    def step(self, reply):
+        guess = int(reply)
+        if guess == self.number:
+            return None, self.reward
+        return ("higher" if guess < self.number else "lower"), -0.1
+
+class Modern:
+    async def reset(self, task):
+        return None
+    async def step(self, reply):
+        return [{"role": "system", "content": "look"}, {"role": "user", "content": "again"}], 0.5
+
+class Wrong(Guess):
+    def step(self, reply):
+        return "only words"
+
+class Lame:
+    def reset(self, task):
+        return None
+"""
+
+
+def test_turns_have_their_rewards_and_the_rollout_their_sum(world, user_file):
+    args = {"environment": f"{user_file(GUESS)}:Guess", "args": {"reward": 2.0}}
+    engine = world.says("5", "9", "7")
+    rollout = world.run(engine, "environment", args, task=world.task(answer="7"))
+    assert rollout.error is None
+    assert rollout.turn_rewards == (-0.1, -0.1, 2.0)
+    assert rollout.reward == pytest.approx(1.8)
+    assert [m["content"] for m in rollout.messages] == [
+        "guess a number", "5", "higher", "9", "lower", "7",
+    ]  # fmt: skip
+    (experience,) = rollout_to_experiences(rollout, "")
+    assert experience.turn_rewards == rollout.turn_rewards
+    assert [world.tokenizer.decode([experience.token_ids[i]]) for i in experience.turn_ends] == [
+        "<|end|>"
+    ] * 3
+
+
+def test_the_tasks_own_prompt_and_an_async_environment(world, user_file):
+    args = {"environment": f"{user_file(GUESS)}:Modern", "max_turns": 2}
+    engine = world.says("x")
+    rollout = world.run(engine, "environment", args)
+    assert engine.requests[0].prompt_ids.tolist() == world.task().prompt_ids.tolist()
+    assert rollout.turn_rewards == (0.5, 0.5)
+    shown = world.tokenizer.decode(engine.requests[1].prompt_ids)
+    assert shown.endswith("<|system|>\nlook<|end|>\n<|user|>\nagain<|end|>\n<|assistant|>\n")
+
+
+def test_running_out_of_room_ends_it_with_what_was_earned(world, user_file):
+    args = {"environment": f"{user_file(GUESS)}:Modern"}
+    rollout = world.run(
+        world.native(), "environment", args, max_sequence_tokens=80, sampling=Sampling(max_tokens=8)
+    )
+    assert rollout.status == "truncated"
+    assert 1 < len(rollout.turns) == len(rollout.turn_rewards) < 16
+
+
+def test_what_an_environment_does_wrong_is_said(world, user_file):
+    file = user_file(GUESS)
+    rollout = world.run(
+        world.says("5"), "environment", {"environment": f"{file}:Wrong"}, task=world.task(answer="7")
+    )
+    assert "step returned 'only words'; it must be (messages, reward)" in rollout.error
+    rollout = world.run(
+        world.says("five"), "environment", {"environment": f"{file}:Guess"}, task=world.task(answer="7")
+    )
+    assert "ValueError: invalid literal" in rollout.error
+    assert "mine.py:10" in rollout.error
+
+
+def test_a_class_that_is_no_environment_is_refused(user_file):
+    args = {"environment": f"{user_file(GUESS)}:Lame"}
+    with pytest.raises(ConfigError, match="it has no method `step`"):
+        load_workflow(Workflow(name="environment", args=args))
