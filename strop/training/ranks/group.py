@@ -1,0 +1,144 @@
+"""A group of ranks, seen from the first of them, which is the run's own process.
+
+The others are fresh interpreters: a fork would not survive torch's threads, and a `multiprocessing` child
+would run the user's script a second time. What they unpickle comes from this process alone.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from torch import distributed
+
+from strop.errors import TrainingError
+from strop.training.ranks.follower import Call, Done, Failed, Make, Setting
+
+T = TypeVar("T")
+
+_LAST_WORDS_SECONDS = 5.0
+"""So long after this rank's fault another may take to say what came first."""
+
+
+class RankGroup:
+    """Ranks that hold objects under names, one of each on every rank, and call them together."""
+
+    def __init__(self, ranks: int, device: Literal["cpu", "cuda"]) -> None:
+        """Start the others, and join them. Raises TrainingError where one of them cannot."""
+        self.ranks = ranks
+        self._folder = tempfile.TemporaryDirectory(prefix="strop-ranks-")
+        store = str(Path(self._folder.name) / "store")
+        settings = [Setting(rank, ranks, device, store) for rank in range(ranks)]
+        self._followers = [_Follower(setting) for setting in settings[1:]]
+        with self._meanwhile(settings[1:]):
+            self.device = settings[0].join()
+
+    def make(self, name: str, build: Callable[[], T]) -> T:
+        """Build an object on every rank, from then on called by its name; returns this rank's."""
+        with self._meanwhile([Make(name, build)] * (self.ranks - 1)):
+            return build()
+
+    @contextmanager
+    def others(self, name: str, *calls: Callable[[Any], Any]) -> Iterator[list[Any]]:
+        """While this rank does its part inside, each other one calls its own object, by the one call that is
+        given or by one of its own; at the end their results are in the list.
+
+        Raises what another rank raised, in place of what this one suffered from it.
+        """
+        each = calls if len(calls) == self.ranks - 1 else calls * (self.ranks - 1)
+        with self._meanwhile([Call(name, call) for call in each]) as results:
+            yield results
+
+    def close(self) -> None:
+        """End the others, whatever they are doing: nothing of theirs is to be kept."""
+        for follower in self._followers:
+            follower.end()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        self._folder.cleanup()
+
+    @contextmanager
+    def _meanwhile(self, messages: Sequence[object]) -> Iterator[list[Any]]:
+        results: list[Any] = []
+        for follower, message in zip(self._followers, messages, strict=True):
+            follower.send(message)
+        try:
+            yield results
+        except RuntimeError as error:  # what torch raises in a collective that another rank has left
+            for follower in self._followers:
+                follower.raise_last_words(error)
+            raise
+        results.extend(follower.result() for follower in self._followers)
+
+
+class _Follower:
+    """One of the other ranks."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._rank = setting.rank
+        self._connection: Connection[Any, Any]
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "strop.training.ranks.follower", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": _module_path()},
+                start_new_session=True,  # so Ctrl-C is the first rank's alone
+            )
+
+    def send(self, message: object) -> None:
+        """Raises TrainingError where nobody is there any more."""
+        try:
+            self._connection.send_bytes(pickle.dumps(message))
+        except ConnectionError:
+            raise self._died() from None
+
+    def result(self) -> Any:
+        """Of the oldest message not yet answered. Raises what it raised, or TrainingError if it died."""
+        try:
+            answer: Done | Failed = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            raise self._died() from None
+        if isinstance(answer, Failed):
+            if answer.kind is None:
+                raise TrainingError(f"Rank {self._rank} of the trainer failed:\n{answer.message}")
+            raise answer.kind(answer.message)
+        return answer.result
+
+    def raise_last_words(self, cause: Exception) -> None:
+        """Raise what it failed of, if it failed."""
+        if self._connection.poll(_LAST_WORDS_SECONDS):
+            try:
+                self.result()
+            except Exception as error:
+                raise error from cause
+
+    def end(self) -> None:
+        """Kill it."""
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+
+    def _died(self) -> TrainingError:
+        code = self._process.wait()
+        how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with exit code {code}"
+        return TrainingError(
+            f"Rank {self._rank} of the trainer ended {how}. A signal 9 that nobody sent is the kernel's, for want "
+            "of memory. The same command goes on from the last checkpoint."
+        )
+
+
+def _module_path() -> str:
+    """This process's, so that the others find the same modules."""
+    return os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
