@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.errors import ModelError
 from strop.models.attention import base_model
 from strop.models.load import quiet
-from strop.models.lora import merged_weights
+from strop.models.lora import adapter_weights, merged_weights
 
 ADAPTER_FOLDER = "adapter"
 """Where the adapter stands, inside the folder of the merged model."""
@@ -33,7 +33,7 @@ def export_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: P
             base_model(model).save_pretrained(beside, state_dict=dict(merged_weights(model)))
             tokenizer.save_pretrained(beside)
             if isinstance(model, PeftModel):
-                model.save_pretrained(str(beside / ADAPTER_FOLDER))
+                model.save_pretrained(str(beside / ADAPTER_FOLDER), state_dict=dict(adapter_weights(model)))
         if folder.exists():
             shutil.rmtree(folder)
         beside.rename(folder)
@@ -43,3 +43,12 @@ def export_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: P
         ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def attend_export(model: nn.Module) -> None:
+    """Take part in another rank's `export_model`, and keep nothing of it."""
+    for _ in merged_weights(model):
+        pass
+    if isinstance(model, PeftModel):
+        for _ in adapter_weights(model):
+            pass

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from strop.config.schema.model import Lora
 from strop.errors import ModelError
 from strop.models.attention import base_model
+from strop.models.shards import whole
 
 ADAPTER = "default"
 """PEFT's name for the one adapter."""
@@ -59,6 +60,7 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """All weights under Hugging Face's names, the adapter merged into new tensors; the model stays as it is.
 
     A tensor that has two names (tied embeddings) comes once. Without an adapter these are the model's own.
+    Where it stands in parts on several ranks, all of them must go through its weights together.
     """
     base = base_model(model)
     adapted = {f"{name}.base_layer.weight": m for name, m in base.named_modules() if isinstance(m, Linear)}
@@ -67,15 +69,20 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if ".lora_" in name or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        weight = tensor.detach()
+        weight = whole(tensor.detach())
         if name in adapted:
             weight = _merged(weight, adapted[name])
         yield name.replace(".base_layer.", "."), weight
 
 
+def adapter_weights(model: PeftModel) -> Iterator[tuple[str, Tensor]]:
+    """The adapter's own, named as `model` names them; whole, as above."""
+    return ((name, whole(p.detach())) for name, p in model.named_parameters() if ".lora_" in name)
+
+
 @torch.no_grad()
 def _merged(weight: Tensor, module: Linear) -> Tensor:
-    a, b = (cast(Tensor, side[ADAPTER].weight).float() for side in (module.lora_A, module.lora_B))
+    a, b = (whole(cast(Tensor, side[ADAPTER].weight)).float() for side in (module.lora_A, module.lora_B))
     delta = (b @ a) * module.scaling[ADAPTER]
     return cast(Tensor, weight.float() + (delta.T if module.fan_in_fan_out else delta)).to(weight.dtype)
 

@@ -106,7 +106,7 @@ def _sampler(engine: TrainingEngine, run: Run, tokenizer: PreTrainedTokenizerBas
         engine.iter_weights(),
         run.rollout.engine,
         tokenizer,
-        device=engine.device,
+        device=engine.computing.device,
         dtype=engine.compute_dtype,
         generation_config=engine.computing.generation_config,
     )

@@ -132,12 +132,19 @@ class Learner:
         """What is trained (with LoRA the adapter alone), and the optimizer's state unless
         `checkpoint.optimizer` says no."""
         tensors = {
-            file: {name: whole(tensor.detach()) for name, tensor in named} for file, named in self._state()
+            file: {name: whole(tensor.detach()).cpu() for name, tensor in named}
+            for file, named in self._state()
         }
         texts = {}
         if self._checkpoint.optimizer:
             texts = {NUMBERS: optimizer_numbers(self._optimizer, self._names)}
         return Snapshot(tensors, texts)
+
+    def attend_snapshot(self) -> None:
+        """Take part in the snapshot of another rank, and keep nothing of it."""
+        for _, named in self._state():
+            for _, tensor in named:
+                whole(tensor.detach())
 
     def load(self, folder: Path) -> None:
         """Take back exactly what a snapshot wrote, but the optimizer where `resume_optimizer` says no.

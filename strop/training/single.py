@@ -1,4 +1,4 @@
-"""The training engine of one process, on the CPU or on one GPU."""
+"""The training engine of one process: of the only one, or of one rank among several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from strop.algorithms import table
@@ -22,9 +22,8 @@ from strop.models.load import load_model
 from strop.models.logprobs import reference_states, token_outputs
 from strop.models.lora import add_lora, merged_weights, without_adapter
 from strop.protocols import LossFn
-from strop.training.device import find_device
 from strop.training.learner import Learner, summed
-from strop.training.precision import compute_copy
+from strop.training.place import Inside, Place, here
 from strop.training.snapshot import Snapshot
 from strop.training.state import read_tensors, rng_tensors, set_rng
 from strop.types import GlobalCounts, MicroBatch
@@ -34,31 +33,36 @@ RNG = "rng.safetensors"
 
 
 class SingleEngine(Learner):
-    """Holds the model, its optimizer and, where the algorithm wants one, the reference.
+    """Holds the model, its optimizer and, where the algorithm wants one, the reference; whole, or a part.
 
-    Raises ModelError for a model that cannot be used and PlacementError for a GPU that is not there.
+    Raises ModelError for a model that cannot be used.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.device = find_device(run.trainer.engine.device)
+    def __init__(self, run: Run, place: Place | None = None) -> None:
+        """`place` is this process's device where none is given."""
+        place = place or here(run)
+        self.device = place.device
         torch.manual_seed(run.seed)
         section = run.model
-        base = load_model(section, device=self.device)
+        base = load_model(section, device=place.loads_to)
         adapted = section.lora and add_lora(base, section.lora, getattr(torch, section.dtype))
         model = adapted or base
+        placed = place.put(model, model, section)
+        self._inside = placed.inside
         super().__init__(
             model,
             run.trainer.optimizer,
-            copy=compute_copy(model, section),
+            copy=placed.copy,
             max_grad_norm=run.trainer.max_grad_norm,
             checkpoint=run.checkpoint,
             where=("model", "trainer"),
         )
         self.description = f"on {self.device}"
         self.shares_prompts, self.why_not_shared = can_share_prompts(self.model)
-        self._reference: nn.Module | None = None
+        self._reference: Inside | None = None
         if table.needs_reference(run.algorithm) and section.lora is None:
-            self._reference = load_model(section, device=self.device, trainable=False)
+            frozen = load_model(section, device=place.loads_to, trainable=False)
+            self._reference = place.put_frozen(frozen, section)
 
     def forward_backward(
         self,
@@ -77,7 +81,7 @@ class SingleEngine(Learner):
         rows = []
         for micro_batch in micro_batches:
             reference = self._reference_states(micro_batch) if divergence else None
-            outputs = token_outputs(self.model, micro_batch, entropy=entropy, reference=reference)
+            outputs = self._inside(token_outputs, micro_batch, entropy=entropy, reference=reference)
             rows.append(self.backward(loss_fn(micro_batch, outputs, counts), micro_batch, counts))
         return summed(rows)
 
@@ -91,12 +95,12 @@ class SingleEngine(Learner):
     ) -> list[Tensor]:
         """[T] of each, without gradient, by the current weights or by the reference's; `check` is called
         between them, and may raise."""
-        model, inside = self._as_reference() if reference else (self.model, nullcontext())
-        model.eval()
+        self.model.eval()
+        inside, adapters = self._as_reference() if reference else (self._inside, nullcontext())
         found = []
-        with inside:
+        with adapters:
             for micro_batch in micro_batches:
-                found.append(token_outputs(model, micro_batch, entropy=False).logprobs)
+                found.append(inside(token_outputs, micro_batch, entropy=False).logprobs)
                 check()
         return found
 
@@ -121,7 +125,7 @@ class SingleEngine(Learner):
         found = []
         for micro_batch in micro_batches:
             reference = self._reference_states(micro_batch)
-            outputs = token_outputs(self.model, micro_batch, entropy=False, reference=reference)
+            outputs = self._inside(token_outputs, micro_batch, entropy=False, reference=reference)
             assert outputs.divergence is not None
             found.append(outputs.divergence)
         return found
@@ -145,16 +149,18 @@ class SingleEngine(Learner):
         set_rng(self.device, read_tensors(folder / RNG))
 
     def _reference_states(self, micro_batch: MicroBatch) -> ReferenceStates:
-        model, inside = self._as_reference()
-        learning = model.training
-        with inside:
-            states = reference_states(model.eval(), micro_batch)
-        model.train(learning)
+        learning = self.model.training
+        self.model.eval()
+        inside, adapters = self._as_reference()
+        with adapters:
+            states = inside(reference_states, micro_batch)
+        self.model.train(learning)
         return states
 
-    def _as_reference(self) -> tuple[nn.Module, AbstractContextManager[None]]:
+    def _as_reference(self) -> tuple[Inside, AbstractContextManager[None]]:
+        """The reference, and what to do round it: with LoRA it is the model with its adapters off."""
         if isinstance(self.model, PeftModel):
-            return self.model, without_adapter(self.model)
+            return self._inside, without_adapter(self.model)
         if self._reference is None:
             raise ValueError("this engine was made for an algorithm that wants no reference")
         return self._reference, nullcontext()

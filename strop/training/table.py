@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from typing import Protocol, assert_never
 
 from strop.config.schema import Run
 from strop.config.schema.critic import Critic
+from strop.config.schema.trainer import Fsdp2Engine
+from strop.config.schema.trainer import SingleEngine as Single
 from strop.protocols import CriticEngine, TrainingEngine
+from strop.training.device import find_devices
+from strop.training.ranks.engines import RankedEngine, RankedValueEngine
+from strop.training.ranks.group import RankGroup
 from strop.training.single import SingleEngine
 from strop.training.value import ValueEngine
 
 
-class Engines:
-    """Makes them, in this process."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
+class Engines(Protocol):
+    """Makes the engines of one run."""
 
     def policy(self) -> TrainingEngine:
         """Of the model that is trained, with its reference where the algorithm wants one."""
-        return SingleEngine(self._run)
+        ...
 
     def critic(self, section: Critic) -> CriticEngine:
         """Of the value model beside it."""
-        return ValueEngine(self._run, section)
+        ...
 
 
 @contextmanager
@@ -33,4 +36,34 @@ def open_engines(run: Run) -> Iterator[Engines]:
 
     Raises PlacementError for devices that are not there.
     """
-    yield Engines(run)
+    match run.trainer.engine:
+        case Single():
+            yield _InOneProcess(run)
+        case Fsdp2Engine(ranks=ranks, device=device):
+            with closing(RankGroup(ranks, find_devices(device, ranks))) as group:
+                yield _OnRanks(run, group)
+        case engine:
+            assert_never(engine)
+
+
+class _InOneProcess:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def policy(self) -> TrainingEngine:
+        return SingleEngine(self._run)
+
+    def critic(self, section: Critic) -> CriticEngine:
+        return ValueEngine(self._run, section)
+
+
+class _OnRanks:
+    def __init__(self, run: Run, group: RankGroup) -> None:
+        self._run = run
+        self._group = group
+
+    def policy(self) -> TrainingEngine:
+        return RankedEngine(self._group, self._run)
+
+    def critic(self, section: Critic) -> CriticEngine:
+        return RankedValueEngine(self._group, self._run, section)

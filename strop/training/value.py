@@ -13,9 +13,8 @@ from strop.errors import ModelError
 from strop.models.attention import can_share_prompts
 from strop.models.value import ValueModel, load_value_model, token_values
 from strop.protocols import ValueLossFn
-from strop.training.device import find_device
 from strop.training.learner import Learner, summed
-from strop.training.precision import compute_copy
+from strop.training.place import Place, here
 from strop.types import GlobalCounts, MicroBatch
 
 
@@ -27,19 +26,23 @@ class ValueEngine(Learner):
 
     model: ValueModel
 
-    def __init__(self, run: Run, critic: Critic) -> None:
-        self.device = find_device(run.trainer.engine.device)
+    def __init__(self, run: Run, critic: Critic, place: Place | None = None) -> None:
+        """`place` is this process's device where none is given."""
+        place = place or here(run)
+        self.device = place.device
         section = critic.model or run.model
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(run.seed)
             try:
-                model = load_value_model(section, device=self.device)
+                model = load_value_model(section, device=place.loads_to)
             except ModelError as error:
                 raise ModelError(f"algorithm.critic: {error}") from error
+        placed = place.put(model, model.decoder, section)
+        self._inside = placed.inside
         super().__init__(
             model,
             critic.optimizer,
-            copy=compute_copy(model, section),
+            copy=placed.copy,
             max_grad_norm=critic.max_grad_norm,
             checkpoint=run.checkpoint,
             where=("algorithm.critic.model" if critic.model else "model", "algorithm.critic"),
@@ -56,7 +59,7 @@ class ValueEngine(Learner):
         self.train()
         rows = []
         for micro_batch in micro_batches:
-            values = token_values(self.model, micro_batch)
+            values = self._inside(token_values, micro_batch)
             rows.append(self.backward(loss_fn(micro_batch, values, counts), micro_batch, counts))
         return summed(rows)
 
@@ -64,4 +67,4 @@ class ValueEngine(Learner):
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """[T] of each, without gradient, by the current weights."""
         self.model.eval()
-        return [token_values(self.model, micro_batch) for micro_batch in micro_batches]
+        return [self._inside(token_values, micro_batch) for micro_batch in micro_batches]

@@ -216,3 +216,16 @@ def check_clipping(optimizer: Optimizer, max_grad_norm: float | None) -> None:
             f"{optimizer.type} moves the weights during backward, so the gradient is never whole and its "
             "norm cannot be bounded: write max_grad_norm: null, or another optimizer"
         )
+
+
+SHARDABLE = ("adamw", "sgd", "adagrad", "rmsprop")
+"""Those that move each element by itself, and so any part of a parameter."""
+
+
+def check_sharded(optimizer: Optimizer) -> None:
+    """Raises ValueError where an optimizer looks at whole parameters, of which each rank has a part."""
+    if optimizer.type not in SHARDABLE:
+        raise ValueError(
+            f"engine.type is fsdp2, where each rank has a part of every parameter, and {optimizer.type} "
+            f"looks at whole ones: write one of {', '.join(SHARDABLE)}, or engine: single"
+        )

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from strop.config.schema.base import KindByName, Section, kind_or
-from strop.config.schema.optimizer import AdamW, Optimizer, WeightDecayIncrease, check_clipping
+from strop.config.schema.base import Section, kind_or
+from strop.config.schema.optimizer import AdamW, Optimizer, WeightDecayIncrease, check_clipping, check_sharded
 from strop.config.schema.schedule import ConstantSchedule, Schedule
 from strop.config.units import Amount, Duration, MicroBatchSize
 
@@ -18,6 +18,16 @@ class SingleEngine(Section):
     type: Literal["single"] = "single"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is the GPU where there is one."""
+
+
+class Fsdp2Engine(Section):
+    """Several processes, each with a part of every parameter, gradient and optimizer state (FSDP2)."""
+
+    type: Literal["fsdp2"] = "fsdp2"
+    ranks: int = Field(2, gt=0)
+    """So many processes, the run's own among them; on GPUs each has one of its own."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` is a GPU for each rank where there are GPUs."""
 
 
 class Trainer(Section):
@@ -45,7 +55,9 @@ class Trainer(Section):
     """How the learning rate moves."""
     max_grad_norm: float | None = Field(1.0, gt=0)
     """Longer gradients are scaled down to this length; null for no bound."""
-    engine: Annotated[SingleEngine, KindByName] = SingleEngine()
+    engine: Annotated[
+        Annotated[SingleEngine | Fsdp2Engine, Field(discriminator="type")], kind_or("single")
+    ] = SingleEngine()
     """What runs the model to learn."""
 
     @model_validator(mode="after")
@@ -63,6 +75,8 @@ class Trainer(Section):
     @model_validator(mode="after")
     def _optimizer_fits(self) -> Trainer:
         check_clipping(self.optimizer, self.max_grad_norm)
+        if isinstance(self.engine, Fsdp2Engine):
+            check_sharded(self.optimizer)
         increase = self.weight_decay_increase
         if increase is not None and increase.start > self.optimizer.weight_decay:
             raise ValueError(

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,7 +21,7 @@ from typing import Any, Literal, TypeVar
 from torch import distributed
 
 from strop.errors import TrainingError
-from strop.training.ranks.follower import Call, Done, Failed, Make, Setting
+from strop.training.ranks.messages import Call, Done, Failed, Make, Setting
 
 T = TypeVar("T")
 
@@ -134,8 +133,8 @@ class _Follower:
         code = self._process.wait()
         how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with exit code {code}"
         return TrainingError(
-            f"Rank {self._rank} of the trainer ended {how}. A signal 9 that nobody sent is the kernel's, for want "
-            "of memory. The same command goes on from the last checkpoint."
+            f"Rank {self._rank} of the trainer ended {how}. A signal 9 that nobody sent is the kernel's, for "
+            "want of memory. The same command goes on from the last checkpoint."
         )
 
 
