@@ -16,7 +16,10 @@ def start(loaded: Loaded) -> None:
 
     say_notes(loaded)
     result = api.train(loaded)
-    typer.echo(f"{result.steps} steps are done. The model is in {result.model}; all else in {result.folder}.")
+    which = (
+        "The model" if result.model_step == result.steps else f"The best model, of step {result.model_step},"
+    )
+    typer.echo(f"{result.steps} steps are done. {which} is in {result.model}; all else in {result.folder}.")
 
 
 def check_files(loaded: Loaded) -> None:

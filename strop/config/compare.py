@@ -10,6 +10,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import Ppo
 from strop.config.schema.schedule import ConstantSchedule, ReduceOnPlateauSchedule
 from strop.config.schema.walk import leaves
+from strop.config.units import Amount
 
 FREE = (
     "output",
@@ -77,4 +78,9 @@ def _depends_on_length(run: Run) -> bool:
         schedules.append(run.algorithm.critic.schedule)
     if run.trainer.weight_decay_increase is not None:
         return True
-    return any(not isinstance(s, ConstantSchedule) or s.warmup.unit == "%" for s in schedules)
+    return any(not isinstance(s, ConstantSchedule) or _is_part(s.warmup) for s in schedules)
+
+
+def _is_part(warmup: Amount) -> bool:
+    """Whether it is as long as the run makes it."""
+    return warmup.unit == "%" and warmup.count > 0

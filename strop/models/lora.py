@@ -6,6 +6,7 @@ that no second model is needed (`without_adapter`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import cast
@@ -41,7 +42,10 @@ def add_lora(model: PreTrainedModel, section: Lora, dtype: torch.dtype) -> PeftM
         task_type="FEATURE_EXTRACTION" if headless else "CAUSAL_LM",
     )
     try:
-        wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
+        with warnings.catch_warnings():
+            # verl's `.*visual.*` is written for all models, and means nothing in those without images.
+            warnings.filterwarnings("ignore", message="You have passed exclude_modules")
+            wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         raise ModelError(f"model.lora.targets: {error}") from error
     _check_targets(wrapped)

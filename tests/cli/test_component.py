@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import mlflow
 import pytest
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from strop.config.dialects.component.grpo_meaning import SYSTEM_PROMPT
 from strop.models.tiny import make_model
 from strop.training import checkpoint
 
@@ -33,65 +36,88 @@ VERL = ["--data_train_files", "train.jsonl", "--data_val_files", "val.jsonl", "-
 SMALL = ["--data_train_batch_size=4", "--data_max_response_length=8", "--rollout_n=2"]
 
 
+def adapted(adapter: Path) -> set[str]:
+    """The modules that got an adapter, by the last part of their names."""
+    names = load_file(adapter / "adapter_model.safetensors")
+    return {name.partition(".lora_")[0].rpartition(".")[2] for name in names}
+
+
 @needs_data
-def test_rft_trainer_fills_both_outputs(cli: Cli, folder: Path) -> None:
-    words = [
-        "--actor_rft_mini_batch_size=2",
-        "--trainer_total_epochs",
-        "1",
-        "--algorithm_use_kl_in_reward=True",
-    ]
+def test_rft_trainer_fills_both_outputs_and_goes_on(cli: Cli, folder: Path) -> None:
+    words = ["--actor_rft_mini_batch_size=2", "--actor_entropy_coeff=0.1", "--actor_optim_lr=1e-2"]
     outputs = ["--intermediate_folder", "inter", "--model_output", "out"]
-    result = cli("component", "rft_trainer", "--here", *VERL, *SMALL, *words, *outputs)
+    line = ("component", "rft_trainer", "--here", *VERL, *SMALL, *words, *outputs)
+    result = cli(*line, "--trainer_total_epochs", "1")
     assert result.exit_code == 0, result.output
-    assert checkpoint.latest(folder / "inter" / "checkpoints")[0] is not None
+    found, _ = checkpoint.latest(folder / "inter" / "checkpoints")
+    assert found is not None and found.name == "step-000002"
+    assert {"optimizer.safetensors", "rng.safetensors", "model"} <= {path.name for path in found.iterdir()}
     model = AutoModelForCausalLM.from_pretrained(folder / "out")
     assert not any("lora" in name for name, _ in model.named_parameters())
     AutoTokenizer.from_pretrained(folder / "out")
+    first = (folder / "out" / "model.safetensors").read_bytes()
+
+    result = cli(*line, "--trainer_total_epochs", "2")
+    assert result.exit_code == 0, result.output
+    assert "Resuming after step 2, from inter/checkpoints/step-000002" in result.output
+    steps = [json.loads(row)["step"] for row in (folder / "inter" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [0, 1, 2, 3, 4]
+    assert (folder / "out" / "model.safetensors").read_bytes() != first
 
 
 @needs_data
-def test_verl_trainer_counts_steps(cli: Cli, folder: Path) -> None:
+def test_verl_trainer_counts_steps_and_excludes_modules(cli: Cli, folder: Path) -> None:
     words = ["--actor_ppo_mini_batch_size=4", "--total_training_steps=1", "--algorithm_adv_estimator", "rloo"]
-    line = ("component", "verl_trainer", "--here", *VERL, *SMALL, *words, "--model_output", "out")
+    modules = ["--actor_model_target_modules=all-linear", "--actor_model_exclude_modules=.*mlp.*"]
+    line = ("component", "verl_trainer", "--here", *VERL, *SMALL, *words, *modules, "--model_output", "out")
     explained = cli(*line, "--explain")
     assert "by RLOO on train.jsonl" in explained.output and "goes on for 1 step" in explained.output
     assert not (folder / "out").exists()
     result = cli(*line)
     assert result.exit_code == 0, result.output
     AutoModelForCausalLM.from_pretrained(folder / "out")
+    assert adapted(folder / "out" / "adapter") == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 @needs_data
-def test_grpo_counts_updates_and_measures_its_own_rewards(cli: Cli, folder: Path) -> None:
+def test_grpo_counts_updates_and_leaves_the_best(cli: Cli, folder: Path) -> None:
     data = ["--dataset_train_split=choice_train.jsonl", "--dataset_validation_split=choice_val.jsonl"]
     given = ["--model_name_or_path", "tiny", "--deepspeed_config", "ds.json", "--output_model_path", "out"]
-    words = ["--max_steps=4", "--num_iterations=2", "--save_steps=2", "--max_completion_length=8"]
+    words = ["--max_steps=6", "--num_iterations=2", "--save_total_limit=2", "--max_completion_length=8"]
     more = ["--max_prompt_length=600", "--eval_strategy=steps", "--eval_steps=2", "--beta=0.04"]
-    result = cli("component", "grpo", "--here", *data, *given, *words, *more)
+    result = cli("component", "grpo", "--here", *data, *given, *words, *more, "--mlflow_model_folder=best")
     assert result.exit_code == 0, result.output
     assert "set aside: deepspeed_config.zero_optimization.stage=2" in result.output
     found = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in found] == [1, 2]
+    assert [row["step"] for row in found] == [1, 2, 3]
     assert {"reward/part/format", "reward/part/accuracy"} <= found[0].keys()
-    assert "eval/validation/reward" in found[0]
-    assert len(list((folder / "out" / "checkpoints").glob("step-*"))) == 2
+    assert all("eval/validation/reward" in row for row in found)
+    best = max(found, key=lambda row: row["eval/validation/reward"])["step"]
+    assert f"The best model, of step {best}, is in out/model" in result.output
+    kept = folder / "out" / "checkpoints"
+    assert {path.name for path in kept.iterdir()} == {f"step-{best:06d}", "step-000003"}
+    for path in kept.iterdir():
+        checkpoint.verify(path)
+        names = {file.name for file in path.rglob("*")}
+        assert {"model.safetensors", "config.json", "tokenizer.json"} <= names
+        assert {"optimizer.safetensors", "state.json", "rng.safetensors"} <= names
+    tokenizer = AutoTokenizer.from_pretrained(folder / "out" / "model")
+    text = tokenizer.apply_chat_template([{"role": "system", "content": SYSTEM_PROMPT}], tokenize=False)
+    assert text.startswith("<|system|>\nA conversation")
+    assert adapted(folder / "out" / "model" / "adapter") == {"q_proj", "k_proj", "v_proj"}
+
+    weights = [
+        path / "model.safetensors" for path in (kept / f"step-{best:06d}" / "model", folder / "best/model")
+    ]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert {path.name for path in (folder / "best/checkpoints").iterdir()} == {p.name for p in kept.iterdir()}
+    question = {"messages": [{"role": "user", "content": "Which?"}], "max_tokens": 3}
+    (answer,) = mlflow.pyfunc.load_model(str(folder / "best")).predict(question)
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+    assert answer["usage"]["completion_tokens"] <= 3
 
 
-def test_packages_are_installed_first_and_shown(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    called: list[list[str]] = []
-
-    class Done:
-        returncode = 1
-
-    def run(command: list[str], check: bool) -> Done:
-        called.append(command)
-        return Done()
-
-    monkeypatch.setattr("strop.cli.component.subprocess.run", run)
-    result = cli("component", "rft_trainer", *VERL, "--pypi_packages_override", "peft==0.1,torch")
-    assert called[0][-2:] == ["peft==0.1", "torch"]
-    assert result.exit_code == 2 and "pip could not install peft==0.1 torch" in result.stderr
-    assert "pip install peft==0.1 torch" in result.output
+def test_an_output_that_cannot_be_written_is_refused_before_the_run(cli: Cli, folder: Path) -> None:
+    (folder / "file").touch()
+    result = cli("component", "verl_trainer", "--here", *VERL, "--model_output", "file")
+    assert result.exit_code == 2 and "The output file cannot be written: File exists." in result.stderr

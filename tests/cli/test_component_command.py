@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 import yaml
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from strop.models.mlflow_folder import write_mlflow
 from strop.training import checkpoint
 
 from .foreign import needs_data
@@ -31,7 +33,7 @@ VERL: dict[str, Any] = {
 }
 BOUND: dict[str, dict[str, Any]] = {
     "rft_trainer": VERL | {"actor_rft_mini_batch_size": 4},
-    "verl_trainer": VERL | {"actor_ppo_mini_batch_size": 4},
+    "verl_trainer": VERL | {"actor_ppo_mini_batch_size": 4, "actor_model_path": "imported"},
     "grpo": {
         "dataset_train_split": "choice_train.jsonl",
         "dataset_validation_split": "choice_val.jsonl",
@@ -42,6 +44,18 @@ BOUND: dict[str, dict[str, Any]] = {
         "max_completion_length": 8,
     },
 }
+AZUREML = {
+    "AZUREML_RUN_ID": "strop_test",
+    "MLFLOW_TRACKING_URI": "azureml://nowhere.invalid/workspace",
+    "MLFLOW_RUN_ID": "strop_test",
+    "WORLD_SIZE": "1",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "NODE_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "6105",
+}
+"""What a job's processes find in their environment there."""
 
 
 def command(component: str) -> str:
@@ -59,20 +73,45 @@ def command(component: str) -> str:
     return re.sub(r"\$\{\{outputs\.(\w+)\}\}", r"out_\1", line)
 
 
+def outputs(component: str) -> list[str]:
+    """The declared ones."""
+    return list(yaml.safe_load((COMPONENTS / component / "component.yaml").read_text())["outputs"])
+
+
 @needs_data
 @pytest.mark.parametrize("component", BOUND)
 def test_to_the_end(component: str, folder: Path) -> None:
+    if component == "verl_trainer":
+        imported = folder / "imported" / "tiny"
+        imported.mkdir(parents=True)
+        write_mlflow(folder / "tiny", imported, max_new_tokens=8)
+    for name in outputs(component):
+        (folder / f"out_{name}").mkdir()  # AzureML makes them
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"STROP_HERE": "1", "PATH": path}
     done = subprocess.run(
-        command(component), shell=True, cwd=folder, env=environment, capture_output=True, text=True
+        command(component),
+        shell=True,
+        cwd=folder,
+        env=os.environ | AZUREML | {"STROP_HERE": "1", "PATH": path},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "set aside: " in done.stdout
-    if component == "rft_trainer":
-        assert checkpoint.latest(folder / "out_intermediate_folder" / "checkpoints")[0] is not None
+    assert done.stderr == ""
+    models = {
+        "rft_trainer": ["out_model_output"],
+        "verl_trainer": ["out_model_output"],
+        "grpo": ["out_mlflow_model_folder/model", "out_output_model_path/model"],
+    }
+    for model in models[component]:
+        AutoModelForCausalLM.from_pretrained(folder / model)
+        AutoTokenizer.from_pretrained(folder / model)
+    runs = {"rft_trainer": "out_intermediate_folder", "grpo": "out_output_model_path"}
+    if component in runs:
+        assert checkpoint.latest(folder / runs[component] / "checkpoints")[0] is not None
     if component == "grpo":
-        assert checkpoint.latest(folder / "out_output_model_path" / "checkpoints")[0] is not None
-        AutoModelForCausalLM.from_pretrained(folder / "out_output_model_path" / "model")
-    else:
-        AutoModelForCausalLM.from_pretrained(folder / "out_model_output")
+        mlflow.transformers.load_model(str(folder / "out_mlflow_model_folder"))
+    assert {Path(found).parts[0] for found in (*models[component], *filter(None, [runs.get(component)]))} == {
+        f"out_{name}" for name in outputs(component)
+    }

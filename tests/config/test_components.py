@@ -11,13 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.config.dialects.component import COMPONENTS, Job, read_component
+from strop.config.dialects.component.grpo_meaning import CHAT_TEMPLATE, SYSTEM_PROMPT
 from strop.config.dialects.component.model_folder import find_model
 from strop.config.schema.algorithm import AdaptiveKl, ClippedLoss, KlLoss, KlReward
+from strop.config.schema.model import Model
 from strop.config.schema.optimizer import AdamW
 from strop.config.schema.run import Best
 from strop.config.units import Amount
+from strop.data.chat import PromptEncoder
 from strop.errors import ConfigError, PlacementError, StropError
+from strop.models.load import load_tokenizer
+from strop.models.tiny import make_model
+from strop.rewards.score import Scorer
+from tests.rewards.builders import group
 
+GEOMETRY = Path(__file__).parents[2].resolve() / ".." / "shared" / "data" / "geometry" / "train.parquet"
 NEEDED = {
     "rft_trainer": ["--data_train_files=t.jsonl", "--data_val_files=v.jsonl", "--actor_model_path=m"],
     "verl_trainer": ["--data_train_files=t.jsonl", "--data_val_files=v.jsonl", "--actor_model_path=m"],
@@ -153,6 +161,14 @@ def value(job: Job, field: str) -> Any:
         ("grpo", [], "data.train.prompt", "problem"),
         ("grpo", [], "data.train.answer", "solution"),
         ("grpo", ["--output_model_path", "o"], "folder", "o"),
+        ("grpo", ["--save_total_limit", "3"], "checkpoint.keep", 3),
+        ("grpo", ["--save_steps", "7"], "checkpoint.every", Amount(7, "updates")),
+        ("grpo", ["--do_eval=true"], "checkpoint.best.metric", "eval/validation/reward"),
+        ("grpo", [], "data.train.system", SYSTEM_PROMPT),
+        ("grpo", [], "reward.functions.0.args", {"method": "strict"}),
+        ("grpo", [], "data.chat_template", str(CHAT_TEMPLATE)),
+        ("grpo", ["--shuffle_dataset=False"], "data.shuffle", False),
+        ("grpo", ["--dataset_prompt_column=q"], "data.train.prompt", "q"),
     ],
 )
 def test_mapped(component: str, words: list[str], field: str, expected: object) -> None:
@@ -189,7 +205,6 @@ def test_mapped(component: str, words: list[str], field: str, expected: object) 
         ("verl_trainer", ["--actor_rft_mini_batch_size=1"], "did you mean 'actor_ppo_mini_batch_size'"),
         ("grpo", ["--num_generations=3"], r"batch of 8 .* the nearest that are: 6 and 9"),
         ("grpo", ["--num_generations=1"], "write 2 or more"),
-        ("grpo", ["--mlflow_model_folder=m"], "MLflow models are not written yet"),
         ("grpo", ["--optim=lomo"], "write max_grad_norm 0 with it"),
         ("grpo", ["--optim=adam"], "--optim is adamw_torch or"),
         ("grpo", ["--lr_scheduler_type=reduce_lr_on_plateau"], "follows what is measured, and nothing is"),
@@ -230,6 +245,8 @@ def test_packages_are_read() -> None:
 def test_outputs() -> None:
     job = read("rft_trainer", "--intermediate_folder=a", "--model_output=b")
     assert (job.loaded.run.folder_path, job.model_outputs) == (Path("a"), (Path("b"),))
+    job = read("grpo", "--output_model_path=a", "--mlflow_model_folder=b")
+    assert (job.loaded.run.folder_path, job.mlflow_outputs) == (Path("a"), (Path("b"),))
 
 
 def test_sources_and_notes_call_inputs_by_their_names() -> None:
@@ -316,6 +333,35 @@ def test_a_model_may_be_plain_or_mlflows_or_inside_an_import(tmp_path: Path) -> 
     )
     with pytest.raises(ConfigError, match="holds no model"):
         find_model(tmp_path / "import" / "mlflow_model_folder" / "components")
+
+
+def test_grpo_is_asked_in_its_own_form_and_scored_by_two_rewards(tmp_path: Path) -> None:
+    run = read("grpo").loaded.run
+    tokenizer = load_tokenizer(Model(path=str(make_model(tmp_path / "tiny", ["a"]))))
+    messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "Which?"}]
+    text = PromptEncoder(tokenizer, run.data.chat_template).render("row 1", messages, (), prompt=True)
+    end = tokenizer.eos_token
+    assert text == f"<|system|>\n{SYSTEM_PROMPT}{end}\n<|user|>\nWhich?{end}\n<|assistant|>\n"
+    answers = {
+        "<think>\nso\n</think>\n<answer>\nFinal Answer: B\n</answer>": {"format": 1, "accuracy": 1},
+        "<think>\nso\n</think>\n<answer>\nFinal Answer: C\n</answer>": {"format": 1, "accuracy": 0},
+        "<think>so</think><answer>A? No: the answer is B</answer>": {"format": 0, "accuracy": 1},
+        "no": {"format": 0, "accuracy": 0},
+    }
+    with Scorer(run.reward, None) as scorer:
+        (scored,) = scorer.score([group(list(answers), "B")])
+    for rollout, parts in zip(scored.rollouts, answers.values(), strict=True):
+        assert rollout.reward_parts == parts and rollout.reward == sum(parts.values())
+
+
+@pytest.mark.skipif(not GEOMETRY.is_file(), reason="the data is not beside the repository")
+def test_images_are_refused_where_the_rows_have_them_and_only_there() -> None:
+    words = [f"--data_train_files={GEOMETRY}", "--data_val_files=v", "--actor_model_path=m"]
+    for given_ in ([], ["--data_image_key=images"]):
+        with pytest.raises(ConfigError, match="images are not trained on yet, and data_train_files has that"):
+            read_component("verl_trainer", [*words, *given_], here=True)
+    assert read_component("verl_trainer", [*words, "--data_image_key=pictures"], here=True)
+    assert read("verl_trainer", "--data_image_key=images")
 
 
 TEXTS = [

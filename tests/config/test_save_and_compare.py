@@ -102,6 +102,12 @@ def test_the_duration_counts_where_the_critics_rate_depends_on_it() -> None:
     assert differences(short, long) == ["trainer.duration was 5 steps, is 9 steps"]
 
 
+def test_a_warmup_of_no_part_of_the_run_does_not_depend_on_its_length() -> None:
+    schedule = "trainer.schedule.warmup=0 %"
+    short, long = (load_values(BASE, [schedule, f"trainer.duration={n} steps"]).run for n in (5, 9))
+    assert differences(short, long) == []
+
+
 @pytest.mark.parametrize(
     "schedule", ["trainer.schedule=cosine", "trainer.schedule=linear", "trainer.schedule.warmup=1 %"]
 )

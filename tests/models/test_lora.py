@@ -44,8 +44,10 @@ ALL = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
         ({"targets": r".*\.self_attn\.[qk]_proj"}, {"q_proj", "k_proj"}),
         ({"exclude": ["down_proj"]}, ALL - {"down_proj"}),
         ({"exclude": r".*mlp.*"}, {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ({"exclude": r".*visual.*"}, ALL),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_targets(fields: dict[str, object], expected: set[str]) -> None:
     assert trained(adapted(**fields)) == expected
 

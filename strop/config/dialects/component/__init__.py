@@ -34,6 +34,8 @@ class Job:
     """To be installed before anything heavy is imported."""
     model_outputs: tuple[Path, ...] = ()
     """Folders that get the trained model at the end."""
+    mlflow_outputs: tuple[Path, ...] = ()
+    """Folders that get it as an MLflow model, with the checkpoints."""
 
 
 def component_of(name: str) -> Component:
@@ -58,8 +60,11 @@ def read_component(name: str, words: Sequence[str], *, here: bool = False) -> Jo
     except ConfigError as error:
         raise type(error)(rename(str(error), names)) from None
     override = given.texts.get("pypi_packages_override", "")
-    models = tuple(Path(folder) for output, folder in given.outputs if output.holds == "model")
-    return Job(_called(loaded, names), packages(override), models)
+    models, mlflow = (
+        tuple(Path(folder) for output, folder in given.outputs if output.holds == kind)
+        for kind in ("model", "mlflow")
+    )
+    return Job(_called(loaded, names), packages(override), models, mlflow)
 
 
 def _draft(component: Component, given: Given) -> Draft:

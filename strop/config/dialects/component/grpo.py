@@ -226,7 +226,7 @@ GRPO = Component(
     "grpo",
     _INPUTS,
     (
-        Output("mlflow_model_folder", "mlflow_model", "nothing yet"),
+        Output("mlflow_model_folder", "mlflow_model", "mlflow"),
         Output("output_model_path", "uri_folder", "run"),
     ),
     Ledger("grpo", (*(part.row for part in _INPUTS), *_FOLDER, *DEEPSPEED)),

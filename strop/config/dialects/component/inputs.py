@@ -82,8 +82,9 @@ class Output:
 
     name: str
     type: Literal["uri_folder", "mlflow_model"]
-    holds: Literal["run", "model", "nothing yet"]
-    """`run` is the run's own folder, with its checkpoints; `model` gets the trained model at the end."""
+    holds: Literal["run", "model", "mlflow"]
+    """`run` is the run's own folder, with its checkpoints; at the end `model` gets the trained model, and
+    `mlflow` that as an MLflow model with the checkpoints."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,10 @@ from strop.config.schema.data import EvalTaskset
 
 _SAMPLER_ROOM = 131072
 """`rollout.engine.kv_cache_tokens` where the sequences are not longer than that."""
+_IMAGES = (
+    "images are not trained on yet, and data.train_files has that column; where the tasks mean the same "
+    "without it, take it out of the files"
+)
 
 
 def write_tasksets(run: Run) -> Mapping[str, Any]:
@@ -55,7 +59,13 @@ def write_validation(measured: EvalTaskset) -> Mapping[str, Any]:
 
 @written_by(write_tasksets)
 def tasksets(theirs: Theirs) -> Mapping[str, Any]:
-    """What is trained on and what is measured: verl's rows hold the answer in `reward_model.ground_truth`."""
+    """What is trained on and what is measured: verl's rows hold the answer in `reward_model.ground_truth`.
+
+    Images that the column's default finds are refused too: without them the tasks are others.
+    """
+    column = theirs["data.image_key"]
+    if not no_images(theirs, column):
+        raise theirs.fault("data.image_key", f"data.image_key cannot be {column!r} here: {_IMAGES}.")
     columns = {
         "prompt": theirs["data.prompt_key"],
         "answer": "reward_model.ground_truth",
@@ -199,7 +209,7 @@ ROWS = (
     refused(
         "data.image_key",
         "images",
-        "images are not trained on yet, and data.train_files has that column",
+        _IMAGES,
         can=no_images,
     ),
     mapped(

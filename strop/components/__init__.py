@@ -1,0 +1,1 @@
+"""What AzureML's components do before and after their run."""
