@@ -1,4 +1,4 @@
-"""Everything that is too long for CI, one after the other; refreshes the tables in docs/benchmarks.md.
+"""Everything that is too long for CI, one after the other; refreshes the tables in the docs.
 
     make evidence                      # all of it: some hours on two cores
     make evidence ARGS=sampler         # what has this name alone
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
+DOCS = HERE.parent / "docs"
 
 TABLES = {
     "step": ["benchmarks/grpo_step.py"],
@@ -23,14 +23,15 @@ TABLES = {
     "cost": ["benchmarks/step_cost.py"],
     "sampler": ["benchmarks/sampler.py"],
     "logprobs": ["benchmarks/logprobs_memory.py"],
+    "learning": ["benchmarks/learning.py"],
 }
 """Scripts that print a table."""
 
-TESTS = {
-    "kills": {"STROP_KILLS": "20"},
-    "learning": {},
-}
-"""Long tests, and what they are told by the environment."""
+PAGES = {"learning": DOCS / "algorithms" / "learning.md"}
+"""Where a table stands; the others are in `docs/benchmarks.md`."""
+
+KILLS = "kills"
+"""The fault tests, with more kills than in CI."""
 
 
 def refresh(name: str, script: list[str]) -> None:
@@ -40,34 +41,35 @@ def refresh(name: str, script: list[str]) -> None:
     )
     if done.returncode:
         sys.exit(f"{' '.join(script)} failed:\n{done.stdout}\n{done.stderr}")
-    page = PAGE.read_text(encoding="utf-8")
+    path = PAGES.get(name, DOCS / "benchmarks.md")
+    page = path.read_text(encoding="utf-8")
     block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not block.search(page):
-        sys.exit(f"{PAGE} has no block <!-- {name} -->")
+        sys.exit(f"{path} has no block <!-- {name} -->")
     table = done.stdout.strip()
-    PAGE.write_text(block.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page), encoding="utf-8")
+    path.write_text(block.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page), encoding="utf-8")
     print(table)
 
 
-def run_tests(name: str, environment: dict[str, str]) -> None:
-    """Run long tests. Raises where one fails."""
-    mark = "learning" if name == "learning" else "faults"
-    command = [sys.executable, "-m", "pytest", "-m", mark]
-    subprocess.run(command, cwd=HERE.parent, env=os.environ | environment, check=True)
+def kill() -> None:
+    """Run the fault tests. Raises where one fails."""
+    command = [sys.executable, "-m", "pytest", "-m", "faults"]
+    subprocess.run(command, cwd=HERE.parent, env=os.environ | {"STROP_KILLS": "20"}, check=True)
 
 
 def main() -> None:
     """The command line: names of parts, or none for all."""
-    wanted = sys.argv[1:] or [*TABLES, *TESTS]
-    unknown = [name for name in wanted if name not in TABLES and name not in TESTS]
+    parts = [*TABLES, KILLS]
+    wanted = sys.argv[1:] or parts
+    unknown = [name for name in wanted if name not in parts]
     if unknown:
-        sys.exit(f"There is no part {unknown[0]!r}; there are {', '.join([*TABLES, *TESTS])}.")
+        sys.exit(f"There is no part {unknown[0]!r}; there are {', '.join(parts)}.")
     for name in wanted:
         print(f"== {name}", flush=True)
-        if name in TABLES:
-            refresh(name, TABLES[name])
+        if name == KILLS:
+            kill()
         else:
-            run_tests(name, TESTS[name])
+            refresh(name, TABLES[name])
 
 
 if __name__ == "__main__":

@@ -87,13 +87,13 @@ def opo(rewards: torch.Tensor, group: torch.Tensor, tokens: torch.Tensor) -> tor
 
 
 def gpg(rewards: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """Group policy gradient (Chu et al., arXiv 2504.02546), with its F_norm of 1.
+    """Group policy gradient (Chu et al., arXiv 2504.02546, equation 7), with its F_norm of 1.
 
         A_i = alpha (r_i - mean(group)),  alpha = N / (N - M)
 
     where M of the batch's N answers are in groups in which all rewards are equal: they have no
     gradient, and without alpha would only make that of the others smaller. (verl counts answers
-    with a reward of 0 for M, whatever their group.)
+    with a reward of 0 for M, whatever their group: another number, and not the paper's.)
     """
     groups, rewards = Groups.of(group), rewards.double()
     spread = groups.highest(rewards) + groups.highest(-rewards)
