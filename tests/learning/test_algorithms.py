@@ -1,4 +1,4 @@
-"""Four algorithms of different kinds lift held-out accuracy by 0.2 or more; docs/algorithms/learning.md has all.
+"""Four algorithms of different kinds lift held-out accuracy by 0.2; docs/algorithms/learning.md has them all.
 
 A critic, rewards token by token, a greedy baseline, and DAPO's parts; the quickstart is GRPO itself.
 """
