@@ -120,6 +120,13 @@ def test_every_default_is_of_its_own_kind() -> None:
         ([f"{ACTOR}.optim.lr=1e-5"], "trainer.optimizer.lr", 1e-5),
         ([f"{ACTOR}.optim.warmup_style=cosine"], "trainer.schedule.type", "cosine"),
         ([f"{ACTOR}.ppo_epochs=2"], "trainer.passes", 2),
+        ([f"{ACTOR}.ppo_mini_batch_size=32"], "trainer.tasks_per_update", None),
+        ([f"{ACTOR}.optim.betas=[0.8,0.99]"], "trainer.optimizer.betas", (0.8, 0.99)),
+        (
+            ["trainer.trainer_config.actor_rollout_ref.model.override_config={attention_dropout: 0.1}"],
+            "model.override",
+            {"attention_dropout": 0.1},
+        ),
         ([], "model.gradient_checkpointing", True),
         (["model.lora_configs=[{lora_rank: 4, lora_alpha: 8}]"], "model.lora.rank", 4),
     ],

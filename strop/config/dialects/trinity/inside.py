@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from strop.config.dialects.row import Pair, Read, Row
+from strop.config.dialects.row import UNSET, Pair, Read, Row, beyond_the_page, either
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity.presets import without_critic
 from strop.config.dialects.verl import LEDGER as VERL
@@ -19,25 +20,33 @@ _OUTSIDE: Mapping[str, Callable[[Theirs], Any]] = {
     "algorithm.adv_estimator": lambda theirs: None if without_critic(theirs) else "gae",
     "critic.model.path": lambda theirs: theirs["model.critic_model_path"] or theirs["model.model_path"],
     "critic.ppo_mini_batch_size": lambda theirs: None,
+    "trainer.nnodes": lambda theirs: theirs["cluster.node_num"],
+    "trainer.n_gpus_per_node": lambda theirs: theirs["cluster.gpu_per_node"],
 }
 """verl's keys that Trinity says elsewhere: a step is one update, of its critic too."""
 _OURS = {"critic.model.path": "model.critic_model_path"}
 """Where Trinity has a key of verl's outside `trainer_config`."""
+_SAME_AS = re.compile(r"\$\{([\w.]+)\}")
 
 
-@dataclass(frozen=True)
 class _Inside(Theirs):
-    """Trinity's configuration, as verl's conversions see it."""
+    """Trinity's configuration, as verl's conversions see it. Null is verl's own default."""
 
-    outer: Theirs
+    def __init__(self, outer: Theirs) -> None:
+        self.outer = outer
+        self.ledger = VERL
+        inside = {key: row for key, row in outer.written.items() if key.startswith(PREFIX)}
+        self.written = {key.removeprefix(PREFIX): row for key, row in inside.items()}
 
     def __getitem__(self, dotted: str) -> Any:
         if dotted in _OUTSIDE:
             return _OUTSIDE[dotted](self.outer)
-        if self.outer.ledger.find(PREFIX + dotted) is not None:
-            return self.outer[PREFIX + dotted]
+        value = self.outer[PREFIX + dotted]
         row = VERL.find(dotted)
-        return None if row is None else row.default
+        if value is not None or row is None or row.default is UNSET:
+            return value
+        same = _SAME_AS.fullmatch(str(row.default))
+        return self[same[1]] if same else row.default
 
     def wrote(self, dotted: str) -> bool:
         return self.outer.wrote(PREFIX + dotted)
@@ -55,7 +64,8 @@ def pair(read: Read) -> Read:
     write = read.write
 
     def written(run: Run) -> Mapping[str, Any]:
-        return {_OURS.get(key, PREFIX + key): value for key, value in write(run).items()}
+        values = {key: value for key, value in write(run).items() if key in _OURS or key not in _OUTSIDE}
+        return {_OURS.get(key, PREFIX + key): value for key, value in values.items()}
 
     return Pair(inside, written)
 
@@ -67,11 +77,25 @@ def through(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def verl_row(key: str, default: Any) -> Row:
-    """verl's row, with the default of Trinity's page."""
+    """verl's row, with the default of Trinity's page; a critic's means something only where there is one."""
     row = VERL.find(key)
     assert row is not None, key
     read = row.read and pair(row.read)
     off, can = row.off and through(row.off), row.can and through(row.can)
+    if key.startswith("critic.") or key == "trainer.critic_warmup":
+        off = either(without_critic, off) if off else without_critic
     return replace(
         row, theirs=PREFIX + key, default=default, read=read, off=off, can=can, stated=True, on_page=True
     )
+
+
+def other_rows(sections: Sequence[str], known: Collection[str]) -> tuple[Row, ...]:
+    """verl's rows of these sections that Trinity's page does not have, with verl's defaults."""
+    found = []
+    for row in VERL.rows:
+        if row.theirs.startswith(tuple(sections)) and PREFIX + row.theirs not in known:
+            default = row.default
+            if isinstance(default, str):
+                default = default.replace("${", "${" + PREFIX)
+            found.append(verl_row(row.theirs, default))
+    return beyond_the_page(*found)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from strop.config.dialects.row import (
     ANY,
+    MAPPING,
+    NUMBER,
+    UNSET,
     WHOLE,
     Row,
     always,
     beyond_the_page,
+    mapped,
+    never,
     only,
     or_null,
     placement,
     refused,
     same_as,
 )
+from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity import critic
-from strop.config.dialects.trinity.inside import PREFIX, verl_row
-from strop.config.dialects.trinity.presets import without_critic
+from strop.config.dialects.trinity.inside import PREFIX, other_rows, pair, verl_row
+from strop.config.dialects.trinity.presets import repeat_times, without_critic
+from strop.config.dialects.verl.model import override_config
 
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
@@ -39,10 +47,22 @@ def _no(key: str, default: Any, note: str) -> Row:
     return refused(PREFIX + key, default, note)
 
 
-ROWS = (
+def _whole_batch(theirs: Theirs, value: Any) -> bool:
+    experiences = theirs["buffer.train_batch_size"]
+    return value in (None, theirs["buffer.batch_size"] * repeat_times(theirs), experiences)
+
+
+_PAGE: tuple[Row, ...] = (
     verl_row("actor_rollout_ref.hybrid_engine", True),
     verl_row(f"{_MODEL}.external_lib", None),
-    _no(f"{_MODEL}.override_config", {}, "values of the model's config.json are not overridden yet"),
+    mapped(
+        f"{PREFIX}{_MODEL}.override_config",
+        {},
+        "model.override",
+        read=pair(override_config),
+        kind=MAPPING,
+        note="values of the model's config.json",
+    ),
     verl_row(f"{_MODEL}.enable_gradient_checkpointing", True),
     verl_row(f"{_MODEL}.use_remove_padding", True),
     _place(f"{_MODEL}.use_fused_kernels", False, _KERNELS, False),
@@ -62,9 +82,9 @@ ROWS = (
     verl_row(f"{_ACTOR}.checkpoint.save_contents", _CONTENTS),
     verl_row(f"{_ACTOR}.optim.lr", 1e-6),
     verl_row(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0.0),
-    verl_row(f"{_ACTOR}.optim.min_lr_ratio", 0.0),
+    replace(verl_row(f"{_ACTOR}.optim.min_lr_ratio", None), kind=or_null(NUMBER)),
     verl_row(f"{_ACTOR}.optim.warmup_style", "constant"),
-    verl_row(f"{_ACTOR}.optim.total_training_steps", -1),
+    replace(verl_row(f"{_ACTOR}.optim.total_training_steps", -1), note=critic.TOTAL_STEPS),
     verl_row(f"{_ACTOR}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap", None),
     verl_row(f"{_ACTOR}.fsdp_config.wrap_policy.min_num_params", 0),
     verl_row(f"{_ACTOR}.fsdp_config.param_offload", False),
@@ -101,7 +121,7 @@ ROWS = (
     _no("trainer.total_training_steps", None, "write trainer.total_steps, which is Trinity's own"),
     _no("trainer.resume_mode", "auto", "write continue_from_checkpoint, which is Trinity's own"),
     _no("trainer.resume_from_path", "", "write continue_from_checkpoint, which is Trinity's own"),
-    critic.row("trainer.critic_warmup", 0),
+    verl_row("trainer.critic_warmup", 0),
     verl_row("trainer.default_hdfs_dir", None),
     verl_row("trainer.remove_previous_ckpt_in_save", False),
     verl_row("trainer.del_local_ckpt_after_load", False),
@@ -114,11 +134,38 @@ ROWS = (
         off=without_critic,
         kind=or_null(WHOLE),
     ),
-    *beyond_the_page(
-        verl_row(f"{_ACTOR}.optim.weight_decay", 0.01),
-        verl_row(f"{_ACTOR}.optim.betas", [0.9, 0.999]),
-        verl_row(f"{_ACTOR}.optim.lr_warmup_steps", -1),
-        verl_row(f"{_ACTOR}.optim.num_cycles", 0.5),
-        verl_row(f"{_ACTOR}.fsdp_config.model_dtype", "fp32"),
+)
+_ELSEWHERE = beyond_the_page(
+    refused(
+        f"{PREFIX}{_ACTOR}.ppo_mini_batch_size",
+        None,
+        "a step is one update, of buffer.train_batch_size experiences; leave it out",
+        can=_whole_batch,
+    ),
+    *(
+        refused(f"{PREFIX}{key}", UNSET, f"write {instead}, which is Trinity's own", can=never)
+        for key, instead in (
+            (f"{_MODEL}.path", "model.model_path"),
+            ("critic.model.path", "model.critic_model_path"),
+            (f"{_MODEL}.lora_rank", "model.lora_configs"),
+            (f"{_MODEL}.lora_alpha", "model.lora_configs"),
+            (f"{_MODEL}.target_modules", "model.lora_configs"),
+            (f"{_MODEL}.exclude_modules", "model.lora_configs"),
+            (f"{_ACTOR}.clip_ratio", "algorithm.policy_loss_fn_args.clip_range"),
+            (f"{_ACTOR}.clip_ratio_low", "algorithm.policy_loss_fn_args.clip_range_low"),
+            (f"{_ACTOR}.clip_ratio_high", "algorithm.policy_loss_fn_args.clip_range_high"),
+            (f"{_ACTOR}.clip_ratio_c", "algorithm.policy_loss_fn_args.clip_ratio_c"),
+            (f"{_ACTOR}.loss_agg_mode", "algorithm.policy_loss_fn_args.loss_agg_mode"),
+            (f"{_ACTOR}.policy_loss.loss_mode", "algorithm.policy_loss_fn"),
+            (f"{_ACTOR}.entropy_coeff", "algorithm.entropy_loss_fn_args.entropy_coef"),
+            (f"{_ACTOR}.use_kl_loss", "algorithm.kl_loss_fn"),
+            (f"{_ACTOR}.kl_loss_type", "algorithm.kl_loss_fn"),
+            (f"{_ACTOR}.kl_loss_coef", "algorithm.kl_loss_fn_args.kl_coef"),
+            ("critic.ppo_mini_batch_size", "buffer.train_batch_size"),
+        )
     ),
 )
+_OTHERS = other_rows(
+    (f"{_ACTOR}.", f"{_MODEL}.", f"{_REF}.", "critic."), {row.theirs for row in (*_PAGE, *_ELSEWHERE)}
+)
+ROWS = (*_PAGE, *_ELSEWHERE, *_OTHERS)
