@@ -8,6 +8,7 @@ from pathlib import Path
 
 from strop.config.draft import Source
 from strop.config.load import Loaded
+from strop.config.local import existing
 from strop.config.schema.algorithm import Dpo, Ppo, Sft
 from strop.config.schema.data import Taskset, is_template
 from strop.config.schema.reward import Reward
@@ -50,9 +51,9 @@ def missing_files(loaded: Loaded) -> list[str]:
             faults += _workflow(taskset.workflow, f"data.eval.{index}.workflow.name", sources)
     template = run.data.chat_template
     named = template not in ("tokenizer", "none") and not is_template(template)
-    if named and not Path(template).expanduser().is_file():
+    if named and not _is_file(template):
         faults.append(f"{_at('data.chat_template', sources)}: there is no file {template}.")
-    parent = next(folder for folder in (run.folder_path, *run.folder_path.parents) if folder.exists())
+    parent = next(folder for folder in (run.folder_path, *run.folder_path.parents) if existing(folder))
     if not os.access(parent, os.W_OK | os.X_OK):
         faults.append(
             f"{_at('output', sources)}: {run.folder_path} cannot be made: {parent} is not writable."
@@ -87,7 +88,7 @@ def _reward(reward: Reward, sources: Mapping[str, Source]) -> list[str]:
     return faults + [
         f"{_at(field, sources)}: there is no file {file}."
         for field, file in files.items()
-        if not Path(file).expanduser().is_file()
+        if not _is_file(file)
     ]
 
 
@@ -96,16 +97,21 @@ def _at(field: str, sources: Mapping[str, Source]) -> str:
     return f"{source}: {field}"
 
 
+def _is_file(path: str) -> bool:
+    place = existing(path)
+    return place is not None and place.is_file()
+
+
 def _is_local(path: str) -> bool:
     """Whether a path can only be a local one, or is there: else it may be a name on the hub."""
-    return Path(path).expanduser().exists() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+    return bool(existing(path)) or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
 
 
 def _model(path: str, field: str, sources: Mapping[str, Source]) -> list[str]:
     if not _is_local(path):
         return []
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
+    folder = existing(path)
+    if folder is None or not folder.is_dir():
         return [f"{_at(field, sources)}: there is no model folder {path}."]
     lacking = [
         what
@@ -123,10 +129,10 @@ def _tasks(taskset: Taskset, field: str, sources: Mapping[str, Source]) -> list[
     paths = (taskset.path,) if isinstance(taskset.path, str) else taskset.path
     faults = []
     for path in paths:
-        local = Path(path).expanduser()
-        if "://" in path or not (_is_local(path) or local.suffix in _DATA_SUFFIXES):
+        local = existing(path)
+        if "://" in path or not (_is_local(path) or Path(path).suffix in _DATA_SUFFIXES):
             continue
-        if not local.exists():
+        if local is None:
             faults.append(f"{_at(field, sources)}: there is no file {path}.")
         elif local.is_file() and local.stat().st_size == 0:
             faults.append(f"{_at(field, sources)}: {path} is empty.")

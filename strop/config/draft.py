@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from strop.errors import ConfigError
 
 Keys = tuple[str, ...]
 """The way to a value: `("data", "eval", "0", "path")`; dotted, `data.eval.0.path`."""
+_NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 Locate = Callable[[Keys], str]
 """Says where a value stands, as an error message begins: `run.yaml:7: trainer.optimizer.lr`."""
 
@@ -112,17 +114,28 @@ class Draft:
                 return self.said[keys[:depth]] if whole else None
         return None
 
+    def nearest(self, keys: Keys) -> Source | None:
+        """Where the value there was written, or else the section that it would stand in."""
+        ways = (keys[:depth] for depth in range(len(keys), -1, -1))
+        return next((self.said[way] for way in ways if way in self.said), None)
+
     def locator(self, origin: str) -> Locate:
         """How to say where a value stands; `origin` names the whole, for what nobody wrote."""
 
         def locate(keys: Keys) -> str:
-            for depth in range(len(keys), 0, -1):
-                source = self.said.get(keys[:depth])
-                if source is not None:
-                    return f"{source}: {'.'.join(keys)}"
-            return f"{origin}: {'.'.join(keys)}" if any(keys) else origin
+            where = self.nearest(keys) or origin
+            return f"{where}: {'.'.join(keys)}" if any(keys) else str(where)
 
         return locate
+
+    def named(self, reason: str, above: Keys = ()) -> Source | None:
+        """Where the first value that a sentence names, from `above` or in whole, was written by someone."""
+        for word in _NAME.findall(reason):
+            for keys in ((*above, *split(word)), split(word)):
+                source = self.source(keys)
+                if source is not None and source.kind != "dialect":
+                    return source
+        return None
 
     def merge(self, keys: Keys, value: Any, source: Source) -> None:
         """Write a value as Hydra does: the keys of a mapping join those that are there.

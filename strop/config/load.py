@@ -89,7 +89,7 @@ def _override(draft: Draft, overrides: Sequence[str]) -> None:
 
 def _finish(draft: Draft, origin: str, *, here: bool) -> Loaded:
     locate = draft.locator(origin)
-    run = validate(resolve(draft.values, locate), locate)
+    run = validate(resolve(draft.values, locate), draft, origin)
     wanted = _asking_for_cuda(run)
     set_aside: tuple[SetAside, ...] = ()
     if wanted and cuda_devices() == 0:
@@ -98,7 +98,7 @@ def _finish(draft: Draft, origin: str, *, here: bool) -> Loaded:
             raise refuse(set_aside)
         for keys in wanted:
             draft.set(keys, "cpu", Source("here", "--here"))
-        run = validate(resolve(draft.values, locate), locate)
+        run = validate(resolve(draft.values, locate), draft, origin)
     return Loaded(run, run_sources(run, draft.source), set_aside)
 
 

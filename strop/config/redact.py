@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 HIDDEN = "***"
+_SHOWN = 60
 
 _WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 _SECRET_WORDS = frozenset(
@@ -91,6 +92,12 @@ def redact(value: Any, key: str = "") -> Any:
     if is_secret(key) and value is not None and not isinstance(value, bool):
         return HIDDEN
     return redact_text(value) if isinstance(value, str) else value
+
+
+def brief(value: Any, key: str = "") -> str:
+    """The value of a key as a message shows it: without secrets, and only the beginning of a long one."""
+    text = HIDDEN if is_secret(key) else redact_text(repr(redact(value, key)))
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def redact_override(text: str) -> str:

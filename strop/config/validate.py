@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from strop.config.draft import Keys, Locate, split
-from strop.config.redact import HIDDEN, is_secret, redact_text
+from strop.config.draft import Draft, Keys, split
+from strop.config.redact import brief
 from strop.config.schema import Run
 from strop.config.schema.walk import all_keys, field_at, sections_at
 from strop.config.suggest import closest, did_you_mean
@@ -29,11 +29,11 @@ _PLAIN = {
     "model_attributes_type": "expected a section (`key: value` lines)",
     "finite_number": "expected a finite number",
 }
-_SHOWN = 60
 
 
-def validate(values: dict[str, Any], locate: Locate) -> Run:
-    """Check resolved values. Raises ConfigError with one line for each thing that is wrong."""
+def validate(values: dict[str, Any], draft: Draft, origin: str) -> Run:
+    """Check resolved values, which `draft` says the places of. Raises ConfigError with one line for each
+    thing that is wrong."""
     try:
         return Run.model_validate(values)
     except ValidationError as error:
@@ -41,9 +41,19 @@ def validate(values: dict[str, Any], locate: Locate) -> Run:
         for detail in error.errors():
             keys = _keys(detail, values)
             reason = _reason(detail, keys, values)
-            faults.setdefault(keys, f"{locate(keys)}: {reason}{'' if reason.endswith('?') else '.'}")
+            where = _place(detail, keys, draft) or draft.locator(origin)(keys)
+            faults.setdefault(keys, f"{where}: {reason}{'' if reason.endswith('?') else '.'}")
         inner = [keys for keys in faults if not any(_inside(other, keys) for other in faults)]
         raise ConfigError("\n".join(faults[keys] for keys in inner)) from None
+
+
+def _place(detail: ErrorDetails, keys: Keys, draft: Draft) -> str | None:
+    """Of what does not fit together in a section: where the first value that the reason names stands."""
+    if detail["type"] != "value_error" or not isinstance(draft.get(keys), dict):
+        return None
+    source = draft.named(detail["msg"], keys)
+
+    return None if source is None else ": ".join(filter(None, (str(source), ".".join(keys))))
 
 
 def unknown_key(keys: Keys, values: Any) -> str:
@@ -103,5 +113,4 @@ def _reason(detail: ErrorDetails, keys: Keys, values: Any) -> str:
 def _got(keys: Keys, value: Any) -> str:
     if value is None:
         return ", got nothing (null)"
-    shown = HIDDEN if keys and is_secret(keys[-1]) else redact_text(repr(value))
-    return f", got {shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '...'}"
+    return f", got {brief(value, keys[-1] if keys else '')}"

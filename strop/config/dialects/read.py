@@ -9,9 +9,12 @@ from strop.config.dialects.theirs import Ledger, Theirs
 from strop.config.draft import Draft, Source, split, walk
 from strop.config.load import Loaded, run_sources
 from strop.config.placement import SetAside, refuse
-from strop.config.redact import redact
+from strop.config.redact import brief, redact
 from strop.config.validate import validate
 from strop.errors import ConfigError
+
+_REQUIRED = ("model.path", "data.train.path")
+"""Fields of the run file that have no default."""
 
 
 def read_dialect(ledger: Ledger, draft: Draft, *, here: bool) -> Loaded:
@@ -23,7 +26,8 @@ def read_dialect(ledger: Ledger, draft: Draft, *, here: bool) -> Loaded:
     theirs = Theirs(ledger, draft)
     set_aside = check_written(theirs, here=here)
     ours = convert(theirs)
-    run = validate(ours.values, ours.locator(ledger.dialect))
+    _refuse(_missing(theirs, ours))
+    run = validate(ours.values, ours, ledger.dialect)
     return Loaded(run, run_sources(run, ours.source), set_aside, tuple(notes_of(theirs)))
 
 
@@ -54,13 +58,20 @@ def _refuse(faults: Iterator[str]) -> None:
 def _wrong_kinds(theirs: Theirs) -> Iterator[str]:
     for key, row in theirs.written.items():
         if not row.kind.fits(theirs[key]):
-            yield f"{theirs.source(key)}: {key} is {row.kind.words}, got {redact(theirs[key], key)!r}."
+            yield f"{theirs.source(key)}: {key} is {row.kind.words}, got {brief(theirs[key], key)}."
 
 
 def _not_honoured(theirs: Theirs, active: Mapping[str, Row]) -> Iterator[str]:
     for key, row in active.items():
         if row.fate == "refused" and not _can(theirs, key, row):
-            yield f"{theirs.source(key)}: {key} cannot be {redact(theirs[key], key)!r} here: {row.note}."
+            yield f"{theirs.source(key)}: {key} cannot be {brief(theirs[key], key)} here: {row.note}."
+
+
+def _missing(theirs: Theirs, ours: Draft) -> Iterator[str]:
+    for field in _REQUIRED:
+        key = next((row.theirs for row in theirs.ledger.rows if field in row.ours), field)
+        if ours.get(split(field)) is None:
+            yield str(theirs.fault(key, f"{key} is missing; it must be given."))
 
 
 def _can(theirs: Theirs, key: str, row: Row) -> bool:

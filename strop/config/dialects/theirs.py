@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from strop.config.dialects.row import UNSET, Row
-from strop.config.draft import Draft, Source, split
+from strop.config.draft import Draft, Keys, Source, split
+from strop.config.redact import brief
 from strop.config.resolve import resolve
 from strop.config.suggest import closest
 from strop.errors import ConfigError
@@ -77,7 +78,10 @@ class Theirs:
 
     def __init__(self, ledger: Ledger, draft: Draft) -> None:
         self.ledger = ledger
-        self.written: Mapping[str, Row] = dict(_rows_of(ledger, draft.values, draft))
+        faults: list[str] = []
+        self.written: Mapping[str, Row] = dict(_rows_of(ledger, draft, (), faults))
+        if faults:
+            raise ConfigError("\n".join(faults))
         self._draft = draft
         whole = Draft(ledger.defaults())
         for dotted in self.written:
@@ -108,27 +112,35 @@ class Theirs:
         return said if said.kind == "override" else Source(said.kind, f"{said.where} ({dotted})")
 
     def fault(self, dotted: str, reason: str) -> ConfigError:
-        """The error for a value of theirs that cannot be taken."""
-        return ConfigError(f"{self.source(dotted)}: {reason}")
+        """The error for a value of theirs that cannot be taken: where it was written, or else another that
+        the reason names, or the section that it would stand in."""
+        if self.wrote(dotted):
+            return ConfigError(f"{self.source(dotted)}: {reason}")
+        keys = split(dotted)
+        where = self._draft.named(reason) or self._draft.nearest(keys) or self.ledger.dialect
+        return ConfigError(f"{where}: {reason}")
 
 
-def _rows_of(ledger: Ledger, values: Any, draft: Draft, above: str = "") -> Iterator[tuple[str, Row]]:
-    """The written keys, each with its row. Raises ConfigError for one that the ledger does not have."""
-    items = enumerate(values) if isinstance(values, list) else values.items()
-    for name, value in items:
-        dotted = f"{above}.{name}" if above else str(name)
+def _rows_of(ledger: Ledger, draft: Draft, above: Keys, faults: list[str]) -> Iterator[tuple[str, Row]]:
+    """The written keys, each with its row; `faults` gets those that the ledger does not have."""
+    values = draft.get(above)
+    for name, value in enumerate(values) if isinstance(values, list) else values.items():
+        keys = (*above, str(name))
+        dotted = ".".join(keys)
         row = ledger.find(dotted)
         inside = _has_keys(value) and ledger.is_section(dotted)
-        if row is not None and not (value and inside):
+        if "." in str(name):
+            faults.append(f"{draft.nearest(keys)}: {name} has a dot in it; in a file, sections are nested.")
+        elif row is not None and not (value and inside):
             yield dotted, row
         elif inside:
-            yield from _rows_of(ledger, value, draft, dotted)
+            yield from _rows_of(ledger, draft, keys, faults)
         elif ledger.is_section(dotted):
-            where = draft.source(split(dotted))
-            raise ConfigError(f"{where}: {dotted} is a section, with keys of its own; got {value!r}.")
+            got = brief(value, str(name))
+            faults.append(f"{draft.nearest(keys)}: {dotted} is a section, with keys of its own; got {got}.")
         else:
-            where = draft.source(split(dotted)) or draft.said.get(split(dotted))
-            raise ConfigError(f"{where}: {ledger.dialect} has no key {dotted}{ledger.suggest(dotted)}")
+            where = draft.nearest(keys)
+            faults.append(f"{where}: {ledger.dialect} has no key {dotted}{ledger.suggest(dotted)}")
 
 
 def _has_keys(value: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from strop.config.local import expanded
 from strop.config.schema.algorithm import Algorithm, Dpo, Grpo, Sft
 from strop.config.schema.base import Section, kind_or
 from strop.config.schema.buffer import Buffer, QueueBuffer
@@ -124,7 +125,7 @@ class Run(Section):
     def folder_path(self) -> Path:
         """The folder of all that the run writes."""
         whole = Path(self.folder) if self.folder else Path(self.output) / self.project / self.name
-        return whole.expanduser()
+        return expanded(whole)
 
     @model_validator(mode="after")
     def _consistent(self) -> Run:

@@ -103,9 +103,10 @@ def tasksets(theirs: Theirs) -> Mapping[str, Any]:
         )
     if (train is None) == (not name):
         what = "none of them is given" if train is None else "both are given"
-        raise ConfigError(
-            "grpo: the tasks are in dataset_train_split and dataset_validation_split, or in dataset_name; "
-            f"{what}."
+        raise theirs.fault(
+            "dataset_name",
+            "the tasks are in dataset_train_split and dataset_validation_split, or in dataset_name; "
+            f"{what}.",
         )
     shared = {"prompt": theirs["dataset_prompt_column"], "answer": "solution", "system": SYSTEM_PROMPT}
     first = {"path": train} if train is not None else {"path": name, "split": "train"}
@@ -310,12 +311,13 @@ def schedule(theirs: Theirs) -> Mapping[str, Any]:
             "lr_scheduler_type reduce_lr_on_plateau follows what is measured, and nothing is; write "
             "eval_strategy steps or epoch.",
         )
-    last = {"trainer.schedule.min_ratio": min(1.0, 1e-7 / theirs["learning_rate"])}
+    rate = theirs["learning_rate"]
+    last = {"trainer.schedule.min_ratio": min(1.0, 1e-7 / rate) if rate > 0 else 0.0}
     return {
         "trainer.schedule.type": "constant" if kind == "constant_with_warmup" else kind,
         "trainer.schedule.counts": "updates",
         "trainer.schedule.warmup": f"{percent} %",
-        **(last if kind == "polynomial" and theirs["learning_rate"] > 0 else {}),
+        **(last if kind == "polynomial" else {}),
     }
 
 

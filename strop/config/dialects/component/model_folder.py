@@ -10,6 +10,7 @@ import yaml
 
 from strop.config.dialects.row import Pair
 from strop.config.dialects.theirs import Theirs
+from strop.config.local import existing
 from strop.errors import ConfigError
 
 _MODELS = ("model", "data/model")
@@ -26,7 +27,7 @@ def model_at(key: str) -> Pair:
         if path is None:
             return {}
         try:
-            model, tokenizer = find_model(Path(path))
+            model, tokenizer = find_model(Path(str(path)))
         except ConfigError as error:
             raise theirs.fault(key, str(error)) from None
         settings = {"model.path": str(model)}
@@ -38,7 +39,7 @@ def model_at(key: str) -> Pair:
 def find_model(folder: Path) -> tuple[Path, Path | None]:
     """The folder of the weights, and the tokenizer's where it has its own. What is not there is left to be
     found missing; raises ConfigError where a folder is there and holds no model, or several."""
-    if not folder.is_dir() or (folder / "config.json").is_file():
+    if existing(folder) is None or not folder.is_dir() or (folder / "config.json").is_file():
         return folder, None
     if (folder / "MLmodel").is_file():
         return _mlflow(folder)

@@ -12,6 +12,7 @@ from strop.config.dialects.theirs import Ledger
 from strop.config.dialects.trinity import algorithm, buffer, explorer, general, model, trainer_config
 from strop.config.draft import Draft, split
 from strop.config.load import Loaded
+from strop.config.local import existing, expanded
 from strop.config.placement import wants_here
 from strop.config.resolve import resolve
 from strop.config.yaml_file import read_yaml
@@ -60,9 +61,8 @@ def _insert_config(draft: Draft, path: Path) -> None:
     where = draft.source(split(_PATH))
     if draft.get(split(_CONFIG)):
         raise ConfigError(f"{where}: both {_CONFIG} and {_PATH} are written; write one of them.")
-    file = Path(str(other)).expanduser()
-    beside = path.parent / file
-    inner = read_yaml(file if file.is_absolute() or file.exists() else beside)
+    file = expanded(str(other))
+    inner = read_yaml(file if file.is_absolute() or existing(file) else path.parent / file)
     values = resolve(inner.values, inner.locator(str(other)))
     for name, value in values.items():
         source = inner.source((name,))

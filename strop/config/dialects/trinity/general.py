@@ -26,6 +26,7 @@ from strop.config.dialects.row import (
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity.presets import is_offline
 from strop.config.dialects.verl.trainer import every, frequency
+from strop.config.local import existing
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
 
@@ -51,8 +52,8 @@ def folder(theirs: Theirs) -> Mapping[str, Any]:
     """`<checkpoint_root_dir>/<project>/<name>/`; where the run is not to go on, under a name of its own."""
     root, project, name = theirs["checkpoint_root_dir"], theirs["project"], theirs["name"]
     settings = {"output": root, "project": project, "name": name, "resume": "auto"}
-    there = Path(root).expanduser() / project / name
-    if not theirs["continue_from_checkpoint"] and there.is_dir() and any(there.iterdir()):
+    there = existing(Path(root) / project / name)
+    if not theirs["continue_from_checkpoint"] and there and there.is_dir() and any(there.iterdir()):
         settings["name"] = f"{name}_{datetime.now():%Y%m%d%H%M%S}"
     return settings
 
