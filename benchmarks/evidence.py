@@ -30,8 +30,11 @@ TABLES = {
 PAGES = {"learning": DOCS / "algorithms" / "learning.md"}
 """Where a table stands; the others are in `docs/benchmarks.md`."""
 
-KILLS = "kills"
-"""The fault tests, with more kills than in CI."""
+TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "mutations": (["tests/config/test_mutations.py"], {"STROP_MUTATIONS": "1000"}),
+    "kills": (["-m", "faults"], {"STROP_KILLS": "20"}),
+}
+"""Tests that go further here than in CI: which they are, and what they are told by the environment."""
 
 
 def refresh(name: str, script: list[str]) -> None:
@@ -51,23 +54,23 @@ def refresh(name: str, script: list[str]) -> None:
     print(table)
 
 
-def kill() -> None:
-    """Run the fault tests. Raises where one fails."""
-    command = [sys.executable, "-m", "pytest", "-m", "faults"]
-    subprocess.run(command, cwd=HERE.parent, env=os.environ | {"STROP_KILLS": "20"}, check=True)
+def run_tests(which: list[str], environment: dict[str, str]) -> None:
+    """Run long tests. Raises where one fails."""
+    command = [sys.executable, "-m", "pytest", *which]
+    subprocess.run(command, cwd=HERE.parent, env=os.environ | environment, check=True)
 
 
 def main() -> None:
     """The command line: names of parts, or none for all."""
-    parts = [*TABLES, KILLS]
+    parts = [*TABLES, *TESTS]
     wanted = sys.argv[1:] or parts
     unknown = [name for name in wanted if name not in parts]
     if unknown:
         sys.exit(f"There is no part {unknown[0]!r}; there are {', '.join(parts)}.")
     for name in wanted:
         print(f"== {name}", flush=True)
-        if name == KILLS:
-            kill()
+        if name in TESTS:
+            run_tests(*TESTS[name])
         else:
             refresh(name, TABLES[name])
 

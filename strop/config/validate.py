@@ -42,7 +42,7 @@ def validate(values: dict[str, Any], draft: Draft, origin: str) -> Run:
             keys = _keys(detail, values)
             reason = _reason(detail, keys, values)
             where = _place(detail, keys, draft) or draft.locator(origin)(keys)
-            faults.setdefault(keys, f"{where}: {reason}{'' if reason.endswith('?') else '.'}")
+            faults.setdefault(keys, f"{where}: {reason}{'' if reason.endswith(('?', '.')) else '.'}")
         inner = [keys for keys in faults if not any(_inside(other, keys) for other in faults)]
         raise ConfigError("\n".join(faults[keys] for keys in inner)) from None
 
@@ -57,19 +57,23 @@ def _place(detail: ErrorDetails, keys: Keys, draft: Draft) -> str | None:
 
 
 def unknown_key(keys: Keys, values: Any) -> str:
-    """What to say of a key that the schema does not have: a suggestion where there is a likely one."""
-    here = [name for kind in sections_at(keys[:-1], values) for name in kind.model_fields]
+    """What to say of a key that the schema does not have: what it may be a slip of, and whose it is."""
+    from strop.config.dialects.whose import whose  # dialects end in a check of the run that they became
+
+    dotted = ".".join(keys)
+    here = list(dict.fromkeys(n for kind in sections_at(keys[:-1], values) for n in kind.model_fields))
     near = closest(keys[-1], here)
+    owned = whose(dotted, "strop")
     if near is not None:
-        return did_you_mean(keys[-1], [near])
-    if ".".join(keys) in all_keys():
+        return f"{did_you_mean(keys[-1], [near])}{owned}"
+    if dotted in all_keys():
         kind = next(iter(sections_at(keys[:-1], values))).model_fields["type"].default
         return f"; it means nothing under `type: {kind}`"
-    elsewhere = [
-        dotted for dotted in all_keys() if split(dotted)[-1] == keys[-1] and dotted != ".".join(keys)
-    ]
+    elsewhere = [known for known in all_keys() if split(known)[-1] == keys[-1] and known != dotted]
     if elsewhere:
-        return f"; did you mean {min(elsewhere, key=lambda dotted: dotted.count('.'))!r}?"
+        return f"; did you mean {min(elsewhere, key=lambda known: known.count('.'))!r}?{owned}"
+    if owned:
+        return f".{owned}"
     return f"; this section has {', '.join(here)}" if here else ""
 
 
@@ -97,7 +101,8 @@ def _reason(detail: ErrorDetails, keys: Keys, values: Any) -> str:
         return f"unknown key{unknown_key(keys, values)}"
     if kind == "missing":
         field = field_at(keys, values)
-        return f"missing. {(field and field.description) or 'It must be given'}".rstrip(".")
+        effect = (field and field.description) or "It must be given"
+        return f"missing. {' '.join(effect.split())}".rstrip(".")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         names = [str(found.model_fields["type"].default) for found in sections_at(keys, {})]
         return f"`type` must be one of {', '.join(names)}{_got(keys, context.get('tag'))}"

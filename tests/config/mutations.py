@@ -28,12 +28,56 @@ Way = tuple[str | int, ...]
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, -7, 3, 2.5, 10**30, -1e308, float("nan"), float("inf"), 1e-320),
     *("", " ", "no", "null", "1e5", "12", "-1", "True", "a b", "a,b", "a=b", "[", "{x", "'", '"', "~", "~/x"),
-    *("é\u0301ß", "日本語", "\u202eabc", "\x07", "😀" * 40, "x" * 5000, "${", "${}", "${nowhere}", "$${a}", "\\"),
+    *(
+        "é\u0301ß",
+        "日本語",
+        "\u202eabc",
+        "\x07",
+        "😀" * 40,
+        "x" * 5000,
+        "${",
+        "${}",
+        "${nowhere}",
+        "$${a}",
+        "\\",
+    ),
     *("${oc.env:STROP_TEST_NONE}", "${oc.env:STROP_TEST_NONE,3}", "${nosuch:1}", "${.x}", "${..}", "???"),
-    *("20 steps", "3 epochs", "10 %", "never", "0 steps", "grpo", "file.py:name", "a.b.c", "../..", "/", "s3://b"),
+    *(
+        "20 steps",
+        "3 epochs",
+        "10 %",
+        "never",
+        "0 steps",
+        "grpo",
+        "file.py:name",
+        "a.b.c",
+        "../..",
+        "/",
+        "s3://b",
+    ),
     *([], [1], [None], ["a", 2], [[]], [{}], {}, {"a": 1}, {"type": "adamw"}, {"path": "x"}, {"": 1}, {1: 2}),
 )
-TEXTS = ("\t", ":", "- ", "{", "}", "[", "]", "'", '"', "&a ", "*a", "!x ", "!!int ", "<<: ", "\n", "#", "%", "|", "?")
+TEXTS = (
+    "\t",
+    ":",
+    "- ",
+    "{",
+    "}",
+    "[",
+    "]",
+    "'",
+    '"',
+    "&a ",
+    "*a",
+    "!x ",
+    "!!int ",
+    "<<: ",
+    "\n",
+    "#",
+    "%",
+    "|",
+    "?",
+)
 
 
 def base(dialect: str) -> dict[str, Any]:
@@ -238,7 +282,15 @@ def double(text: str, rng: random.Random) -> str:
 
 
 def replace(text: str, rng: random.Random) -> str:
-    odd = ("", "\ufeff" + text, text.replace("\n", "\r\n"), text + "\n---\na: 1\n", "- " + text, text * 2, "null")
+    odd = (
+        "",
+        "\ufeff" + text,
+        text.replace("\n", "\r\n"),
+        text + "\n---\na: 1\n",
+        "- " + text,
+        text * 2,
+        "null",
+    )
     return rng.choice(odd)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from strop.config.dialects.component import COMPONENTS, Job, read_component
+from strop.config.dialects import LEDGERS
+from strop.config.dialects.component import Job, read_component
 from strop.config.dialects.trinity import read_trinity
 from strop.config.dialects.verl import read_verl
 from strop.config.dialects.verl.sft import read_verl_sft
-from strop.config.draft import Draft
+from strop.config.draft import Draft, Keys, Source, walk
 from strop.config.load import load_run
+from strop.config.schema.walk import all_keys
 from strop.config.yaml_file import read_yaml
 from strop.errors import ConfigError
 
@@ -41,11 +43,23 @@ def read_file(path: Path, overrides: Sequence[str] = (), *, here: bool = False) 
             f"{path}: these are inputs of the component {dialect}, which takes no overrides; write them in "
             f"the file, or as strop component {dialect} --input value."
         )
-    return read_component(dialect, list(_words(draft.values)), here=here)
+    places = {word[2:].partition("=")[0]: source for word, source in _words(draft)}
+    try:
+        return read_component(dialect, [word for word, _ in _words(draft)], here=here, places=places)
+    except ConfigError as error:
+        raise type(error)("\n".join(_placed(str(error), places, path))) from None
+
+
+def _placed(message: str, places: Mapping[str, Source], path: Path) -> Iterator[str]:
+    """Each line of it with the place of the first input that it names."""
+    for line in message.splitlines():
+        named = (places[name] for name in re.findall(r"--([\w.-]+)", line) if name in places)
+        known = line.startswith(str(path))
+        yield line if known else f"{next(named, path)}: {line}"
 
 
 def dialect_of(draft: Draft) -> str:
-    """`strop`, `verl`, `verl-sft`, `verl-eval`, `trinity`, or the component whose inputs stand there."""
+    """`strop`, or the name of the ledger: by what only one of them has, else by how many keys each knows."""
     values = draft.values
     if "actor_rollout_ref" in values:
         return "verl"
@@ -56,17 +70,20 @@ def dialect_of(draft: Draft) -> str:
     if draft.has(("model", "model_path")) or any(key in values for key in _TRINITY):
         return "trinity"
     inside = values.get("inputs")
-    written = set(inside if isinstance(inside, dict) else values)
-    known = {name: len(written & {i.name for i in part.inputs}) for name, part in COMPONENTS.items()}
-    most = max(known, key=lambda name: known[name])
-    return most if known[most] else "strop"
+    written = [".".join(keys) for keys, _ in walk(inside if isinstance(inside, dict) else values) if keys]
+    known = {"strop": len(set(written) & set(all_keys()))}
+    known |= {
+        name: sum(ledger.find_own(key) is not None for key in written) for name, ledger in LEDGERS.items()
+    }
+    return max(known, key=lambda name: known[name])
 
 
-def _words(values: Mapping[str, Any]) -> Iterator[str]:
-    """`--name=value`, from a flat mapping, or from a job's `inputs` and `outputs`."""
-    sections = [values[name] for name in ("inputs", "outputs") if isinstance(values.get(name), dict)]
-    for section in sections or [values]:
-        for name, value in section.items():
+def _words(draft: Draft) -> Iterator[tuple[str, Source]]:
+    """`--name=value`, from a flat mapping, or from a job's `inputs` and `outputs`; each with its place."""
+    values = draft.values
+    sections: list[Keys] = [(name,) for name in ("inputs", "outputs") if isinstance(values.get(name), dict)]
+    for section in sections or [()]:
+        for name, value in draft.get(section).items():
             inside = value.get("path") if isinstance(value, dict) else value
             text = str(inside).lower() if isinstance(inside, bool) else inside
-            yield f"--{name}={'' if text is None else text}"
+            yield f"--{name}={'' if text is None else text}", draft.said[(*section, name)]

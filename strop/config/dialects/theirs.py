@@ -56,13 +56,20 @@ class Ledger:
         depths = range(1, len(keys))
         return ".".join((keys[0], *("*" if ".".join(keys[:d]) in self._named else keys[d] for d in depths)))
 
+    def find_own(self, dotted: str) -> Row | None:
+        """The row of exactly this key, if it has one."""
+        return self._by_key.get(self._general(dotted))
+
     def suggest(self, dotted: str) -> str:
-        """What to say of a key that is not in the ledger."""
+        """What to say of a key that is not in the ledger: what it may be a slip of, and whose it is."""
+        from strop.config.dialects.whose import whose  # it knows all dialects, which are made with this
+
         names = [row.theirs for row in self.rows if not row.theirs.endswith("*")]
         last = split(dotted)[-1]
+        owned = whose(dotted, self.dialect)
         near = closest(dotted, names) or next((n for n in names if split(n)[-1] == last), None)
         hint = f"; did you mean {near!r}?" if near else "."
-        return f"{hint} `strop keys {self.dialect}` lists all."
+        return f"{hint}{owned} `strop keys {self.dialect}` lists all."
 
     def defaults(self) -> dict[str, Any]:
         """The whole configuration where nobody wrote anything."""

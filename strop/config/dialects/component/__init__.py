@@ -22,6 +22,8 @@ from strop.config.placement import SetAside, wants_here
 from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError
 
+_SHOWN = 60
+"""Of a value, so many characters stand in a message."""
 COMPONENTS = {part.name: part for part in (RFT_TRAINER, VERL_TRAINER, GRPO)}
 
 
@@ -46,8 +48,11 @@ def component_of(name: str) -> Component:
     return COMPONENTS[name]
 
 
-def read_component(name: str, words: Sequence[str], *, here: bool = False) -> Job:
-    """Read what AzureML passes: `--input value` or `--input=value`, all of it text.
+def read_component(
+    name: str, words: Sequence[str], *, here: bool = False, places: Mapping[str, Source] | None = None
+) -> Job:
+    """Read what AzureML passes: `--input value` or `--input=value`, all of it text. `places` says of inputs
+    by name where in a file they were written.
 
     Raises ConfigError for an input or value that cannot be taken, PlacementError for hardware and
     engines that are not here, unless `here` or STROP_HERE sets them aside.
@@ -56,7 +61,8 @@ def read_component(name: str, words: Sequence[str], *, here: bool = False) -> Jo
     given = given_words(component, words)
     names = dict(component.names) | {part.key: part.name for part in given.inputs}
     try:
-        loaded = read_dialect(component.reading, _draft(component, given), here=wants_here(here))
+        draft = _draft(component, given, places or {})
+        loaded = read_dialect(component.reading, draft, here=wants_here(here))
     except ConfigError as error:
         raise type(error)(rename(str(error), names)) from None
     override = given.texts.get("pypi_packages_override", "")
@@ -67,22 +73,29 @@ def read_component(name: str, words: Sequence[str], *, here: bool = False) -> Jo
     return Job(_called(loaded, names), packages(override), models, mlflow)
 
 
-def _draft(component: Component, given: Given) -> Draft:
+def _draft(component: Component, given: Given, places: Mapping[str, Source]) -> Draft:
     """The values that were given, under the keys by which the ledger reads them."""
-    draft = Draft()
+    draft, faults = Draft(), []
     for part in given.inputs:
         text = given.texts[part.name]
-        source = Source("override", f"--{part.name}={text}")
         if part.name == "deepspeed_config":
             for keys, value in read_deepspeed(Path(text)):
                 draft.set((part.key, *keys), value, Source("file", text))
-        else:
-            draft.set(split(part.key), part.read(text), source)
+            continue
+        try:
+            draft.set(split(part.key), part.read(text), _source(part.name, text, places))
+        except ConfigError as error:
+            faults.append(str(error))
+    if faults:
+        raise ConfigError("\n".join(faults))
     for output, folder in given.outputs:
         if output.holds == "run":
-            source = Source("override", f"--{output.name}={folder}")
-            draft.set(split(component.folder_key), folder, source)
+            draft.set(split(component.folder_key), folder, _source(output.name, folder, places))
     return draft
+
+
+def _source(name: str, text: str, places: Mapping[str, Source]) -> Source:
+    return places.get(name) or Source("override", f"--{name}={text[:_SHOWN]}")
 
 
 def _called(loaded: Loaded, names: Mapping[str, str]) -> Loaded:

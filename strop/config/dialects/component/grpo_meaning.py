@@ -105,8 +105,7 @@ def tasksets(theirs: Theirs) -> Mapping[str, Any]:
         what = "none of them is given" if train is None else "both are given"
         raise theirs.fault(
             "dataset_name",
-            "the tasks are in dataset_train_split and dataset_validation_split, or in dataset_name; "
-            f"{what}.",
+            f"the tasks are in dataset_train_split and dataset_validation_split, or in dataset_name; {what}.",
         )
     shared = {"prompt": theirs["dataset_prompt_column"], "answer": "solution", "system": SYSTEM_PROMPT}
     first = {"path": train} if train is not None else {"path": name, "split": "train"}

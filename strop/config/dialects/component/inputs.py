@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from strop.config.dialects.row import Row
 from strop.config.dialects.theirs import Ledger
+from strop.config.redact import brief
 from strop.errors import ConfigError
 
 Type = Literal["string", "boolean", "integer", "number", "uri_file", "uri_folder"]
@@ -51,7 +52,7 @@ class Input:
     def read(self, text: str) -> Any:
         """The value that the text stands for. Raises ConfigError where it stands for none of its type."""
         if self.enum and text not in self.enum:
-            raise ConfigError(f"--{self.name} is {' or '.join(self.enum)}, got {text!r}.")
+            raise ConfigError(f"--{self.name} is {' or '.join(self.enum)}, got {brief(text, self.name)}.")
         if self.convert is not None:
             return self.convert(text)
         if self.type not in _READERS:
@@ -59,7 +60,9 @@ class Input:
         try:
             return _READERS[self.type](text)
         except (ValueError, KeyError):
-            raise ConfigError(f"--{self.name} is {_WORDS[self.type]}, got {text!r}.") from None
+            raise ConfigError(
+                f"--{self.name} is {_WORDS[self.type]}, got {brief(text, self.name)}."
+            ) from None
 
     def takes(self, value: Any) -> bool:
         """Whether there is a text that stands for the value."""

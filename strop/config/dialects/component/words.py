@@ -31,10 +31,7 @@ def given_words(component: Component, words: Sequence[str]) -> Given:
     known = [*(part.name for part in component.inputs), *(part.name for part in component.outputs)]
     for name, text in _pairs(words):
         if name not in known:
-            hint = did_you_mean(name, known) or "."
-            raise ConfigError(
-                f"{component.name} has no input --{name}{hint} `strop keys {component.name}` lists all."
-            )
+            raise ConfigError(f"{component.name} has no input --{name}{_hint(component, name, known)}")
         if name in texts:
             raise ConfigError(f"--{name} is given twice: {texts[name]!r} and {text!r}.")
         texts[name] = text
@@ -46,6 +43,13 @@ def given_words(component: Component, words: Sequence[str]) -> Given:
     _refuse_contradictions(inputs, texts)
     outputs = tuple((part, texts[part.name]) for part in component.outputs if part.name in texts)
     return Given(inputs, texts, outputs)
+
+
+def _hint(component: Component, name: str, known: Sequence[str]) -> str:
+    from strop.config.dialects.whose import whose  # it knows all dialects, this one too
+
+    near = did_you_mean(name, known) or "."
+    return f"{near}{whose(name, component.name)} `strop keys {component.name}` lists all."
 
 
 def _is_missing(part: Input, texts: Mapping[str, str]) -> bool:

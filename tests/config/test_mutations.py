@@ -1,0 +1,61 @@
+"""A broken configuration passes `check`, or is refused in one paragraph that says where; nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from strop.config.check import missing_files
+from strop.errors import PlacementError, StropError
+
+from .mutations import DIALECTS, REAL, mutated, read
+
+COUNT = int(os.environ.get("STROP_MUTATIONS", "100"))
+"""Of each dialect; `make evidence ARGS=mutations` takes a thousand."""
+_PLACE = re.compile(r"config\.yaml\b|(input|override) |^--|--\w")
+_LONGEST = 900
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STROP_HERE", raising=False)
+    Path("ds.json").write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}')
+
+
+def _outcome(dialect: str, number: int) -> StropError | None:
+    path = Path("config.yaml")
+    path.write_text(mutated(dialect, number), encoding="utf-8")
+    try:
+        loaded = read(dialect, path, number)
+        if loaded is not None:
+            missing_files(loaded)
+    except StropError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_they_are_made_from_is_read(dialect: str) -> None:
+    Path("config.yaml").write_text((REAL / f"{dialect}.yaml").read_text(encoding="utf-8"))
+    for number in (1, 2):
+        read(dialect, Path("config.yaml"), number)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_each_is_read_or_refused_in_words(dialect: str) -> None:
+    passed = 0
+    for number in range(COUNT):
+        error = _outcome(dialect, number)
+        passed += error is None
+        message = str(error or "")
+        lines = message.splitlines()
+        assert message.strip() == message and "" not in lines and "Traceback" not in message, number
+        if isinstance(error, PlacementError):
+            assert "--here" in message, number
+        else:
+            assert all(_PLACE.search(line) and len(line) < _LONGEST for line in lines), (number, message)
+    assert 0 < passed < COUNT
