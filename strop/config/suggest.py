@@ -9,7 +9,7 @@ from collections.abc import Iterable
 def closest(word: str, options: Iterable[str]) -> str | None:
     """The option that the word is most likely a slip of, if there is one."""
     lowered = {option.lower(): option for option in options}
-    found = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.7)
     return lowered[found[0]] if found else None
 
 

@@ -63,7 +63,7 @@ def unknown_key(keys: Keys, values: Any) -> str:
     dotted = ".".join(keys)
     here = list(dict.fromkeys(n for kind in sections_at(keys[:-1], values) for n in kind.model_fields))
     near = closest(keys[-1], here)
-    owned = whose(dotted, "strop")
+    owned = whose(dotted, "strop", by_last_name=near is None)
     if near is not None:
         return f"{did_you_mean(keys[-1], [near])}{owned}"
     if dotted in all_keys():

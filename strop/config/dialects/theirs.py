@@ -64,12 +64,21 @@ class Ledger:
         """What to say of a key that is not in the ledger: what it may be a slip of, and whose it is."""
         from strop.config.dialects.whose import whose  # it knows all dialects, which are made with this
 
-        names = [row.theirs for row in self.rows if not row.theirs.endswith("*")]
-        last = split(dotted)[-1]
-        owned = whose(dotted, self.dialect)
-        near = closest(dotted, names) or next((n for n in names if split(n)[-1] == last), None)
+        near = self._near(dotted)
+        owned = whose(dotted, self.dialect, by_last_name=near is None)
         hint = f"; did you mean {near!r}?" if near else "."
         return f"{hint}{owned} `strop keys {self.dialect}` lists all."
+
+    def _near(self, dotted: str) -> str | None:
+        """A key of the same section, or else of any, whose last name is like the one that was written."""
+        *above, last = split(dotted)
+        names = [row.theirs for row in self.rows if not row.theirs.endswith("*")]
+        beside = [name for name in names if split(name)[:-1] == tuple(above)]
+        for group in (beside, names):
+            by_last = {split(name)[-1]: name for name in reversed(group)}
+            if found := closest(last, by_last):
+                return by_last[found]
+        return closest(dotted, names)
 
     def defaults(self) -> dict[str, Any]:
         """The whole configuration where nobody wrote anything."""

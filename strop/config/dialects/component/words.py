@@ -72,7 +72,7 @@ def _refuse_contradictions(inputs: Sequence[Input], texts: Mapping[str, str]) ->
     by_key: dict[str, Input] = {}
     for part in inputs:
         other = by_key.setdefault(part.key, part)
-        if part.read(texts[part.name]) != other.read(texts[other.name]):
+        if part is not other and part.read(texts[part.name]) != other.read(texts[other.name]):
             raise ConfigError(
                 f"--{other.name}={texts[other.name]} and --{part.name}={texts[part.name]} say the same thing "
                 "differently; write one of them, or the same value."
