@@ -63,7 +63,7 @@ def missing_files(loaded: Loaded) -> list[str]:
 
 def _workflow(workflow: Workflow, field: str, sources: Mapping[str, Source]) -> list[str]:
     file, colon, _ = workflow.name.rpartition(":")
-    if not (colon and file.endswith(".py")) or Path(file).expanduser().is_file():
+    if not (colon and file.endswith(".py")) or _is_file(file):
         return []
     return [f"{_at(field, sources)}: there is no file {file}."]
 

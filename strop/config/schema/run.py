@@ -163,7 +163,7 @@ class Run(Section):
             )
         longest, of_what = self.max_sequence_tokens, "rollout.max_sequence_tokens"
         if self.rollout.max_sequence_tokens is None:
-            of_what = "max_prompt_tokens + max_response_tokens"
+            of_what = "data.max_prompt_tokens + data.max_response_tokens"
         elif longest <= self.data.max_prompt_tokens:
             raise ValueError(
                 f"rollout.max_sequence_tokens ({longest}) leaves no room for an answer after a prompt of "
