@@ -73,7 +73,7 @@ def generate(
 ) -> int:
     """Answer every prompt of a Parquet or JSONL file with `rollout.sampling`, and write the file again as
     Parquet with a column `responses`; returns the number of prompts."""
-    from strop.run.offline import generate as run_generate
+    from strop.run.generate import generate as run_generate
 
     return run_generate(run, Path(prompts), Path(out), Path(checkpoint) if checkpoint else None)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import typer
 
-from strop.config.load import Loaded
+from strop.config.load import Loaded, SetAside
 from strop.errors import ConfigError, RewardError
 
 
@@ -46,7 +47,16 @@ def _unknown_rewards(loaded: Loaded) -> Iterator[str]:
                 yield f"{loaded.sources[f'reward.functions.{index}.function']}: {error}"
 
 
-def say_notes(loaded: Loaded) -> None:
+class Read(Protocol):
+    """Whatever was read of a configuration."""
+
+    @property
+    def set_aside(self) -> tuple[SetAside, ...]: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+
+def say_notes(loaded: Read) -> None:
     """Print, before anything starts, what `--here` set aside and what was written without effect."""
     for item in loaded.set_aside:
         typer.echo(f"set aside: {item}")

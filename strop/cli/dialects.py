@@ -76,6 +76,24 @@ def evaluate(
     show_figures(score_file(file, scoring.reward))
 
 
+@verl.command()
+def generate(
+    overrides: Overrides = None,
+    config: Config = None,
+    here: Here = False,
+) -> None:
+    """What `python -m verl.trainer.main_generation key=value ...` does: answer a file of prompts."""
+    from strop.cli.actions import say_notes
+    from strop.config.dialects.verl.generation import read_verl_generate
+
+    read = read_verl_generate(overrides or (), config=config, here=here)
+    say_notes(read)
+    from strop.run.generate import answer_file
+
+    count = answer_file(read.generation)
+    typer.echo(f"Answered {count} prompts: {read.generation.output}")
+
+
 def trinity(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The file.", show_default=False)],
     overrides: Overrides = None,

@@ -6,20 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from strop.config.load import Loaded, load_run
 from strop.config.schema.algorithm import Dpo, Sft
-from strop.config.schema.reward import Reward
-from strop.data.taskset import load_taskset
 from strop.errors import CheckpointError, ConfigError
 from strop.run.evaluate import evaluate as evaluate_tasksets
-from strop.run.explorer import check_errors
 from strop.run.folder import RunFolder
 from strop.run.policy import open_policy, require_reward
 from strop.run.pupil import load_held_out, open_pupil, require_measures
-from strop.run.sampling import sampling_of
 from strop.run.tasks import load_eval_tasks
 from strop.run.tokenizer import tokenizer_of
 from strop.training import checkpoint as checkpoints
@@ -47,38 +40,6 @@ def evaluate(loaded: Loaded, checkpoint: Path | None, reward: Callable[..., Any]
     tasks = load_eval_tasks(run, tokenizer)
     with open_engines(run) as engines, open_policy(run, engines, tokenizer, reward, checkpoint) as policy:
         return evaluate_tasksets(run, policy.explorer, tasks, step=policy.state.step).metrics
-
-
-def generate(loaded: Loaded, prompts: Path, out: Path, checkpoint: Path | None) -> int:
-    """Answer every prompt of a file whose columns are those of `data.train`, with `rollout.sampling`, and
-    write its rows as Parquet with the answers in a column `responses`, as verl's evaluation reads them."""
-    run = loaded.run
-    if checkpoint is not None:
-        checkpoints.verify(checkpoint)
-    section = run.data.train.model_copy(
-        update={"path": str(prompts), "split": None, "subset": None, "answer": None, "source": None}
-    )
-    tokenizer = tokenizer_of(run)
-    tasks = load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False).all_tasks()
-    unscored = run.model_copy(update={"reward": Reward()})
-    with open_engines(run) as engines, open_policy(unscored, engines, tokenizer, None, checkpoint) as policy:
-        groups = policy.explorer.sample(
-            tasks,
-            1 if isinstance(run.algorithm, Sft | Dpo) else run.algorithm.rollouts_per_task,
-            sampling_of(run.rollout.sampling, run.data.max_response_tokens),
-            purpose="generate",
-            step=policy.state.step,
-        )
-    check_errors(groups, run.rollout.max_error_share)
-    rows = [
-        {section.prompt: [dict(message) for message in group.task.messages]}
-        | dict(group.task.extra)
-        | {"responses": [rollout.text for rollout in group.rollouts]}
-        for group in groups
-    ]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), out)
-    return len(groups)
 
 
 def export(folder: Path, to: Path, step: int | None) -> Path:

@@ -17,6 +17,7 @@ FILES = {
     "verl": "algorithm: {adv_estimator: grpo}\nactor_rollout_ref: {rollout: {n: 4}, model: {path: m}}\n",
     "verl-sft": "model: {partial_pretrain: m}\ndata: {train_files: t.parquet}\n",
     "verl-eval": "data: {path: a.parquet}\ncustom_reward_function: {path: r.py}\n",
+    "verl-generate": "data: {path: a.parquet, n_samples: 2}\nmodel: {path: m}\n",
     "trinity": (
         "algorithm: {algorithm_type: grpo}\n"
         "model: {model_path: m, max_prompt_tokens: 9, max_response_tokens: 9}\n"
@@ -44,8 +45,8 @@ def test_each_is_recognised_and_read(dialect: str, tmp_path: Path, monkeypatch: 
     path = Path("config.yaml")
     path.write_text(FILES[dialect])
     assert dialect_of(read_yaml(path)) == dialect
-    if dialect == "verl-eval":
-        with pytest.raises(ConfigError, match="strop verl eval --config"):
+    if dialect in ("verl-eval", "verl-generate"):
+        with pytest.raises(ConfigError, match=f"strop verl {dialect.removeprefix('verl-')} --config"):
             read_file(path)
         return
     job = read_file(path, here=True)

@@ -34,6 +34,11 @@ def read_file(path: Path, overrides: Sequence[str] = (), *, here: bool = False) 
                 f"{path}: this is verl's evaluation.yaml, which scores a file of answers and trains nothing. "
                 f"Run it with: strop verl eval --config {path}"
             )
+        case "verl-generate":
+            raise ConfigError(
+                f"{path}: this is verl's generation.yaml, which answers prompts and trains nothing. "
+                f"Run it with: strop verl generate --config {path}"
+            )
         case "trinity":
             return Job(read_trinity(path, overrides, here=here))
         case "strop":
@@ -65,6 +70,8 @@ def dialect_of(draft: Draft) -> str:
         return "verl"
     if draft.has(("model", "partial_pretrain")):
         return "verl-sft"
+    if any(draft.has(("data", key)) for key in ("n_samples", "output_path")):
+        return "verl-generate"
     if draft.has(("data", "path")) and "model" not in values:
         return "verl-eval"
     if draft.has(("model", "model_path")) or any(key in values for key in _TRINITY):
