@@ -94,6 +94,22 @@ def generate(
     typer.echo(f"Answered {count} prompts: {read.generation.output}")
 
 
+@verl.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def merge(context: typer.Context) -> None:
+    """What `python -m verl.model_merger merge` does: a checkpoint becomes a Hugging Face folder.
+
+    --local_dir is a run folder or checkpoint of Strop's, or a folder with verl's FSDP shards; --target_dir
+    the folder to write. `strop keys verl-merge` lists all; each may also be written as key=value.
+    """
+    from strop.config.dialects.verl.merging import read_verl_merge
+
+    merging = read_verl_merge(context.args)
+    from strop.run.merge import Shards, merge
+
+    shards = Shards(merging.hf_model_path, merging.lora_alpha)
+    typer.echo(f"Wrote {merge(merging.local_dir, merging.target_dir, shards)}")
+
+
 def trinity(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The file.", show_default=False)],
     overrides: Overrides = None,

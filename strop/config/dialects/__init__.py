@@ -8,6 +8,7 @@ from strop.config.dialects.trinity import LEDGER as TRINITY
 from strop.config.dialects.verl import LEDGER as VERL
 from strop.config.dialects.verl.evaluation import LEDGER as VERL_EVAL
 from strop.config.dialects.verl.generation import LEDGER as VERL_GENERATE
+from strop.config.dialects.verl.merging import LEDGER as VERL_MERGE
 from strop.config.dialects.verl.sft import LEDGER as VERL_SFT
 from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError
@@ -17,6 +18,7 @@ LEDGERS = {
     "verl-sft": VERL_SFT,
     "verl-eval": VERL_EVAL,
     "verl-generate": VERL_GENERATE,
+    "verl-merge": VERL_MERGE,
     "trinity": TRINITY,
     **{name: component.ledger for name, component in COMPONENTS.items()},
 }

@@ -17,6 +17,7 @@ TITLES = {
     "verl-sft": ("verl: `sft_trainer.yaml`", "strop verl sft key=value ..."),
     "verl-eval": ("verl: `evaluation.yaml`", "strop verl eval key=value ..."),
     "verl-generate": ("verl: `generation.yaml`", "strop verl generate key=value ..."),
+    "verl-merge": ("verl: the model merger", "strop verl merge --local_dir FOLDER --target_dir FOLDER"),
     "trinity": ("Trinity-RFT", "strop trinity FILE.yaml"),
     "rft_trainer": ("AzureML: `rft_trainer`", "strop component rft_trainer --input value ..."),
     "verl_trainer": ("AzureML: `verl_trainer_component`", "strop component verl_trainer --input value ..."),
