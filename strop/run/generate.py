@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from strop.config.load import Loaded
 from strop.config.schema.algorithm import Dpo, Sft
@@ -21,17 +21,16 @@ from strop.errors import DataError
 from strop.inference.native import NativeEngine
 from strop.models.fuse import fuse_storage
 from strop.models.load import load_model, load_tokenizer
-from strop.run.explorer import Explorer, check_errors
+from strop.run.explorer import check_errors
 from strop.run.policy import open_policy
-from strop.run.rewards import Rewards
 from strop.run.sampling import sampling_of
 from strop.run.stopping import StopSignal
 from strop.run.tokenizer import tokenizer_of
+from strop.seeds import derive_seed
 from strop.training import checkpoint as checkpoints
 from strop.training.device import find_device
 from strop.training.table import open_engines
-from strop.types import Group, Task
-from strop.workflows.table import make_workflow
+from strop.types import SampleRequest, Task
 
 
 def generate(loaded: Loaded, prompts: Path, out: Path, checkpoint: Path | None) -> int:
@@ -54,52 +53,51 @@ def generate(loaded: Loaded, prompts: Path, out: Path, checkpoint: Path | None) 
             step=policy.state.step,
         )
     check_errors(groups, run.rollout.max_error_share)
-    write_answers(str(out), section, groups)
+    answers = [[rollout.text for rollout in group.rollouts] for group in groups]
+    _write(str(out), section, tasks, answers)
     return len(groups)
 
 
 def answer_file(section: Generation) -> int:
-    """By a model as it is; returns how many prompts were answered.
+    """By a model as it is, one turn to each prompt; returns how many prompts were answered.
 
-    Raises `Interrupted` between two batches, `RolloutError` where too many answers broke.
+    Raises `Interrupted` between two batches.
     """
-    device = find_device("auto")
     tokenizer = load_tokenizer(section.model)
     data = section.data
     tasks = load_taskset(data.train, data, tokenizer, seed=section.seed, shuffle=False).all_tasks()
-    model = load_model(section.model, device=device, trainable=False)
+    model = load_model(section.model, device=find_device("auto"), trainable=False)
     fuse_storage(model)
-    sampler = NativeEngine.from_model(model, section.rollout.engine, tokenizer)
-    workflow = make_workflow(section.rollout.workflow, sampler, tokenizer)
-    with StopSignal() as stop, Rewards(Reward(), replies=Path()) as unscored, torch.inference_mode():
-        explorer = Explorer(workflow, unscored, stop, seed=section.seed)
-        groups = list(_answered(explorer, section, tasks))
-    check_errors(groups, section.rollout.max_error_share)
-    write_answers(section.output, data.train, groups)
-    return len(groups)
+    engine = NativeEngine.from_model(model, section.engine, tokenizer)
+    answers: list[list[str]] = []
+    with StopSignal() as stop:
+        for first in range(0, len(tasks), section.tasks_at_once):
+            requests = list(_requests(section, tasks, first))
+            completions = asyncio.run(engine.sample(requests))
+            texts = [str(tokenizer.decode(c.token_ids, skip_special_tokens=True)) for c in completions]
+            each = section.rollouts_per_task
+            answers += [texts[start : start + each] for start in range(0, len(texts), each)]
+            stop.check()
+    _write(section.output, data.train, tasks, answers)
+    return len(tasks)
 
 
-def _answered(explorer: Explorer, section: Generation, tasks: Sequence[Task]) -> Iterator[Group]:
-    """Batch after batch; a draw's seed is of its prompt's place in the file."""
-    sampling = sampling_of(section.rollout.sampling, section.data.max_response_tokens)
-    for first in range(0, len(tasks), section.tasks_at_once):
-        yield from explorer.sample(
-            tasks[first : first + section.tasks_at_once],
-            section.rollouts_per_task,
-            sampling,
-            purpose="generate",
-            step=0,
-            first=first,
-        )
+def _requests(section: Generation, tasks: Sequence[Task], first: int) -> Iterator[SampleRequest]:
+    """Of one batch; a draw's seed is of its prompt's place in the file."""
+    sampling = sampling_of(section.sampling, section.data.max_response_tokens)
+    for number, task in enumerate(tasks[first : first + section.tasks_at_once], start=first):
+        for index in range(section.rollouts_per_task):
+            seed = derive_seed(section.seed, "generate", number, index)
+            yield SampleRequest(f"{number}-{index}", task.prompt_ids, sampling, seed)
 
 
-def write_answers(out: str, section: Taskset, groups: Sequence[Group]) -> None:
-    """The rows that the groups' tasks came from, each with its answers, as one Parquet file."""
+def _write(out: str, section: Taskset, tasks: Sequence[Task], answers: Sequence[Sequence[str]]) -> None:
+    """The rows that the tasks came from, each with its answers, as one Parquet file."""
     rows = [
-        {section.prompt: [dict(message) for message in group.task.messages]}
-        | dict(group.task.extra)
-        | {"responses": [rollout.text for rollout in group.rollouts]}
-        for group in groups
+        {section.prompt: [dict(message) for message in task.messages]}
+        | dict(task.extra)
+        | {"responses": list(texts)}
+        for task, texts in zip(tasks, answers, strict=True)
     ]
     place = place_of(out)
     try:

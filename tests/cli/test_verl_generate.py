@@ -89,7 +89,7 @@ def test_bad_input(cli: Cli, tmp_path: Path, words: list[str], expected: str) ->
 
 def test_upstreams_defaults() -> None:
     generation = read_verl_generate([]).generation
-    sampling = generation.rollout.sampling
+    sampling = generation.sampling
     assert (generation.rollouts_per_task, generation.tasks_at_once) == (5, 128)
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (1.0, 50, 0.7)
     assert (generation.data.max_prompt_tokens, generation.data.max_response_tokens) == (1536, 512)

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from strop.config.schema.base import Section
 from strop.config.schema.data import Data
 from strop.config.schema.model import Model
-from strop.config.schema.rollout import Rollout
+from strop.config.schema.rollout import NativeEngine, Sampling
 
 
 class Generation(Section):
@@ -23,14 +23,16 @@ class Generation(Section):
     """Answers to each prompt."""
     tasks_at_once: int = Field(128, gt=0)
     """Prompts that are answered together; changes memory, never the answers."""
-    rollout: Rollout = Rollout()
+    sampling: Sampling = Sampling()
     """How answers are drawn."""
+    engine: NativeEngine = NativeEngine()
+    """What draws them."""
     seed: int = Field(1, ge=0)
     """Fixes every draw."""
 
     @model_validator(mode="after")
     def _greedy_once(self) -> Generation:
-        if self.rollout.sampling.temperature == 0 and self.rollouts_per_task > 1:
+        if self.sampling.temperature == 0 and self.rollouts_per_task > 1:
             raise ValueError(
                 f"rollouts_per_task is {self.rollouts_per_task} and the temperature 0: greedy answers to one "
                 "prompt are all the same; write 1, or a temperature above 0"

@@ -62,7 +62,7 @@ def sampling(theirs: Theirs) -> Mapping[str, Any]:
             f"data.n_samples is {theirs['data.n_samples']}, but greedy answers to one prompt are all alike; "
             "write data.n_samples=1, or a rollout.temperature above 0.",
         )
-    return {f"rollout.sampling.{name}": value for name, value in settings.items()}
+    return {f"sampling.{name}": value for name, value in settings.items()}
 
 
 def libraries(theirs: Theirs) -> Mapping[str, Any]:
@@ -105,9 +105,9 @@ LEDGER = Ledger(
             kind=one_of("sync", "async"),
             can=only("sync"),
         ),
-        mapped("rollout.temperature", 1.0, "rollout.sampling.temperature", read=sampling),
-        mapped("rollout.top_k", 50, "rollout.sampling.top_k", read=sampling, note="-1 and 0 keep all"),
-        mapped("rollout.top_p", 0.7, "rollout.sampling.top_p", read=sampling, kind=NUMBER),
+        mapped("rollout.temperature", 1.0, "sampling.temperature", read=sampling),
+        mapped("rollout.top_k", 50, "sampling.top_k", read=sampling, note="-1 and 0 keep all"),
+        mapped("rollout.top_p", 0.7, "sampling.top_p", read=sampling, kind=NUMBER),
         mapped(
             "rollout.prompt_length",
             1536,
@@ -125,7 +125,7 @@ LEDGER = Ledger(
             read=precision,
         ),
         placement("rollout.gpu_memory_utilization", 0.5, _NATIVE, can=never, kind=NUMBER),
-        mapped("rollout.ignore_eos", False, "rollout.sampling.ignore_eos", read=sampling),
+        mapped("rollout.ignore_eos", False, "sampling.ignore_eos", read=sampling),
         placement("rollout.enforce_eager", True, _NATIVE, can=always),
         placement("rollout.free_cache_engine", True, _NATIVE, can=always),
         placement("rollout.load_format", "dummy_dtensor", "the model's weights are read", can=never),
@@ -138,7 +138,7 @@ LEDGER = Ledger(
             kind=or_null(WHOLE),
             can=only(None),
         ),
-        mapped("rollout.max_num_seqs", 1024, "rollout.engine.max_sequences"),
+        mapped("rollout.max_num_seqs", 1024, "engine.max_sequences"),
         *(
             placement(
                 f"rollout.{name}", default, "no log-probs are computed", kind=or_null(WHOLE), can=always
@@ -152,7 +152,7 @@ LEDGER = Ledger(
         mapped(
             "rollout.do_sample",
             True,
-            "rollout.sampling.temperature",
+            "sampling.temperature",
             read=sampling,
             note="False is greedy, whatever the temperature",
         ),
