@@ -39,6 +39,11 @@ def read_file(path: Path, overrides: Sequence[str] = (), *, here: bool = False) 
                 f"{path}: this is verl's generation.yaml, which answers prompts and trains nothing. "
                 f"Run it with: strop verl generate --config {path}"
             )
+        case "verl-merge":
+            raise ConfigError(
+                f"{path}: these are options of verl's model merger, which takes no file: strop verl merge "
+                "--local_dir FOLDER --target_dir FOLDER"
+            )
         case "trinity":
             return Job(read_trinity(path, overrides, here=here))
         case "strop":
