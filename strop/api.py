@@ -21,8 +21,8 @@ class RunResult:
 
     folder: Path
     """All that the run wrote."""
-    model: Path
-    """The trained model, as a Hugging Face folder."""
+    model: Path | None
+    """The trained model, as a Hugging Face folder; None where nothing is trained (mode explore)."""
     steps: int
     """Steps that are done, earlier starts included."""
     model_step: int
@@ -46,17 +46,15 @@ def train(run: Loaded, *, reward: RewardFn | None = None) -> RunResult:
     file names. Raises a `StropError` where the run cannot go on.
     """
     from strop.report.build import write_report
-    from strop.run.train import train as run_train
+    from strop.run.modes import start
 
     try:
-        outcome = run_train(run, reward)
+        outcome = start(run, reward)
     finally:
         # A run that fails or is stopped has a report too, of what there is.
         if run.run.record.report and (run.run.folder_path / "metrics.jsonl").is_file():
             write_report(run.run.folder_path)
-    return RunResult(
-        outcome.folder.path, outcome.folder.model, outcome.state.step, outcome.model_step, outcome.metrics
-    )
+    return RunResult(outcome.folder, outcome.model, outcome.steps, outcome.model_step, outcome.metrics)
 
 
 def evaluate(

@@ -247,6 +247,8 @@ class ExperienceGroup:
 
     id: str
     experiences: tuple[Experience, ...]
+    baseline: float | None = None
+    """The reward of the task's greedy answer, where the algorithm compares with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from strop.buffer import plain
 from strop.errors import StoreError
 from strop.types import Experience, ExperienceGroup, Role, Status
 
-FORMAT = 1
+FORMAT = 2
 """Goes up whenever the columns change; other formats are refused."""
 
 EXPERIENCE = pa.struct(
@@ -45,6 +45,7 @@ SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
         pa.field("experiences", pa.list_(pa.field("item", EXPERIENCE, nullable=False)), nullable=False),
+        pa.field("baseline", pa.float64()),
     ],
     metadata={"strop.groups": str(FORMAT)},
 )
@@ -130,9 +131,10 @@ def to_batch(groups: Sequence[ExperienceGroup]) -> pa.RecordBatch:
             type=SCHEMA.field("experiences").type,
         )
         ids = pa.array([group.id for group in groups], pa.string())
+        baselines = pa.array([group.baseline for group in groups], pa.float64())
     except (pa.ArrowException, TypeError, OverflowError, UnicodeEncodeError) as error:
         raise StoreError(f"A group of experiences cannot be stored: {error}.") from error
-    return pa.RecordBatch.from_arrays([ids, lists], schema=SCHEMA)
+    return pa.RecordBatch.from_arrays([ids, lists, baselines], schema=SCHEMA)
 
 
 def from_batch(batch: pa.RecordBatch) -> list[ExperienceGroup]:
@@ -147,9 +149,10 @@ def from_batch(batch: pa.RecordBatch) -> list[ExperienceGroup]:
     except ValueError as error:
         raise StoreError(f"A stored group is damaged: {error}.") from error
     bounds = pairwise(lists.offsets.to_pylist())
+    ids, baselines = batch.column("id").to_pylist(), batch.column("baseline").to_pylist()
     return [
-        ExperienceGroup(id, tuple(rows[start:end]))
-        for id, (start, end) in zip(batch.column("id").to_pylist(), bounds, strict=True)
+        ExperienceGroup(id, tuple(rows[start:end]), baseline)
+        for id, baseline, (start, end) in zip(ids, baselines, bounds, strict=True)
     ]
 
 

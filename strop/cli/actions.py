@@ -17,6 +17,9 @@ def start(loaded: Loaded) -> None:
 
     say_notes(loaded)
     result = api.train(loaded)
+    if result.model is None:
+        typer.echo(f"{result.steps} steps are explored. All of it is in {result.folder}.")
+        return
     which = (
         "The model" if result.model_step == result.steps else f"The best model, of step {result.model_step},"
     )

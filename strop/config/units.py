@@ -87,3 +87,7 @@ Warmup = Annotated[Amount, *_field(("steps", "updates", "%"), positive=False)]
 """The first part of a schedule; `%` is of the whole run."""
 Part = Annotated[Amount, *_field(("steps", "updates", "%"))]
 """A part of a run; `%` is of the whole run where nothing else is said."""
+Steps = Annotated[Amount, *_field(("steps",))]
+"""A number of steps, one at least."""
+StepsOrNone = Annotated[Amount, *_field(("steps",), positive=False)]
+"""A number of steps, or `0 steps`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from strop.errors import RunFolderError
 from strop.run.folder import RunFolder
-from strop.run.rows import Row, read_rows
+from strop.run.rows import Row, joined, read_rows
 from strop.run.sessions import read_sessions
 
 
@@ -34,19 +35,23 @@ class Contents:
     def eval_files(self) -> dict[str, list[Path]]:
         """The rollouts of each eval taskset, oldest first."""
         files: dict[str, list[Path]] = {}
-        for path in sorted(self.folder.path.glob("eval/*/step-*.parquet")):
+        found = (folder.path.glob("eval/*/step-*.parquet") for folder in (self.folder, self.folder.explorer))
+        for path in sorted(chain.from_iterable(found)):
             files.setdefault(path.parent.name, []).append(path)
         return files
 
     def rollout_files(self) -> list[Path]:
         """The rollouts of the training steps that were kept, oldest first."""
-        return sorted(self.folder.rollouts.glob("step-*.parquet"))
+        found = (folder.rollouts.glob("step-*.parquet") for folder in (self.folder, self.folder.explorer))
+        return sorted(chain.from_iterable(found))
 
 
 def read_contents(path: Path) -> Contents:
     """Read a run folder. Raises `RunFolderError` where it is none, or a file in it is broken."""
     folder = RunFolder(path)
     rows, sessions = read_rows(folder.metrics), read_sessions(path)
+    if folder.explorer.metrics.exists():
+        rows = joined(read_rows(folder.explorer.metrics), rows)
     if not rows and not sessions:
         raise RunFolderError(
             f"{path} is no run folder: it has neither metrics.jsonl nor run.json. A run writes them to "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strop.algorithms.groups import has_signal
@@ -13,7 +13,8 @@ from strop.data.taskset import TaskSet
 from strop.errors import RewardError
 from strop.run.explorer import Explored, Explorer, check_errors
 from strop.run.sampling import sampling_of
-from strop.types import Group, Task
+from strop.types import ExperienceGroup, Group, Task
+from strop.workflows.experiences import group_to_experiences
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +22,7 @@ class Collected:
     """What a step sampled, and what of it is learned from."""
 
     sampled: list[Group]
-    learnable: list[Group]
-    baselines: Mapping[str, float] | None
-    """By group, the reward of the task's greedy answer, where the algorithm compares with it."""
+    learnable: list[ExperienceGroup]
     metrics: dict[str, float]
 
 
@@ -43,8 +42,7 @@ class Collector:
         wanted = self._run.trainer.tasks_per_step
         tries = self._dynamic.max_tries if self._dynamic else 1
         sampled: list[Group] = []
-        learnable: list[Group] = []
-        baselines: dict[str, float] | None = None
+        learnable: list[ExperienceGroup] = []
         seconds = {"time/sample_seconds": 0.0, "time/reward_seconds": 0.0}
         for _ in range(tries):
             tasks = self._tasks.take(wanted - len(learnable))
@@ -52,18 +50,13 @@ class Collector:
             seconds["time/sample_seconds"] += explored.sample_seconds
             seconds["time/reward_seconds"] += explored.reward_seconds
             sampled += explored.groups
-            learnable += (
-                explored.groups if self._dynamic is None else _telling(explored.groups, self._dynamic)
-            )
-            if needs_greedy_answer(self._algorithm):
-                baselines = self._greedy_rewards(tasks, explored.groups, step)
-                learnable = [group for group in learnable if group.id in baselines]
+            learnable += self._learnable(tasks, explored.groups, step)
             if len(learnable) == wanted:
                 break
         metrics = dict(seconds)
         if self._dynamic is not None:
             metrics["groups/left_out"] = float(len(sampled) - len(learnable))
-        return Collected(sampled, learnable, baselines, metrics)
+        return Collected(sampled, learnable, metrics)
 
     def _explore(self, tasks: Sequence[Task], step: int, *, first: int) -> Explored:
         explored = self._explorer.run(
@@ -77,15 +70,25 @@ class Collector:
         check_errors(explored.groups, self._run.rollout.max_error_share)
         return explored
 
-    def _greedy_rewards(self, tasks: Sequence[Task], groups: Sequence[Group], step: int) -> dict[str, float]:
-        """By group, the reward of its task's greedy answer; a group whose greedy answer broke is left out."""
+    def _learnable(self, tasks: Sequence[Task], groups: Sequence[Group], step: int) -> list[ExperienceGroup]:
+        if needs_greedy_answer(self._algorithm):
+            return self._with_baselines(tasks, groups, step)
+        kept = groups if self._dynamic is None else _telling(groups, self._dynamic)
+        return [group_to_experiences(group) for group in kept]
+
+    def _with_baselines(
+        self, tasks: Sequence[Task], groups: Sequence[Group], step: int
+    ) -> list[ExperienceGroup]:
+        """Each with the reward of its task's greedy answer; a group whose greedy answer broke is left out."""
         greedy = replace(self._sampling, temperature=0.0)
         explored = self._explorer.run(tasks, 1, greedy, purpose="greedy", step=step)
         check_errors(explored.groups, self._run.rollout.max_error_share)
-        rewards = {
-            group.id: answer.rollouts[0].reward for group, answer in zip(groups, explored.groups, strict=True)
-        }
-        return {group: reward for group, reward in rewards.items() if reward is not None}
+        rewards = [answer.rollouts[0].reward for answer in explored.groups]
+        return [
+            group_to_experiences(group, reward)
+            for group, reward in zip(groups, rewards, strict=True)
+            if reward is not None
+        ]
 
 
 def _telling(groups: Sequence[Group], section: DynamicSampling) -> list[Group]:

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import Mix, RolloutAlgorithm
+from strop.config.schema.algorithm import RolloutAlgorithm
 from strop.protocols import Buffer
 from strop.run.collect import Collector
 from strop.run.critic import Critic
 from strop.run.evaluate import evaluate
-from strop.run.expert import ExpertRows
-from strop.run.folder import RunFolder, RunState
+from strop.run.folder import RunFolder
+from strop.run.learning import Learning
 from strop.run.length import Length
 from strop.run.loop import Loop, Stepped
 from strop.run.policy import Policy
@@ -20,8 +20,6 @@ from strop.run.rates import Rates
 from strop.run.record import Recorder
 from strop.run.rollout_metrics import training_metrics
 from strop.run.tasks import Tasks
-from strop.run.trainer import Trainer
-from strop.workflows.experiences import group_to_experiences
 
 
 class Driver(Loop):
@@ -41,40 +39,24 @@ class Driver(Loop):
         recorder: Recorder,
     ) -> None:
         super().__init__(run, policy.state, length, folder, recorder)
-        self._algorithm = algorithm
         self._policy = policy
         self._tasks = tasks
         self._buffer = buffer
-        self._critic = critic
-        self._expert = None
-        if isinstance(algorithm, Mix) and tasks.expert is not None:
-            self._expert = ExpertRows(tasks.expert, algorithm, run.trainer)
-            self._expert.position = policy.state.expert_position
-        self._trainer = Trainer(
-            policy.engine,
-            run,
-            algorithm,
-            length,
-            kl_coef=policy.state.kl_coef,
-            critic=critic,
-            expert=self._expert,
-        )
+        self._learning = Learning(run, algorithm, policy.engine, critic, tasks.expert, length, policy.state)
         self._collector = Collector(run, algorithm, policy.explorer, tasks.train)
         tasks.train.position = policy.state.position
 
     @property
     def _rates(self) -> Rates:
-        return self._trainer.rates
+        return self._learning.rates
 
     def _learn(self, step: int) -> Stepped:
         started = time.perf_counter()
         collected = self._collector.collect(step)
-        self._buffer.put([group_to_experiences(group) for group in collected.learnable])
-        experiences = self._buffer.take(len(collected.learnable))
-        trained = self._trainer.step(
-            experiences, step=step, updates_done=self._state.updates, baselines=collected.baselines
-        )
-        self._buffer.acknowledge([group.id for group in experiences])
+        self._buffer.put(collected.learnable)
+        groups = self._buffer.take(len(collected.learnable))
+        trained = self._learning.step(groups, step, self._state.updates)
+        self._buffer.acknowledge([group.id for group in groups])
         trained_at = time.perf_counter()
         self._policy.synchronizer.publish(step)
         ended = time.perf_counter()
@@ -85,13 +67,7 @@ class Driver(Loop):
             "time/step_seconds": ended - started,
             "tokens_per_second": metrics.get("sampled_tokens", 0.0) / (ended - started),
         }
-        state = RunState(
-            step=step,
-            updates=self._state.updates + trained.updates,
-            position=self._tasks.train.position,
-            kl_coef=self._trainer.kl_coef,
-            expert_position=self._expert.position if self._expert else 0,
-        )
+        state = self._learning.state(step, self._state.updates + trained.updates, self._tasks.train.position)
         return Stepped(state, metrics, collected.sampled)
 
     def _evaluate(self, step: int) -> dict[str, float]:
@@ -103,6 +79,4 @@ class Driver(Loop):
         return evaluation.metrics
 
     def _fill(self, folder: Path) -> None:
-        self._policy.engine.snapshot().write(folder)
-        if self._critic is not None:
-            self._critic.save(folder)
+        self._learning.save(folder)

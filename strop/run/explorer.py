@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from strop.errors import RolloutError
 from strop.run.rewards import Rewards
+from strop.run.step_groups import group_id
 from strop.run.stopping import StopSignal
 from strop.seeds import derive_seed
 from strop.types import Group, Rollout, Sampling, Task
@@ -87,7 +88,7 @@ class Explorer:
         step: int,
         numbers: range,
     ) -> list[Group]:
-        names = [f"{purpose}-{step:06d}-{number:05d}" for number in numbers]
+        names = [group_id(purpose, step, number) for number in numbers]
         runner = self._runners.get(purpose, self._runners["train"])
         room = nullcontext() if runner.most is None else asyncio.Semaphore(runner.most)
 

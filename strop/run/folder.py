@@ -55,6 +55,11 @@ class RunFolder:
         return self.path / "judges"
 
     @property
+    def explorer(self) -> RunFolder:
+        """What an explorer that is a process of its own writes: the same files, as far as it has them."""
+        return RunFolder(self.path / "explorer")
+
+    @property
     def report(self) -> Path:
         """The page to look at."""
         return self.path / "report.html"

@@ -70,6 +70,9 @@ class Loop(ABC):
     def _fill(self, folder: Path) -> None:
         """Write what a resume needs, beside the run's own state, into a checkpoint's folder."""
 
+    def _kept(self) -> None:  # noqa: B027  (most drivers owe nobody anything)
+        """The state of now is in a checkpoint, for good."""
+
     def run(self, export: Export | None = None) -> RunState:
         """Go to the end. On `Interrupted` the state between steps is saved first.
 
@@ -149,3 +152,4 @@ class Loop(ABC):
         checkpoint.write(self._folder.checkpoints, step, fill, keep=keep, best=best.step if best else None)
         self._save_seconds = time.perf_counter() - started
         self._saved_step = self._state.step
+        self._kept()

@@ -282,16 +282,49 @@ METRICS: dict[str, Metric] = {
     "importance/capped_share": Metric(
         "Sampler against trainer", "share", "lower", "Share of targets whose weight is the cap."
     ),
+    "staleness/mean": Metric(
+        "Sampler against trainer",
+        "steps",
+        "lower",
+        "Steps between the oldest weights that drew an experience and those that began to learn from it;"
+        " mean over the step's experiences. 0 where explorer and trainer take turns.",
+    ),
+    "staleness/max": Metric("Sampler against trainer", "steps", "lower", "The most such steps."),
+    "sampled_version": Metric(
+        "Where the run stands",
+        "steps",
+        None,
+        "The weights' version that the step was sampled with, where the explorer is a process of its own.",
+    ),
     "tokens_per_second": Metric(
         "Speed and memory",
         "tokens per second",
         "higher",
-        "sampled_tokens over time/step_seconds; for sft and dpo trained_tokens.",
+        "sampled_tokens over time/step_seconds (time/explore_seconds, where the explorer is a process of its "
+        "own); for sft and dpo trained_tokens.",
     ),
     "memory/peak_mb": Metric(
         "Speed and memory", "MB", "lower", "Most memory that the process has held so far (10^6 bytes): RSS."
     ),
     "time/step_seconds": Metric("Time", "seconds", "lower", "The whole step, without evaluation and saving."),
+    "time/explore_seconds": Metric(
+        "Time", "seconds", "lower", "Sampling and scoring, where the explorer is a process of its own."
+    ),
+    "time/put_seconds": Metric(
+        "Time",
+        "seconds",
+        "lower",
+        "Putting the step's groups into the buffer, a wait for room included; the same.",
+    ),
+    "time/wait_for_groups_seconds": Metric(
+        "Time",
+        "seconds",
+        "lower",
+        "The trainer's wait for the step's groups, where it is a process of its own.",
+    ),
+    "time/wait_for_weights_seconds": Metric(
+        "Time", "seconds", "lower", "The explorer's wait for weights to sample the step with; the same."
+    ),
     "time/sample_seconds": Metric("Time", "seconds", "lower", "Sampling the step's rollouts."),
     "time/reward_seconds": Metric("Time", "seconds", "lower", "Scoring them."),
     "time/logprobs_seconds": Metric(

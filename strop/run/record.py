@@ -12,7 +12,6 @@ from are dropped, so that in the end they are those of a run that was never inte
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,7 +30,7 @@ from strop.run.length import Length
 from strop.run.metrics import metric_of
 from strop.run.resume import Start
 from strop.run.rollout_file import write_rollouts
-from strop.run.rows import Row, drop_rows_after, write_row
+from strop.run.rows import drop_rows_after, last_row, write_row
 from strop.run.sessions import Outcome, begin_session, end_session
 from strop.types import Group
 
@@ -68,7 +67,7 @@ class Recorder:
         kept = done if done > 0 else -1
         with _writing(self._folder.path):
             begin_session(self._folder.path, self._facts())
-            self.last = _numbers(drop_rows_after(self._folder.metrics, kept))
+            self.last = last_row(drop_rows_after(self._folder.metrics, kept))
             _drop_rollouts_after(self._folder, kept)
             self._rows = self._files.enter_context(self._folder.metrics.open("a", encoding="utf-8"))
             if self._with_tensorboard:
@@ -143,12 +142,6 @@ class Recorder:
             ],
             **machine_facts(),
         }
-
-
-def _numbers(rows: Sequence[Row]) -> dict[str, float]:
-    """The last row, a null as the NaN that it stands for."""
-    last = rows[-1] if rows else {}
-    return {name: math.nan if value is None else value for name, value in last.items()}
 
 
 def _drop_rollouts_after(folder: RunFolder, step: int) -> None:

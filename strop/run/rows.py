@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -45,6 +45,20 @@ def read_rows(path: Path) -> list[Row]:
             ) from error
         rows.append(row)
     return rows
+
+
+def joined(*files: list[Row]) -> list[Row]:
+    """The rows of several files as one each step, in the steps' order; of one name the last file's counts."""
+    steps: dict[float, Row] = {}
+    for row in (row for rows in files for row in rows):
+        steps.setdefault(row["step"] or 0, {}).update(row)
+    return [steps[step] for step in sorted(steps)]
+
+
+def last_row(rows: Sequence[Row]) -> dict[str, float]:
+    """The last row, a null as the NaN that it stands for."""
+    last = rows[-1] if rows else {}
+    return {name: math.nan if value is None else value for name, value in last.items()}
 
 
 def drop_rows_after(path: Path, step: int) -> list[Row]:

@@ -1,4 +1,4 @@
-"""`strop train`, from a loaded run file to the model it leaves."""
+"""Training, from a loaded run file to the model it leaves: in one process, or as the trainer of two."""
 
 from __future__ import annotations
 
@@ -12,47 +12,57 @@ from strop.buffer.table import clear_buffer, open_buffer
 from strop.config.load import Loaded, save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
+from strop.config.schema.parts import is_apart
+from strop.config.schema.synchronizer import CheckpointSync
 from strop.run.best import checkpoint_of
 from strop.run.critic import open_critic
 from strop.run.driver import Driver
 from strop.run.folder import RunFolder, RunState
+from strop.run.intake import Intake
+from strop.run.learning import Learning
 from strop.run.length import length_of
 from strop.run.offline_train import open_offline
-from strop.run.policy import open_policy, require_reward
+from strop.run.policy import open_policy, require_reward, restore
 from strop.run.prepared import Prepared
 from strop.run.pupil import require_measures
 from strop.run.record import Recorder
 from strop.run.resume import Start, find_start
+from strop.run.stopping import StopSignal
 from strop.run.tasks import load_tasks
 from strop.run.tokenizer import tokenizer_of
+from strop.run.train_driver import TrainDriver
+from strop.sync.checkpoint import Publisher
 from strop.training.table import open_engines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a finished run leaves."""
+MEMBER = "trainer"
+"""Its name in the buffer, where the explorer is a process of its own."""
 
-    folder: RunFolder
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a finished training leaves."""
+
     state: RunState
     model_step: int
     """Whose weights the model has: the last one's, or under `checkpoint.best` the best one's."""
-    metrics: dict[str, float]
-    """Of the last step."""
 
 
-def train(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Outcome:
+def train(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Trained:
     """Run to the end. What can be found wrong without the model is found before it is loaded."""
     run = loaded.run
-    offline = isinstance(run.algorithm, Sft | Dpo)
-    (require_measures if offline else require_reward)(run, reward)
+    offline, apart = isinstance(run.algorithm, Sft | Dpo), is_apart(run)
+    if not apart:
+        (require_measures if offline else require_reward)(run, reward)
+    opener = open_offline if offline else _open_trainer if apart else _open_rollouts
     folder = RunFolder.of(run)
     start = find_start(run, folder)
     folder.create()
     tokenizer = tokenizer_of(run)
-    with (open_offline if offline else _open_rollouts)(run, tokenizer, reward, start, folder) as prepared:
+    with opener(run, tokenizer, reward, start, folder) as prepared:
         save_resolved(run, folder.run_file)
         notes = (*start.notes, *prepared.notes)
         with Recorder(folder, loaded, prepared.length, replace(start, notes=notes)) as recorder:
@@ -62,7 +72,7 @@ def train(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Outcome:
             if best is not None and best.step != state.step:
                 prepared.engine.load(checkpoint_of(best, folder.checkpoints))
             export(folder.model)
-    return Outcome(folder, state, best.step if best else state.step, recorder.last)
+    return Trained(state, best.step if best else state.step)
 
 
 @contextmanager
@@ -100,3 +110,38 @@ def _open_rollouts(
             )
 
         yield Prepared(policy.engine, length, (*tasks.notes(), *policy.notes), driver)
+
+
+@contextmanager
+def _open_trainer(
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    reward: Callable[..., Any] | None,
+    start: Start,
+    folder: RunFolder,
+) -> Iterator[Prepared]:
+    """What learns from the rollouts of an explorer that is a process of its own, which scores them too."""
+    algorithm, section = run.algorithm, run.synchronizer
+    assert not isinstance(algorithm, Sft | Dpo) and isinstance(section, CheckpointSync)
+    tasks = load_tasks(run, tokenizer)
+    length = length_of(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
+    with StopSignal() as stop, open_engines(run) as engines:
+        engine = engines.policy()
+        state = restore(engine, start.checkpoint)
+        critic = open_critic(run, engines, tokenizer, length, start.checkpoint)
+        publisher = Publisher(engine, section, folder.path)
+        learning = Learning(run, algorithm, engine, critic, tasks.expert, length, state)
+
+        def check() -> None:  # while it waits, no update is under way
+            stop.check()
+            publisher.answer()
+
+        with closing(
+            open_buffer(run.buffer, folder.path, part="reader", member=MEMBER, check=check)
+        ) as buffer:
+
+            def driver(recorder: Recorder) -> TrainDriver:
+                intake = Intake(buffer, run.trainer.tasks_per_step)
+                return TrainDriver(run, learning, intake, publisher, state, length, folder, recorder)
+
+            yield Prepared(engine, length, tasks.notes(), driver)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from strop.algorithms import table
@@ -72,12 +73,8 @@ class Trainer:
         *,
         step: int,
         updates_done: int,
-        baselines: Mapping[str, float] | None = None,
     ) -> Trained:
-        """Train on all groups of one step. Without any experience it does no update at all.
-
-        `baselines` are the rewards of the tasks' greedy answers, by group, where the algorithm needs them.
-        """
+        """Train on all groups of one step. Without any experience it does no update at all."""
         experiences = [experience for group in groups for experience in group.experiences]
         if not experiences:
             return Trained(0, {})
@@ -86,7 +83,8 @@ class Trainer:
         reference = self._reference(experiences)
         old = self._old(experiences, batches)
         prepared = time.perf_counter()
-        scored, metrics = self._score(experiences, old, reference, baselines)
+        baselines = {group.id: group.baseline for group in groups if group.baseline is not None}
+        scored, metrics = self._score(experiences, old, reference, baselines or None)
         advantages, measured = self._advantages(groups, experiences, scored, step)
         metrics |= measured
         estimated = time.perf_counter()
@@ -105,6 +103,7 @@ class Trainer:
         if rows:
             metrics |= means(rows)
         metrics |= {
+            **_staleness(experiences, step),
             "updates": float(len(rows)),
             "time/logprobs_seconds": prepared - started,
             "time/update_seconds": time.perf_counter() - estimated,
@@ -223,3 +222,9 @@ class Trainer:
             step=step,
             update=update,
         )
+
+
+def _staleness(experiences: Sequence[Experience], step: int) -> dict[str, float]:
+    """How many steps older than the weights that learn from it the weights were that drew an experience."""
+    ages = [step - 1 - min(experience.versions) for experience in experiences]
+    return {"staleness/mean": float(np.mean(ages)), "staleness/max": float(max(ages))}

@@ -9,15 +9,18 @@ import numpy as np
 from strop.types import Experience, ExperienceGroup, Group, Rollout, Turn
 
 
-def group_to_experiences(group: Group) -> ExperienceGroup:
-    """All that can be learned from a group: its broken rollouts and empty answers give nothing."""
+def group_to_experiences(group: Group, baseline: float | None = None) -> ExperienceGroup:
+    """All that can be learned from a group: its broken rollouts and empty answers give nothing.
+
+    `baseline` is the reward of the task's greedy answer, where the algorithm compares with it.
+    """
     experiences = [
         experience
         for rollout in group.rollouts
         if rollout.status != "error"
         for experience in rollout_to_experiences(rollout, group.task.source)
     ]
-    return ExperienceGroup(group.id, tuple(experiences))
+    return ExperienceGroup(group.id, tuple(experiences), baseline)
 
 
 def rollout_to_experiences(rollout: Rollout, source: str) -> list[Experience]:

@@ -122,7 +122,7 @@ def _stream(batch: pa.RecordBatch) -> bytes:
 def test_another_format_is_refused_with_its_number() -> None:
     schema = SCHEMA.with_metadata({"strop.groups": "99"})
     later = pa.RecordBatch.from_arrays(to_batch([make_group("a")]).columns, schema=schema)
-    with pytest.raises(StoreError, match=r"are in format 99, and it reads format 1"):
+    with pytest.raises(StoreError, match=r"are in format 99, and it reads format 2"):
         decode(_stream(later))
 
 

@@ -10,13 +10,15 @@ from pydantic import BeforeValidator, Field, model_validator
 from strop.config.local import expanded
 from strop.config.schema.algorithm import Algorithm, Dpo, Grpo, Sft
 from strop.config.schema.base import Section, kind_or
-from strop.config.schema.buffer import Buffer, QueueBuffer
+from strop.config.schema.buffer import Buffer
 from strop.config.schema.data import Data
 from strop.config.schema.learning import check_learning
 from strop.config.schema.meaning import check_meaning
 from strop.config.schema.model import Model
+from strop.config.schema.parts import check_parts, default_buffer, default_synchronizer
 from strop.config.schema.reward import Reward, RewardFunction
 from strop.config.schema.rollout import Rollout
+from strop.config.schema.synchronizer import Synchronizer
 from strop.config.schema.trainer import Trainer
 from strop.config.units import Every
 
@@ -100,6 +102,9 @@ class Run(Section):
     """Fixes the order of the data, every draw, and dropout."""
     resume: str = "auto"
     """`auto` goes on from the run folder's last good checkpoint, `never` starts anew, a path from there."""
+    mode: Literal["both", "train", "explore"] = "both"
+    """`both` explores and trains; `train` and `explore` are one half each, which meet in `buffer` and
+    `synchronizer` with the other, on this machine or another."""
     model: Model
     """What is trained."""
     data: Data
@@ -110,8 +115,12 @@ class Run(Section):
     """What is learned from scored answers."""
     rollout: Rollout = Rollout()
     """How answers are sampled."""
-    buffer: Annotated[Buffer, kind_or("queue")] = QueueBuffer()
-    """Where experiences wait between explorer and trainer."""
+    synchronizer: Synchronizer = Field(default_factory=default_synchronizer)
+    """How new weights come to the explorer, and who waits for whom; left out, `memory`, but `checkpoint` in
+    the modes train and explore."""
+    buffer: Annotated[Buffer, kind_or("queue")] = Field(default_factory=default_buffer)
+    """Where experiences wait between explorer and trainer; left out, `queue`, but `sql` where they are
+    processes of their own."""
     trainer: Trainer = Trainer()
     """How experiences become new weights."""
     checkpoint: Checkpoint = Checkpoint()
@@ -149,6 +158,7 @@ class Run(Section):
             )
         check_meaning(self)
         check_learning(self)
+        check_parts(self)
         overlong = None if isinstance(self.algorithm, Sft | Dpo) else self.algorithm.overlong_penalty
         if overlong is not None and overlong.buffer_tokens > self.data.max_response_tokens:
             raise ValueError(

@@ -1,0 +1,128 @@
+"""Which parts a run has, and what cannot be when explorer and trainer are apart: said before the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from strop.config.schema.algorithm import Dpo, Sft
+from strop.config.schema.buffer import Buffer, PriorityBuffer, QueueBuffer, SqlBuffer
+from strop.config.schema.schedule import ReduceOnPlateauSchedule
+from strop.config.schema.synchronizer import (
+    ByExplorer,
+    ByTrainer,
+    CheckpointSync,
+    Fixed,
+    Free,
+    MemorySync,
+    Style,
+    Synchronizer,
+)
+
+if TYPE_CHECKING:
+    from strop.config.schema.run import Run
+
+_ALONE = ("train", "explore")
+"""Modes of one part, whose other half is another process."""
+
+
+def default_synchronizer(said: dict[str, Any]) -> Synchronizer:
+    """What a run file means that says nothing: memory where one process does it all."""
+    offline = isinstance(said.get("algorithm"), Sft | Dpo)
+    return CheckpointSync() if said.get("mode") in _ALONE and not offline else MemorySync()
+
+
+def default_buffer(said: dict[str, Any]) -> Buffer:
+    """The same for the buffer: a database where two processes meet in it."""
+    apart = isinstance(said.get("synchronizer"), CheckpointSync)
+    return SqlBuffer() if apart else QueueBuffer()
+
+
+def is_apart(run: Run) -> bool:
+    """Whether explorer and trainer are processes of their own."""
+    return not isinstance(run.synchronizer, MemorySync)
+
+
+def steps_ahead(style: Style) -> int | None:
+    """Steps that may wait in the buffer while the explorer samples on; None: as many as fit."""
+    match style:
+        case Fixed():
+            return int(style.ahead.count + style.every.count)
+        case Free():
+            return int(style.max_staleness.count) + 1
+        case ByTrainer() | ByExplorer():
+            return None
+
+
+def check_parts(run: Run) -> None:
+    """Raises ValueError, which names the key, for the first thing that would deadlock or mean nothing."""
+    for fault in _faults(run):
+        raise ValueError(fault)
+
+
+def _faults(run: Run) -> Iterator[str]:
+    if isinstance(run.algorithm, Sft | Dpo):
+        yield from _offline(run)
+    elif isinstance(run.synchronizer, CheckpointSync):
+        yield from _apart(run, run.synchronizer)
+    elif run.mode in _ALONE:
+        yield (
+            f"synchronizer.type: memory hands weights over inside one process, and mode {run.mode} is one "
+            "half of a run whose other half is another process; write checkpoint here, or mode: both"
+        )
+
+
+def _offline(run: Run) -> Iterator[str]:
+    kind = run.algorithm.type
+    if run.mode == "explore":
+        yield f"mode: explore samples what is trained on, and {kind} learns from given answers; write train"
+    if is_apart(run):
+        yield (
+            f"synchronizer.type: {run.synchronizer.type} brings weights to an explorer, and under algorithm "
+            f"{kind} there is none; take the section out"
+        )
+
+
+def _apart(run: Run, section: CheckpointSync) -> Iterator[str]:
+    buffer, style = run.buffer, section.style
+    if isinstance(buffer, QueueBuffer | PriorityBuffer):
+        yield (
+            f"buffer.type: {buffer.type} is in the memory of one process, and with synchronizer.type "
+            f"{section.type} explorer and trainer are two; write `buffer: sql`"
+        )
+    if run.mode in _ALONE and run.resume != "auto":
+        yield (
+            f"resume: {run.resume} would begin anew in what the other part of the run goes on with; in mode "
+            f"{run.mode} write resume: auto, and for a new run another `name`"
+        )
+    elif run.resume not in ("auto", "never"):
+        yield (
+            f"resume: {run.resume} is a checkpoint, which says nothing of where an explorer stood; with "
+            f"synchronizer.type {section.type} write auto or never, and to begin with other weights, their "
+            "model folder under model.path"
+        )
+    if run.checkpoint.best is not None:
+        yield (
+            "checkpoint.best follows the evaluations, which the explorer makes in a process of its own; write "
+            "`best: null`, or `synchronizer: memory`"
+        )
+    if isinstance(run.trainer.schedule, ReduceOnPlateauSchedule):
+        yield (
+            "trainer.schedule: reduce_lr_on_plateau follows the evaluations, which the explorer makes in a "
+            "process of its own; write another schedule, or `synchronizer: memory`"
+        )
+    if isinstance(style, Free) and style.max_staleness.count < style.every.count - 1:
+        yield (
+            f"synchronizer.style.max_staleness ({style.max_staleness}) can never be met: weights that are "
+            f"published every {style.every} grow {int(style.every.count) - 1} steps old before there are "
+            "newer ones, so explorer and trainer would wait for each other; write a smaller `every`, or "
+            f"max_staleness: {int(style.every.count) - 1} steps or more"
+        )
+    steps, capacity = steps_ahead(style), getattr(buffer, "capacity_groups", None)
+    if steps is not None and capacity is not None and capacity < steps * run.trainer.tasks_per_step:
+        yield (
+            f"buffer.capacity_groups ({capacity}) holds fewer than the {steps} steps of "
+            f"{run.trainer.tasks_per_step} tasks that synchronizer.style lets the explorer be ahead, so it "
+            f"would wait for room instead; write {steps * run.trainer.tasks_per_step} or more, or a smaller "
+            f"{'max_staleness' if isinstance(style, Free) else '`ahead` and `every`'}"
+        )

@@ -1,0 +1,97 @@
+"""The explorer as a process of its own, from a loaded run file to its last group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from strop.buffer.table import clear_buffer, open_buffer
+from strop.config.load import Loaded, save_resolved
+from strop.config.schema import Run
+from strop.config.schema.algorithm import Dpo, Sft
+from strop.config.schema.synchronizer import CheckpointSync
+from strop.inference.native import NativeEngine
+from strop.models.fuse import fuse_storage
+from strop.models.load import load_model
+from strop.protocols import Buffer
+from strop.run.collect import Collector
+from strop.run.explore_driver import ExploreDriver, ExploreState
+from strop.run.explorer import Explorer
+from strop.run.folder import RunFolder, RunState
+from strop.run.length import length_of
+from strop.run.policy import open_rewards, require_reward
+from strop.run.record import Recorder
+from strop.run.resume import Start, find_start
+from strop.run.runners import environment, make_runners
+from strop.run.stopping import StopSignal
+from strop.run.tasks import load_tasks
+from strop.run.tokenizer import tokenizer_of
+from strop.sync.checkpoint import Subscriber
+from strop.training.device import find_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MEMBER = "explorer-0"
+"""Its name in the buffer."""
+
+
+def explore(loaded: Loaded, reward: Callable[..., Any] | None = None) -> ExploreState:
+    """Explore to the end of the run, or go on from where an earlier start was stopped or killed.
+
+    Inside, SIGINT and SIGTERM raise `Interrupted` at the next good moment.
+    """
+    run = loaded.run
+    algorithm, section = run.algorithm, run.synchronizer
+    assert not isinstance(algorithm, Sft | Dpo) and isinstance(section, CheckpointSync)
+    require_reward(run, reward)
+    folder = RunFolder.of(run)
+    own = folder.explorer
+    find_start(run, own)  # for what it refuses: an explorer keeps no checkpoints
+    own.create()
+    tokenizer = tokenizer_of(run)
+    tasks = load_tasks(run, tokenizer)
+    length = length_of(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
+    with StopSignal() as stop, environment(run), open_rewards(run, reward) as scorer:
+        sampler = make_sampler(run, tokenizer)
+        explorer = Explorer(make_runners(run, sampler, tokenizer), scorer, stop, seed=run.seed)
+        subscriber = Subscriber(sampler, section, folder.path, check=stop.check)
+        state = ExploreState.load(own) or _begin(run, folder)
+        save_resolved(run, own.run_file)
+        notes = (*tasks.notes(), f"sampling: {sampler.description}")
+        start = Start(RunState(step=state.step), None, notes)
+        with (
+            closing(
+                open_buffer(run.buffer, folder.path, part="writer", member=MEMBER, check=stop.check)
+            ) as buffer,
+            Recorder(own, loaded, length, start) as recorder,
+        ):
+            collector = Collector(run, algorithm, explorer, tasks.train)
+            driver = ExploreDriver(
+                run, explorer, collector, tasks, buffer, subscriber, state, length, own, recorder
+            )
+            return driver.run()
+
+
+def make_sampler(run: Run, tokenizer: PreTrainedTokenizerBase) -> NativeEngine:
+    """A sampler on a model of its own, as it is: version 0 of the weights."""
+    model = load_model(run.model, device=find_device(run.trainer.engine.device), trainable=False)
+    fuse_storage(model)
+    return NativeEngine.from_model(model, run.rollout.engine, tokenizer)
+
+
+def _begin(run: Run, folder: RunFolder) -> ExploreState:
+    """A new run begins with an empty buffer."""
+    with closing(open_buffer(run.buffer, folder.path, part="writer", member=MEMBER)) as buffer:
+        used = _is_used(buffer)
+    if used:
+        clear_buffer(run.buffer, folder.path, member=MEMBER)
+    state = ExploreState()
+    state.save(folder.explorer)
+    return state
+
+
+def _is_used(buffer: Buffer) -> bool:
+    counts = buffer.counts()
+    return bool(counts.queued or counts.claimed or counts.done)

@@ -1,0 +1,160 @@
+"""The explorer's loop where the trainer is a process of its own: fetch weights, sample, score, put.
+
+Consumes    tasks, and versions of the weights from the synchronizer.
+Waits for   a version that its next step may be sampled with, and for room in the buffer.
+Unblocked   by the trainer's `publish` and by its `take`; by a signal.
+Gives       each step's groups to the buffer, and at the end its word that no more will come.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from strop.config.schema import Run
+from strop.protocols import Buffer
+from strop.run.collect import Collector
+from strop.run.evaluate import evaluate
+from strop.run.explorer import Explorer
+from strop.run.folder import RunFolder, RunState
+from strop.run.length import Length
+from strop.run.record import Recorder
+from strop.run.rollout_metrics import training_metrics
+from strop.run.step_groups import padded
+from strop.run.tasks import Tasks
+from strop.sync.checkpoint import Subscriber
+from strop.sync.style import Window
+
+
+@dataclass(frozen=True, slots=True)
+class ExploreState:
+    """Where an explorer stands: all that it needs to go on after a kill."""
+
+    step: int = 0
+    """Steps whose groups are in the buffer."""
+    position: int = 0
+    """Training tasks taken so far, over all epochs."""
+    version: int | None = None
+    """What the next step is sampled with, once that is settled: if it has to be done again, with the same,
+    so that it gives the same groups."""
+    measured: int | None = None
+    """The last version whose eval tasksets were measured."""
+
+    @classmethod
+    def load(cls, folder: RunFolder) -> ExploreState | None:
+        """What `save` wrote last; None where an explorer has never been."""
+        path = _file(folder)
+        return cls(**json.loads(path.read_text())) if path.exists() else None
+
+    def save(self, folder: RunFolder) -> None:
+        """Write it into the explorer's folder, whole or not at all."""
+        path = _file(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.tmp")
+        with beside.open("w") as file:
+            file.write(json.dumps(asdict(self)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+
+class ExploreDriver:
+    """Explores from a state to the end of the run."""
+
+    def __init__(
+        self,
+        run: Run,
+        explorer: Explorer,
+        collector: Collector,
+        tasks: Tasks,
+        buffer: Buffer,
+        subscriber: Subscriber,
+        state: ExploreState,
+        length: Length,
+        folder: RunFolder,
+        recorder: Recorder,
+    ) -> None:
+        """`folder` is the explorer's own."""
+        self._run = run
+        self._explorer = explorer
+        self._collector = collector
+        self._tasks = tasks
+        self._buffer = buffer
+        self._subscriber = subscriber
+        self._state = state
+        self._length = length
+        self._folder = folder
+        self._recorder = recorder
+        tasks.train.position = state.position
+
+    def run(self) -> ExploreState:
+        """Go to the end. What was interrupted in a step does it again, and adds nothing twice."""
+        while self._state.step < self._length.steps:
+            self._step(self._state.step + 1)
+        self._buffer.finish()
+        if self._tasks.eval and self._state.measured != self._length.steps:
+            last = self._length.steps
+            self._measure(self._subscriber.take(Window(last, last)))
+            self._keep(self._state)
+        return self._state
+
+    def _step(self, step: int) -> None:
+        started = time.perf_counter()
+        version = self._fetch(step)
+        fetched = time.perf_counter()
+        if self._is_measured_now(version):
+            self._measure(version)
+        began = time.perf_counter()
+        collected = self._collector.collect(step)
+        explored = time.perf_counter()
+        self._buffer.put(padded(collected.learnable, step, self._run.trainer.tasks_per_step))
+        put = time.perf_counter()
+        metrics = training_metrics(collected.sampled) | collected.metrics
+        metrics |= {
+            "sampled_version": float(version),
+            "tokens_per_second": metrics.get("sampled_tokens", 0.0) / (explored - began),
+            "time/explore_seconds": explored - began,
+            "time/put_seconds": put - explored,
+            "time/wait_for_weights_seconds": fetched - started,
+        }
+        if self._length.is_due(self._run.record.rollouts_every, self._at(step - 1), self._at(step)):
+            self._recorder.rollouts(step, collected.sampled)
+        self._recorder.step(step, metrics)
+        self._keep(replace(self._state, step=step, position=self._tasks.train.position, version=None))
+
+    def _fetch(self, step: int) -> int:
+        if self._state.version is not None:
+            return self._subscriber.take(Window(self._state.version, self._state.version))
+        version = self._subscriber.before(step)
+        self._keep(replace(self._state, version=version))
+        return version
+
+    def _is_measured_now(self, version: int) -> bool:
+        """The weights pass through here one version after the other, but not each of them."""
+        if not self._tasks.eval:
+            return False
+        measured = self._state.measured
+        if measured is None and version == 0:
+            return self._run.evaluate.at_start
+        return self._length.is_due(self._run.evaluate.every, self._at(measured or 0), self._at(version))
+
+    def _measure(self, version: int) -> None:
+        evaluation = evaluate(self._run, self._explorer, self._tasks.eval, step=version)
+        for name, groups in evaluation.groups.items():
+            self._recorder.evaluation(name, version, groups)
+        self._recorder.step(version, evaluation.metrics)
+        self._state = replace(self._state, measured=version)
+
+    def _at(self, step: int) -> RunState:
+        return RunState(step, step * self._length.updates_per_step)
+
+    def _keep(self, state: ExploreState) -> None:
+        state.save(self._folder)
+        self._state = state
+
+
+def _file(folder: RunFolder) -> Path:
+    return folder.path / "explorer.json"

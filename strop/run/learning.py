@@ -1,0 +1,67 @@
+"""What a driver of rollouts learns with: the policy's trainer, and a critic and an expert where there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from strop.config.schema import Run
+from strop.config.schema.algorithm import Mix, RolloutAlgorithm
+from strop.data.answers import AnswerSet
+from strop.protocols import TrainingEngine
+from strop.run.critic import Critic
+from strop.run.expert import ExpertRows
+from strop.run.folder import RunState
+from strop.run.length import Length
+from strop.run.rates import Rates
+from strop.run.trainer import Trained, Trainer
+from strop.types import ExperienceGroup
+
+
+class Learning:
+    """A step's groups become new weights, from a state on."""
+
+    def __init__(
+        self,
+        run: Run,
+        algorithm: RolloutAlgorithm,
+        engine: TrainingEngine,
+        critic: Critic | None,
+        expert: AnswerSet | None,
+        length: Length,
+        state: RunState,
+    ) -> None:
+        self.engine = engine
+        self._critic = critic
+        self._expert = None
+        if isinstance(algorithm, Mix) and expert is not None:
+            self._expert = ExpertRows(expert, algorithm, run.trainer)
+            self._expert.position = state.expert_position
+        self._trainer = Trainer(
+            engine, run, algorithm, length, kl_coef=state.kl_coef, critic=critic, expert=self._expert
+        )
+
+    @property
+    def rates(self) -> Rates:
+        """Of the policy's updates."""
+        return self._trainer.rates
+
+    def step(self, groups: Sequence[ExperienceGroup], step: int, updates_done: int) -> Trained:
+        """Train on all groups of one step."""
+        return self._trainer.step(groups, step=step, updates_done=updates_done)
+
+    def state(self, step: int, updates: int, position: int) -> RunState:
+        """Where the run stands after a step, with `updates` done in all and `position` tasks taken."""
+        return RunState(
+            step=step,
+            updates=updates,
+            position=position,
+            kl_coef=self._trainer.kl_coef,
+            expert_position=self._expert.position if self._expert else 0,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write what learns into a checkpoint."""
+        self.engine.snapshot().write(folder)
+        if self._critic is not None:
+            self._critic.save(folder)
