@@ -31,7 +31,7 @@ def said(section: Section) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        default = field.get_default(call_default_factory=True)
+        default = field.get_default(call_default_factory=True, validated_data=dict(section))
         if name == "type" or field.is_required() or value != default:
             values[name] = _plain(value, default) if _has_sections(value) else _dumped(section, name)
     return dict(sorted(values.items(), key=lambda item: item[0] != "type"))

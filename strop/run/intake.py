@@ -50,8 +50,8 @@ class Intake:
         if others:
             raise StoreError(
                 f"The trainer's next step is {step}, and the buffer gave groups of step {others[0]}: "
-                "explorer and trainer are not of one run, or their trainer.tasks_per_step differs. Start both "
-                "with the same run file, or give this run a `buffer.name` of its own."
+                "explorer and trainer are not of one run, or their trainer.tasks_per_step differ. Start "
+                "both with the same run file, or give this run a `buffer.name` of its own."
             )
         self._owed += [group.id for group in taken]
         return without_padding(taken)

@@ -38,9 +38,9 @@ _POLL_SECONDS = 0.1
 
 
 def launch(loaded: Loaded, reward: Callable[..., Any] | None = None) -> int:
-    """Run both to the end, or on from where an earlier start was stopped or killed.
+    """Run both to the end, or on from where an earlier start was stopped or killed; returns the steps done.
 
-    Returns the steps that are done. Raises what ended one of them, after the other has saved its state and ended too; `Interrupted` for a
+    Raises what ended one of them, after the other has saved its state and ended too; `Interrupted` for a
     signal, which both have heeded.
     """
     run, section = loaded.run, loaded.run.synchronizer

@@ -37,7 +37,7 @@ def default_of(field: FieldInfo) -> str:
     """As it would be written; empty where it must be given."""
     if field.is_required():
         return ""
-    value = field.get_default(call_default_factory=True)
+    value = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(value, Section):
         return _section(value)
     if value is None and _units(field.annotation, field.metadata):

@@ -103,8 +103,8 @@ def _apart(run: Run, section: CheckpointSync) -> Iterator[str]:
         )
     if run.checkpoint.best is not None:
         yield (
-            "checkpoint.best follows the evaluations, which the explorer makes in a process of its own; write "
-            "`best: null`, or `synchronizer: memory`"
+            "checkpoint.best follows the evaluations, which the explorer makes in a process of its own; "
+            "write `best: null`, or `synchronizer: memory`"
         )
     if isinstance(run.trainer.schedule, ReduceOnPlateauSchedule):
         yield (

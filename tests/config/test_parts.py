@@ -1,0 +1,79 @@
+"""Explorer and trainer apart: what a run file means that says little, and what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strop.config.load import Loaded, load_values
+from strop.config.save import said
+from strop.errors import ConfigError
+
+BASE: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": {"path": "t.jsonl"}}}
+SFT = ["algorithm=sft", "data.train.response=answer"]
+
+
+def load(*overrides: str) -> Loaded:
+    return load_values(BASE, overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "synchronizer", "buffer"),
+    [
+        ([], "memory", "queue"),
+        (["mode=train"], "checkpoint", "sql"),
+        (["mode=explore"], "checkpoint", "sql"),
+        (["synchronizer=checkpoint"], "checkpoint", "sql"),
+        (["synchronizer.style.ahead=1 steps"], "checkpoint", "sql"),
+        (["synchronizer=checkpoint", "buffer=file"], "checkpoint", "file"),
+        ([*SFT, "mode=train"], "memory", "queue"),
+    ],
+)
+def test_what_is_left_out_fits_what_is_said(overrides: list[str], synchronizer: str, buffer: str) -> None:
+    run = load(*overrides).run
+    assert (run.synchronizer.type, run.buffer.type) == (synchronizer, buffer)
+    assert load_values(said(run)).run == run
+
+
+def test_a_style_may_be_said_by_its_name() -> None:
+    run = load("synchronizer.style=free").run
+    assert run.synchronizer.type == "checkpoint"
+    assert run.synchronizer.style.type == "free"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["mode=train", "synchronizer=memory"], r"one half of a run.*write checkpoint here, or mode: both"),
+        (["synchronizer=checkpoint", "buffer=queue"], r"buffer.type: queue .* two; write `buffer: sql`"),
+        (["mode=explore", "buffer=priority"], r"in the memory of one process"),
+        (["synchronizer.style={type: free, every: 4 steps}"], r"would wait for each other.*3 steps or more"),
+        (
+            ["synchronizer.style.ahead=100 steps"],
+            r"\(4096\) holds fewer than the 101 steps .*write 6464 or",
+        ),
+        (
+            ["synchronizer.style={type: free, max_staleness: 64 steps}"],
+            r"65 steps .*write 4160 or more, or a smaller max_staleness",
+        ),
+        (["mode=explore", *SFT], r"sft learns from given answers; write train"),
+        ([*SFT, "synchronizer=checkpoint"], r"under algorithm sft there is none; take the section out"),
+        (["mode=train", "resume=never"], r"for a new run another `name`"),
+        (["synchronizer=checkpoint", "resume=runs/a/b"], r"says nothing of where an explorer stood"),
+        (
+            [
+                "synchronizer=checkpoint",
+                "trainer.schedule=reduce_lr_on_plateau",
+                "evaluate.every=2 steps",
+                "data.eval=[{path: e.jsonl}]",
+            ],
+            r"follows the evaluations, which the explorer makes",
+        ),
+        (["synchronizer={type: memory, style: free}"], r"unknown key"),
+        (["synchronizer.style={type: trainer, ahead: 1 steps}"], r"means nothing under `type: trainer`"),
+    ],
+)
+def test_what_would_deadlock_or_mean_nothing_is_refused(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(*overrides)
