@@ -4,9 +4,9 @@
 
 Both train the random 10.2M-parameter Qwen2 of `grpo_step.py` on the same prompts and answers of very
 different lengths, the loss on the answers alone, 32 rows to an update where rows can be counted, one
-thread. TRL runs with padding, without padding, and packed. Each peer runs in a process of its own; a
-figure is over `--steps` updates after one warm-up update, counts real tokens (no padding), and the CPU
-time of child processes too.
+thread. TRL runs with padding, without padding, and packed, in both types. Each peer runs in a process of
+its own; a figure is over `--steps` updates after one warm-up update, counts real tokens (no padding), and
+the CPU time of child processes too.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ PEERS = {
     "TRL bfloat16, padded": ("trl", "bfloat16", "padded"),
     "TRL bfloat16, padding-free": ("trl", "bfloat16", "padding-free"),
     "TRL bfloat16, packed": ("trl", "bfloat16", "packed"),
+    "TRL float32, padded": ("trl", "float32", "padded"),
+    "TRL float32, padding-free": ("trl", "float32", "padding-free"),
     "TRL float32, packed": ("trl", "float32", "packed"),
 }
 
