@@ -201,8 +201,8 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, transform: Logi
 def _statistics(
     logits: Tensor, labels: Tensor, entropy: bool, reference: Tensor | None
 ) -> tuple[Tensor, Tensor | float, Tensor | float, Tensor]:
-    """[n] each: log-probs, entropies, divergences, and the log of the exponentials' sum; `logits` are used
-    up, and so are the reference's log-probs [n, V]."""
+    """[n] each: log-probs, entropies, divergences from the reference's log-probs [n, V], and the log of the
+    exponentials' sum; `logits` are used up."""
     highest = logits.amax(-1, keepdim=True)
     logits.sub_(highest)
     picked = logits.gather(-1, labels[:, None])[:, 0]
@@ -223,8 +223,9 @@ def _gradient(
     through_entropy: tuple[Tensor, Tensor] | None,
     through_divergence: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
-    """[n, V] of the tempered logits, from all log-probs [n, V], which are used up. `through_entropy` is
-    the gradient of the entropies, and these; with divergences come the reference's log-probs [n, V]."""
+    """[n, V] of the tempered logits, from all log-probs [n, V]. `through_entropy` is the gradient of the
+    entropies, and these; with divergences come the reference's log-probs [n, V]. All that is [n, V] is used
+    up."""
     if through_entropy is None and through_divergence is None:
         result = every.exp_().mul_(-grad[:, None])
     else:
