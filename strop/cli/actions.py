@@ -20,10 +20,11 @@ def start(loaded: Loaded) -> None:
     if result.model is None:
         typer.echo(f"{result.steps} steps are explored. All of it is in {result.folder}.")
         return
-    which = (
-        "The model" if result.model_step == result.steps else f"The best model, of step {result.model_step},"
+    done = "1 step is done." if result.steps == 1 else f"{result.steps} steps are done."
+    best = (
+        "" if result.model_step == result.steps else f", which is that of step {result.model_step}, the best,"
     )
-    typer.echo(f"{result.steps} steps are done. {which} is in {result.model}; all else in {result.folder}.")
+    typer.echo(f"{done} The model{best} is in {result.model}; all else in {result.folder}.")
 
 
 def check_files(loaded: Loaded) -> None:

@@ -24,6 +24,9 @@ def component(
     from strop.config.dialects.component import read_component
 
     job = read_component(name, context.args, here=here)
+    if explain or check:
+        for promise in job.promises:
+            typer.echo(promise)
     if not explain_or_check(job.loaded, explain=explain, check=check):
         run_job(job)
 
@@ -38,6 +41,8 @@ def run_job(job: Job) -> None:
     from strop.components.outputs import fill, prepare
 
     prepare(job)
+    for promise in job.promises:
+        typer.echo(promise)
     start(job.loaded)
     for sentence in fill(job):
         typer.echo(sentence)

@@ -11,15 +11,21 @@ from strop.config.dialects.component import Job
 from strop.errors import ConfigError
 from strop.models.mlflow_folder import require_mlflow, write_mlflow
 
-CHECKPOINTS = "checkpoints"
+_CHECKPOINTS = "checkpoints"
 
 
 def prepare(job: Job) -> None:
     """Make the folders, before hours are spent on what goes into them. Raises ConfigError for one that
-    cannot be written, MissingExtraError where an MLflow model is asked for without mlflow."""
-    if job.mlflow_outputs:
+    cannot be written or is named twice, MissingExtraError for an MLflow model without mlflow."""
+    if job.folders("mlflow"):
         require_mlflow()
-    for folder in (*job.model_outputs, *job.mlflow_outputs):
+    names: dict[Path, str] = {}
+    for output, folder in job.outputs:
+        other = names.setdefault(folder.resolve(), output.name)
+        if other != output.name:
+            raise ConfigError(
+                f"--{other} and --{output.name} are both {folder}; each wants a folder of its own."
+            )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             probe = folder / ".writable"
@@ -36,14 +42,14 @@ def fill(job: Job) -> Iterator[str]:
     """
     run = job.loaded.run
     model = run.folder_path / "model"
-    for folder in job.model_outputs:
+    for folder in job.folders("model"):
         _copy(model, folder, shutil.copy2)
-        yield f"The model is in {folder} too."
-    for folder in job.mlflow_outputs:
+        yield f"The model is in {folder}."
+    for folder in job.folders("mlflow"):
         write_mlflow(model, folder, max_new_tokens=run.data.max_response_tokens)
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        _copy(run.folder_path / CHECKPOINTS, folder / CHECKPOINTS, link_or_copy)
-        yield f"It is in {folder} as an MLflow model, with the checkpoints."
+        shutil.rmtree(folder / _CHECKPOINTS, ignore_errors=True)
+        _copy(run.folder_path / _CHECKPOINTS, folder / _CHECKPOINTS, link_or_copy)
+        yield f"The model is in {folder} as an MLflow model, with the checkpoints beside it."
 
 
 def link_or_copy(source: str, target: str) -> str:

@@ -87,13 +87,15 @@ def test_grpo_counts_updates_and_leaves_the_best(cli: Cli, folder: Path) -> None
     more = ["--max_prompt_length=600", "--eval_strategy=steps", "--eval_steps=2", "--beta=0.04"]
     result = cli("component", "grpo", "--here", *data, *given, *words, *more, "--mlflow_model_folder=best")
     assert result.exit_code == 0, result.output
+    assert "mlflow_model_folder is best: the trained model as an MLflow model" in result.output
     assert "set aside: deepspeed_config.zero_optimization.stage=2" in result.output
     found = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in found] == [1, 2, 3]
     assert {"reward/part/format", "reward/part/accuracy"} <= found[0].keys()
     assert all("eval/validation/reward" in row for row in found)
     best = max(found, key=lambda row: row["eval/validation/reward"])["step"]
-    assert f"The best model, of step {best}, is in out/model" in result.output
+    which = "" if best == 3 else f", which is that of step {best}, the best,"
+    assert f"3 steps are done. The model{which} is in out/model" in result.output
     kept = folder / "out" / "checkpoints"
     assert {path.name for path in kept.iterdir()} == {f"step-{best:06d}", "step-000003"}
     for path in kept.iterdir():
@@ -121,3 +123,6 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_run(cli: Cli, fo
     (folder / "file").touch()
     result = cli("component", "verl_trainer", "--here", *VERL, "--model_output", "file")
     assert result.exit_code == 2 and "The output file cannot be written: File exists." in result.stderr
+    given = ["--model_name_or_path=tiny", "--deepspeed_config=ds.json", "--dataset_name=x/y"]
+    result = cli("component", "grpo", "--here", *given, "--output_model_path=a", "--mlflow_model_folder=./a")
+    assert result.exit_code == 2 and "--mlflow_model_folder and --output_model_path are both" in result.stderr

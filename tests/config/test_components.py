@@ -244,9 +244,9 @@ def test_packages_are_read() -> None:
 
 def test_outputs() -> None:
     job = read("rft_trainer", "--intermediate_folder=a", "--model_output=b")
-    assert (job.loaded.run.folder_path, job.model_outputs) == (Path("a"), (Path("b"),))
+    assert (job.loaded.run.folder_path, job.folders("model")) == (Path("a"), (Path("b"),))
     job = read("grpo", "--output_model_path=a", "--mlflow_model_folder=b")
-    assert (job.loaded.run.folder_path, job.mlflow_outputs) == (Path("a"), (Path("b"),))
+    assert (job.loaded.run.folder_path, job.folders("mlflow")) == (Path("a"), (Path("b"),))
 
 
 def test_sources_and_notes_call_inputs_by_their_names() -> None:

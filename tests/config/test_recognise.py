@@ -52,7 +52,7 @@ def test_each_is_recognised_and_read(dialect: str, tmp_path: Path, monkeypatch: 
     job = read_file(path, here=True)
     assert job.loaded.run.model.path == "m"
     if dialect == "verl_trainer":
-        assert job.model_outputs == (Path("o"),) and job.loaded.run.algorithm.kl_loss is None
+        assert job.folders("model") == (Path("o"),) and job.loaded.run.algorithm.kl_loss is None
 
 
 def test_a_components_file_takes_no_overrides(tmp_path: Path) -> None:

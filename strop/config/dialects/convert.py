@@ -177,7 +177,7 @@ def _notes(job: Job, to: str, values: Mapping[str, Any]) -> Iterator[str]:
         yield "deepspeed_config is required there, and says how and where to run: add a DeepSpeed file."
     if job.packages and to != "rft_trainer":
         yield f"pypi_packages_override is rft_trainer's alone: install {', '.join(job.packages)} yourself."
-    for folder in job.model_outputs:
+    for folder in (*job.folders("model"), *job.folders("mlflow")):
         yield f"No copy of the model is written to {folder}; it is in {job.loaded.run.folder_path / 'model'}."
     if redact(values) != values:
         yield "Secrets are written as ***: put them in yourself."

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from strop.config.dialects.component.deepspeed import read_deepspeed
 from strop.config.dialects.component.grpo import GRPO
-from strop.config.dialects.component.inputs import Component, Output
+from strop.config.dialects.component.inputs import Component, Holds, Output
 from strop.config.dialects.component.packages import packages
 from strop.config.dialects.component.rft_trainer import RFT_TRAINER
 from strop.config.dialects.component.verl_names import rename
@@ -24,6 +24,11 @@ from strop.errors import ConfigError
 
 _SHOWN = 60
 """Of a value, so many characters stand in a message."""
+_PROMISES: Mapping[Holds, str] = {
+    "run": "the run, whose checkpoints the same command goes on from, and its report",
+    "model": "the trained model, a LoRA merged",
+    "mlflow": "the trained model as an MLflow model, a LoRA merged, and the checkpoints",
+}
 COMPONENTS = {part.name: part for part in (RFT_TRAINER, VERL_TRAINER, GRPO)}
 
 
@@ -34,10 +39,19 @@ class Job:
     loaded: Loaded
     packages: tuple[str, ...] = ()
     """To be installed before anything heavy is imported."""
-    model_outputs: tuple[Path, ...] = ()
-    """Folders that get the trained model at the end."""
-    mlflow_outputs: tuple[Path, ...] = ()
-    """Folders that get it as an MLflow model, with the checkpoints."""
+    outputs: tuple[tuple[Output, Path], ...] = ()
+    """The declared outputs that the line names, each with its folder."""
+
+    def folders(self, holds: Holds) -> tuple[Path, ...]:
+        """Of the outputs that hold such a thing."""
+        return tuple(folder for output, folder in self.outputs if output.holds == holds)
+
+    @property
+    def promises(self) -> tuple[str, ...]:
+        """A line for each output: what it will hold at the end."""
+        return tuple(
+            f"{output.name} is {folder}: {_PROMISES[output.holds]}" for output, folder in self.outputs
+        )
 
 
 def component_of(name: str) -> Component:
@@ -66,11 +80,8 @@ def read_component(
     except ConfigError as error:
         raise type(error)(rename(str(error), names)) from None
     override = given.texts.get("pypi_packages_override", "")
-    models, mlflow = (
-        tuple(Path(folder) for output, folder in given.outputs if output.holds == kind)
-        for kind in ("model", "mlflow")
-    )
-    return Job(_called(loaded, names), packages(override), models, mlflow)
+    outputs = tuple((output, Path(folder)) for output, folder in given.outputs)
+    return Job(_called(loaded, names), packages(override), outputs)
 
 
 def _draft(component: Component, given: Given, places: Mapping[str, Source]) -> Draft:

@@ -13,6 +13,9 @@ from strop.errors import ConfigError
 
 Type = Literal["string", "boolean", "integer", "number", "uri_file", "uri_folder"]
 """AzureML's names of what an input holds."""
+Holds = Literal["run", "model", "mlflow"]
+"""`run` is the run's own folder, with its checkpoints; at the end `model` gets the trained model, and
+`mlflow` that as an MLflow model with the checkpoints."""
 
 _BOOLEANS = {"true": True, "false": False}
 _WORDS = {"boolean": "true or false", "integer": "a whole number", "number": "a number"}
@@ -85,9 +88,7 @@ class Output:
 
     name: str
     type: Literal["uri_folder", "mlflow_model"]
-    holds: Literal["run", "model", "mlflow"]
-    """`run` is the run's own folder, with its checkpoints; at the end `model` gets the trained model, and
-    `mlflow` that as an MLflow model with the checkpoints."""
+    holds: Holds
 
 
 @dataclass(frozen=True)
