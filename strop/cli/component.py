@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 def component(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="rft_trainer, verl_trainer or grpo.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(help="rft_trainer, verl_trainer or grpo, or AzureML's own name.", show_default=False),
+    ],
     here: Here = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say what the job would do.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Say whether the job can be started.")] = False,
 ) -> None:
-    """Run what an AzureML component runs: `--input value ...`, all as text, and `--output folder`."""
+    """Run what an AzureML component runs: `--input value ...`, all as text, and `--output folder`.
+
+    `strop keys NAME` lists the inputs.
+    """
     from strop.cli.show import explain_or_check
     from strop.config.dialects.component import read_component
 

@@ -87,7 +87,7 @@ def test_grpo_counts_updates_and_leaves_the_best(cli: Cli, folder: Path) -> None
     more = ["--max_prompt_length=600", "--eval_strategy=steps", "--eval_steps=2", "--beta=0.04"]
     result = cli("component", "grpo", "--here", *data, *given, *words, *more, "--mlflow_model_folder=best")
     assert result.exit_code == 0, result.output
-    assert "mlflow_model_folder is best: the trained model as an MLflow model" in result.output
+    assert "output mlflow_model_folder, in best: the trained model as an MLflow model" in result.output
     assert "set aside: deepspeed_config.zero_optimization.stage=2" in result.output
     found = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in found] == [1, 2, 3]

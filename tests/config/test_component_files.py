@@ -17,11 +17,6 @@ FOLDER = Path(__file__).parents[2] / "components"
 EACH = pytest.mark.parametrize("component", COMPONENTS.values(), ids=COMPONENTS)
 QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning:.*(azure|marshmallow).*")
 """The SDK uses marshmallow as it was before its version 4."""
-NAMES = {
-    "rft_trainer": "rft_trainer",
-    "verl_trainer": "verl_trainer_component",
-    "grpo": "group_relative_policy_optimization",
-}
 
 
 def written(component: Component) -> dict[str, Any]:
@@ -31,7 +26,7 @@ def written(component: Component) -> dict[str, Any]:
 @EACH
 def test_inputs_and_outputs_are_the_ledgers(component: Component) -> None:
     found = written(component)
-    assert found["name"] == NAMES[component.name] and found["version"] == "0.0.1"
+    assert found["name"] == component.asset and found["version"] == "0.0.1"
     assert list(found["inputs"]) == [given.name for given in component.inputs]
     for given in component.inputs:
         said = found["inputs"][given.name]
@@ -61,7 +56,7 @@ def test_azureml_reads_it(component: Component) -> None:
     from azure.ai.ml import load_component
 
     loaded = load_component(FOLDER / component.name / "component.yaml")
-    assert loaded.name == NAMES[component.name]
+    assert loaded.name == component.asset
     assert list(loaded.inputs) == [given.name for given in component.inputs]
     for given in component.inputs:
         found = loaded.inputs[given.name]

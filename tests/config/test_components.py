@@ -229,6 +229,16 @@ def test_what_is_required() -> None:
         )
     with pytest.raises(ConfigError, match="did you mean 'grpo'"):
         read_component("grppo", [])
+    with pytest.raises(ConfigError, match=r"^grpo needs"):
+        read_component("group_relative_policy_optimization", [])
+
+
+def test_grpo_reads_a_named_dataset_by_its_splits() -> None:
+    words = ["--dataset_name=some/questions", "--model_name_or_path=m", "--deepspeed_config=ds.json"]
+    data = read_component("grpo", [*words, "--do_eval=true"], here=True).loaded.run.data
+    assert (data.train.path, data.train.split) == ("some/questions", "train")
+    assert [(part.path, part.split) for part in data.eval] == [("some/questions", "validation")]
+    assert read_component("grpo", words, here=True).loaded.run.data.eval == ()
 
 
 def test_optional_inputs_may_be_absent_or_empty() -> None:

@@ -50,16 +50,17 @@ class Job:
     def promises(self) -> tuple[str, ...]:
         """A line for each output: what it will hold at the end."""
         return tuple(
-            f"{output.name} is {folder}: {_PROMISES[output.holds]}" for output, folder in self.outputs
+            f"output {output.name}, in {folder}: {_PROMISES[output.holds]}" for output, folder in self.outputs
         )
 
 
 def component_of(name: str) -> Component:
-    """A component by name. Raises ConfigError where there is none."""
-    if name not in COMPONENTS:
-        hint = did_you_mean(name, COMPONENTS) or "."
+    """A component by its name here or AzureML's. Raises ConfigError where there is none."""
+    found = {**COMPONENTS, **{part.asset: part for part in COMPONENTS.values()}}
+    if name not in found:
+        hint = did_you_mean(name, found) or "."
         raise ConfigError(f"There is no component {name!r}{hint} There are {', '.join(COMPONENTS)}.")
-    return COMPONENTS[name]
+    return found[name]
 
 
 def read_component(

@@ -224,6 +224,7 @@ _FOLDER: tuple[Row, ...] = beyond_the_page(
 )
 GRPO = Component(
     "grpo",
+    "group_relative_policy_optimization",
     _INPUTS,
     (
         Output("mlflow_model_folder", "mlflow_model", "mlflow"),

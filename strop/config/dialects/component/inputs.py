@@ -96,6 +96,8 @@ class Component:
     """One AzureML component: what it is given, what it fills, and how that is read."""
 
     name: str
+    asset: str
+    """What AzureML calls it."""
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     reading: Ledger

@@ -188,6 +188,7 @@ _REST: tuple[Input, ...] = (
 )
 RFT_TRAINER = component(
     "rft_trainer",
+    "rft_trainer",
     (*_ALGORITHM, *_TRAINER, *_DATA, *_ACTOR, *_ROLLOUT, *_REST),
     (Output("intermediate_folder", "uri_folder", "run"), Output("model_output", "uri_folder", "model")),
     unsaid={

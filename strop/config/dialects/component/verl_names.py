@@ -40,6 +40,7 @@ def verl(
 
 def component(
     name: str,
+    asset: str,
     inputs: tuple[Input, ...],
     outputs: tuple[Output, ...],
     *,
@@ -59,7 +60,9 @@ def component(
     shown = tuple(
         replace(given, row=replace(given.row, note=rename(given.row.note, names))) for given in inputs
     )
-    return Component(name, shown, outputs, Ledger(name, rows + others), "trainer.default_local_dir", names)
+    return Component(
+        name, asset, shown, outputs, Ledger(name, rows + others), "trainer.default_local_dir", names
+    )
 
 
 def rename(text: str, names: Mapping[str, str]) -> str:

@@ -87,6 +87,7 @@ _REST: tuple[Input, ...] = (
 )
 VERL_TRAINER = component(
     "verl_trainer",
+    "verl_trainer_component",
     (*_DATA, *_ACTOR, *_ROLLOUT, *_REST),
     (Output("model_output", "uri_folder", "model"),),
     unsaid={
