@@ -21,6 +21,7 @@ from strop.data.columns import system_of, value_at
 from strop.data.conversation import Conversation, ConversationEncoder, Encoded
 from strop.data.order import Order
 from strop.data.overlong import Rule
+from strop.data.own import OwnDataset
 from strop.data.progress import watched
 from strop.data.read import read_rows
 from strop.data.rows import Rows
@@ -91,20 +92,17 @@ def load_answers(
     Raises `DataError`, which names the row, for one that lacks an answer, has no assistant's turn or is
     too long under `overlong: error`; `ModelError` for a tokenizer that cannot be used.
     """
-    rows = read_rows(section)
-    encoder = ConversationEncoder(tokenizer, data.chat_template)
+    rows, encoded = _rows_and_answers(section, tokenizer, data.chat_template)
     limit = data.max_prompt_tokens + data.max_response_tokens
     groups, left_out = [], 0
-    numbered = enumerate(watched(_rows(rows, section), len(rows), f"Encoding the answers of {name}"))
-    while chunk := list(islice(numbered, _ROWS_AT_ONCE)):
-        encoded = iter(encoder.encode_all([c for _, row in chunk for c in row.conversations]))
-        for number, row in chunk:
-            fitted = [_fit(next(encoded), data.overlong, limit, row.where) for _ in row.conversations]
-            kept = [one for one in fitted if one is not None]
-            if len(kept) == len(fitted):
-                groups.append(_group(f"{name}:{number}", row.where, kept))
-            else:
-                left_out += 1
+    for number, of_row in enumerate(watched(encoded, len(rows), f"Encoding the answers of {name}")):
+        where = rows.where(number)
+        fitted = [_fit(one, data.overlong, limit, where) for one in of_row]
+        kept = [one for one in fitted if one is not None]
+        if len(kept) == len(fitted):
+            groups.append(_group(f"{name}:{number}", where, kept))
+        else:
+            left_out += 1
     if not groups:
         raise DataError(
             f"All {len(rows)} rows of {name} are longer than data.max_prompt_tokens + max_response_tokens "
@@ -117,6 +115,23 @@ def load_answers(
 def has_answers(section: EvalTaskset) -> bool:
     """Whether a loss can be measured on an eval taskset."""
     return section.response is not None or section.chosen is not None
+
+
+def _rows_and_answers(
+    section: Taskset, tokenizer: PreTrainedTokenizerBase, chat_template: str
+) -> tuple[Rows, Iterator[list[Encoded]]]:
+    """The rows, and of each what it is to learn from: one sequence, or a pair."""
+    own = None if section.dataset is None else OwnDataset(section, tokenizer)
+    rows = read_rows(section) if own is None else own.rows()
+    if own is not None and own.has_answer_tokens:
+        return rows, ([one] for one in islice(own.answers(), len(rows)))
+    return rows, _encoded(_rows(rows, section), ConversationEncoder(tokenizer, chat_template))
+
+
+def _encoded(rows: Iterator[_Row], encoder: ConversationEncoder) -> Iterator[list[Encoded]]:
+    while chunk := list(islice(rows, _ROWS_AT_ONCE)):
+        encoded = iter(encoder.encode_all([c for row in chunk for c in row.conversations]))
+        yield from ([next(encoded) for _ in row.conversations] for row in chunk)
 
 
 def _rows(rows: Rows, section: Taskset) -> Iterator[_Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from strop.config.schema.data import Data, EvalTaskset, Taskset
@@ -11,6 +12,7 @@ from strop.data.columns import system_of, value_at
 from strop.data.encode import encode_prompts
 from strop.data.order import Order
 from strop.data.overlong import Fitted, fit
+from strop.data.own import OwnDataset
 from strop.data.progress import watched
 from strop.data.read import read_rows
 from strop.data.rows import Rows
@@ -99,8 +101,7 @@ def load_taskset(
     """
     name = section.name if isinstance(section, EvalTaskset) else "train"
     encoder = PromptEncoder(tokenizer, data.chat_template)
-    rows = read_rows(section)
-    encoded = encode_prompts(encoder, _prompts(rows, section), data.overlong_workers)
+    rows, encoded = _rows_and_prompts(section, encoder, tokenizer, data.overlong_workers)
     fitted = fit(
         watched(encoded, len(rows), f"Encoding the prompts of {name}"),
         data.overlong,
@@ -109,6 +110,16 @@ def load_taskset(
     )
     order = Order(len(fitted.rows), seed=seed, shuffle=shuffle, incomplete=data.incomplete_batch, name=name)
     return TaskSet(name, section, rows, fitted, order)
+
+
+def _rows_and_prompts(
+    section: Taskset, encoder: PromptEncoder, tokenizer: PreTrainedTokenizerBase, workers: int
+) -> tuple[Rows, Iterator[Ints]]:
+    own = None if section.dataset is None else OwnDataset(section, tokenizer)
+    rows = read_rows(section) if own is None else own.rows()
+    if own is not None and own.has_prompt_tokens:
+        return rows, islice(own.prompts(), len(rows))
+    return rows, encode_prompts(encoder, _prompts(rows, section), workers)
 
 
 def to_task(task_id: str, row: Mapping[str, Any], where: str, section: Taskset, prompt_ids: Ints) -> Task:

@@ -284,7 +284,7 @@ def test_what_has_no_effect_is_said(overrides: list[str], note: str) -> None:
         ("reward_model.reward_kwargs.overlong_buffer_cfg.enable=True", "overlong_buffer_cfg.len too"),
         ("reward_model.reward_kwargs.max_resp_len=7", r"write data\.max_response_length"),
         (f"+{ACTOR}.policy_loss.loss_mode=kl_cov", "vanilla or gspo or gpg"),
-        ("data.custom_cls.path=x.py", "not built yet"),
+        ("data.custom_cls.path=x.py", r"write data\.custom_cls\.name too"),
         (f"{ACTOR}.optim.total_training_steps=5", r"write trainer\.total_training_steps"),
         (f"{ACTOR}.checkpoint.save_contents=[optimizer]", "without 'model'"),
         (f"{ACTOR}.checkpoint.load_contents=[model]", "leaves out extra"),

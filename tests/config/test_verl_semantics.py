@@ -214,3 +214,13 @@ def test_steps_beat_epochs_wherever_they_stand() -> None:
         loaded = read(*GRPO, *(f"trainer.{word}" for word in words))
         assert loaded.run.trainer.duration == Amount(5, "steps")
         assert any("steps beat epochs" in note for note in loaded.notes)
+
+
+def test_a_dataset_class_of_ones_own_is_given_verls_data_section() -> None:
+    words = ("data.custom_cls.path=~/d.py", "data.custom_cls.name=Mine", "data.max_prompt_length=99")
+    run = read(*GRPO, *words).run
+    own = run.data.train.dataset
+    assert own is not None and own.name == "~/d.py:Mine" and own == run.data.eval[0].dataset
+    assert own.config["max_prompt_length"] == 99 and own.config["prompt_key"] == "prompt"
+    (note,) = read(*GRPO, words[1]).notes
+    assert "data.custom_cls.path is null" in note

@@ -68,7 +68,7 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         ("model.fsdp_config.model_dtype=fp16", "fp32 or"),
         ("data.truncation=left", "cuts into prompts"),
         ("data.max_length=1", "below 2"),
-        ("data.custom_cls.path=x.py", "not built yet"),
+        ("data.custom_cls.path=x.py", r"write data\.custom_cls\.name too"),
         ("trainer.default_hdfs_dir=hdfs://x", "second place"),
         ("algorithm.gamma=1", "there is no key algorithm.gamma"),
     ],

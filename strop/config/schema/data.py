@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from strop.config.schema.base import Section
 from strop.config.schema.rollout import Sampling
 from strop.config.schema.workflow import WorkflowOrName
+
+
+class OwnDataset(Section):
+    """A dataset class of your own, as verl's `data.custom_cls`: a torch Dataset over the files of `path`."""
+
+    name: str
+    """Its dotted path, or `file.py:Name`."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """What it is given as `config`."""
 
 
 class Taskset(Section):
@@ -19,6 +28,8 @@ class Taskset(Section):
     database, `sqlite:///tasks.db` or `postgresql://user:password@host/database`."""
     table: str | None = None
     """Which table of a database; its columns are the rows' columns."""
+    dataset: OwnDataset | None = None
+    """What reads the files, in place of Strop; null for none."""
     split: str | None = None
     """Which split, where the dataset has several; refused where it has none."""
     subset: str | None = None

@@ -20,7 +20,7 @@ from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
 from strop.config.dialects.verl.images import no_images
 from strop.config.schema import Run
-from strop.config.schema.data import EvalTaskset
+from strop.config.schema.data import EvalTaskset, OwnDataset
 
 _SAMPLER_ROOM = 131072
 """`rollout.engine.kv_cache_tokens` where the sequences are not longer than that."""
@@ -38,8 +38,28 @@ def write_tasksets(run: Run) -> Mapping[str, Any]:
         "data.prompt_key": train.prompt,
         "data.reward_fn_key": train.source,
         "data.val_files": None,
+        **write_custom_class(train.dataset),
         **(write_validation(run.data.eval[0]) if run.data.eval else {}),
     }
+
+
+def custom_class(theirs: Theirs) -> Mapping[str, Any] | None:
+    """What reads the files; verl gives it its whole `data` section."""
+    path, name = theirs["data.custom_cls.path"], theirs["data.custom_cls.name"]
+    if path is None:
+        return None
+    if name is None:
+        raise theirs.fault(
+            "data.custom_cls.path",
+            f"data.custom_cls.path is {path}; write data.custom_cls.name too, the class in it.",
+        )
+    return {"name": f"{path}:{name}", "config": theirs["data"]}
+
+
+def write_custom_class(own: OwnDataset | None) -> Mapping[str, Any]:
+    """The file and the class in it."""
+    path, _, name = own.name.rpartition(":") if own else ("", "", "")
+    return {"data.custom_cls.path": path, "data.custom_cls.name": name} if path else {}
 
 
 def write_validation(measured: EvalTaskset) -> Mapping[str, Any]:
@@ -76,6 +96,8 @@ def tasksets(theirs: Theirs) -> Mapping[str, Any]:
     validation = {"name": "val", "path": theirs["data.val_files"], **columns}
     validation["rollouts_per_task"] = theirs["actor_rollout_ref.rollout.val_kwargs.n"]
     validation["sampling"] = validation_sampling(theirs)
+    if (own := custom_class(theirs)) is not None:
+        settings["data.train.dataset"] = validation["dataset"] = own
     settings["data.eval"] = [] if theirs["data.val_files"] is None else [validation]
     return settings
 
@@ -219,11 +241,25 @@ ROWS = (
         read=remote_code,
         note="counts only where someone wrote it",
     ),
-    refused(
-        "data.custom_cls.path", None, "classes of your own for datasets are not built yet; prepare the file"
+    mapped(
+        "data.custom_cls.path",
+        None,
+        "data.train.dataset",
+        "data.train.dataset.name",
+        "data.eval.0.dataset.name",
+        read=tasksets,
+        kind=or_null(TEXT),
+        note="a torch Dataset that gives messages, or a prompt's tokens",
     ),
-    refused(
-        "data.custom_cls.name", None, "classes of your own for datasets are not built yet; prepare the file"
+    mapped(
+        "data.custom_cls.name",
+        None,
+        "data.train.dataset",
+        "data.train.dataset.name",
+        "data.eval.0.dataset.name",
+        read=tasksets,
+        kind=or_null(TEXT),
+        off=switches.custom_class,
     ),
     *beyond_the_page(
         mapped("data.reward_fn_key", "data_source", "data.train.source", "data.eval.0.source", read=tasksets),

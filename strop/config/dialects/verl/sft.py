@@ -26,6 +26,7 @@ from strop.config.dialects.row import (
 )
 from strop.config.dialects.theirs import Ledger, Theirs
 from strop.config.dialects.verl import switches
+from strop.config.dialects.verl.data import custom_class, write_custom_class
 from strop.config.dialects.verl.model import whole_or_not
 from strop.config.dialects.verl.trainer import duration, folder, monitors, one_gpu
 from strop.config.load import Loaded
@@ -114,7 +115,8 @@ def write_answers(run: Run) -> Mapping[str, Any]:
             first, *inside = (getattr(train, name) or "").split(".")
             columns |= {f"data.{name}_key": first, f"data.{name}_dict_keys": inside or None}
     measured = run.data.eval[0].path if run.data.eval else None
-    return {"data.train_files": train.path, "data.val_files": measured, **columns}
+    files = {"data.train_files": train.path, "data.val_files": measured}
+    return {**files, **columns, **write_custom_class(train.dataset)}
 
 
 @written_by(write_answers)
@@ -130,6 +132,8 @@ def answers(theirs: Theirs) -> Mapping[str, Any]:
     settings: dict[str, Any] = {"algorithm.type": "sft", "data.train.path": theirs["data.train_files"]}
     settings |= {f"data.train.{name}": column for name, column in columns.items()}
     validation = {"name": "val", "path": theirs["data.val_files"], **columns}
+    if (own := custom_class(theirs)) is not None:
+        settings["data.train.dataset"] = validation["dataset"] = own
     settings["data.eval"] = [] if theirs["data.val_files"] is None else [validation]
     return settings
 
@@ -326,8 +330,26 @@ _DATA = beyond_the_page(
         kind=or_null(TEXT),
         note="a Jinja file or its text; null is the tokenizer's own",
     ),
-    refused("data.custom_cls.path", None, "dataset classes of your own are not built yet; prepare the file"),
-    refused("data.custom_cls.name", None, "dataset classes of your own are not built yet; prepare the file"),
+    mapped(
+        "data.custom_cls.path",
+        None,
+        "data.train.dataset",
+        "data.train.dataset.name",
+        "data.eval.0.dataset.name",
+        read=answers,
+        kind=or_null(TEXT),
+        note="a torch Dataset of input_ids, attention_mask and loss_mask; or rows",
+    ),
+    mapped(
+        "data.custom_cls.name",
+        None,
+        "data.train.dataset",
+        "data.train.dataset.name",
+        "data.eval.0.dataset.name",
+        read=answers,
+        kind=or_null(TEXT),
+        off=switches.custom_class,
+    ),
 )
 _TRAINER = beyond_the_page(
     mapped(

@@ -70,6 +70,11 @@ def custom_function(theirs: Theirs) -> str | None:
     return None if path is not None else "custom_reward_function.path is null"
 
 
+def custom_class(theirs: Theirs) -> str | None:
+    """A class's name needs the file it is in."""
+    return None if theirs["data.custom_cls.path"] is not None else "data.custom_cls.path is null"
+
+
 def rule(theirs: Theirs) -> str | None:
     """verl's reward managers take a model's score, where there is one, in place of any function's."""
     return (
