@@ -71,7 +71,8 @@ class Recorder:
             _drop_rollouts_after(self._folder, kept)
             self._rows = self._files.enter_context(self._folder.metrics.open("a", encoding="utf-8"))
             if self._with_tensorboard:
-                self._tensorboard = self._files.enter_context(_tensorboard(self._folder.path, kept + 1))
+                events = self._folder.path / Path(self._loaded.run.record.tensorboard).expanduser()
+                self._tensorboard = self._files.enter_context(_tensorboard(events, kept + 1))
         self._display.open(self._title(), self._notes(), done=done)
         return self
 
@@ -154,7 +155,7 @@ def _tensorboard(folder: Path, purge_step: int) -> SummaryWriter:
     # Imported here: it takes a second, and not every run wants it.
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)
+    return SummaryWriter(str(folder), purge_step=purge_step)
 
 
 @contextmanager

@@ -115,11 +115,13 @@ def test_a_verl_line_as_trinitys_file_and_back(tmp_path: Path) -> None:
         "rollout.engine.max_sequences": ("1024", "256"),
         "trainer.tasks_per_update": ("256", "1024"),
         "record.monitors": ("[console]", "[console, tensorboard]"),
+        "record.tensorboard": ("tensorboard", "monitor/tensorboard"),
     }
     assert [one.field for one in found.unsaid if not one.is_learned_from] == [
         "data.eval.0.source",
         "rollout.engine.max_sequences",
         "record.monitors",
+        "record.tensorboard",
     ]
     trinity = load(tmp_path, yaml_text(found.values), "trinity.yaml")
     assert {d.field for d in compare(job.loaded.run, trinity.loaded.run)} == set(unsaid(found))
@@ -127,6 +129,7 @@ def test_a_verl_line_as_trinitys_file_and_back(tmp_path: Path) -> None:
     assert {**unsaid(back)}.keys() == {
         "data.train.source",
         "data.eval.0.source",
+        "record.tensorboard",
     }
 
 

@@ -137,6 +137,14 @@ def test_given_answers(written: str, expected: Taskset) -> None:
     assert (run.algorithm.type, run.trainer.tasks_per_step, run.data.train) == ("sft", 16, expected)
 
 
+def test_what_is_not_sampled_is_inactive() -> None:
+    loaded = read(*SFT)
+    assert str(loaded.sources["data.train.path"]) == f"override {BUFFER}.path=sft.jsonl"
+    inactive = [note.partition("(")[2].partition(")")[0] for note in loaded.notes]
+    assert {f"{TASKSET}.path", f"{TASKSET}.format.prompt_key", "algorithm.repeat_times"} <= {*inactive}
+    assert str(read(f"{BUFFER}.path=b.db").sources["data.train.path"]).startswith("t.yaml:7")
+
+
 def test_given_answers_in_a_database() -> None:
     loaded = read(*SFT, f"{BUFFER}.storage_type=sql", f"{BUFFER}.path=given.db", f"{BUFFER}.name=talks")
     assert loaded.run.data.train == answers(path="sqlite:///given.db", table="talks", response="response")

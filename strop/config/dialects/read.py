@@ -90,9 +90,9 @@ def convert(theirs: Theirs) -> Draft:
             faults.append(str(error))
             continue
         for field, value in settings.items():
-            ours.set(split(field), value, _source_of(theirs, field))
+            ours.set(split(field), value, _source_of(theirs, field, read))
             for keys, _ in walk(value, split(field)):
-                ours.said[keys] = _source_of(theirs, ".".join(keys))
+                ours.said[keys] = _source_of(theirs, ".".join(keys), read)
     _refuse(iter(faults))
     return ours
 
@@ -101,9 +101,11 @@ def _as_it_is(row: Row) -> Read:
     return lambda theirs: {row.ours[0]: theirs[row.theirs]}
 
 
-def _source_of(theirs: Theirs, field: str) -> Source:
-    """The key that decided a field of ours: the last one that counts, written ones first."""
+def _source_of(theirs: Theirs, field: str, read: Read) -> Source:
+    """The key that decided a field of ours: of those that `read` reads, or else of all, the last one that
+    counts, written ones first."""
     rows = [r for r in theirs.ledger.rows if field in r.ours and (r.off is None or not r.off(theirs))]
+    rows = [row for row in rows if row.read is read] or rows
     written = [key for row in rows for key in theirs.keys_of(row)]
     if not rows:
         return Source("dialect", theirs.ledger.dialect)

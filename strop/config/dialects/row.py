@@ -226,6 +226,11 @@ def either(*switches: Off) -> Off:
     return lambda theirs: next(filter(None, (off(theirs) for off in switches)), None)
 
 
+def also_off(row: Row, off: Off) -> Row:
+    """The same row, which means nothing either where `off` says so."""
+    return replace(row, off=either(off, row.off) if row.off else off)
+
+
 def unless(key: str, *wanted: Any) -> Off:
     """Counts only where another key has one of these values."""
 

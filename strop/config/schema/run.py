@@ -64,6 +64,8 @@ class Record(Section):
 
     monitors: tuple[Literal["console", "tensorboard"], ...] = ("console", "tensorboard")
     """Where metrics are shown, beside `metrics.jsonl`, which is always written."""
+    tensorboard: str = "tensorboard"
+    """The folder of TensorBoard's files, in the run's folder unless the path is absolute."""
     rollouts_every: Every = Field(default=None)
     """How often all rollouts of a step are written as Parquet; `never` for none."""
     report: bool = True

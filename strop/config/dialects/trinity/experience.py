@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from strop.config.dialects.row import (
     YES_NO,
     Off,
     Row,
+    also_off,
     always,
     beyond_the_page,
     either,
@@ -131,10 +131,6 @@ def _rows(at: str, read: Any, ours: str, off: Off) -> tuple[Row, ...]:
     )
 
 
-def _off(row: Row, off: Off) -> Row:
-    return replace(row, off=either(off, row.off) if row.off else off)
-
-
 _queue = either(
     only_sampled,
     lambda theirs: None if _storage_type(theirs) == "queue" else f"storage_type is {_storage_type(theirs)}",
@@ -177,7 +173,7 @@ ROWS: tuple[Row, ...] = (
         "run's folder",
     ),
     *_rows(EXPERIENCE, answers, _OURS, only_given),
-    *(_off(row, only_given) for row in formats.rows(EXPERIENCE, answers, _OURS, answer="response")),
+    *(also_off(row, only_given) for row in formats.rows(EXPERIENCE, answers, _OURS, answer="response")),
     *(
         mapped(
             f"{EXPERIENCE}.format.{side}_key",
@@ -235,7 +231,7 @@ ROWS: tuple[Row, ...] = (
         note="mix reads one of them; no other type reads any",
     ),
     *(
-        _off(row, _mix)
+        also_off(row, _mix)
         for row in (
             placement(f"{_THEIRS}.name", None, _NO_ACTORS, can=always, kind=ANY),
             mapped(

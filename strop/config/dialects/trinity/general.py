@@ -84,13 +84,13 @@ def write_monitors(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_monitors)
 def monitors(theirs: Theirs) -> Mapping[str, Any]:
-    """The console is always there."""
+    """The console is always there; TensorBoard's files stand where the page says."""
     kind = theirs["monitor.monitor_type"]
     if kind in _TRACKERS:
         raise theirs.fault(
             "monitor.monitor_type", f"monitor_type {kind} is not built yet; write monitor_type: tensorboard."
         )
-    return {"record.monitors": ["console", "tensorboard"]}
+    return {"record.monitors": ["console", "tensorboard"], "record.tensorboard": "monitor/tensorboard"}
 
 
 def write_saving(run: Run) -> Mapping[str, Any]:
@@ -140,6 +140,7 @@ MONITOR = (
             "monitor.monitor_type",
             "tensorboard",
             "record.monitors",
+            "record.tensorboard",
             read=monitors,
             kind=one_of("tensorboard", *_TRACKERS),
         ),

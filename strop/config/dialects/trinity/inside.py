@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from strop.config.dialects.row import UNSET, Pair, Read, Row, beyond_the_page, either
+from strop.config.dialects.row import UNSET, Pair, Read, Row, also_off, beyond_the_page
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity.presets import without_critic
 from strop.config.dialects.verl import LEDGER as VERL
@@ -81,12 +81,20 @@ def verl_row(key: str, default: Any) -> Row:
     row = VERL.find(key)
     assert row is not None, key
     read = row.read and pair(row.read)
-    off, can = row.off and through(row.off), row.can and through(row.can)
-    if key.startswith("critic.") or key == "trainer.critic_warmup":
-        off = either(without_critic, off) if off else without_critic
-    return replace(
-        row, theirs=PREFIX + key, default=default, read=read, off=off, can=can, stated=True, on_page=True
+    off, can, warn = (found and through(found) for found in (row.off, row.can, row.warn))
+    inside = replace(
+        row,
+        theirs=PREFIX + key,
+        default=default,
+        read=read,
+        off=off,
+        can=can,
+        warn=warn,
+        stated=True,
+        on_page=True,
     )
+    critics = key.startswith("critic.") or key == "trainer.critic_warmup"
+    return also_off(inside, without_critic) if critics else inside
 
 
 def other_rows(sections: Sequence[str], known: Collection[str]) -> tuple[Row, ...]:

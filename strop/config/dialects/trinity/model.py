@@ -24,7 +24,9 @@ from strop.config.dialects.row import (
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity import critic
 from strop.config.dialects.trinity.experience import TEMPLATE
+from strop.config.dialects.trinity.presets import only_sampled
 from strop.config.dialects.trinity.tasksets import tasks
+from strop.config.dialects.trinity.write_buffer import EVAL
 from strop.config.dialects.verl.model import whole_or_not
 from strop.config.schema import Run
 
@@ -53,6 +55,10 @@ def lengths(theirs: Theirs) -> Mapping[str, Any]:
     if prompt + response > 131072:
         settings["rollout.engine.kv_cache_tokens"] = prompt + response
     return settings
+
+
+def _nothing_sampled(theirs: Theirs) -> str | None:
+    return None if theirs[EVAL] else only_sampled(theirs)
 
 
 def _limits(theirs: Theirs) -> tuple[int, int, int | None]:
@@ -120,7 +126,13 @@ MODEL = (
             "model.max_response_tokens", None, "data.max_response_tokens", read=lengths, kind=or_null(WHOLE)
         ),
     ),
-    mapped("model.min_response_tokens", 1, "rollout.sampling.min_response_tokens", read=tasks),
+    mapped(
+        "model.min_response_tokens",
+        1,
+        "rollout.sampling.min_response_tokens",
+        read=tasks,
+        off=_nothing_sampled,
+    ),
     *beyond_the_page(
         TEMPLATE,
         mapped("model.lora_configs", None, "model.lora", read=lora, kind=LISTED),

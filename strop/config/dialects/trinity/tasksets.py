@@ -14,6 +14,7 @@ from strop.config.dialects.row import (
     TEXT,
     WHOLE,
     Row,
+    also_off,
     always,
     beyond_the_page,
     mapped,
@@ -132,7 +133,6 @@ def _function(theirs: Theirs, at: str) -> str | None:
 
 def _rows(at: str, ours: str, sampling: str, repeat: str) -> tuple[Row, ...]:
     text = partial(mapped, read=tasks, kind=or_null(TEXT))
-    off = only_sampled if ours == "data.train" else None
     return (
         text(f"{at}.name", None, f"{ours}.table", note="of tasks in a database, the table")
         if ours == "data.train"
@@ -148,7 +148,7 @@ def _rows(at: str, ours: str, sampling: str, repeat: str) -> tuple[Row, ...]:
         text(f"{at}.path", None, f"{ours}.path"),
         text(f"{at}.subset_name", None, f"{ours}.subset"),
         text(f"{at}.split", None, f"{ours}.split", note="of a single file there is none"),
-        mapped(f"{at}.repeat_times", None, repeat, read=tasks, kind=or_null(WHOLE), off=off),
+        mapped(f"{at}.repeat_times", None, repeat, read=tasks, kind=or_null(WHOLE)),
         *formats.rows(at, tasks, ours, answer="answer"),
         mapped(
             f"{at}.rollout_args.temperature",
@@ -179,7 +179,6 @@ def _rows(at: str, ours: str, sampling: str, repeat: str) -> tuple[Row, ...]:
                 repeat,
                 read=tasks,
                 kind=or_null(WHOLE),
-                off=off,
                 note="an older name of repeat_times",
             ),
             mapped(
@@ -195,7 +194,10 @@ def _rows(at: str, ours: str, sampling: str, repeat: str) -> tuple[Row, ...]:
 
 
 ROWS: tuple[Row, ...] = (
-    *_rows(TASKSET, "data.train", "rollout.sampling", "algorithm.rollouts_per_task"),
+    *(
+        also_off(row, only_sampled)
+        for row in _rows(TASKSET, "data.train", "rollout.sampling", "algorithm.rollouts_per_task")
+    ),
     mapped(EVAL, None, "data.eval", read=tasks, kind=or_null(LISTED)),
     *_rows(f"{EVAL}.0", "data.eval.0", "data.eval.0.sampling", "data.eval.0.rollouts_per_task"),
 )

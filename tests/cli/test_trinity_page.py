@@ -1,0 +1,53 @@
+"""The fragments of Trinity's page, put together, run to the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from strop.models.tiny import make_model
+
+from .conftest import Cli
+from .foreign import needs_data, rows, write_rows
+
+PAGE = Path(__file__).parent / "trinity_page.yaml"
+SMALL = (
+    "buffer.batch_size=2",
+    "buffer.train_batch_size=4",
+    "algorithm.repeat_times=2",
+    "trainer.total_steps=2",
+    "model.max_prompt_tokens=700",
+    "model.max_response_tokens=8",
+)
+
+
+@needs_data
+def test_the_page_runs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its advantage function is ppo's under grpo, and so it has a critic."""
+    tasks = rows("countdown/train.jsonl", 6)
+    (tmp_path / "countdown").mkdir()
+    write_rows(tmp_path / "countdown" / "train.jsonl", tasks[:4])
+    write_rows(tmp_path / "countdown" / "test.jsonl", tasks[4:])
+    make_model(tmp_path / "model", [task["question"] for task in tasks], vocab_size=400)
+    monkeypatch.setenv("MODEL_PATH", str(tmp_path / "model"))
+    monkeypatch.setenv("TRINITY_TASKSET_PATH", str(tmp_path / "countdown"))
+    monkeypatch.setenv("TRINITY_SFT_DATASET_PATH", str(tmp_path / "countdown" / "train.jsonl"))
+    monkeypatch.delenv("TRINITY_CHECKPOINT_ROOT_DIR", raising=False)
+    result = cli("trinity", PAGE, "--here", *SMALL)
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "checkpoints" / "Trinity-RFT" / "example"
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in found] == [0, 1, 2] and "critic/loss" in found[-1]
+    assert "eval/countdown_eval/reward" in found[0]
+    assert any((folder / "monitor" / "tensorboard").iterdir())
+    AutoModelForCausalLM.from_pretrained(folder / "model")
+
+
+def test_without_here_it_is_refused_by_name(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MODEL_PATH", "TRINITY_TASKSET_PATH", "TRINITY_SFT_DATASET_PATH"):
+        monkeypatch.setenv(name, "x")
+    result = cli("trinity", PAGE)
+    assert result.exit_code == 2 and "explorer.rollout_model.engine_type=vllm" in result.output
