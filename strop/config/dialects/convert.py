@@ -173,8 +173,10 @@ def _notes(job: Job, to: str, values: Mapping[str, Any]) -> Iterator[str]:
     if job.loaded.set_aside:
         keys = ", ".join(f"{item.key}={item.value}" for item in job.loaded.set_aside)
         yield f"Where and how fast to run is not carried over: {keys}."
-    if to == "grpo":
-        yield "deepspeed_config is required there, and says how and where to run: add a DeepSpeed file."
+    if to in COMPONENTS:
+        for part in COMPONENTS[to].inputs:
+            if part.required and part.name not in values:
+                yield f"{part.name} is required there, and nothing in this run says it: add it yourself."
     if job.packages and to != "rft_trainer":
         yield f"pypi_packages_override is rft_trainer's alone: install {', '.join(job.packages)} yourself."
     for folder in (*job.folders("model"), *job.folders("mlflow")):

@@ -91,7 +91,7 @@ def _all_values(ledger: Ledger, run: Run) -> dict[str, Any]:
             values |= _as_it_is(row, run)
         elif row.write is not None and row.write not in done:
             done.add(row.write)
-            values |= {key: escape(plain(value)) for key, value in row.write(run).items()}
+            values |= {key: _simple(value) for key, value in row.write(run).items()}
     place = {row.theirs: place for place, row in enumerate(ledger.rows)}
 
     def place_of(key: str) -> int:
@@ -107,7 +107,14 @@ def _as_it_is(row: Row, run: Run) -> dict[str, Any]:
         if not hasattr(found, key):
             return {}
         found = getattr(found, key)
-    return {row.theirs: escape(plain(found))}
+    return {row.theirs: _simple(found)}
+
+
+def _simple(value: Any) -> Any:
+    """As it stands in a file: some keys take whole numbers alone, so a number that is whole is written so."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    return escape(plain(value))
 
 
 def _fits(ledger: Ledger, key: str, value: Any) -> bool:

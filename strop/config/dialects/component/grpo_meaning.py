@@ -231,14 +231,14 @@ def write_duration(run: Run) -> Mapping[str, Any]:
     return {"max_steps": _in_updates(run, length)}
 
 
-def _in_updates(run: Run, amount: Amount | None) -> int | None:
+def _in_updates(run: Run, amount: Amount | None) -> float | None:
     """In TRL's, of which a step makes one in each pass; 0 for never, None where it cannot be counted so."""
     steps, passes = in_steps(run, amount), run.trainer.passes
     if steps is None:
         return 0
     if steps.unit == "steps":
-        return int(steps.count) * passes
-    return int(steps.count) if steps.unit == "updates" and updates_per_step(run) == passes else None
+        return steps.count * passes
+    return steps.count if steps.unit == "updates" and updates_per_step(run) == passes else None
 
 
 @written_by(write_duration)

@@ -27,7 +27,6 @@ from strop.config.dialects.trinity.experience import TEMPLATE
 from strop.config.dialects.trinity.presets import only_sampled
 from strop.config.dialects.trinity.tasksets import tasks
 from strop.config.dialects.trinity.write_buffer import EVAL
-from strop.config.dialects.verl.model import whole_or_not
 from strop.config.schema import Run
 
 _NO_ACTORS = "one process, which has no actors to name"
@@ -86,7 +85,7 @@ def write_lora(run: Run) -> Mapping[str, Any]:
         return {}
     return {
         f"{at}.lora_rank": said.rank,
-        f"{at}.lora_alpha": whole_or_not(said.alpha),
+        f"{at}.lora_alpha": said.alpha,
         f"{at}.target_modules": said.targets,
     }
 

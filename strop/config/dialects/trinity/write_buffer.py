@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.config.dialects.verl.model import whole_or_not
 from strop.config.same import in_steps
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Mix, Sft
@@ -36,7 +35,7 @@ def write_duration(run: Run) -> Mapping[str, Any]:
     keys = {"steps": "buffer.total_steps", "epochs": "buffer.total_epochs"}
     if length is None or length.unit not in keys:
         return {}
-    return {keys[length.unit]: whole_or_not(length.count)}
+    return {keys[length.unit]: length.count}
 
 
 def write_tasks(run: Run) -> Mapping[str, Any]:
@@ -126,7 +125,7 @@ def write_storage(run: Run) -> Mapping[str, Any]:
     buffer = run.buffer
     if isinstance(run.algorithm, Sft | Dpo):
         return {}
-    values: dict[str, Any] = {f"{EXPERIENCE}.max_read_timeout": whole_or_not(buffer.read_timeout_seconds)}
+    values: dict[str, Any] = {f"{EXPERIENCE}.max_read_timeout": buffer.read_timeout_seconds}
     match buffer:
         case FileBuffer():
             return {**values, f"{EXPERIENCE}.storage_type": "file", f"{EXPERIENCE}.path": buffer.path}

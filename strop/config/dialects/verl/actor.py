@@ -44,8 +44,8 @@ def write_micro_batch(run: Run) -> Mapping[str, Any]:
     """The keys of one GPU."""
     actor, size = "actor_rollout_ref.actor", run.trainer.microbatch
     if size.unit == "tokens":
-        return {f"{actor}.use_dynamic_bsz": True, f"{actor}.ppo_max_token_len_per_gpu": int(size.count)}
-    return {f"{actor}.use_dynamic_bsz": False, f"{actor}.ppo_micro_batch_size_per_gpu": int(size.count)}
+        return {f"{actor}.use_dynamic_bsz": True, f"{actor}.ppo_max_token_len_per_gpu": size.count}
+    return {f"{actor}.use_dynamic_bsz": False, f"{actor}.ppo_micro_batch_size_per_gpu": size.count}
 
 
 @written_by(write_micro_batch)

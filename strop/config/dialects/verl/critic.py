@@ -73,9 +73,9 @@ def write_critic(run: Run) -> Mapping[str, Any]:
         "critic.ppo_mini_batch_size": said.tasks_per_update or whole,
         "critic.ppo_epochs": said.passes or run.trainer.passes,
         "critic.use_dynamic_bsz": by_tokens,
-        "critic.ppo_max_token_len_per_gpu" if by_tokens else "critic.ppo_micro_batch_size_per_gpu": int(
-            size.count
-        ),
+        "critic.ppo_max_token_len_per_gpu"
+        if by_tokens
+        else "critic.ppo_micro_batch_size_per_gpu": size.count,
         "critic.optim.lr": said.optimizer.lr,
         "critic.optim.weight_decay": said.optimizer.weight_decay,
     }

@@ -79,15 +79,10 @@ def write_lora(run: Run) -> Mapping[str, Any]:
         return {f"{at}.lora_rank": 0}
     return {
         f"{at}.lora_rank": said.rank,
-        f"{at}.lora_alpha": whole_or_not(said.alpha),
+        f"{at}.lora_alpha": said.alpha,
         f"{at}.target_modules": said.targets,
         f"{at}.exclude_modules": said.exclude,
     }
-
-
-def whole_or_not(number: float) -> float | int:
-    """Without a fraction that is none, for keys that take whole numbers alone."""
-    return int(number) if float(number).is_integer() else number
 
 
 @written_by(write_lora)

@@ -27,7 +27,6 @@ from strop.config.dialects.row import (
 from strop.config.dialects.theirs import Ledger, Theirs
 from strop.config.dialects.verl import switches
 from strop.config.dialects.verl.data import custom_class, write_custom_class
-from strop.config.dialects.verl.model import whole_or_not
 from strop.config.dialects.verl.trainer import duration, folder, monitors, one_gpu
 from strop.config.load import Loaded
 from strop.config.placement import wants_here
@@ -87,7 +86,7 @@ def write_lora(run: Run) -> Mapping[str, Any]:
         return {"model.lora_rank": 0}
     return {
         "model.lora_rank": said.rank,
-        "model.lora_alpha": whole_or_not(said.alpha),
+        "model.lora_alpha": said.alpha,
         "model.target_modules": said.targets,
     }
 
@@ -193,7 +192,7 @@ def imports(theirs: Theirs) -> Mapping[str, Any]:
 def write_micro_batch(run: Run) -> Mapping[str, Any]:
     """Where it is said in sequences."""
     size = run.trainer.microbatch
-    return {"data.micro_batch_size_per_gpu": int(size.count)} if size.unit == "sequences" else {}
+    return {"data.micro_batch_size_per_gpu": size.count} if size.unit == "sequences" else {}
 
 
 @written_by(write_micro_batch)

@@ -22,7 +22,6 @@ from strop.config.dialects.row import (
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
 from strop.config.dialects.verl.critic import critic
-from strop.config.dialects.verl.model import whole_or_not
 from strop.config.placement import cuda_devices
 from strop.config.same import in_steps
 from strop.config.schema import Run
@@ -38,7 +37,7 @@ def write_duration(run: Run) -> Mapping[str, Any]:
     keys = {"steps": "trainer.total_training_steps", "epochs": "trainer.total_epochs"}
     if length is None or length.unit not in keys:
         return {}
-    return {keys[length.unit]: whole_or_not(length.count)}
+    return {keys[length.unit]: length.count}
 
 
 @written_by(write_duration)
@@ -132,13 +131,12 @@ def every(count: int, unit: str = "steps") -> str:
     return f"{count} {unit}" if count > 0 else "never"
 
 
-def frequency(run: Run, often: Amount | None, unit: str = "steps") -> int | None:
+def frequency(run: Run, often: Amount | None, unit: str = "steps") -> float | None:
     """How often in steps (or in epochs); -1 for never, None where it cannot be said so."""
     amount = in_steps(run, often)
     if amount is None:
         return -1
-    whole = amount.unit == unit and float(amount.count).is_integer()
-    return int(amount.count) if whole else None
+    return amount.count if amount.unit == unit else None
 
 
 def write_resume(run: Run) -> Mapping[str, Any]:
