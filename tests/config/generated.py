@@ -86,6 +86,15 @@ _POOLS: dict[str, tuple[Any, ...]] = {
     "max_steps": (-1, 12, 300),
     "per_device_train_batch_size": (8, 16),
     "num_generations": (2, 4),
+    "epsilon": (0.2, 0.5),
+    "top_p": (1, 0.9),
+    "rollout_top_p": (1, 0.9),
+    "rollout_val_top_p": (1, 0.9),
+    "data_train_batch_size": (512, 128),
+    "rollout_n": (2, 5),
+    "num_train_epochs": (1, 2.5),
+    "trainer_total_epochs": (1, 3),
+    "total_training_steps": (5, 100),
 }
 
 
@@ -105,12 +114,14 @@ def _values(row: Row) -> tuple[Any, ...]:
 
 
 def rows_of(dialect: str) -> list[Row]:
-    """The rows that are drawn."""
+    """The rows that are drawn: mapped, and no section of others. One reward scores all tasks of a run."""
     ledger = LEDGERS[dialect]
     rows = [row for row in ledger.rows if row.fate == "mapped" and "*" not in row.theirs]
-    whole = ("trainer.trainer_config", "trainer.trainer_config_path", "model.lora_configs")
     return [
-        row for row in rows if row.theirs not in whole and not row.theirs.endswith("default_reward_fn_type")
+        row
+        for row in rows
+        if not ledger.is_section(row.theirs)
+        and not row.theirs.endswith(("default_reward_fn_type", "trainer_config_path"))
     ]
 
 
