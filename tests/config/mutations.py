@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,13 +17,15 @@ from strop.config.dialects.recognise import read_file
 from strop.config.dialects.trinity import read_trinity
 from strop.config.dialects.verl import read_verl
 from strop.config.dialects.verl.evaluation import read_verl_eval
+from strop.config.dialects.verl.generation import read_verl_generate
 from strop.config.dialects.verl.sft import read_verl_sft
 from strop.config.load import Loaded, load_run
 from strop.config.schema.walk import all_keys
 from strop.config.yaml_file import read_yaml
 
 REAL = Path(__file__).parent / "real"
-DIALECTS = ("strop", *LEDGERS)
+DIALECTS = tuple(name for name in ("strop", *LEDGERS) if name != "verl-merge")
+"""Those that are read from a file, or from lines like a file's."""
 Way = tuple[str | int, ...]
 
 VALUES: tuple[Any, ...] = (
@@ -98,11 +101,13 @@ def mutated(dialect: str, number: int) -> str:
 def read(dialect: str, path: Path, number: int) -> Loaded | None:
     """By the dialect's own reader, or as `strop train FILE` would; a component's from its line."""
     here = number % 5 != 0
-    if number % 2 and dialect != "verl-eval":
+    if number % 2 and dialect not in ("verl-eval", "verl-generate"):
         return read_file(path, here=here).loaded
     match dialect:
         case "strop":
             return load_run(path, here=here)
+        case "verl" if number % 4 == 2:
+            return read_verl(list(_lines(read_yaml(path).values)), here=here)
         case "verl":
             return read_verl((), config=path, here=here)
         case "verl-sft":
@@ -110,10 +115,27 @@ def read(dialect: str, path: Path, number: int) -> Loaded | None:
         case "verl-eval":
             read_verl_eval((), config=path)
             return None
+        case "verl-generate":
+            read_verl_generate((), config=path, here=here)
+            return None
+        case "trinity" if number % 4 == 2:
+            lines = list(_lines(read_yaml(path).values))
+            return read_trinity(REAL / "trinity.yaml", lines[-3:], here=here)
         case "trinity":
             return read_trinity(path, here=here)
     words = [word for name, value in read_yaml(path).values.items() for word in _words(name, value, number)]
     return read_component(dialect, words, here=here).loaded
+
+
+def _lines(values: Any, above: str = "") -> Iterator[str]:
+    """As overrides: sometimes with Hydra's signs before them, sometimes without the quotes that they want."""
+    for key, value in values.items():
+        dotted = f"{above}.{key}" if above else str(key)
+        if isinstance(value, dict) and value:
+            yield from _lines(value, dotted)
+        else:
+            sign = ("", "", "+", "++", "~")[len(dotted) % 5]
+            yield f"{sign}{dotted}={value if len(dotted) % 3 else json.dumps(value)}"
 
 
 def _words(name: Any, value: Any, number: int) -> Iterator[str]:

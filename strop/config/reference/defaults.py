@@ -45,14 +45,23 @@ Cells = Mapping[str, str]
 def page() -> str:
     """The page."""
     pages = ", ".join(f"[{name}]({name}.md)" for name in LEDGERS)
-    keys = [[code(key), *_row(cells)] for key, cells in _keys().items() if _differ(key, cells)]
-    fields = [
-        [linked(field), *_row(cells)]
+    keys = {code(key): cells for key, cells in _keys().items() if _differ(key, cells)}
+    fields = {
+        linked(field): cells
         for field, cells in _fields().items()
         if _differ(field, cells) and len(cells) >= _FEW
-    ]
-    lines = [MADE, "", _INTRO.format(pages=pages), *table(["key", *LEDGERS], keys)]
-    return "\n".join([*lines, _FIELDS, *table(["field", *LEDGERS], fields)]) + "\n"
+    }
+    lines = [MADE, "", _INTRO.format(pages=pages), *_table("key", keys), _FIELDS, *_table("field", fields)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(first: str, rows: Mapping[str, Cells]) -> list[str]:
+    """A column for each dialect that has a cell."""
+    dialects = [name for name in LEDGERS if any(name in cells for cells in rows.values())]
+    return table(
+        [first, *dialects],
+        ([name, *(code(cells.get(dialect, "")) for dialect in dialects)] for name, cells in rows.items()),
+    )
 
 
 def _keys() -> dict[str, dict[str, str]]:
@@ -98,7 +107,3 @@ def _default(row: Row) -> str:
 
 def _differ(name: str, cells: Cells) -> bool:
     return len(set(cells.values())) > 1 and not name.endswith(_NAMES)
-
-
-def _row(cells: Cells) -> list[str]:
-    return [code(cells.get(dialect, "")) for dialect in LEDGERS]
