@@ -260,6 +260,32 @@ def test_updates_become_steps_where_whole_steps_make_them(
     assert not {"trainer.duration", "evaluate.every", "checkpoint.every"} & unsaid(found).keys()
 
 
+def test_what_a_component_does_beside_the_run(tmp_path: Path) -> None:
+    inputs = """\
+actor_model_path: m
+data_train_files: t.parquet
+data_val_files: v.parquet
+actor_rft_mini_batch_size: 64
+pypi_packages_override: einops==0.8.0
+model_output: out
+"""
+    job = load(tmp_path, inputs)
+    found = convert(job, "rft_trainer")
+    assert found.values["pypi_packages_override"] == "einops==0.8.0" and found.values["model_output"] == "out"
+    other = convert(job, "verl_trainer_component")
+    assert other.values["model_output"] == "out"
+    assert "install einops==0.8.0 yourself" in " ".join(other.notes)
+    assert "nothing is written to out" in " ".join(convert(job, "verl").notes)
+
+
+def test_a_required_input_that_nothing_says_is_named(tmp_path: Path) -> None:
+    text = "model: {path: m}\ndata: {train: {path: t.parquet}}\nreward: by_source\n"
+    found = convert(load(tmp_path, text), "rft_trainer")
+    assert found.notes == (
+        "data_val_files is required there, and nothing in this run says it: add it yourself.",
+    )
+
+
 SFT = """\
 model: {partial_pretrain: Qwen/Qwen2-7B, lora_rank: 8, target_modules: [q_proj]}
 data: {train_files: [a.parquet, b.parquet], val_files: v.parquet, prompt_key: extra_info, max_length: 1001,

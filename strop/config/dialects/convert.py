@@ -70,6 +70,7 @@ class Conversion:
 
 def convert(job: Job, to: str) -> Conversion:
     """Say a run in another dialect. Raises ConfigError where that has no algorithm like its own."""
+    to = next((part.name for part in COMPONENTS.values() if part.asset == to), to)
     if to not in TARGETS:
         raise ConfigError(
             f"There is no dialect {to!r}{did_you_mean(to, TARGETS)} Write one of: {', '.join(TARGETS)}."
@@ -86,8 +87,8 @@ def convert(job: Job, to: str) -> Conversion:
         ledger = TRINITY if to == "trinity" else VERL_SFT if isinstance(run.algorithm, Sft) else VERL
         written = write_dialect(ledger, run)
         values, unsaid = nested(written.values), _all_unsaid(ledger, written, {})
-    if to == "rft_trainer" and job.packages:
-        values["pypi_packages_override"] = ",".join(job.packages)
+    if to in COMPONENTS:
+        values |= _beside(job, COMPONENTS[to])
     return Conversion(values, unsaid, tuple(_notes(job, to, values)))
 
 
@@ -134,6 +135,17 @@ def _component(component: Component, run: Run) -> tuple[dict[str, Any], tuple[Un
     return values, _all_unsaid(component.reading, written, names)
 
 
+def _beside(job: Job, component: Component) -> dict[str, str]:
+    """What a component's line asks for before and after the run, where this one can be asked for it too."""
+    values = {}
+    if job.packages and any(part.name == "pypi_packages_override" for part in component.inputs):
+        values["pypi_packages_override"] = ",".join(job.packages)
+    for output, folder in job.outputs:
+        if output in component.outputs and output.holds != "run":
+            values[output.name] = str(folder)
+    return values
+
+
 def _all_unsaid(ledger: Ledger, written: Written, names: Mapping[str, str]) -> tuple[Unsaid, ...]:
     return tuple(
         _unsaid(found, _why(ledger, found.field, names if ledger.dialect in COMPONENTS else None))
@@ -177,9 +189,10 @@ def _notes(job: Job, to: str, values: Mapping[str, Any]) -> Iterator[str]:
         for part in COMPONENTS[to].inputs:
             if part.required and part.name not in values:
                 yield f"{part.name} is required there, and nothing in this run says it: add it yourself."
-    if job.packages and to != "rft_trainer":
-        yield f"pypi_packages_override is rft_trainer's alone: install {', '.join(job.packages)} yourself."
-    for folder in (*job.folders("model"), *job.folders("mlflow")):
-        yield f"No copy of the model is written to {folder}; it is in {job.loaded.run.folder_path / 'model'}."
+    if job.packages and "pypi_packages_override" not in values:
+        yield f"Nothing is installed there before the run; install {', '.join(job.packages)} yourself."
+    for output, folder in job.outputs:
+        if output.holds != "run" and output.name not in values:
+            yield f"There is no {output.name} there, so nothing is written to {folder}."
     if redact(values) != values:
         yield "Secrets are written as ***: put them in yourself."
