@@ -16,6 +16,7 @@ from strop.run.folder import RunFolder, RunState
 from strop.run.length import Length
 from strop.run.rates import Rates
 from strop.run.record import Recorder
+from strop.run.second_place import SecondPlace
 from strop.training import checkpoint
 from strop.types import Group
 
@@ -52,6 +53,7 @@ class Loop(ABC):
         self._saved_step = state.step
         self._save_seconds = 0.0
         self._export: Export | None = None
+        self._second = SecondPlace.of(run)
 
     @property
     @abstractmethod
@@ -150,6 +152,8 @@ class Loop(ABC):
         step, best = self._state.step, self._state.best
         keep = self._run.checkpoint.keep
         checkpoint.write(self._folder.checkpoints, step, fill, keep=keep, best=best.step if best else None)
+        if self._second is not None:
+            self._second.mirror(self._folder)
         self._save_seconds = time.perf_counter() - started
         self._saved_step = self._state.step
         self._kept()

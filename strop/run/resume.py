@@ -9,6 +9,7 @@ from strop.config.load import differences, load_run
 from strop.config.schema import Run
 from strop.errors import CheckpointError, RunFolderError
 from strop.run.folder import RunFolder, RunState
+from strop.run.second_place import SecondPlace
 from strop.training import checkpoint
 
 
@@ -26,8 +27,11 @@ class Start:
 def find_start(run: Run, folder: RunFolder) -> Start:
     """Follow `resume`. Raises `RunFolderError` where the folder holds a run of another configuration,
     and `CheckpointError` where the path that was named holds nothing to go on from."""
+    second = SecondPlace.of(run)
+    if second is not None:
+        second.claim(run)
     if run.resume == "auto":
-        return _last_good(run, folder)
+        return _last_good(run, folder, second)
     old = folder.set_aside_old()
     notes = (f"What was in {folder.path} stands in {old} now.",) if old else ()
     if run.resume == "never":
@@ -39,7 +43,10 @@ def find_start(run: Run, folder: RunFolder) -> Start:
     return Start(RunState.load(found), found, (*notes, f"Resuming from {found}."))
 
 
-def _last_good(run: Run, folder: RunFolder) -> Start:
+def _last_good(run: Run, folder: RunFolder, second: SecondPlace | None) -> Start:
+    fetched = None
+    if second is not None and checkpoint.latest(folder.checkpoints)[0] is None:
+        fetched = second.fetch(folder)
     if not folder.run_file.exists():
         return Start(RunState(), None, ())
     changed = differences(load_run(folder.run_file).run, run)
@@ -52,7 +59,8 @@ def _last_good(run: Run, folder: RunFolder) -> Start:
     if found is None:
         return Start(RunState(), None, passed_over)
     state = RunState.load(found)
-    return Start(state, found, (*passed_over, f"Resuming after step {state.step}, from {found}."))
+    notes = (*((fetched,) if fetched else ()), *passed_over)
+    return Start(state, found, (*notes, f"Resuming after step {state.step}, from {found}."))
 
 
 def _named(path: Path) -> Path:

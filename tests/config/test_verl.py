@@ -215,6 +215,8 @@ def test_the_pages_defaults() -> None:
         (["trainer.resume_mode=resume_path", "trainer.resume_from_path=c"], "resume", "c"),
         (["trainer.logger=console"], "record.monitors", ("console",)),
         (["trainer.logger=[console,tensorboard]"], "record.monitors", ("console", "tensorboard")),
+        ([], "checkpoint.copy_to", None),
+        (["trainer.default_hdfs_dir=hdfs://x"], "checkpoint.copy_to", "hdfs://x"),
         (["trainer.experiment_name=e"], "folder_path", Path("checkpoints/verl_examples/e")),
         (
             ["trainer.experiment_name=e", "trainer.default_local_dir=ck/${trainer.experiment_name}"],
@@ -291,7 +293,6 @@ def test_what_has_no_effect_is_said(overrides: list[str], note: str) -> None:
         (f"{ACTOR}.checkpoint.load_contents=[model,extra,hf_model]", "save_contents lacks"),
         ("trainer.logger=[console,wandb]", "wandb, which is not built yet"),
         ("trainer.logger=consol", "consol, which is not known"),
-        ("trainer.default_hdfs_dir=hdfs://x", "second place"),
         ("trainer.resume_mode=resume_path", r"write trainer\.resume_from_path"),
         ("trainer=3", "trainer is a section"),
         ("~data.shuffle", "nothing to take away"),
@@ -403,7 +404,7 @@ def test_the_whole_page_as_a_file(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(draft.values))
     with pytest.raises(ConfigError) as caught:
         read_verl([], config=path, here=True)
-    assert "default_hdfs_dir" in str(caught.value), "what the page's own values ask and we lack"
+    assert "trainer.logger" in str(caught.value), "what the page's own values ask and we lack"
     changes = ["trainer.default_hdfs_dir=null", "trainer.logger=console"]
     loaded = read_verl([*BASE, *changes], config=path, here=True)
     written = {item.key for item in loaded.set_aside}

@@ -53,6 +53,7 @@ def value(overrides: list[str], field: str) -> Any:
         (["trainer.seed=4"], "seed", 4),
         (["model.external_lib=x"], "model.imports", ("x",)),
         ([], "data.chat_template", "tokenizer"),
+        (["trainer.default_hdfs_dir=hdfs://x"], "checkpoint.copy_to", "hdfs://x"),
         (["data.chat_template='{{ messages }}'"], "data.chat_template", "{{ messages }}"),
     ],
 )
@@ -69,7 +70,6 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         ("data.truncation=left", "cuts into prompts"),
         ("data.max_length=1", "below 2"),
         ("data.custom_cls.path=x.py", r"write data\.custom_cls\.name too"),
-        ("trainer.default_hdfs_dir=hdfs://x", "second place"),
         ("algorithm.gamma=1", "there is no key algorithm.gamma"),
     ],
 )

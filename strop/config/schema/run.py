@@ -46,6 +46,8 @@ class Checkpoint(Section):
     """Keep the optimizer's state too; without it a run cannot be resumed exactly."""
     resume_optimizer: bool = True
     """Take the optimizer's state back where the run goes on; without it the optimizer starts anew."""
+    copy_to: str | None = None
+    """A second place for checkpoints, a path or any URL of fsspec; an empty run folder goes on from there."""
     export: bool = False
     """Put a Hugging Face folder, `model`, into each checkpoint too. The end of the run always writes one."""
 

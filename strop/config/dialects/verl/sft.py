@@ -20,7 +20,6 @@ from strop.config.dialects.row import (
     only,
     or_null,
     placement,
-    refused,
     unless,
     written_by,
 )
@@ -359,7 +358,7 @@ _TRAINER = beyond_the_page(
         read=folder,
         kind=TEXT,
     ),
-    refused("trainer.default_hdfs_dir", None, "checkpoints are not copied to a second place yet"),
+    mapped("trainer.default_hdfs_dir", None, "checkpoint.copy_to", kind=or_null(TEXT)),
     mapped("trainer.project_name", "gsm8k-sft", "project", read=folder),
     mapped("trainer.experiment_name", "test", "name", read=folder),
     mapped("trainer.total_epochs", 4, "trainer.duration", read=duration, off=switches.epochs),

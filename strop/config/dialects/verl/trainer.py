@@ -162,6 +162,19 @@ def resume(theirs: Theirs) -> Mapping[str, Any]:
     return {"resume": path}
 
 
+def write_second_place(run: Run) -> Mapping[str, Any]:
+    """Where there is one."""
+    said = run.checkpoint.copy_to
+    return {} if said is None else {"trainer.default_hdfs_dir": said}
+
+
+@written_by(write_second_place)
+def second_place(theirs: Theirs) -> Mapping[str, Any]:
+    """The page's default would copy into the home folder, which nobody asked for."""
+    wrote = theirs.wrote("trainer.default_hdfs_dir")
+    return {"checkpoint.copy_to": theirs["trainer.default_hdfs_dir"] if wrote else None}
+
+
 def one_gpu(theirs: Theirs, value: Any) -> bool:
     """One process trains, so one GPU is all that can be had, where there is one."""
     return bool(value == 1) and cuda_devices() > 0
@@ -192,11 +205,13 @@ ROWS = (
     mapped("trainer.val_before_train", True, "evaluate.at_start"),
     mapped("trainer.test_freq", 2, "evaluate.every", read=measuring, note="counts steps; -1 is never"),
     mapped("trainer.critic_warmup", 0, "algorithm.critic.warmup_steps", read=critic, off=switches.gae),
-    refused(
+    mapped(
         "trainer.default_hdfs_dir",
         "~/experiments/gsm8k/ppo/${trainer.experiment_name}",
-        "checkpoints are not copied to a second place yet; write trainer.default_local_dir alone",
-        can=only(None),
+        "checkpoint.copy_to",
+        read=second_place,
+        kind=or_null(TEXT),
+        note="a path or any URL of fsspec; counts only where someone wrote it",
     ),
     mapped(
         "trainer.default_local_dir",
