@@ -7,6 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from strop.errors import RunFolderError
 from strop.run.folder import RunFolder
 from strop.run.rows import Row, joined, read_rows
@@ -39,6 +41,12 @@ class Contents:
         for path in sorted(chain.from_iterable(found)):
             files.setdefault(path.parent.name, []).append(path)
         return files
+
+    @property
+    def eval_answers(self) -> int:
+        """How many held-out answers the run file asks to be shown always."""
+        run = yaml.safe_load(self.run_file) or {}
+        return int(run.get("record", {}).get("eval_answers", 0))
 
     def rollout_files(self) -> list[Path]:
         """The rollouts of the training steps that were kept, oldest first."""

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from strop.report.contents import Contents
 from strop.run.rollout_file import conversation_text
+from strop.run.shown import chosen_tasks
 
 _LONGEST = 4000
 _SHOWN = 3
@@ -52,7 +53,7 @@ def choose_samples(contents: Contents) -> list[SampleList]:
     """Of each eval taskset what was learned and what is still wrong; of training, what groups compare."""
     lists = []
     for name, files in contents.eval_files().items():
-        lists += _held_out(name, files)
+        lists += [*_held_out(name, files), _always_shown(name, files, contents.eval_answers)]
     if files := contents.rollout_files():
         lists += _training(files[-1])
     return [one for one in lists if one.samples]
@@ -85,6 +86,19 @@ def _held_out(name: str, files: Sequence[Path]) -> list[SampleList]:
         SampleList(f"Held out, {name}: {what}", note, tuple(_before_and_after(r, before) for r in _few(rows)))
         for what, note, rows in chosen
     ]
+
+
+def _always_shown(name: str, files: Sequence[Path], count: int) -> SampleList:
+    """What `record.eval_answers` asks for."""
+    first, last = _read(files[0]), _read(files[-1])
+    before = {(row["task_id"], row["index"]): row for row in first} if len(files) > 1 else {}
+    rows = {row["task_id"]: row for row in last if row["index"] == 0}
+    chosen = [rows[task_id] for task_id in chosen_tasks(rows, count)]
+    return SampleList(
+        f"Held out, {name}: the same tasks each time",
+        "Drawn once, whatever was answered to them (record.eval_answers).",
+        tuple(_before_and_after(row, before) for row in chosen),
+    )
 
 
 def _before_and_after(row: Mapping[str, Any], before: Mapping[tuple[str, int], Mapping[str, Any]]) -> Sample:

@@ -32,6 +32,7 @@ from strop.run.resume import Start
 from strop.run.rollout_file import write_rollouts
 from strop.run.rows import drop_rows_after, last_row, write_row
 from strop.run.sessions import Outcome, begin_session, end_session
+from strop.run.shown import answers_table
 from strop.types import Group
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ class Recorder:
     def evaluation(self, name: str, step: int, groups: Sequence[Group]) -> None:
         """Write all rollouts of an eval taskset."""
         self._write_rollouts(self._folder.path / "eval" / name, step, groups)
+        shown = self._loaded.run.record.eval_answers
+        if self._tensorboard is not None and shown:
+            with _writing(self._folder.path):
+                self._tensorboard.add_text(f"eval/{name}/answers", answers_table(groups, shown), step)
 
     def _write_rollouts(self, folder: Path, step: int, groups: Sequence[Group]) -> None:
         path = folder / f"step-{step:06d}.parquet"

@@ -217,6 +217,7 @@ def test_the_pages_defaults() -> None:
         (["trainer.logger=[console,tensorboard]"], "record.monitors", ("console", "tensorboard")),
         ([], "checkpoint.copy_to", None),
         (["trainer.default_hdfs_dir=hdfs://x"], "checkpoint.copy_to", "hdfs://x"),
+        (["trainer.log_val_generations=5"], "record.eval_answers", 5),
         (["trainer.experiment_name=e"], "folder_path", Path("checkpoints/verl_examples/e")),
         (
             ["trainer.experiment_name=e", "trainer.default_local_dir=ck/${trainer.experiment_name}"],

@@ -89,3 +89,14 @@ def test_a_text_that_cannot_be_seen_is_said(tmp_path: Path) -> None:
         record.evaluation("sums", 0, [group(0, [" \n\n"], [1.0]), group(1, [""], [1.0])])
     shown = [sample.answers[0].text for sample in lists(tmp_path)["Held out, sums: best"].samples]
     assert sorted(shown) == ["(3 characters of white space)", "(empty)"]
+
+
+def test_the_same_tasks_each_time(tmp_path: Path) -> None:
+    with open_recorder(tmp_path) as record:
+        for step in (0, 5):
+            record.evaluation("sums", step, [group(n, [f"{n} at {step}"], [0.5]) for n in range(9)])
+    (tmp_path / "run.yaml").write_text("record: {eval_answers: 2}\n")
+    found = lists(tmp_path)["Held out, sums: the same tasks each time"]
+    texts = [tuple(answer.text for answer in sample.answers) for sample in found.samples]
+    assert len(texts) == 2 and len(set(texts)) == 2
+    assert all(before.replace("at 0", "at 5") == after for before, after in texts)

@@ -23,12 +23,14 @@ from strop.run.sessions import read_sessions
 from strop.types import Group, Rollout, Sampling, Task, Turn
 
 
-def recorder(folder: Path, *, after: int = 0, steps: int = 6, monitors: tuple[str, ...] = ()) -> Recorder:
+def recorder(
+    folder: Path, *, after: int = 0, steps: int = 6, monitors: tuple[str, ...] = (), answers: int = 0
+) -> Recorder:
     values: dict[str, Any] = {
         "model": {"path": "model"},
         "data": {"train": {"path": "tasks.jsonl"}},
         "reward": "gsm8k",
-        "record": {"monitors": list(monitors)},
+        "record": {"monitors": list(monitors), "eval_answers": answers},
     }
     folder.mkdir(parents=True, exist_ok=True)
     start = Start(RunState(step=after), None, ())
@@ -187,6 +189,15 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None
     events = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_tensorboard_shows_held_out_answers(tmp_path: Path) -> None:
+    with recorder(tmp_path, monitors=("tensorboard",), answers=2) as record:
+        record.evaluation("sums", 1, [group(rollout(0))])
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (shown,) = events.Tensors("eval/sums/answers/text_summary")
+    assert shown.step == 1 and b"| prompt | expected | answer | reward |" in shown.tensor_proto.string_val[0]
 
 
 def test_only_the_monitors_asked_for(tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ class Record(Section):
     """The folder of TensorBoard's files, in the run's folder unless the path is absolute."""
     rollouts_every: Every = Field(default=None)
     """How often all rollouts of a step are written as Parquet; `never` for none."""
+    eval_answers: int = Field(0, ge=0)
+    """So many held-out tasks, always the same, with what was answered: in TensorBoard and in the report."""
     report: bool = True
     """Write `report.html` at the end, however the run ends; `strop report` writes it at any time."""
 

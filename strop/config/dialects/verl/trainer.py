@@ -192,10 +192,11 @@ ROWS = (
         kind=TEXTS,
         note="console and tensorboard are built; metrics.jsonl is always written",
     ),
-    refused(
+    mapped(
         "trainer.log_val_generations",
         0,
-        "validation answers are not sent to a tracker yet; leave it 0 and see the run's report.html",
+        "record.eval_answers",
+        note="in TensorBoard and in report.html",
     ),
     placement("trainer.nnodes", 1, "one process, on this machine", can=only(1)),
     placement(
