@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.", show_default=False)]
+RunFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN.yaml", help="A run file, or a file of verl, Trinity or AzureML.", show_default=False
+    ),
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="A run's folder.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,

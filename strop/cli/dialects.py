@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from strop.cli.arguments import Here, Overrides
+from strop.cli.group import Group
 
 verl = typer.Typer(
+    cls=Group,
     help="Run what verl's users run: the same keys, the same defaults.",
     no_args_is_help=True,
     rich_markup_mode=None,

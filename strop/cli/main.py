@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import typer
-from typer.core import TyperGroup
 
 from strop.cli import component, convert, dialects, reference, runs
-from strop.errors import StropError
-
-
-class StropGroup(TyperGroup):
-    """Prints what Strop raises on purpose as one paragraph; anything else keeps its traceback."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command; exits with the error's own code."""
-        try:
-            return super().invoke(ctx)
-        except StropError as error:
-            typer.echo(f"strop: {error}", err=True)
-            raise typer.Exit(error.exit_code) from None
-
+from strop.cli.group import StropGroup
 
 app = typer.Typer(
     cls=StropGroup,
