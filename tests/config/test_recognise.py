@@ -60,3 +60,9 @@ def test_a_components_file_takes_no_overrides(tmp_path: Path) -> None:
     path.write_text(FILES["rft_trainer"])
     with pytest.raises(ConfigError, match="strop component rft_trainer --input value"):
         read_file(path, ["rollout_n=4"])
+
+
+def test_a_pipeline_is_not_run_here() -> None:
+    job = Path(__file__).parents[2] / "examples" / "azureml" / "job.yaml"
+    with pytest.raises(ConfigError, match=r"job\.yaml:\d+: this is a pipeline of AzureML's"):
+        read_file(job)

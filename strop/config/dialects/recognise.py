@@ -24,6 +24,12 @@ _TRINITY = ("cluster", "explorer", "checkpoint_root_dir")
 def read_file(path: Path, overrides: Sequence[str] = (), *, here: bool = False) -> Job:
     """A run file, or one of the other tools', whichever it is. Raises ConfigError as their readers do."""
     draft = read_yaml(path)
+    if isinstance(draft.values.get("jobs"), dict):
+        raise ConfigError(
+            f"{draft.said[('jobs',)]}: this is a pipeline of AzureML's, which `az ml job create` runs in a "
+            "workspace. Here, give the inputs of one of its jobs, as a file of `input: value` lines or as "
+            "strop component NAME --input value."
+        )
     dialect = dialect_of(draft)
     match dialect:
         case "verl":
