@@ -33,7 +33,9 @@ def export_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: P
             base_model(model).save_pretrained(beside, state_dict=dict(merged_weights(model)))
             tokenizer.save_pretrained(beside)
             if isinstance(model, PeftModel):
-                model.save_pretrained(str(beside / ADAPTER_FOLDER), state_dict=dict(adapter_weights(model)))
+                adapter = beside / ADAPTER_FOLDER
+                model.save_pretrained(str(adapter), state_dict=dict(adapter_weights(model)))
+                (adapter / "README.md").unlink()  # PEFT's form for a model card, with nothing filled in
         if folder.exists():
             shutil.rmtree(folder)
         beside.rename(folder)

@@ -75,6 +75,8 @@ def test_an_adapter_and_its_merged_model(section: Model, tmp_path: Path) -> None
     adapted = PeftModel.from_pretrained(base, tmp_path / "out" / ADAPTER_FOLDER)
     torch.testing.assert_close(logits(adapted), merged, atol=1e-5, rtol=1e-5)
     assert (merged - before).abs().max() > 1e-3
+    names = {path.name for path in (tmp_path / "out" / ADAPTER_FOLDER).iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors"}
 
 
 def test_an_export_replaces_an_older_one(section: Model, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def from_rollouts(tiny: Path, folder: Path) -> dict:
             "optimizer": {"type": "adamw", "lr": 3e-3},
             "schedule": {"type": "cosine", "warmup": "2 steps"},
         },
-        "checkpoint": {"every": "1 steps", "keep": 2},
+        "checkpoint": {"every": "1 steps", "keep": 2, "best": {}},
         "evaluate": {"every": "3 steps"},
         "record": {"report": False},
     }
