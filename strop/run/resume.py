@@ -53,8 +53,8 @@ def _last_good(run: Run, folder: RunFolder, second: SecondPlace | None) -> Start
     if changed:
         raise RunFolderError(
             f"The run folder {folder.path} was made by a different configuration: {'; '.join(changed)}. "
-            "Name another folder (by `name`, or a component's output), or write `resume: never` to set the old "
-            "one aside and start anew."
+            "Name another folder (by `name`, or a component's output), or write `resume: never` to set the "
+            "old one aside and start anew."
         )
     found, passed_over = checkpoint.latest(folder.checkpoints)
     if found is None:

@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
+import runpy
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from strop.cli.main import app
 
 ROOT = Path(__file__).parents[2].resolve()
 
 
-def test_the_first_run_of_the_page(tmp_path: Path) -> None:
+def commands(block: str) -> Iterator[list[str]]:
+    """The words of each command of a shell block; a quoted word may go over several lines."""
+    pending = ""
+    for line in block.replace("\\\n", " ").splitlines():
+        pending += f"{line}\n"
+        try:
+            words = shlex.split(pending, comments=True)
+        except ValueError:
+            continue
+        pending = ""
+        if words:
+            yield words
+
+
+def test_the_first_run_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (block, *_) = re.findall(
         r"```sh\n(.*?)```", (ROOT / "docs/coming-from/azureml.md").read_text(), re.DOTALL
     )
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-e", "-c", block],
-        cwd=tmp_path,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "'role': 'assistant'" in done.stdout.splitlines()[-1]
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    for words in commands(block):
+        match words:
+            case ["strop", *rest]:
+                result = CliRunner().invoke(app, rest)
+                assert result.exit_code == 0, result.output
+            case ["python", "-c", code]:
+                exec(code, {})
+            case ["python", script, *rest]:
+                monkeypatch.setattr(sys, "argv", [script, *rest])
+                runpy.run_path(str(ROOT / script), run_name="__main__")
+        seen.append(words[0])
+    assert seen == ["python", "strop", "python"]
+    assert "'role': 'assistant'" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
