@@ -26,7 +26,9 @@ SMALL = (
 
 @needs_data
 def test_the_page_runs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its advantage function is ppo's under grpo, and so it has a critic."""
+    """Its advantage function is ppo's under grpo, so it has a critic; it synchronizes every 10 steps, so
+    explorer and trainer are two processes, and its queue a database between them."""
+    pytest.importorskip("sqlalchemy")
     tasks = rows("countdown/train.jsonl", 6)
     (tmp_path / "countdown").mkdir()
     write_rows(tmp_path / "countdown" / "train.jsonl", tasks[:4])
@@ -39,9 +41,13 @@ def test_the_page_runs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     result = cli("trinity", PAGE, "--here", *SMALL)
     assert result.exit_code == 0, result.output
     folder = tmp_path / "checkpoints" / "Trinity-RFT" / "example"
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in found] == [0, 1, 2] and "critic/loss" in found[-1]
-    assert "eval/countdown_eval/reward" in found[0]
+    trained, explored = (
+        [json.loads(line) for line in (part / "metrics.jsonl").read_text().splitlines()]
+        for part in (folder, folder / "explorer")
+    )
+    assert trained[-1]["step"] == 2 and "critic/loss" in trained[-1]
+    assert [row["step"] for row in explored] == [0, 1, 2] and "eval/countdown_eval/reward" in explored[0]
+    assert (folder / "countdown_buffer.db").is_file()
     assert any((folder / "monitor" / "tensorboard").iterdir())
     AutoModelForCausalLM.from_pretrained(folder / "model")
 

@@ -140,12 +140,11 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
     [
         (["buffer.batchsize=3"], "did you mean 'buffer.batch_size'"),
         (["algorithm.algorithm_type=a2c"], "ppo or grpo or"),
-        (["mode=explore"], "Write mode: both"),
+        (["mode=bench"], "Measure one with strop evaluate"),
         (["algorithm.algorithm_type=sft"], "Write mode: train"),
         (["buffer.train_batch_size=33"], r"\(33\) is not batch_size x repeat_times \(4 x 8 = 32\)"),
         (["model.max_model_len=90"], "leaves no room"),
         (["~model.max_prompt_tokens"], r"write model\.max_prompt_tokens"),
-        (["synchronizer.sync_interval=10"], "write sync_interval: 1"),
         (["monitor.monitor_type=wandb"], "write monitor_type: tensorboard"),
         ([f"{TASKSET}.storage_type=queue"], "storage_type: file"),
         ([f"{TASKSET}.default_workflow_type=mine"], "simple_workflow and math_workflow"),

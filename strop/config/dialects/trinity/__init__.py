@@ -9,7 +9,7 @@ from strop.config.dialects.lines import draft_of
 from strop.config.dialects.read import read_dialect
 from strop.config.dialects.row import MAPPING, TEXT, always, mapped, one_of, or_null, placement
 from strop.config.dialects.theirs import Ledger
-from strop.config.dialects.trinity import algorithm, buffer, explorer, general, model, trainer_config
+from strop.config.dialects.trinity import algorithm, buffer, explorer, general, model, parts, trainer_config
 from strop.config.draft import Draft, split
 from strop.config.load import Loaded
 from strop.config.local import existing, expanded
@@ -31,7 +31,7 @@ LEDGER = Ledger(
         *explorer.CLUSTER,
         *buffer.ROWS,
         *explorer.EXPLORER,
-        *explorer.SYNCHRONIZER,
+        *parts.ROWS,
         *general.TRAINER,
         buffer.TOTAL_STEPS,
         placement(

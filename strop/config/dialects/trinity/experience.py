@@ -30,7 +30,7 @@ from strop.config.dialects.row import (
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
-from strop.config.dialects.trinity import formats
+from strop.config.dialects.trinity import formats, parts
 from strop.config.dialects.trinity.presets import (
     is_offline,
     kind,
@@ -58,8 +58,9 @@ def storage(theirs: Theirs) -> Mapping[str, Any]:
         return {}
     settings: dict[str, Any] = {"buffer.read_timeout_seconds": theirs[f"{EXPERIENCE}.max_read_timeout"]}
     path, held = theirs[f"{EXPERIENCE}.path"], theirs[f"{EXPERIENCE}.capacity"]
+    held = parts.room(theirs) if held is None else held
     room = {} if held is None else {"buffer.capacity_groups": held}
-    match _storage_type(theirs):
+    match _shared(theirs, path) if parts.is_apart(theirs) else _storage_type(theirs):
         case "file":
             folder = {} if path is None else {"buffer.path": path}
             return {**settings, "buffer.type": "file", **folder}
@@ -79,6 +80,27 @@ def storage(theirs: Theirs) -> Mapping[str, Any]:
         return {**settings, "buffer.type": "queue"}
     cooldown = theirs[f"{EXPERIENCE}.reuse_cooldown_time"]
     return {**settings, "buffer.type": "priority", "buffer.reuse_cooldown_seconds": cooldown}
+
+
+def _shared(theirs: Theirs, path: str | None) -> str:
+    """What two processes can both reach: a database stands for a queue between them."""
+    said = _storage_type(theirs)
+    if said != "queue":
+        return said
+    if theirs[f"{EXPERIENCE}.use_priority_queue"]:
+        raise theirs.fault(
+            f"{EXPERIENCE}.use_priority_queue",
+            f"{EXPERIENCE}.use_priority_queue is True, and a priority queue is in one process's memory: "
+            "with this synchronizer, explorer and trainer are two. Write sync_interval: 1 and "
+            "sync_offset: 0, or leave use_priority_queue out.",
+        )
+    if path is not None and not path.startswith(("sqlite:///", "postgres")) and not path.endswith(".db"):
+        raise theirs.fault(
+            f"{EXPERIENCE}.path",
+            f"{EXPERIENCE}.path is {path}, and explorer and trainer, which are two processes with this "
+            "synchronizer, meet in a database; write sqlite:///file.db, or leave it out.",
+        )
+    return "sql"
 
 
 def _storage_type(theirs: Theirs) -> str:
@@ -158,7 +180,8 @@ ROWS: tuple[Row, ...] = (
         "buffer.type",
         read=storage,
         kind=or_null(one_of("queue", "sql", "file")),
-        note="queue, or file under sft and dpo, where it is left out",
+        note="queue, or file under sft and dpo, where it is left out; between two processes a queue is a "
+        "database",
     ),
     mapped(
         f"{EXPERIENCE}.path",

@@ -1,4 +1,4 @@
-"""Trinity's `cluster`, `explorer` and `synchronizer`: who samples, where, and with which weights."""
+"""Trinity's `cluster` and `explorer`: who samples, and where."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from strop.config.schema import Run
 
 _NO_ACTORS = "one process, which has no actors to name"
 _NATIVE = "the native sampler, in the trainer's process"
-_HERE = "the sampler reads the trainer's own weights"
 
 
 def write_measuring(run: Run) -> Mapping[str, Any]:
@@ -124,17 +123,5 @@ EXPLORER = (
         ),
         placement("explorer.runner_num", None, _NATIVE, can=always, kind=ANY),
         placement("explorer.max_repeat_times_per_runner", None, _NATIVE, can=always, kind=ANY),
-    ),
-)
-_FRESH = "the sampler always has the newest weights here"
-SYNCHRONIZER = (
-    *unstated(
-        placement("synchronizer.sync_method", "nccl", _HERE, kind=one_of("nccl", "checkpoint"), can=always),
-        refused("synchronizer.sync_interval", 1, f"{_FRESH}; write sync_interval: 1"),
-        refused("synchronizer.sync_offset", 0, f"{_FRESH}; write sync_offset: 0"),
-        placement("synchronizer.sync_timeout", 1200, _HERE, can=always),
-    ),
-    *beyond_the_page(
-        placement("synchronizer.sync_style", None, _HERE, can=always, kind=ANY),
     ),
 )

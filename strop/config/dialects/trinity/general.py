@@ -24,11 +24,10 @@ from strop.config.dialects.row import (
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
-from strop.config.dialects.trinity.presets import is_offline
+from strop.config.dialects.trinity.parts import MODE
 from strop.config.dialects.verl.trainer import every, frequency
 from strop.config.local import existing
 from strop.config.schema import Run
-from strop.config.schema.algorithm import Dpo, Sft
 
 _NO_ACTORS = "one process, which has no actors to name"
 _TRACKERS = ("wandb", "mlflow")
@@ -56,25 +55,6 @@ def folder(theirs: Theirs) -> Mapping[str, Any]:
     if not theirs["continue_from_checkpoint"] and there and there.is_dir() and any(there.iterdir()):
         settings["name"] = f"{name}_{datetime.now():%Y%m%d%H%M%S}"
     return settings
-
-
-def write_mode(run: Run) -> Mapping[str, Any]:
-    """Given answers need no explorer."""
-    return {"mode": "train" if isinstance(run.algorithm, Sft | Dpo) else "both"}
-
-
-@written_by(write_mode)
-def mode(theirs: Theirs) -> Mapping[str, Any]:
-    """Both halves run in one process; given answers need no explorer."""
-    wanted = "train" if is_offline(theirs) else "both"
-    if theirs["mode"] != wanted:
-        kind = theirs["algorithm.algorithm_type"]
-        raise theirs.fault(
-            "mode",
-            f"mode is {theirs['mode']}, and here {kind} runs in mode {wanted} alone: explorer and trainer in "
-            f"processes of their own are not built yet. Write mode: {wanted}.",
-        )
-    return {}
 
 
 def write_monitors(run: Run) -> Mapping[str, Any]:
@@ -110,13 +90,7 @@ GLOBAL = (
         mapped("project", "Trinity-RFT", "project", read=folder),
         mapped("name", "rft", "name", read=folder),
     ),
-    mapped(
-        "mode",
-        "both",
-        read=mode,
-        kind=one_of("both", "train", "explore", "bench"),
-        note="both, or train under sft and dpo; the others are not built yet",
-    ),
+    MODE,
     mapped(
         "checkpoint_root_dir",
         "${oc.env:TRINITY_CHECKPOINT_ROOT_DIR,./checkpoints}",
