@@ -32,7 +32,7 @@ PAGES = {"learning": DOCS / "algorithms" / "learning.md"}
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
     "mutations": (["tests/config/test_mutations.py"], {"STROP_MUTATIONS": "1000"}),
-    "kills": (["-m", "faults"], {"STROP_KILLS": "20"}),
+    "kills": (["-m", "faults"], {"STROP_KILLS": "20", "STROP_APART_KILLS": "10"}),
 }
 """Tests that go further here than in CI: which they are, and what they are told by the environment."""
 

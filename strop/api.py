@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.config.load import Loaded, load_run, load_values
+
+if TYPE_CHECKING:
+    from strop.run.modes import Outcome
 
 RewardFn = Callable[..., Any]
 
@@ -40,20 +43,34 @@ def load(run: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, 
 
 
 def train(run: Loaded, *, reward: RewardFn | None = None) -> RunResult:
-    """Run to the end, or go on from where an earlier start of the same run was stopped.
+    """Run to the end, or go on from where an earlier start of the same run was stopped: all stages, where
+    there are stages, of which the last one's outcome is returned.
 
     `reward`, a plain function such as `f(completion, answer) -> float`, is added to those that the run
     file names. Raises a `StropError` where the run cannot go on.
     """
+    from strop.run.modes import finished
+
+    results = []
+    for stage in run.each:
+        done = finished(stage) if run.stages else None
+        results.append(_train_one(stage, reward) if done is None else _result(done))
+    return results[-1]
+
+
+def _train_one(run: Loaded, reward: RewardFn | None) -> RunResult:
     from strop.report.build import write_report
     from strop.run.modes import start
 
     try:
-        outcome = start(run, reward)
+        return _result(start(run, reward))
     finally:
         # A run that fails or is stopped has a report too, of what there is.
         if run.run.record.report and (run.run.folder_path / "metrics.jsonl").is_file():
             write_report(run.run.folder_path)
+
+
+def _result(outcome: Outcome) -> RunResult:
     return RunResult(outcome.folder, outcome.model, outcome.steps, outcome.model_step, outcome.metrics)
 
 

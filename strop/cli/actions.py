@@ -15,7 +15,8 @@ def start(loaded: Loaded) -> None:
     """Say what was set aside and what has no effect, train, and say where the outcome is."""
     from strop import api
 
-    say_notes(loaded)
+    for stage in loaded.each:
+        say_notes(stage)
     result = api.train(loaded)
     if result.model is None:
         typer.echo(f"{result.steps} steps are explored. All of it is in {result.folder}.")
@@ -31,11 +32,14 @@ def check_files(loaded: Loaded) -> None:
     """Say that a run can be started. Raises ConfigError where a file that it names is not there."""
     from strop.config.check import missing_files
 
-    say_notes(loaded)
-    faults = [*missing_files(loaded), *_unknown_rewards(loaded)]
+    faults: list[str] = []
+    for stage in loaded.each:
+        say_notes(stage)
+        faults += [*missing_files(stage), *_unknown_rewards(stage)]
     if faults:
-        raise ConfigError("\n".join(faults))
-    typer.echo(f"This run can be started. All of it will be in {loaded.run.folder_path}.")
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
+    for stage in loaded.each:
+        typer.echo(f"This run can be started. All of it will be in {stage.run.folder_path}.")
 
 
 def _unknown_rewards(loaded: Loaded) -> Iterator[str]:

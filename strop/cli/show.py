@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 
 def show_explanation(loaded: Loaded) -> None:
-    """Print the paragraph, the notes, and every value."""
+    """Print the paragraph, the notes, and every value; of each stage, where there are stages."""
+    for number, stage in enumerate(loaded.each, 1):
+        if loaded.stages:
+            typer.echo(f"Stage {number} of {len(loaded.stages)}, {stage.run.name}:")
+        _show(stage)
+
+
+def _show(loaded: Loaded) -> None:
     say_notes(loaded)
     if sys.stdout.isatty():
         _table(summary(loaded), lines(loaded))

@@ -108,7 +108,7 @@ def _is_local(path: str) -> bool:
 
 
 def _model(path: str, field: str, sources: Mapping[str, Source]) -> list[str]:
-    if not _is_local(path):
+    if not _is_local(path) or sources[field].kind == "stage":
         return []
     folder = existing(path)
     if folder is None or not folder.is_dir():

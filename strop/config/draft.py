@@ -20,8 +20,9 @@ Locate = Callable[[Keys], str]
 class Source:
     """Where a value was said."""
 
-    kind: Literal["file", "override", "default", "dialect", "python", "here"]
-    """`dialect` is a default of the dialect's page, `here` what `--here` put in a value's place."""
+    kind: Literal["file", "override", "default", "dialect", "python", "here", "stage"]
+    """`dialect` is a default of the dialect's page, `here` what `--here` put in a value's place, `stage` what
+    the stage before leaves."""
     where: str
     """`run.yaml:12`, `trainer.tasks_per_step=8`, ...; empty for Strop's own defaults."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,8 @@ from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.config.schema.run import spell_out_reward
 from strop.config.schema.walk import field_at, leaves, sections
+from strop.config.stages import KEY as STAGES
+from strop.config.stages import begin_with, split_stages
 from strop.config.validate import unknown_key, validate
 from strop.config.yaml_file import read_yaml
 from strop.errors import ConfigError
@@ -46,6 +48,13 @@ class Loaded:
     """What `--here` put aside."""
     notes: tuple[str, ...] = ()
     """What was written and has no effect, and why."""
+    stages: tuple[Loaded, ...] = ()
+    """Where the file has stages, each of them; `run` is then the last one's."""
+
+    @property
+    def each(self) -> tuple[Loaded, ...]:
+        """The stages, or the run itself where there are none."""
+        return self.stages or (self,)
 
 
 def load_run(path: str | Path, overrides: Sequence[str] = (), *, here: bool = False) -> Loaded:
@@ -81,13 +90,33 @@ def _override(draft: Draft, overrides: Sequence[str]) -> None:
         apply_override(
             draft,
             override,
-            known=lambda keys: field_at(keys, draft.values) is not None,
+            known=lambda keys: _is_known(keys, draft),
             suggest=lambda dotted: unknown_key(split(dotted), draft.values),
         )
         _spell_out(draft)
 
 
+def _is_known(keys: Keys, draft: Draft) -> bool:
+    """A stage has the sections of the whole file."""
+    if keys[:1] == (STAGES,) and len(keys) > 3:
+        return field_at(keys[2:], draft.get(keys[:2])) is not None
+    return field_at(keys, draft.values) is not None
+
+
 def _finish(draft: Draft, origin: str, *, here: bool) -> Loaded:
+    stages: list[Loaded] = []
+    before: tuple[str, Path] | None = None
+    for stage in split_stages(draft):
+        if before is not None:
+            begin_with(stage, *before)
+        _spell_out(stage.draft)
+        stages.append(_finish_one(stage.draft, origin, here=here))
+        if stages[-1].run.mode != "explore":
+            before = (stage.name, stages[-1].run.folder_path / "model")
+    return replace(stages[-1], stages=tuple(stages)) if stages else _finish_one(draft, origin, here=here)
+
+
+def _finish_one(draft: Draft, origin: str, *, here: bool) -> Loaded:
     locate = draft.locator(origin)
     run = validate(resolve(draft.values, locate), draft, origin)
     wanted = _asking_for_cuda(run)

@@ -111,7 +111,7 @@ class Part:
         self._last_words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (goes with this object)
         passed = self._last_words.fileno()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "strop.run.part", str(passed)],
+            [sys.executable, "-P", "-m", "strop.run.part", str(passed), self.name],
             pass_fds=(passed,),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -12,7 +12,9 @@ from strop.config.schema.parts import is_apart
 from strop.run.explore import explore
 from strop.run.folder import RunFolder
 from strop.run.launch import launch
+from strop.run.resume import find_start
 from strop.run.rows import joined, last_row, read_rows
+from strop.run.sessions import read_sessions
 from strop.run.train import train
 
 
@@ -42,6 +44,25 @@ def start(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Outcome:
         return Outcome(folder.path, folder.model, steps, steps, _last(folder))
     trained = train(loaded, reward)
     return Outcome(folder.path, folder.model, trained.state.step, trained.model_step, _last(folder))
+
+
+def finished(loaded: Loaded) -> Outcome | None:
+    """What an earlier start of the same run has left at its end; None where it has not come there yet.
+
+    Raises `RunFolderError` where the folder holds a run of another configuration.
+    """
+    run = loaded.run
+    folder = RunFolder.of(run)
+    if run.resume != "auto":
+        return None
+    start = find_start(run, folder)
+    halves = (folder, folder.explorer) if is_apart(run) and run.mode == "both" else (folder,)
+    ended = [read_sessions(half.path)[-1:] for half in halves]
+    if start.checkpoint is None or not all(last and last[0]["outcome"] == "finished" for last in ended):
+        return None
+    best = start.state.best
+    step = start.state.step
+    return Outcome(folder.path, folder.model, step, best.step if best else step, _last(folder))
 
 
 def _last(folder: RunFolder) -> dict[str, float]:

@@ -33,7 +33,10 @@ class Order:
 
 
 def main() -> None:
-    """Do what stands on the standard input; write what Strop raised on purpose to the file `argv[1]`."""
+    """Do what stands on the standard input; write what Strop raised on purpose to the file `argv[1]`.
+
+    `argv[2]` is the part's name, for whoever lists processes.
+    """
     order: Order = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_the_launcher, args=(sys.stdin.fileno(),), daemon=True).start()
     last_words = int(sys.argv[1])

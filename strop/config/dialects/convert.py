@@ -75,6 +75,11 @@ def convert(job: Job, to: str) -> Conversion:
         raise ConfigError(
             f"There is no dialect {to!r}{did_you_mean(to, TARGETS)} Write one of: {', '.join(TARGETS)}."
         )
+    if job.loaded.stages:
+        raise ConfigError(
+            "A run file with stages is several runs, and a conversion is of one: write a file for each, "
+            "as `strop explain` shows them."
+        )
     run = _without_set_aside(job.loaded)
     if to == "strop":
         values = _run_file(run)

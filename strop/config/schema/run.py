@@ -18,6 +18,7 @@ from strop.config.schema.model import Model
 from strop.config.schema.parts import check_parts, default_buffer, default_synchronizer
 from strop.config.schema.reward import Reward, RewardFunction
 from strop.config.schema.rollout import Rollout
+from strop.config.schema.stage import Stage
 from strop.config.schema.synchronizer import Synchronizer
 from strop.config.schema.trainer import Trainer
 from strop.config.units import Every
@@ -135,6 +136,8 @@ class Run(Section):
     """When the eval tasksets are measured."""
     record: Record = Record()
     """What is written down of the run."""
+    stages: tuple[Stage, ...] = ()
+    """Runs one after the other, each from the model of the one before; none for a single run."""
 
     @property
     def folder_path(self) -> Path:

@@ -1,0 +1,90 @@
+"""Explorer and trainer, killed at random moments: started again, they end as if nothing had been.
+
+Under the style `fixed` the killed run's metrics and weights equal those of the one that nobody killed, bit
+for bit: so each group was trained on exactly once, in its place. Under `free` the groups' ids say it. How
+many kills: `STROP_APART_KILLS`, 2 unless set (`make evidence ARGS=kills` sets 10).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .test_apart import rows_of, run_apart, states_of
+from .test_launch import start
+
+KILLS = int(os.environ.get("STROP_APART_KILLS", "2"))
+STEPS = 12
+TASKS = 8
+
+
+def settings(values, name, style):
+    return values(
+        name=name,
+        synchronizer={"type": "checkpoint", "style": style, "max_restarts": 2 * KILLS},
+        trainer__duration=f"{STEPS} steps",
+        checkpoint__every="3 steps",
+        evaluate__every="4 steps",
+        algorithm__rollouts_per_task=8,
+        data__max_response_tokens=16,
+    )
+
+
+def kill_one(process, name: str) -> bool:
+    """SIGKILL the half of this name, if it is at work; whether it was."""
+    for child in psutil.Process(process.pid).children():
+        if child.cmdline()[-1:] == [name] and child.is_running():
+            child.kill()
+            return True
+    return False
+
+
+def run_killed(tmp_path: Path, run: dict, seed: int) -> tuple[Path, int, str]:
+    """Kill the two in turns, each after the other has had time to do something; the folder, and how many."""
+    draw = random.Random(seed)
+    process = start(tmp_path, run)
+    folder = tmp_path / "runs" / "strop" / run["name"]
+    metrics, killed = folder / "metrics.jsonl", 0
+    for number in range(KILLS):
+        wanted = draw.randrange(1, max(2, STEPS * (number + 1) // (KILLS + 1)))
+        deadline = time.monotonic() + 200
+        while process.poll() is None and time.monotonic() < deadline:
+            if metrics.exists() and metrics.read_text().count("\n") > wanted:
+                break
+            time.sleep(0.02)
+        time.sleep(draw.uniform(0, 0.5))
+        if process.poll() is None:
+            killed += kill_one(process, ("explorer", "trainer")[number % 2])
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    assert said.count("It is started again") == killed
+    return folder, killed, said
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "style",
+    [{"type": "fixed", "ahead": "1 steps"}, {"type": "free", "max_staleness": "2 steps"}],
+    ids=["fixed", "free"],
+)
+def test_each_group_is_trained_on_once_whoever_is_killed(values, tmp_path, style):
+    folder, killed, said = run_killed(tmp_path, settings(values, "killed", style), seed=KILLS)
+    assert killed > 0, said
+    everything = {f"train-{s:06d}-{n:05d}" for s in range(1, STEPS + 1) for n in range(TASKS)}
+    assert states_of(folder) == dict.fromkeys(everything, "done")
+    rows = rows_of(folder)
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    assert all("loss" in row and "reward/mean" in row for row in rows[1:])
+    if style["type"] == "free":
+        assert max(row["staleness/max"] for row in rows[1:]) <= 2
+        return
+    whole = run_apart(settings(values, "whole", style))
+    assert rows == rows_of(whole)
+    weights = Path("model") / "model.safetensors"
+    assert (folder / weights).read_bytes() == (whole / weights).read_bytes()
