@@ -59,9 +59,13 @@ def train(run: Loaded, *, reward: RewardFn | None = None) -> RunResult:
 
 
 def _train_one(run: Loaded, reward: RewardFn | None) -> RunResult:
-    from strop.report.build import write_report
+    from strop.report.build import write_bench, write_report
     from strop.run.modes import start
 
+    if run.run.mode == "bench":
+        outcome = start(run, reward)
+        write_bench(outcome.folder)
+        return _result(outcome)
     try:
         return _result(start(run, reward))
     finally:

@@ -18,6 +18,11 @@ def start(loaded: Loaded) -> None:
     for stage in loaded.each:
         say_notes(stage)
     result = api.train(loaded)
+    if loaded.run.mode == "bench":
+        typer.echo(
+            f"The table is in {result.folder / 'bench.csv'}, the curves in {result.folder / 'bench.html'}."
+        )
+        return
     if result.model is None:
         typer.echo(f"{result.steps} steps are explored. All of it is in {result.folder}.")
         return

@@ -19,6 +19,7 @@ FREE = (
     "folder",
     "resume",
     "mode",
+    "bench",
     "synchronizer.folder",
     "synchronizer.timeout_seconds",
     "synchronizer.max_restarts",

@@ -90,17 +90,16 @@ def _override(draft: Draft, overrides: Sequence[str]) -> None:
         apply_override(
             draft,
             override,
-            known=lambda keys: _is_known(keys, draft),
-            suggest=lambda dotted: unknown_key(split(dotted), draft.values),
+            known=lambda keys: field_at(*_of_run(keys, draft)) is not None,
+            suggest=lambda dotted: unknown_key(*_of_run(split(dotted), draft)),
         )
         _spell_out(draft)
 
 
-def _is_known(keys: Keys, draft: Draft) -> bool:
-    """A stage has the sections of the whole file."""
-    if keys[:1] == (STAGES,) and len(keys) > 3:
-        return field_at(keys[2:], draft.get(keys[:2])) is not None
-    return field_at(keys, draft.values) is not None
+def _of_run(keys: Keys, draft: Draft) -> tuple[Keys, Any]:
+    """The keys in a run, and that run's values: a stage has the sections of the whole file."""
+    inside = keys[:1] == (STAGES,) and len(keys) > 3
+    return (keys[2:], draft.get(keys[:2])) if inside else (keys, draft.values)
 
 
 def _finish(draft: Draft, origin: str, *, here: bool) -> Loaded:
@@ -111,7 +110,7 @@ def _finish(draft: Draft, origin: str, *, here: bool) -> Loaded:
             begin_with(stage, *before)
         _spell_out(stage.draft)
         stages.append(_finish_one(stage.draft, origin, here=here))
-        if stages[-1].run.mode != "explore":
+        if stages[-1].run.mode in ("both", "train"):
             before = (stage.name, stages[-1].run.folder_path / "model")
     return replace(stages[-1], stages=tuple(stages)) if stages else _finish_one(draft, origin, here=here)
 

@@ -54,7 +54,8 @@ def _written(draft: Draft) -> list[Any]:
             raise ConfigError(f"{here}.name: {name!r} is another stage's name already; write another one.")
         for key in stage:
             if key not in Stage.model_fields:
-                raise ConfigError(f"{here}.{key}: {_unknown(key)}")
+                where = draft.said[(KEY, str(index), key)]
+                raise ConfigError(f"{where}: {KEY}.{index}.{key}: {_unknown(key)}")
     return stages
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -13,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from strop.report.charts import make_charts
 from strop.report.contents import Contents, read_contents
 from strop.report.samples import choose_samples
+from strop.run.folder import RunFolder
 from strop.run.metrics import metric_of
 from strop.run.wording import duration, number
 
@@ -44,7 +46,7 @@ def write_report(folder: Path) -> Path:
     Raises `RunFolderError` where the folder is no run's.
     """
     contents = read_contents(folder)
-    page = _template().render(
+    page = _template("report").render(
         title=_title(contents),
         ending=_ending(contents),
         message=contents.sessions[-1]["message"] if contents.sessions else None,
@@ -64,7 +66,20 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def _template() -> Any:
+def write_bench(folder: Path) -> Path:
+    """Write `bench.html` into a run's folder, from the `bench.jsonl` there; returns its path."""
+    lines = (folder / "bench.jsonl").read_text(encoding="utf-8").splitlines()
+    rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name.startswith("eval/")]
+    measured = [{name: row.get(name) for name in ("step", *names)} for row in rows]
+    contents = Contents(RunFolder(folder), sorted(measured, key=lambda row: row["step"] or 0), [], "")
+    title, path = _title(contents), folder / "bench.html"
+    page = _template("bench").render(title=title, rows=rows, names=names, charts=make_charts(contents))
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _template(name: str) -> Any:
     environment = Environment(
         loader=PackageLoader("strop.report", "templates"),
         autoescape=True,
@@ -73,7 +88,7 @@ def _template() -> Any:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "day": _day}
-    return environment.get_template("report.html.j2")
+    return environment.get_template(f"{name}.html.j2")
 
 
 def _title(contents: Contents) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from strop.config.load import Loaded
 from strop.config.schema.parts import is_apart
+from strop.run.bench import bench
 from strop.run.explore import explore
 from strop.run.folder import RunFolder
 from strop.run.launch import launch
@@ -36,6 +37,9 @@ def start(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Outcome:
     """Run to the end, or on from where an earlier start of the same run was stopped."""
     run = loaded.run
     folder = RunFolder.of(run)
+    if run.mode == "bench":
+        benched = bench(loaded, reward)
+        return Outcome(folder.path, None, len(benched), benched[-1].step, benched[-1].metrics)
     if run.mode == "explore":
         steps = explore(loaded, reward).step
         return Outcome(folder.explorer.path, None, steps, steps, _last(folder))

@@ -85,7 +85,7 @@ def verify(folder: Path) -> None:
 def latest(root: Path) -> tuple[Path | None, tuple[str, ...]]:
     """The newest checkpoint that is whole, and a sentence for each newer one that is not."""
     passed_over = []
-    for folder in reversed(_all(root)):
+    for folder in reversed(folders(root)):
         try:
             verify(folder)
         except CheckpointError as error:
@@ -103,10 +103,10 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def _all(root: Path) -> list[Path]:
+def folders(root: Path) -> list[Path]:
     """All checkpoints, oldest first."""
-    folders = root.iterdir() if root.is_dir() else ()
-    return sorted((f for f in folders if _NAME.fullmatch(f.name) and f.is_dir()), key=step_of)
+    there = root.iterdir() if root.is_dir() else ()
+    return sorted((f for f in there if _NAME.fullmatch(f.name) and f.is_dir()), key=step_of)
 
 
 def _seal(folder: Path, step: int) -> None:
@@ -145,7 +145,7 @@ def _rename(beside: Path, final: Path) -> None:
 
 
 def _prune(root: Path, step: int, keep: int | None, best: int | None) -> None:
-    steps = [step_of(folder) for folder in _all(root)]
+    steps = [step_of(folder) for folder in folders(root)]
     stay = {number for number in steps if number <= step}
     if keep is not None:
         others = sorted(stay - {step, best})
@@ -190,7 +190,7 @@ def _why_not_written(error: Exception) -> str | None:
 
 
 def _cannot_write(root: Path, step: int, reason: str) -> str:
-    older = _all(root)
+    older = folders(root)
     left = f"The last one before it, {older[-1].name}, is untouched" if older else "There is none before it"
     place = next(folder for folder in (root, *root.parents) if folder.exists())
     free = shutil.disk_usage(place).free / 1e6

@@ -48,17 +48,24 @@ def rows_of(folder):
 def run_apart(values, *, explorer_first=False):
     """Both halves of a run, side by side; returns its folder."""
     loaded = strop.load({"synchronizer": {"type": "checkpoint"}} | values)
+    return run_both(loaded, explorer_first=explorer_first)
+
+
+def run_both(loaded, *, explorer=None, explorer_first=False):
+    """The same for what is loaded; `explorer` where that half has a run file of its own."""
+    explorer = explorer or loaded
     errors: list[Exception] = []
 
-    def half(work):
+    def half(work, loaded):
         try:
             work(loaded)
         except Exception as error:  # noqa: BLE001  (it is raised again, in the test's own thread)
             errors.append(error)
 
-    threads = [threading.Thread(target=half, args=(work,), daemon=True) for work in (explore, train)]
+    halves = ((explore, explorer), (train, loaded))
+    threads = [threading.Thread(target=half, args=args, daemon=True) for args in halves]
     threads[0].start()
-    state = RunFolder(loaded.run.folder_path).explorer.path / "explorer.json"
+    state = RunFolder(explorer.run.folder_path).explorer.path / "explorer.json"
     while explorer_first and not state.exists() and not errors:
         time.sleep(0.02)
     threads[1].start()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from strop.config.schema.algorithm import Dpo, Sft
+from strop.config.schema.bench import Bench
 from strop.config.schema.buffer import Buffer, PriorityBuffer, QueueBuffer, SqlBuffer
 from strop.config.schema.schedule import ReduceOnPlateauSchedule
 from strop.config.schema.synchronizer import (
@@ -61,6 +62,13 @@ def check_parts(run: Run) -> None:
 
 
 def _faults(run: Run) -> Iterator[str]:
+    if run.mode == "bench" and not run.data.eval:
+        yield (
+            "mode: bench measures eval tasksets, and there is none; add one under `data.eval`, such as "
+            "`eval: [{name: test, path: test.jsonl}]`"
+        )
+    if run.mode != "bench" and run.bench != Bench():
+        yield f"bench means nothing in mode {run.mode}; write `mode: bench`, or take it out"
     if isinstance(run.algorithm, Sft | Dpo):
         yield from _offline(run)
     elif isinstance(run.synchronizer, CheckpointSync):

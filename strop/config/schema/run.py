@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from strop.config.local import expanded
 from strop.config.schema.algorithm import Algorithm, Dpo, Grpo, Sft
 from strop.config.schema.base import Section, kind_or
+from strop.config.schema.bench import Bench
 from strop.config.schema.buffer import Buffer
 from strop.config.schema.data import Data
 from strop.config.schema.learning import check_learning
@@ -109,9 +110,9 @@ class Run(Section):
     """Fixes the order of the data, every draw, and dropout."""
     resume: str = "auto"
     """`auto` goes on from the run folder's last good checkpoint, `never` starts anew, a path from there."""
-    mode: Literal["both", "train", "explore"] = "both"
+    mode: Literal["both", "train", "explore", "bench"] = "both"
     """`both` explores and trains; `train` and `explore` are one half each, which meet in `buffer` and
-    `synchronizer` with the other, on this machine or another."""
+    `synchronizer` with the other, on this machine or another; `bench` measures checkpoints."""
     model: Model
     """What is trained."""
     data: Data
@@ -136,6 +137,8 @@ class Run(Section):
     """When the eval tasksets are measured."""
     record: Record = Record()
     """What is written down of the run."""
+    bench: Bench = Bench()
+    """What mode bench measures."""
     stages: tuple[Stage, ...] = ()
     """Runs one after the other, each from the model of the one before; none for a single run."""
 

@@ -42,3 +42,5 @@ class Stage(Section):
     """Over `evaluate`."""
     record: Part = None
     """Over `record`."""
+    bench: Part = None
+    """Over `bench`."""

@@ -1,0 +1,99 @@
+"""A run file with stages: each is the rest of the file with what the stage says over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from strop.config.check import missing_files
+from strop.config.load import Loaded, load_run
+from strop.errors import ConfigError
+
+FILE = """\
+name: two
+model: {path: m, lora: {rank: 8}}
+data: {train: {path: t.jsonl, answer: a}}
+reward: exact
+algorithm: {type: grpo, rollouts_per_task: 4}
+trainer: {duration: 10 steps, tasks_per_step: 8}
+stages:
+  - name: warm-up
+    algorithm: sft
+    reward: null
+    data: {train: {response: answer}}
+    trainer: {duration: 3 steps}
+  - name: rl
+"""
+
+
+def load(tmp_path: Path, text: str = FILE, *overrides: str) -> Loaded:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return load_run(path, overrides)
+
+
+def test_a_stage_says_what_differs_and_begins_where_the_one_before_ended(tmp_path: Path) -> None:
+    warm_up, rl = (stage.run for stage in load(tmp_path).stages)
+    assert (warm_up.name, rl.name) == ("two-warm-up", "two-rl")
+    assert (warm_up.algorithm.type, rl.algorithm.type) == ("sft", "grpo")
+    assert warm_up.data.train.response == "answer" and warm_up.data.train.path == "t.jsonl"
+    assert warm_up.reward.is_empty and not rl.reward.is_empty
+    assert str(warm_up.trainer.duration) == "3 steps" and warm_up.trainer.tasks_per_step == 8
+    assert (warm_up.model.path, rl.model.path) == ("m", "runs/strop/two-warm-up/model")
+    assert warm_up.model.lora == rl.model.lora
+    assert rl.data.train.response is None
+
+
+def test_every_value_knows_its_line(tmp_path: Path) -> None:
+    loaded = load(tmp_path)
+    warm_up, rl = (stage.sources for stage in loaded.stages)
+    assert warm_up["trainer.duration"].where.endswith("run.yaml:12")
+    assert rl["trainer.duration"].where.endswith("run.yaml:6")
+    assert str(rl["model.path"]) == "the model of stage warm-up"
+    assert loaded.run.name == "two-rl", "the last one's, for what asks for a run"
+
+
+def test_overrides_reach_the_file_and_one_stage(tmp_path: Path) -> None:
+    loaded = load(tmp_path, FILE, "trainer.duration=20 steps", "stages.1.trainer.tasks_per_step=4")
+    durations = [str(stage.run.trainer.duration) for stage in loaded.stages]
+    assert durations == ["3 steps", "20 steps"]
+    assert [stage.run.trainer.tasks_per_step for stage in loaded.stages] == [8, 4]
+    with pytest.raises(ConfigError, match="did you mean 'duration'"):
+        load(tmp_path, FILE, "stages.1.trainer.duraton=4 steps")
+
+
+def test_a_model_that_a_stage_names_and_a_folder_of_its_own(tmp_path: Path) -> None:
+    named, folder = FILE.replace("  - name: rl", "  - name: rl\n    model: {path: other}"), tmp_path / "all"
+    stages = load(tmp_path, f"folder: {folder}\n{named}").stages
+    assert [stage.run.folder_path for stage in stages] == [folder / "warm-up", folder / "rl"]
+    assert stages[1].run.model.path == "other"
+
+
+def test_only_the_first_model_must_be_there_before_the_start(tmp_path: Path) -> None:
+    text = FILE.replace("path: m,", f"path: {tmp_path / 'no-such-model'},")
+    warm_up, rl = load(tmp_path, text).stages
+    assert any("no model folder" in fault for fault in missing_files(warm_up))
+    assert not any("model folder" in fault for fault in missing_files(rl))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            ("name: rl", "name: warm-up"),
+            r"run.yaml:13: stages.1.name: 'warm-up' is another stage's name",
+        ),
+        (("name: rl", "mode: both"), r"stages.1.name: expected a name"),
+        (("name: rl", "name: a/b"), r"stages.1.name: expected a name without slashes"),
+        (("algorithm: sft", "algoritm: sft"), r"run.yaml:9: stages.0.algoritm: unknown key; did you mean"),
+        (("algorithm: sft", "output: here"), r"stages.0.output: one for the whole file"),
+        (("duration: 3 steps", "duraton: 3 steps"), r"run.yaml:12: trainer.duraton: unknown key"),
+        (("  - name: rl\n", "  - rl\n"), r"expected a list of stages"),
+    ],
+)
+def test_what_no_stage_can_say_is_refused_with_its_line(
+    tmp_path: Path, change: tuple[str, str], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(tmp_path, FILE.replace(*change))

@@ -1,0 +1,55 @@
+"""Stages: each goes on with the model of the one before, and a run that was stopped with the right one."""
+
+from __future__ import annotations
+
+import pytest
+
+import strop
+from strop.errors import Interrupted, RunFolderError
+from strop.run import loop
+
+
+def staged(values, **changes):
+    run = values(**changes)
+    del run["algorithm"]
+    warm_up = {
+        "name": "warm-up",
+        "algorithm": "sft",
+        "data": {"train": {"response": "answer"}},
+        "record": {"rollouts_every": "never"},
+    }
+    rl = {"name": "rl", "algorithm": {"type": "grpo", "rollouts_per_task": 4}}
+    return run | {"stages": [warm_up, rl]}
+
+
+def test_a_stopped_run_goes_on_in_its_stage_to_the_same_end(values, monkeypatch):
+    whole = strop.train(strop.load(staged(values, name="whole")))
+    assert whole.folder.name == "whole-rl"
+    run = staged(values, name="stopped")
+    steps = []
+
+    def stop_in_the_second_stage(self, step, learn=loop.Loop._step):
+        steps.append((type(self).__name__, step))
+        if steps[-1] == ("Driver", 3):
+            raise Interrupted("Stopped by SIGTERM.", 15)
+        learn(self, step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.Loop, "_step", stop_in_the_second_stage)
+        with pytest.raises(Interrupted):
+            strop.train(strop.load(run))
+    warm_up = whole.folder.with_name("stopped-warm-up")
+    before = (warm_up / "metrics.jsonl").stat().st_mtime_ns
+    result = strop.train(strop.load(run))
+    assert (warm_up / "metrics.jsonl").stat().st_mtime_ns == before, "the first stage is done, and left alone"
+    weights = "model.safetensors"
+    assert (result.model / weights).read_bytes() == (whole.model / weights).read_bytes()
+    assert (result.model / weights).read_bytes() != (warm_up / "model" / weights).read_bytes()
+
+
+def test_a_finished_stage_of_another_configuration_is_refused(values):
+    strop.train(strop.load(staged(values)))
+    other = staged(values)
+    other["stages"][0]["trainer"] = {"optimizer": {"lr": 1e-5}}
+    with pytest.raises(RunFolderError, match="made by a different configuration"):
+        strop.train(strop.load(other))
