@@ -25,12 +25,27 @@ def show_explanation(loaded: Loaded) -> None:
 
 
 def _show(loaded: Loaded) -> None:
-    say_notes(loaded)
+    values = lines(loaded)
     if sys.stdout.isatty():
-        _table(summary(loaded), lines(loaded))
-    else:
-        typer.echo(summary(loaded) + "\n")
-        typer.echo(aligned([(x.field, x.value, x.unit, str(x.source), x.effect) for x in lines(loaded)]))
+        _table(summary(loaded), loaded, values)
+        return
+    typer.echo(f"{summary(loaded)}\n")
+    say_notes(loaded)
+    if loaded.set_aside or loaded.notes:
+        typer.echo()
+    columns = _columns(values)
+    typer.echo(aligned([columns, *(_cells(line, columns) for line in values)]))
+
+
+def _columns(values: list[Line]) -> tuple[str, ...]:
+    """The heads; another dialect's key has a column of its own."""
+    theirs = ("theirs",) if any(line.theirs for line in values) else ()
+    return ("field", "value", "unit", *theirs, "source", "effect")
+
+
+def _cells(line: Line, columns: tuple[str, ...]) -> tuple[str, ...]:
+    theirs = (line.theirs,) if "theirs" in columns else ()
+    return (line.field, line.value, line.unit, *theirs, line.place, line.effect)
 
 
 def explain_or_check(loaded: Loaded, *, explain: bool, check: bool) -> bool:
@@ -60,23 +75,20 @@ def aligned(rows: list[tuple[str, ...]], widest: int = 40) -> str:
     )
 
 
-def _table(paragraph: str, values: list[Line]) -> None:
+def _table(paragraph: str, loaded: Loaded, values: list[Line]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
-    console.print(Text(paragraph))
+    console.print(Text(f"{paragraph}\n"))
+    say_notes(loaded)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, style in (
-        ("field", "cyan"),
-        ("value", "bold"),
-        ("unit", ""),
-        ("source", "green"),
-        ("effect", ""),
-    ):
-        table.add_column(name, style=style, overflow="fold")
+    styles = {"field": "cyan", "value": "bold", "theirs": "magenta", "source": "green"}
+    columns = _columns(values)
+    for name in columns:
+        table.add_column(name, style=styles.get(name, ""), overflow="fold")
     for line in values:
-        cells = (line.field, line.value, line.unit, str(line.source), line.effect)
-        table.add_row(*(Text(cell) for cell in cells), style="dim" if line.source.kind == "default" else "")
+        cells = (Text(cell) for cell in _cells(line, columns))
+        table.add_row(*cells, style="dim" if line.source.kind == "default" else "")
     console.print(table)

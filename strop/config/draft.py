@@ -25,6 +25,8 @@ class Source:
     the stage before leaves."""
     where: str
     """`run.yaml:12`, `trainer.tasks_per_step=8`, ...; empty for Strop's own defaults."""
+    theirs: str = ""
+    """Another dialect's key that decided a field of ours, with its value: `trainer.save_freq=20`."""
 
     def __str__(self) -> str:
         match self.kind:

@@ -8,10 +8,12 @@ from typing import Any
 from strop.config.draft import Source
 from strop.config.load import Loaded
 from strop.config.redact import redact
+from strop.config.same import in_steps
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.data import Taskset
-from strop.config.schema.walk import leaves
+from strop.config.schema.run import Checkpoint
+from strop.config.schema.walk import Leaf, leaves
 from strop.config.units import Amount
 
 _UNITS = {
@@ -36,29 +38,47 @@ class Line:
     field: str
     value: str
     unit: str
+    theirs: str
+    """In another dialect, the key that decided it, with its value."""
     source: Source
+    place: str
+    """Where it was said, without that key."""
     effect: str
 
 
 def lines(loaded: Loaded) -> list[Line]:
     """Every value of the run, in the run file's order."""
-    return [
-        Line(
-            field=".".join(leaf.keys),
-            value=shown(leaf.keys[-1], leaf.value),
-            unit=unit_of(leaf.keys[-1], leaf.value),
-            source=loaded.sources[".".join(leaf.keys)],
-            effect=" ".join(leaf.effect.split()),
-        )
-        for leaf in leaves(loaded.run)
-    ]
+    return [_line(leaf, loaded.sources[".".join(leaf.keys)]) for leaf in leaves(loaded.run)]
+
+
+def _line(leaf: Leaf, source: Source) -> Line:
+    return Line(
+        field=".".join(leaf.keys),
+        value=shown(leaf.keys[-1], leaf.value),
+        unit=unit_of(leaf.keys[-1], leaf.value),
+        theirs=source.theirs,
+        source=source,
+        place=_place(source),
+        effect=" ".join(leaf.effect.split()),
+    )
+
+
+def _place(source: Source) -> str:
+    """`ppo.yaml:3 (data.val_files)` becomes `ppo.yaml:3`, and `data.seed (page default)` `page default`."""
+    key = source.theirs.partition("=")[0]
+    text = str(source)
+    if not key:
+        return text
+    if source.kind == "override":
+        return "override"
+    return text.removesuffix(f" ({key})").removeprefix(f"{key} (").removesuffix(")")
 
 
 def unit_of(name: str, value: Any) -> str:
     """The unit of a value, from its own or from its field's name; empty where it has none."""
     if isinstance(value, Amount):
         return value.unit
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return ""
     return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
 
@@ -91,6 +111,7 @@ def _what(run: Run) -> str:
     functions = [part.name or part.function for part in run.reward.functions]
     models, judges = ([part.name for part in run.reward.models], [part.name for part in run.reward.judges])
     rewards = " + ".join([*functions, *models, *judges]) or "nothing yet"
+    rewards = rewards.replace("by_source", "the built-in reward of each row's source")
     expert = f", and on the expert's answers in {_paths(run.data.expert)}" if run.data.expert else ""
     return f"{what}, scored by {rewards}{expert}."
 
@@ -104,31 +125,40 @@ def _step(run: Run) -> str:
     updates = tasks // (run.trainer.tasks_per_update or tasks) * run.trainer.passes
     longest = run.data.max_prompt_tokens + run.data.max_response_tokens
     if isinstance(run.algorithm, Sft | Dpo):
-        rows = _count(tasks, "preference pair" if isinstance(run.algorithm, Dpo) else "given answer")
-        return (
-            f"Each step learns from {rows} (with their prompts "
-            f"at most {longest} tokens each) and makes {_count(updates, 'update')} of the weights, at a "
-            f"learning rate of {run.trainer.optimizer.lr:g} ({run.trainer.schedule.type})."
+        pairs = isinstance(run.algorithm, Dpo)
+        rows = _count(tasks, "preference pair" if pairs else "given answer")
+        does = f"learns from {rows} ({_tokens(longest, tasks * (2 if pairs else 1))})"
+    else:
+        each = run.algorithm.rollouts_per_task
+        does = (
+            f"samples {_count(each, 'rollout')} to each of {_count(tasks, 'task')} "
+            f"({_count(tasks * each, 'rollout')}, {_tokens(longest, tasks * each)})"
         )
-    each = run.algorithm.rollouts_per_task
     return (
-        f"Each step samples {_count(each, 'rollout')} to each of {_count(tasks, 'task')} "
-        f"({_count(tasks * each, 'rollout')}, with their prompts at most {longest} tokens each) and makes "
-        f"{_count(updates, 'update')} of the weights, at a learning rate of {run.trainer.optimizer.lr:g} "
-        f"({run.trainer.schedule.type})."
+        f"Each step {does} and makes {_count(updates, 'update')} of the weights, at a learning rate of "
+        f"{run.trainer.optimizer.lr:g} ({run.trainer.schedule.type})."
     )
 
 
+def _tokens(longest: int, sequences: int) -> str:
+    return f"with their prompts at most {longest} tokens each and {longest * sequences:,} together"
+
+
 def _length(run: Run) -> str:
-    duration = run.trainer.duration
-    match duration.unit:
-        case "steps" if not isinstance(run.algorithm, Sft | Dpo):
-            total = int(duration.count) * run.trainer.tasks_per_step * run.algorithm.rollouts_per_task
-            return f"It goes on for {duration}: {total} rollouts in all."
-        case "steps" | "updates":
-            return f"It goes on for {duration}."
-        case _:
-            return f"It goes on for {duration}; how many steps that is, the number of training tasks decides."
+    duration, steps = run.trainer.duration, in_steps(run, run.trainer.duration)
+    text = f"It goes on for {duration}"
+    if duration.unit == "epochs":
+        rest = "makes a smaller step" if run.data.incomplete_batch == "keep" else "is left out"
+        each = _count(run.trainer.tasks_per_step, "training task")
+        return f"{text}; an epoch has a step for every {each}, and the rest {rest}."
+    if steps is None or steps.unit != "steps":
+        return f"{text}."
+    if duration.unit == "updates":
+        text = f"{text}, which are {steps}"
+    if isinstance(run.algorithm, Sft | Dpo):
+        return f"{text}."
+    total = int(steps.count) * run.trainer.tasks_per_step * run.algorithm.rollouts_per_task
+    return f"{text}: {total} rollouts in all."
 
 
 def _measured(run: Run) -> str:
@@ -137,7 +167,7 @@ def _measured(run: Run) -> str:
     names = ", ".join(taskset.name for taskset in run.data.eval)
     when = [
         *(["at the start"] if run.evaluate.at_start else []),
-        *([f"every {run.evaluate.every}"] if run.evaluate.every else []),
+        *([_every(run.evaluate.every)] if run.evaluate.every else []),
         "at the end",
     ]
     return f"Held-out tasks ({names}) are measured {_and(when)}."
@@ -146,16 +176,26 @@ def _measured(run: Run) -> str:
 def _kept(run: Run) -> str:
     every, keep, best = run.checkpoint.every, run.checkpoint.keep, run.checkpoint.best
     when = [
-        *([f"every {every}"] if every else []),
+        *([_every(every)] if every else []),
         *(["after each evaluation"] if best else []),
         "at the end",
     ]
     model = f"model of the step with the best {best.metric or 'reward'}" if best else "trained model"
     stay = f", of which the last {keep} stay{', the best among them' if best else ''}" if keep else ""
     return (
-        f"Checkpoints are written {_and(when)}{stay}. All goes to {run.folder_path}; the {model} will be "
-        f"in {run.folder_path / 'model'}."
+        f"Checkpoints ({_parts(run.checkpoint)}) are written {_and(when)}{stay}. All goes to "
+        f"{run.folder_path}; the {model} will be in {run.folder_path / 'model'}."
     )
+
+
+def _parts(checkpoint: Checkpoint) -> str:
+    parts = ["weights", *(["optimizer"] if checkpoint.optimizer else []), "position"]
+    export = ["a Hugging Face folder"] if checkpoint.export else []
+    return _and([*parts, *export]) + ("" if checkpoint.optimizer else ", without the optimizer")
+
+
+def _every(amount: Amount) -> str:
+    return f"every {amount.unit[:-1]}" if amount.count == 1 else f"every {amount}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from strop.config.dialects.verl import read_verl
 from strop.config.explain import lines, summary, unit_of
 from strop.config.load import load_run
 from strop.config.schema.walk import leaves
@@ -26,14 +27,54 @@ def test_the_paragraph(run_file: Path) -> None:
     text = summary(load_run(run_file, overrides))
     for part in (
         "a LoRA adapter of rank 8 on m by GRPO on train.jsonl, scored by exact",
-        "8 rollouts to each of 64 tasks (512 rollouts",
+        "8 rollouts to each of 64 tasks (512 rollouts, with their prompts at most 2048 tokens each and "
+        "1,048,576 together)",
         "makes 8 updates",
         "10 steps: 5120 rollouts in all",
         "(held-out) are measured at the start, every 2 steps and at the end",
-        "every 20 steps and at the end, of which the last 3 stay",
+        "Checkpoints (weights, optimizer and position) are written every 20 steps and at the end, of which the "
+        "last 3 stay",
         "runs/sums/first/model",
     ):
         assert part in text
+
+
+def test_how_long_in_the_paragraph(run_file: Path) -> None:
+    def said(*overrides: str) -> str:
+        return summary(load_run(run_file, list(overrides)))
+
+    epochs = "goes on for 2 epochs; an epoch has a step for every 64 training tasks, and the rest"
+    assert f"{epochs} is left out." in said("trainer.duration=2 epochs")
+    keep = said("trainer.duration=2 epochs", "data.incomplete_batch=keep")
+    assert f"{epochs} makes a smaller step." in keep
+    updates = said("trainer.duration=12 updates", "trainer.tasks_per_update=16")
+    assert "goes on for 12 updates, which are 3 steps: 1536 rollouts in all." in updates
+    assert "goes on for 13 updates." in said("trainer.duration=13 updates", "trainer.tasks_per_update=16")
+    assert "measured at the start, every epoch and at the end" in said("evaluate.every=1 epoch")
+    bare = said("checkpoint.optimizer=false", "checkpoint.export=true")
+    assert "(weights, position and a Hugging Face folder, without the optimizer)" in bare
+
+
+def test_theirs_stands_beside_ours(tmp_path: Path) -> None:
+    path = tmp_path / "ppo.yaml"
+    path.write_text(
+        "actor_rollout_ref: {rollout: {n: 4}, model: {path: m}}\nalgorithm: {adv_estimator: grpo}\n"
+    )
+    loaded = read_verl(["trainer.total_training_steps=9"], config=path, here=True)
+    explained = {line.field: (line.value, line.unit, line.theirs, line.place) for line in lines(loaded)}
+    assert explained["algorithm.rollouts_per_task"] == (
+        "4",
+        "rollouts",
+        "actor_rollout_ref.rollout.n=4",
+        f"{path}:1",
+    )
+    assert explained["trainer.duration"] == ("9", "steps", "trainer.total_training_steps=9", "override")
+    assert explained["data.eval.0.sampling.temperature"][2:] == (
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=false",
+        "page default",
+    )
+    assert explained["data.train.answer"][2:] == ("", "fixed by verl")
+    assert explained["folder"][2:] == ("", "default")
 
 
 def test_every_value_has_a_line_and_every_line_an_effect(run_file: Path) -> None:
@@ -51,3 +92,4 @@ def test_units() -> None:
     assert unit_of("rollouts_per_task", 3) == "rollouts"
     assert unit_of("shuffle_passes", False) == ""
     assert unit_of("lr", 1e-6) == ""
+    assert unit_of("limit_tasks", None) == ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from strop.config.dialects.row import Read, Row
 from strop.config.dialects.theirs import Ledger, Theirs
 from strop.config.draft import Draft, Source, split, walk
+from strop.config.explain import shown
 from strop.config.load import Loaded, run_sources
 from strop.config.placement import SetAside, refuse
 from strop.config.redact import brief, redact
@@ -108,8 +110,9 @@ def _source_of(theirs: Theirs, field: str, read: Read) -> Source:
     rows = [row for row in rows if row.read is read] or rows
     written = [key for row in rows for key in theirs.keys_of(row)]
     if not rows:
-        return Source("dialect", theirs.ledger.dialect)
-    return theirs.source((written or [rows[-1].theirs])[-1])
+        return Source("dialect", f"fixed by {theirs.ledger.dialect}")
+    key = (written or [rows[-1].theirs])[-1]
+    return replace(theirs.source(key), theirs=f"{key}={shown(split(key)[-1], theirs[key])}")
 
 
 def notes_of(theirs: Theirs) -> Iterator[str]:

@@ -113,7 +113,8 @@ def _source(name: str, text: str, places: Mapping[str, Source]) -> Source:
 def _called(loaded: Loaded, names: Mapping[str, str]) -> Loaded:
     """The same, with every key called by its input's name."""
     sources = {
-        field: replace(source, where=rename(source.where, names)) for field, source in loaded.sources.items()
+        field: replace(source, where=rename(source.where, names), theirs=rename(source.theirs, names))
+        for field, source in loaded.sources.items()
     }
     aside = tuple(SetAside(rename(item.key, names), item.value, item.instead) for item in loaded.set_aside)
     notes = tuple(rename(note, names) for note in loaded.notes)
