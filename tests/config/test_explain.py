@@ -32,8 +32,8 @@ def test_the_paragraph(run_file: Path) -> None:
         "makes 8 updates",
         "10 steps: 5120 rollouts in all",
         "(held-out) are measured at the start, every 2 steps and at the end",
-        "Checkpoints (weights, optimizer and position) are written every 20 steps and at the end, of which the "
-        "last 3 stay",
+        "Checkpoints (weights, optimizer and position) are written every 20 steps and at the end, of which "
+        "the last 3 stay",
         "runs/sums/first/model",
     ):
         assert part in text
