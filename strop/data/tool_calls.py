@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,6 +49,16 @@ def read_reply(text: str, form: Format) -> Reply:
     if not stripped.startswith("{") or not re.search(r'"name"\s*:', stripped):
         return Reply(text, ())
     return Reply("", (_read(stripped),))
+
+
+def read_answer(text: str, tools: Sequence[Any], template: str | None) -> Reply:
+    """A reply as a client of a chat endpoint is given it: without tools, or where one of its calls cannot be
+    read, all of it is content."""
+    if tools:
+        reply = read_reply(text, format_of(template))
+        if all(call.fault is None for call in reply.calls):
+            return reply
+    return Reply(text, ())
 
 
 def _read(text: str) -> ToolCall:

@@ -21,15 +21,23 @@ from strop.types import Rollout, Task
 class Judge:
     """One part of the reward. Calls go out side by side; each question is asked once, whatever the run."""
 
-    def __init__(self, section: Section, calls: Calls, replies: Replies, budget: Budget) -> None:
+    def __init__(
+        self,
+        section: Section,
+        calls: Calls,
+        replies: Replies,
+        budget: Budget,
+        auxiliary: tuple[str, str] | None,
+    ) -> None:
         """Raises RewardError for a prompt or pattern that cannot be used, a key that is not set, and an
         endpoint that does not answer."""
         self.name, self.weight = section.name, section.weight
         self._question = Question(section)
         self._url = section.url
-        self._endpoint = Endpoint(
-            section.url, _key(section), calls.timeout_seconds, calls.retries, calls.backoff_seconds
+        url, key = (
+            _auxiliary(section, auxiliary) if section.url == "auxiliary" else (section.url, _key(section))
         )
+        self._endpoint = Endpoint(url, key, calls.timeout_seconds, calls.retries, calls.backoff_seconds)
         self._endpoint.check()
         self._replies = replies
         self._budget = budget
@@ -68,15 +76,31 @@ class Judge:
 class Judges:
     """All judges of a run, with one budget and one store of replies."""
 
-    def __init__(self, judges: Sequence[Section], calls: Calls, folder: Path) -> None:
-        """`folder` is where replies are kept unless `calls` names another. Raises what `Judge` raises."""
+    def __init__(
+        self,
+        judges: Sequence[Section],
+        calls: Calls,
+        folder: Path,
+        auxiliary: tuple[str, str] | None = None,
+    ) -> None:
+        """`folder` is where replies are kept unless `calls` names another; `auxiliary` is the address and
+        the key of the run's own models. Raises what `Judge` raises."""
         self._replies = Replies(Path(calls.cache).expanduser() if calls.cache else folder)
         budget = Budget(calls, self._replies.spent())
-        self.parts = tuple(Judge(section, calls, self._replies, budget) for section in judges)
+        self.parts = tuple(Judge(section, calls, self._replies, budget, auxiliary) for section in judges)
 
     def close(self) -> None:
         """Let go of the replies' file."""
         self._replies.close()
+
+
+def _auxiliary(section: Section, auxiliary: tuple[str, str] | None) -> tuple[str, str]:
+    if auxiliary is None:
+        raise RewardError(
+            f"reward {section.name!r}: it asks an auxiliary model, and here there is no run that has one. "
+            "Write the address of an endpoint as its url."
+        )
+    return auxiliary
 
 
 def _key(section: Section) -> str | None:

@@ -14,9 +14,9 @@ from strop.errors import ConfigError
 from strop.inference.native import NativeEngine
 from strop.protocols import TrainingEngine
 from strop.run.explorer import Explorer
-from strop.run.folder import RunFolder, RunState
-from strop.run.rewards import Rewards
-from strop.run.runners import environment, make_runners
+from strop.run.folder import RunState
+from strop.run.helpers import Helpers, open_helpers
+from strop.run.runners import make_runners
 from strop.run.stopping import StopSignal
 from strop.sync.in_memory import InMemorySynchronizer
 from strop.training.table import Engines
@@ -58,14 +58,9 @@ def open_policy(
 
     Inside, SIGINT and SIGTERM raise `Interrupted` at the next good moment.
     """
-    with StopSignal() as stop, environment(run), open_rewards(run, reward) as scorer:
+    with StopSignal() as stop, open_helpers(run, reward) as helpers:
         engine = engines.policy()
-        yield make_policy(run, engine, restore(engine, checkpoint), tokenizer, scorer, stop)
-
-
-def open_rewards(run: Run, reward: Callable[..., Any] | None) -> Rewards:
-    """What scores the run's answers; judges' replies are kept in its folder."""
-    return Rewards(run.scored_by, reward, replies=RunFolder.of(run).judges)
+        yield make_policy(run, engine, restore(engine, checkpoint), tokenizer, helpers, stop)
 
 
 def restore(engine: TrainingEngine, checkpoint: Path | None) -> RunState:
@@ -81,14 +76,15 @@ def make_policy(
     engine: TrainingEngine,
     state: RunState,
     tokenizer: PreTrainedTokenizerBase,
-    scorer: Rewards,
+    helpers: Helpers,
     stop: StopSignal,
 ) -> Policy:
     """A sampler on the engine's weights, which are published to it, and what scores its answers."""
     sampler = _sampler(engine, run, tokenizer)
+    runners = make_runners(run, sampler, tokenizer, helpers.services)
     policy = Policy(
         engine=engine,
-        explorer=Explorer(make_runners(run, sampler, tokenizer), scorer, stop, seed=run.seed),
+        explorer=Explorer(runners, helpers.rewards, stop, seed=run.seed),
         synchronizer=InMemorySynchronizer(engine, sampler),
         state=state,
         stop=stop,

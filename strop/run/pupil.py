@@ -16,8 +16,9 @@ from strop.errors import ConfigError
 from strop.protocols import TrainingEngine
 from strop.run.evaluate import Evaluation, evaluate
 from strop.run.folder import RunFolder, RunState
+from strop.run.helpers import open_helpers
 from strop.run.passes import Passes
-from strop.run.policy import Policy, make_policy, open_rewards, restore
+from strop.run.policy import Policy, make_policy, restore
 from strop.run.reference import Reference, reference_logprobs
 from strop.run.stopping import StopSignal
 from strop.run.tasks import EvalTasks, load_eval_tasks
@@ -127,6 +128,6 @@ def open_pupil(
         state = restore(engine, checkpoint)
         policy = None
         if held_out.sampled:
-            scorer = stack.enter_context(open_rewards(run, reward))
-            policy = make_policy(run, engine, state, tokenizer, scorer, stop)
+            helpers = stack.enter_context(open_helpers(run, reward))
+            policy = make_policy(run, engine, state, tokenizer, helpers, stop)
         yield Pupil(engine, passes, state, reference, policy, stop)

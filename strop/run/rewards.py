@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from strop.config.schema.reward import Reward
+from strop.inference.endpoint.server import Access
 from strop.rewards.judge import Judges
 from strop.rewards.score import Scorer, refuse_doubles
 from strop.training.device import find_device
@@ -37,15 +38,24 @@ class Rewards:
     before training: raises RewardError, ModelError or PlacementError. Use it as a context manager.
     """
 
-    def __init__(self, section: Reward, extra: Callable[..., Any] | None = None, *, replies: Path) -> None:
-        """`extra` is one more function, with weight 1; `replies` the folder that judges' replies go to."""
+    def __init__(
+        self,
+        section: Reward,
+        extra: Callable[..., Any] | None = None,
+        *,
+        replies: Path,
+        auxiliary: Access | None = None,
+    ) -> None:
+        """`extra` is one more function, with weight 1; `replies` the folder that judges' replies go to;
+        `auxiliary` where judges find the run's auxiliary models."""
         with ExitStack() as opened:
             self._scorer = None
             if section.functions or extra is not None:
                 self._scorer = opened.enter_context(Scorer(section, extra))
             self._parts: list[Part] = [*_models(section)]
             if section.judges:
-                judges = Judges(section.judges, section.calls, replies)
+                where = None if auxiliary is None else (auxiliary.url, auxiliary.key)
+                judges = Judges(section.judges, section.calls, replies, where)
                 opened.callback(judges.close)
                 self._parts += judges.parts
             refuse_doubles([*(self._scorer.names if self._scorer else ()), *(p.name for p in self._parts)])

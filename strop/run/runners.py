@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from strop.config.schema import Run
@@ -12,13 +9,16 @@ from strop.config.schema.workflow import Workflow
 from strop.data.turns import TurnEncoder
 from strop.protocols import InferenceEngine
 from strop.workflows.runner import Runner
+from strop.workflows.services import Services
 from strop.workflows.table import load_workflow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def make_runners(run: Run, engine: InferenceEngine, tokenizer: PreTrainedTokenizerBase) -> dict[str, Runner]:
+def make_runners(
+    run: Run, engine: InferenceEngine, tokenizer: PreTrainedTokenizerBase, services: Services
+) -> dict[str, Runner]:
     """What makes rollouts, by purpose: `train`, and `eval-<name>` for each eval taskset.
 
     Raises `ConfigError` for a workflow that cannot be found or made.
@@ -27,7 +27,7 @@ def make_runners(run: Run, engine: InferenceEngine, tokenizer: PreTrainedTokeniz
 
     def runner(section: Workflow) -> Runner:
         bound = load_workflow(section)
-        return Runner(bound, engine, encoder, run.rollout, run.max_sequence_tokens)
+        return Runner(bound, engine, encoder, run.rollout, run.max_sequence_tokens, services)
 
     train = runner(run.rollout.workflow)
     evals = {
@@ -35,18 +35,3 @@ def make_runners(run: Run, engine: InferenceEngine, tokenizer: PreTrainedTokeniz
         for taskset in run.data.eval
     }
     return {"train": train, **evals}
-
-
-@contextmanager
-def environment(run: Run) -> Iterator[None]:
-    """The variables of `rollout.env` are set inside, and as they were outside."""
-    before = {name: os.environ.get(name) for name in run.rollout.env}
-    os.environ.update(run.rollout.env)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

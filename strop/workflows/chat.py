@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from strop.data.chat import Tools, to_messages
+from strop.inference.endpoint.request import ChatRequest
+from strop.inference.endpoint.server import Access
 from strop.types import Ints, Message, Turn
+from strop.workflows.recorded import Recorded
+from strop.workflows.services import Services
 from strop.workflows.session import Dialogue, Session
 from strop.workflows.threads import Abandoned
 
@@ -22,9 +28,11 @@ class Chat:
     Whatever the model says is kept, and learned from. Its tokens are carried from turn to turn.
     """
 
-    def __init__(self, session: Session, dialogue: Dialogue) -> None:
+    def __init__(self, session: Session, dialogue: Dialogue, services: Services) -> None:
         self._session = session
         self._dialogue = dialogue
+        self._services = services
+        self._loop = asyncio.get_running_loop()
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -54,7 +62,9 @@ class Chat:
     def start(self, messages: str | Sequence[Message], tools: Tools = ()) -> Self:
         """Another conversation in the same rollout; text is one user message."""
         prompt = to_messages(messages, "The workflow's prompt")
-        return type(self)(self._session, self._session.begin(prompt, tools))
+        other = copy(self)
+        other._dialogue = self._session.begin(prompt, tools)
+        return other
 
     async def reply(
         self, *new: str | Message, max_tokens: int | None = None, stop: tuple[str, ...] = ()
@@ -70,6 +80,26 @@ class Chat:
             dialogue = self._session.go_on(dialogue, messages)
         self._dialogue = await self._session.reply(dialogue, max_tokens=max_tokens, stop=stop)
         return str(self._dialogue.messages[-1]["content"])
+
+    @contextmanager
+    def serve(self) -> Iterator[Access]:
+        """Inside, the model answers OpenAI's protocol at an address and with a key of this rollout's own;
+        every call is a turn of it. Auxiliary models answer there too, by their names."""
+        with self._services.admit(Recorded(self._session, self._loop)) as access:
+            yield access
+
+    async def ask(
+        self,
+        model: str,
+        messages: str | Sequence[Message],
+        *,
+        temperature: float = 0.0,
+        max_tokens: int | None = None,
+    ) -> str:
+        """What one of `auxiliary_models` says; nothing of it is recorded or trained on."""
+        prompt = to_messages(messages, "The question to an auxiliary model")
+        request = ChatRequest(model, prompt, temperature=temperature, max_tokens=max_tokens)
+        return (await self._services.auxiliary(model).chat(request)).content
 
     async def sample(
         self, prompt_ids: Ints, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
@@ -136,5 +166,10 @@ class SyncChat:
         """Another conversation in the same rollout; text is one user message."""
         return SyncChat(self._chat.start(messages, tools), self._bridge)
 
+    def serve(self) -> AbstractContextManager[Access]:
+        """The endpoint, for this rollout: see `Chat.serve`."""
+        return self._chat.serve()
+
     reply = _blocking(Chat.reply)
+    ask = _blocking(Chat.ask)
     sample = _blocking(Chat.sample)

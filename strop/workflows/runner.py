@@ -16,6 +16,7 @@ from strop.seeds import derive_seed
 from strop.types import Cause, Message, Rollout, Sampling, Status, Task
 from strop.workflows.chat import Bridge, Chat, SyncChat
 from strop.workflows.outcome import BadOutcome, Outcome, OutOfRoom, to_outcome
+from strop.workflows.services import Services
 from strop.workflows.session import Session
 from strop.workflows.table import Bound
 from strop.workflows.threads import in_thread
@@ -34,12 +35,14 @@ class Runner:
         encoder: TurnEncoder,
         section: Section,
         max_sequence_tokens: int,
+        services: Services,
     ) -> None:
         self._workflow = workflow
         self._engine = engine
         self._encoder = encoder
         self._section = section
         self._limit = max_sequence_tokens
+        self._services = services
 
     @property
     def most(self) -> int | None:
@@ -87,7 +90,8 @@ class Runner:
             return _broken(empty, _told(error), "failed")
 
     async def _called(self, task: Task, session: Session) -> Any:
-        chat = Chat(session, session.begin(task.messages, task.tools, task.prompt_ids))
+        prompt = session.begin(task.messages, task.tools, task.prompt_ids)
+        chat = Chat(session, prompt, self._services)
         try:
             if self._workflow.is_async:
                 return await self._workflow.function(task, chat)

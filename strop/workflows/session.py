@@ -50,7 +50,8 @@ class Session:
         self.cut = False
         """A reply was wanted for which there was no room."""
         self.sampling = sampling
-        self._name = name
+        self.name = name
+        """The rollout's."""
         self._engine = engine
         self._encoder = encoder
         self._seed = seed
@@ -124,7 +125,7 @@ class Session:
         )
         seed = self._seed if self._calls == 0 else derive_seed(self._seed, "call", self._calls)
         self._calls += 1
-        (drawn,) = await self._engine.sample([SampleRequest(self._name, prompt_ids, sampling, seed)])
+        (drawn,) = await self._engine.sample([SampleRequest(self.name, prompt_ids, sampling, seed)])
         turn = Turn(
             prompt_ids=prompt_ids,
             completion_ids=drawn.token_ids,

@@ -11,6 +11,7 @@ from typing import Any
 from strop.config.imports import Named
 from strop.config.schema.workflow import Workflow as Section
 from strop.errors import ConfigError
+from strop.workflows.agent import Agent
 from strop.workflows.environment import Environment
 from strop.workflows.math import MathProblem
 from strop.workflows.single_turn import SingleTurn
@@ -22,6 +23,7 @@ BUILT_IN: dict[str, Callable[..., Any]] = {
     "math": MathProblem,
     "environment": Environment,
     "tools": ToolCalling,
+    "agent": Agent,
 }
 
 
@@ -72,7 +74,7 @@ def _made(section: Section, kind: type[Any]) -> Any:
         ) from error
 
 
-def _check(section: Section, function: Callable[..., Any], *given: str, **args: Any) -> None:
+def _check(section: Section, function: Callable[..., Any], /, *given: str, **args: Any) -> None:
     """That it can be called so."""
     signature = inspect.signature(function)
     try:

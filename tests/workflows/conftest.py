@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,12 @@ from strop.config.schema.rollout import NativeEngine as NativeSection
 from strop.config.schema.rollout import Rollout as Section
 from strop.config.schema.workflow import Workflow
 from strop.data.turns import TurnEncoder
+from strop.inference.endpoint.server import Endpoint
 from strop.inference.native import NativeEngine
 from strop.models.tiny import make_model
 from strop.types import Completion, Rollout, SampleRequest, Sampling, Task
 from strop.workflows.runner import Runner
+from strop.workflows.services import Services
 from strop.workflows.table import load_workflow
 
 TOOLS_TEMPLATE = Path(__file__).parents[2] / "examples" / "workflows" / "tools.jinja"
@@ -48,7 +51,7 @@ class Says:
         return Completion(np.array(ids, np.int32), logprobs, logprobs, finish, 0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
     """A model folder, and what is made of it."""
 
@@ -74,7 +77,11 @@ class World:
     def runner(self, engine: object, workflow: str, args: dict | None = None, **section: object) -> Runner:
         limit = section.pop("max_sequence_tokens", 400)
         bound = load_workflow(Workflow(name=workflow, args=args or {}))
-        return Runner(bound, engine, self.encoder, Section(**section), limit)
+        return Runner(bound, engine, self.encoder, Section(**section), limit, self.services)
+
+    @cached_property
+    def services(self) -> Services:
+        return Services(Endpoint(), "policy")
 
     def run(self, engine: object, workflow: str, args: dict | None = None, **section: object) -> Rollout:
         """One rollout of the task."""

@@ -27,8 +27,9 @@ where n is a number from 0 (worthless) to 10 (perfect)."""
 class Judge(Section):
     """A language model behind an OpenAI-compatible endpoint, which is shown each answer and scores it."""
 
-    url: str = Field(pattern=r"^https?://")
-    """Where the endpoint's API begins, such as `http://localhost:8000/v1`."""
+    url: str = Field(pattern=r"^(https?://|auxiliary$)")
+    """Where the endpoint's API begins, such as `http://localhost:8000/v1`; or `auxiliary`, for one of
+    `rollout.auxiliary_models`."""
     model: str
     """The model's name there."""
     name: str = "judge"

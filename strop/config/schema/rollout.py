@@ -45,6 +45,39 @@ class NativeEngine(Section):
     """So many completions are under way at most; more wait."""
 
 
+class Endpoint(Section):
+    """The OpenAI-compatible endpoint that agents talk to: on loopback, with a token for each rollout. It
+    runs where a workflow or a judge needs it."""
+
+    port: int = Field(0, ge=0, le=65535)
+    """Where it listens; 0 for any port that is free."""
+    model: str = "policy"
+    """What the model that is trained is called there: the name that the agent asks for."""
+
+
+class AuxiliaryModel(Section):
+    """A model that helps and is not trained: workflows and judges ask it by its name."""
+
+    name: str = Field(pattern=r"^[^/\\\s]+$")
+    """What it is called; unique in the run."""
+    path: str
+    """A Hugging Face model folder, or a name on the hub."""
+    tokenizer: str | None = None
+    """A tokenizer folder or name; the model's own when left out."""
+    chat_template: str = "tokenizer"
+    """`tokenizer` for its own, or a file with a Jinja template."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of its weights and matrix products."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` is the GPU where there is one."""
+    engine: Annotated[NativeEngine, KindByName] = NativeEngine(kv_cache_tokens=32768)
+    """What runs it."""
+    max_response_tokens: int = Field(1024, gt=0)
+    """Longest reply, where a question does not say."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model folder."""
+
+
 class Rollout(Section):
     """How answers are sampled."""
 
@@ -66,5 +99,9 @@ class Rollout(Section):
     """So often is a rollout tried again that broke or was late."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables that workflows run under."""
+    endpoint: Endpoint = Endpoint()
+    """Where agents reach the model that is trained."""
+    auxiliary_models: tuple[AuxiliaryModel, ...] = ()
+    """Models that help, each with an engine of its own."""
     max_error_share: float = Field(0.1, ge=0, le=1)
     """When more of a step's rollouts than this break, the run stops and says why."""

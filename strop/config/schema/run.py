@@ -183,6 +183,7 @@ class Run(Section):
                 f"buffer.capacity_groups ({capacity}) holds not even one step "
                 f"(trainer.tasks_per_step is {self.trainer.tasks_per_step})"
             )
+        self._check_auxiliary()
         longest, of_what = self.max_sequence_tokens, "rollout.max_sequence_tokens"
         if self.rollout.max_sequence_tokens is None:
             of_what = "data.max_prompt_tokens + data.max_response_tokens"
@@ -197,6 +198,20 @@ class Run(Section):
                 f"even one longest sequence ({longest} = {of_what})"
             )
         return self
+
+    def _check_auxiliary(self) -> None:
+        names = [model.name for model in self.rollout.auxiliary_models]
+        called = [*names, self.rollout.endpoint.model]
+        doubled = sorted({name for name in called if called.count(name) > 1})
+        if doubled:
+            raise ValueError(f"rollout.auxiliary_models: two models would be called {doubled[0]!r}")
+        for judge in self.reward.judges:
+            if judge.url == "auxiliary" and judge.model not in names:
+                there = ", ".join(names) or "none"
+                raise ValueError(
+                    f"reward.judges ({judge.name}).model: there is no {judge.model!r} in "
+                    f"rollout.auxiliary_models; there is {there}"
+                )
 
     @property
     def scored_by(self) -> Reward:

@@ -1,0 +1,58 @@
+"""Workflows for the tests' runs, named by file."""
+
+import asyncio
+import os
+import time
+
+from strop.workflows import Outcome
+
+
+class Echo:
+    """Wants digits, and asks once more; each reply earns its share of digits."""
+
+    async def reset(self, task):
+        self.turns = 0
+        await asyncio.sleep(0)
+
+    async def step(self, reply):
+        self.turns += 1
+        reward = sum(c.isdigit() for c in reply) / max(1, len(reply))
+        return ("again" if self.turns < 2 else None), reward
+
+
+def flaky(task, chat):
+    """Breaks on the first task, hangs on the second, and gives the others a reward."""
+    number = int(task.id.rpartition(":")[2])
+    if number == 1:
+        time.sleep(60)
+    reply = chat.reply()
+    if number == 0:
+        raise RuntimeError("no luck")
+    return float(1 + len(reply))
+
+
+async def breaks(task, chat):
+    await chat.reply()
+    raise RuntimeError("no luck")
+
+
+def mood(task, chat):
+    chat.reply()
+    return float(os.environ["MOOD"])
+
+
+async def asks_a_helper(task, chat):
+    reply = await chat.reply()
+    said = await chat.ask("helper", f"how good is {reply}?", max_tokens=4)
+    assert said == await chat.ask("helper", f"how good is {reply}?", max_tokens=4)
+    return Outcome(reward=float(len(said)), parts={"helper": 1.0})
+
+
+def agent(task, client):
+    """Knows nothing of Strop."""
+    messages = list(task.messages)
+    reply = client.chat.completions.create(model="policy", messages=messages, max_tokens=4)
+    messages += [reply.choices[0].message, {"role": "user", "content": "sure?"}]
+    last = client.chat.completions.create(model="policy", messages=messages, max_tokens=4)
+    text = last.choices[0].message.content
+    return sum(c.isdigit() for c in text) / max(1, len(text))

@@ -1,0 +1,270 @@
+"""Agents written against the openai client, which know nothing of Strop, and the endpoint they talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+
+import openai
+import pytest
+
+from strop.types import Sampling
+from strop.workflows.experiences import rollout_to_experiences
+
+AGENTS = """
+import json, openai
+
+def two_turns(task, client, question="sure?"):
+    messages = list(task.messages)
+    first = client.chat.completions.create(model="policy", messages=messages, max_tokens=9).choices[0].message
+    messages += [first, {"role": "user", "content": question}]
+    second = client.chat.completions.create(model="policy", messages=messages, max_tokens=5, temperature=0.1)
+    assert second.usage.total_tokens == second.usage.prompt_tokens + second.usage.completion_tokens
+    return 1.0
+
+async def async_turns(task, client):
+    messages = list(task.messages)
+    asked = client.chat.completions.create(model="policy", messages=messages, max_completion_tokens=9)
+    first = (await asked).choices[0].message
+    messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": "sure?"}]
+    await client.chat.completions.create(model="policy", messages=messages)
+    return 1.0
+
+def streams(task, client):
+    text, reason = "", None
+    options = {"include_usage": True}
+    for chunk in client.chat.completions.create(
+        model="policy", messages=list(task.messages), stream=True, stream_options=options
+    ):
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reason = choice.finish_reason or reason
+    assert reason == "stop" and chunk.usage.completion_tokens > 0
+    return text.upper()
+
+TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {
+    "type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}}}
+
+def tools(task, client, stream=False):
+    messages = list(task.messages)
+    asked = dict(model="policy", messages=messages, tools=[TOOL], tool_choice="auto")
+    if stream:
+        with client.chat.completions.stream(**asked) as events:
+            choice = events.get_final_completion().choices[0]
+    else:
+        choice = client.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "tool_calls", choice
+    (call,) = choice.message.tool_calls
+    result = sum(json.loads(call.function.arguments).values())
+    messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": str(result)}]
+    second = client.chat.completions.create(model="policy", messages=messages, tools=[TOOL])
+    return second.choices[0].message.content
+
+def other_conversations(task, client):
+    for word in ("one", "two"):
+        client.chat.completions.create(model="policy", messages=[{"role": "user", "content": word}])
+    return 0.5
+
+def looks_round(task, client):
+    assert [model.id for model in client.models.list()] == ["policy"]
+    refused = []
+    for client, model in ((client, "gpt-4"), (client.with_options(api_key="strop-guess"), "policy")):
+        try:
+            client.chat.completions.create(model=model, messages=list(task.messages))
+        except openai.APIStatusError as error:
+            refused.append(f"{error.status_code} {error.code} {error.message}")
+    return " | ".join(refused)
+
+def looks_round_after_a_call(task, client):
+    two_turns(task, client)
+    return looks_round(task, client)
+
+def runs_on(task, client):
+    messages = list(task.messages)
+    while True:
+        said = client.chat.completions.create(model="policy", messages=messages).choices[0].message
+        messages += [said, {"role": "user", "content": "more"}]
+
+def too_long(task, client):
+    two_turns(task, client)
+    try:
+        client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x " * 999}])
+    except openai.BadRequestError as error:
+        return error.code
+
+def keeps(task, client, where):
+    with open(where, "w") as file:
+        file.write(f"{client.base_url} {client.api_key}")
+
+def asks_twice(task, client):
+    for _ in range(2):
+        client.chat.completions.create(model="policy", messages=list(task.messages), max_tokens=4)
+    return task.messages[0]["content"]
+
+def asks_for_more(task, client, **more):
+    try:
+        client.chat.completions.create(model="policy", messages=list(task.messages), **more)
+    except openai.BadRequestError as error:
+        client.chat.completions.create(model="policy", messages=list(task.messages))
+        return error.message
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed(world, tool_world):
+    yield
+    for each in (world, tool_world):
+        each.services._endpoint.close()
+        del each.services
+
+
+def train_tokens(world, rollout):
+    experiences = rollout_to_experiences(replace(rollout, reward=1.0), "")
+    return [world.tokenizer.decode(e.token_ids[e.loss_mask]) for e in experiences]
+
+
+@pytest.mark.parametrize("name", ["two_turns", "async_turns"])
+def test_calls_that_go_on_are_one_sequence_of_the_tokens_that_were_drawn(world, user_file, name):
+    engine = world.native()
+    args = {"function": f"{user_file(AGENTS)}:{name}"}
+    rollout = world.run(engine, "agent", args, max_sequence_tokens=120, sampling=Sampling(max_tokens=3))
+    assert rollout.error is None
+    assert rollout.reward == 1.0
+    first, second = rollout.turns
+    shown = [*first.prompt_ids, *first.completion_ids]
+    assert second.prompt_ids[: len(shown)].tolist() == shown
+    (experience,) = rollout_to_experiences(rollout, "")
+    if second.finish == "length" and name == "async_turns":
+        assert len(experience.token_ids) == 120, "only the longest sequence bounds a call"
+    assert rollout.sampling.temperature == 1.0
+
+
+def test_a_stream_is_the_same_answer_and_text_is_what_is_scored(world, user_file):
+    args = {"function": f"{user_file(AGENTS)}:streams"}
+    rollout = world.run(world.says("two lines\nof text"), "agent", args)
+    assert rollout.error is None
+    assert (rollout.text, rollout.reward) == ("TWO LINES\nOF TEXT", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_go_to_and_fro_as_openai_writes_them(tool_world, user_file, stream):
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
+    engine = tool_world.says(f"let me add {call}", "it is 7")
+    args = {"function": f"{user_file(AGENTS)}:tools", "args": {"stream": stream}}
+    rollout = tool_world.run(engine, "agent", args, max_sequence_tokens=3000)
+    assert rollout.error is None
+    assert rollout.text == "it is 7"
+    shown = tool_world.tokenizer.decode(engine.requests[1].prompt_ids)
+    assert f"let me add {call}<|end|>\n<|user|>\n<tool_response>\n7\n</tool_response>" in shown
+    assert train_tokens(tool_world, rollout) == [f"let me add {call}<|end|>it is 7<|end|>"]
+
+
+def test_calls_that_do_not_go_on_are_a_sequence_each(world, user_file):
+    args = {"function": f"{user_file(AGENTS)}:other_conversations"}
+    rollout = world.run(world.says("a", "b"), "agent", args)
+    assert train_tokens(world, rollout) == ["a<|end|>", "b<|end|>"]
+
+
+def test_a_wrong_token_and_an_unknown_model_are_refused(world, user_file):
+    file = user_file(AGENTS)
+    rollout = world.run(world.says("a"), "agent", {"function": f"{file}:looks_round"})
+    assert "it never asked the model" in rollout.error
+    rollout = world.run(world.says("a"), "agent", {"function": f"{file}:looks_round_after_a_call"})
+    unknown, wrong = rollout.text.split(" | ")
+    assert unknown.startswith("404 model_not_found")
+    assert "there is no model 'gpt-4' here; there are policy" in unknown
+    assert wrong.startswith("401 invalid_api_key")
+
+
+def test_a_token_is_worth_nothing_after_its_rollout(world, user_file, tmp_path):
+    kept = tmp_path / "kept"
+    args = {"function": f"{user_file(AGENTS)}:keeps", "args": {"where": str(kept)}}
+    world.run(world.says("a"), "agent", args)
+    url, key = kept.read_text().split()
+    assert url.startswith("http://127.0.0.1:")
+    client = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
+    with client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+def test_what_does_not_fit_is_said_as_openai_says_it(world, user_file):
+    rollout = world.run(world.says("a"), "agent", {"function": f"{user_file(AGENTS)}:too_long"})
+    assert rollout.text == "context_length_exceeded"
+
+
+def test_an_agent_that_runs_on_is_cut_not_broken(world, user_file):
+    args = {"function": f"{user_file(AGENTS)}:runs_on"}
+    rollout = world.run(world.says("four"), "agent", args, max_sequence_tokens=60)
+    assert (rollout.status, rollout.text) == ("truncated", "four")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"n": 2}, "n: 2 is not supported here"),
+        ({"logprobs": True}, "logprobs: True is not supported"),
+        ({"extra_body": {"top_k": 3}}, "top_k is not supported here; leave it out"),
+        ({"temperature": -1}, "temperature is -1; it must be a number, 0 or more"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(world, user_file, more, words):
+    args = {"function": f"{user_file(AGENTS)}:asks_for_more", "args": more}
+    rollout = world.run(world.says("a"), "agent", args)
+    assert words in rollout.text
+
+
+SCRIPT = """
+import json, os, sys
+from openai import OpenAI
+
+task = json.load(sys.stdin)
+client = OpenAI()
+if task["answer"] == "crash":
+    sys.exit("no such answer")
+if task["answer"] == "hang":
+    import time
+    time.sleep(60)
+answer = client.chat.completions.create(model="gpt-x", messages=task["messages"])
+print(answer.choices[0].message.content, os.environ.get("MOOD"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        ("4", "four None"),
+        ("crash", "ended with exit code 1: no such answer"),
+        ("hang", "took longer than 2 s"),
+    ],
+)
+def test_a_script_that_knows_nothing_of_strop(world, user_file, answer, outcome):
+    script = user_file(SCRIPT)
+    world.services._policy = "gpt-x"
+    try:
+        rollout = world.run(
+            world.says("four"),
+            "agent",
+            {"command": [sys.executable, str(script)]},
+            task=world.task(answer=answer),
+            timeout_seconds=2 if answer == "hang" else 100,
+        )
+    finally:
+        world.services._policy = "policy"
+    assert outcome in (rollout.error or rollout.text)
+    assert (rollout.cause == "late") == (answer == "hang")
+
+
+def test_concurrent_rollouts_are_told_apart(world, user_file):
+    runner = world.runner(world.native(), "agent", {"function": f"{user_file(AGENTS)}:asks_twice"})
+
+    async def all_of_them():
+        tasks = [world.task(f"task {n}") for n in range(4)]
+        sampling = Sampling(max_tokens=4)
+        return await asyncio.gather(*(runner.run(t, f"g{n}", 0, sampling, n) for n, t in enumerate(tasks)))
+
+    for n, rollout in enumerate(asyncio.run(all_of_them())):
+        assert rollout.error is None
+        assert rollout.text == f"task {n}"
+        assert len(rollout.turns) == 2
+        assert all(f"task {n}" in world.tokenizer.decode(turn.prompt_ids) for turn in rollout.turns)
