@@ -19,11 +19,12 @@ from strop.run.collect import Collector
 from strop.run.explore_driver import ExploreDriver, ExploreState
 from strop.run.explorer import Explorer
 from strop.run.folder import RunFolder, RunState
+from strop.run.helpers import open_helpers
 from strop.run.length import length_of
-from strop.run.policy import open_rewards, require_reward
+from strop.run.policy import require_reward
 from strop.run.record import Recorder
 from strop.run.resume import Start, find_start
-from strop.run.runners import environment, make_runners
+from strop.run.runners import make_runners
 from strop.run.stopping import StopSignal
 from strop.run.tasks import load_tasks
 from strop.run.tokenizer import tokenizer_of
@@ -53,9 +54,10 @@ def explore(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Explore
     tokenizer = tokenizer_of(run)
     tasks = load_tasks(run, tokenizer)
     length = length_of(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
-    with StopSignal() as stop, environment(run), open_rewards(run, reward) as scorer:
+    with StopSignal() as stop, open_helpers(run, reward) as helpers:
         sampler = make_sampler(run, tokenizer)
-        explorer = Explorer(make_runners(run, sampler, tokenizer), scorer, stop, seed=run.seed)
+        runners = make_runners(run, sampler, tokenizer, helpers.services)
+        explorer = Explorer(runners, helpers.rewards, stop, seed=run.seed)
         subscriber = Subscriber(sampler, section, folder.path, check=stop.check)
         state = ExploreState.load(own) or _begin(run, folder)
         save_resolved(run, own.run_file)
