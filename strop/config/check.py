@@ -9,6 +9,7 @@ from pathlib import Path
 from strop.config.draft import Source
 from strop.config.load import Loaded
 from strop.config.local import existing
+from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Ppo, Sft
 from strop.config.schema.data import Taskset, is_template
 from strop.config.schema.reward import Reward
@@ -40,6 +41,7 @@ def missing_files(loaded: Loaded) -> list[str]:
     ]
     if isinstance(run.algorithm, Ppo) and run.algorithm.critic.model is not None:
         faults += _model(run.algorithm.critic.model.path, "algorithm.critic.model.path", sources)
+    faults += _code(run, sources)
     faults += _reward(run.reward, sources)
     if run.data.expert is not None:
         faults += _tasks(run.data.expert, "data.expert.path", sources)
@@ -66,6 +68,21 @@ def _workflow(workflow: Workflow, field: str, sources: Mapping[str, Source]) -> 
     if not (colon and file.endswith(".py")) or _is_file(file):
         return []
     return [f"{_at(field, sources)}: there is no file {file}."]
+
+
+def _code(run: Run, sources: Mapping[str, Source]) -> list[str]:
+    """Files of the user's own that are named beside the rewards'."""
+    files = {"model.imports": [name for name in run.model.imports if name.endswith(".py")]}
+    sets = {"data.train": run.data.train} | {f"data.eval.{i}": one for i, one in enumerate(run.data.eval)}
+    for where, taskset in sets.items():
+        if taskset.dataset is not None and ".py:" in taskset.dataset.name:
+            files[f"{where}.dataset.name"] = [taskset.dataset.name.rpartition(":")[0]]
+    return [
+        f"{_at(field, sources)}: there is no file {file}."
+        for field, names in files.items()
+        for file in names
+        if not Path(file).expanduser().is_file()
+    ]
 
 
 def _reward(reward: Reward, sources: Mapping[str, Source]) -> list[str]:

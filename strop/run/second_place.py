@@ -42,6 +42,8 @@ class SecondPlace:
 
         Raises CheckpointError where it holds another run's checkpoints, or may not be written.
         """
+        if self._place.files.protocol[0] == "file" and self._is(run.folder_path):
+            raise CheckpointError(f"checkpoint.copy_to: {self} is the run's own folder; name another place.")
         with self._working("made"):
             self._place.files.makedirs(self._place.path, exist_ok=True)
             if not self._steps():
@@ -126,6 +128,9 @@ class SecondPlace:
     def _manifest(self, name: str) -> bytes | None:
         place = self._inside(f"checkpoints/{name}/{checkpoint.MANIFEST}")
         return bytes(place.files.cat_file(place.path)) if place.kind() == "file" else None
+
+    def _is(self, folder: Path) -> bool:
+        return Path(self._place.path).resolve() == folder.resolve()
 
     def _inside(self, name: str) -> Place:
         return self._place.inside(name)

@@ -221,6 +221,16 @@ def test_a_dataset_class_of_ones_own_is_given_verls_data_section() -> None:
     run = read(*GRPO, *words).run
     own = run.data.train.dataset
     assert own is not None and own.name == "~/d.py:Mine" and own == run.data.eval[0].dataset
+    more: Any = read(*GRPO, *words, "+data.custom_cls.start=3").run.data.train.dataset
+    assert more.config["custom_cls"]["start"] == 3
     assert own.config["max_prompt_length"] == 99 and own.config["prompt_key"] == "prompt"
     (note,) = read(*GRPO, words[1]).notes
     assert "data.custom_cls.path is null" in note
+
+
+@pytest.mark.parametrize("key", [f"{ACTOR}.ppo_mini_batch_size", "critic.ppo_mini_batch_size"])
+def test_mini_batches_divide_a_step(key: str) -> None:
+    words = ("algorithm.adv_estimator=gae", "data.train_batch_size=60", f"{ACTOR}.ppo_mini_batch_size=30")
+    read(*words)
+    with pytest.raises(ConfigError, match=r"the nearest that divide it are 6 and 10|are 6 and 5|are 5 and 6"):
+        read(*words, f"{key}=7")

@@ -66,6 +66,9 @@ def test_a_place_that_cannot_be(values, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"checkpoint\.copy_to: .* cannot be made"):
         strop.train(strop.load(small(values, tmp_path, "b", str(tmp_path / "file" / "in"))))
+    own = small(values, tmp_path, "d", str(tmp_path / "runs" / "strop" / "d"))
+    with pytest.raises(CheckpointError, match="is the run's own folder"):
+        strop.train(strop.load(own))
     with pytest.raises((ConfigError, DataError)) as caught:
         strop.train(strop.load(small(values, tmp_path, "c", "s3://bucket/x")))
     assert len(str(caught.value).splitlines()) == 1

@@ -27,6 +27,7 @@ from strop.config.dialects.row import (
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.verl import switches
+from strop.config.dialects.verl.data import dividing
 from strop.config.dialects.verl.engine import NO_SHARDS, engine
 from strop.config.dialects.verl.megatron import scheduled
 from strop.config.dialects.verl.model import overrides
@@ -116,7 +117,7 @@ def critic(theirs: Theirs) -> Mapping[str, Any]:
     settings = {
         "value_clip": theirs["critic.cliprange_value"],
         "warmup_steps": theirs["trainer.critic_warmup"],
-        "tasks_per_update": theirs["critic.ppo_mini_batch_size"],
+        "tasks_per_update": dividing(theirs, "critic.ppo_mini_batch_size"),
         "passes": theirs["critic.ppo_epochs"],
         "microbatch": _micro_batch(theirs),
         "max_grad_norm": theirs["critic.grad_clip"],

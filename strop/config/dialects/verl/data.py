@@ -8,6 +8,7 @@ from typing import Any
 from strop.config.dialects.row import (
     TEXT,
     TEXTS,
+    UNSET,
     beyond_the_page,
     mapped,
     no_effect,
@@ -173,16 +174,22 @@ def write_batches(run: Run) -> Mapping[str, Any]:
 def batches(theirs: Theirs) -> Mapping[str, Any]:
     """Both sizes count prompts; each has `rollout.n` answers."""
     step = theirs["data.train_batch_size"]
-    update = theirs["actor_rollout_ref.actor.ppo_mini_batch_size"]
+    update = dividing(theirs, "actor_rollout_ref.actor.ppo_mini_batch_size")
+    return {"trainer.tasks_per_step": step, "trainer.tasks_per_update": update}
+
+
+def dividing(theirs: Theirs, key: str) -> int:
+    """A mini-batch, of which a step has a whole number. Raises ConfigError with the nearest that fit."""
+    step, update = theirs["data.train_batch_size"], int(theirs[key])
     if step > 0 and update > 0 and step % update:
         fits = sorted((n for n in range(1, step + 1) if step % n == 0), key=lambda n: abs(n - update))
         near = " and ".join(str(size) for size in sorted(fits[:2]))
         raise theirs.fault(
-            "actor_rollout_ref.actor.ppo_mini_batch_size",
-            f"data.train_batch_size ({step}) is not a multiple of actor_rollout_ref.actor."
-            f"ppo_mini_batch_size ({update}); the nearest that divide it are {near}.",
+            key,
+            f"data.train_batch_size ({step}) is not a multiple of {key} ({update}); the nearest that divide "
+            f"it are {near}.",
         )
-    return {"trainer.tasks_per_step": step, "trainer.tasks_per_update": update}
+    return update
 
 
 def write_remote_code(run: Run) -> Mapping[str, Any]:
@@ -262,6 +269,15 @@ ROWS = (
         off=switches.custom_class,
     ),
     *beyond_the_page(
+        mapped(
+            "data.custom_cls.*",
+            UNSET,
+            "data.train.dataset.config",
+            "data.eval.0.dataset.config",
+            read=tasksets,
+            off=switches.custom_class,
+            note="for the class itself, which is given the whole section as config",
+        ),
         mapped("data.reward_fn_key", "data_source", "data.train.source", "data.eval.0.source", read=tasksets),
         mapped("data.seed", 1, "seed", note="fixes every draw, not only the data's order"),
     ),

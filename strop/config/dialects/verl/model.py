@@ -118,7 +118,7 @@ ROWS = (
     refused(
         "actor_rollout_ref.model.override_config.moe_config.freeze_moe_router",
         False,
-        "it is Megatron's, which is not built yet",
+        "a router is trained like all other weights; leave it False, or train LoRA modules without it",
     ),
     mapped("actor_rollout_ref.model.enable_gradient_checkpointing", False, "model.gradient_checkpointing"),
     placement(

@@ -13,6 +13,7 @@ from strop.config.dialects.row import (
     NUMBERS,
     TEXT,
     TEXTS,
+    UNSET,
     WHOLE,
     beyond_the_page,
     mapped,
@@ -347,6 +348,15 @@ _DATA = beyond_the_page(
         read=answers,
         kind=or_null(TEXT),
         off=switches.custom_class,
+    ),
+    mapped(
+        "data.custom_cls.*",
+        UNSET,
+        "data.train.dataset.config",
+        "data.eval.0.dataset.config",
+        read=answers,
+        off=switches.custom_class,
+        note="for the class itself, which is given the whole section as config",
     ),
 )
 _TRAINER = beyond_the_page(
