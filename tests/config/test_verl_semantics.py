@@ -217,7 +217,7 @@ def test_steps_beat_epochs_wherever_they_stand() -> None:
 
 
 def test_a_dataset_class_of_ones_own_is_given_verls_data_section() -> None:
-    words = ("data.custom_cls.path=~/d.py", "data.custom_cls.name=Mine", "data.max_prompt_length=99")
+    words = ("data.custom_cls.path='~/d.py'", "data.custom_cls.name=Mine", "data.max_prompt_length=99")
     run = read(*GRPO, *words).run
     own = run.data.train.dataset
     assert own is not None and own.name == "~/d.py:Mine" and own == run.data.eval[0].dataset
