@@ -185,6 +185,7 @@ def test_trinitys_page_as_a_verl_line(tmp_path: Path) -> None:
         "reward.functions.0.function",
         "algorithm.policy_loss.dual_clip",
         "rollout.sampling.min_response_tokens",
+        "rollout.retries",
     }
     assert "data.eval.1" in unsaid(found)
     assert "cluster.gpu_per_node=8" in found.notes[0]

@@ -12,7 +12,6 @@ from strop.config.dialects.row import (
     beyond_the_page,
     mapped,
     never,
-    no_effect,
     one_of,
     only,
     placement,
@@ -21,6 +20,7 @@ from strop.config.dialects.row import (
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.trinity.workflows import RUNS
 from strop.config.dialects.verl.trainer import every, frequency, one_gpu
 from strop.config.schema import Run
 
@@ -53,11 +53,7 @@ EXPLORER = (
     *unstated(
         placement("explorer.name", "explorer", _NO_ACTORS, can=always),
         placement("explorer.runner_per_model", 8, _NATIVE, can=always),
-        no_effect(
-            "explorer.max_timeout", 900, "an answer ends at its token limit; rewards have a limit of time"
-        ),
-        no_effect("explorer.max_retry_times", 2, "what breaks in one process would break again"),
-        refused("explorer.env_vars", {}, "set them before the start", can=only({}, None), kind=ANY),
+        *RUNS,
         placement(
             "explorer.rollout_model.engine_type",
             "vllm",
@@ -70,8 +66,11 @@ EXPLORER = (
             "explorer.rollout_model.tensor_parallel_size", 1, "one process holds the whole model", can=only(1)
         ),
     ),
-    refused(
-        "explorer.rollout_model.enable_history", False, "workflows of your own are not run yet; leave it out"
+    placement(
+        "explorer.rollout_model.enable_history",
+        False,
+        "what a workflow asks of the model is always recorded",
+        can=always,
     ),
     *unstated(
         refused(

@@ -24,7 +24,7 @@ from strop.config.dialects.row import (
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity import critic
 from strop.config.dialects.trinity.experience import TEMPLATE
-from strop.config.dialects.trinity.presets import only_sampled
+from strop.config.dialects.trinity.presets import is_offline, only_sampled
 from strop.config.dialects.trinity.tasksets import tasks
 from strop.config.dialects.trinity.write_buffer import EVAL
 from strop.config.schema import Run
@@ -37,22 +37,20 @@ def write_lengths(run: Run) -> Mapping[str, Any]:
     return {
         "model.max_prompt_tokens": run.data.max_prompt_tokens,
         "model.max_response_tokens": run.data.max_response_tokens,
+        "model.max_model_len": run.rollout.max_sequence_tokens,
     }
 
 
 @written_by(write_lengths)
 def lengths(theirs: Theirs) -> Mapping[str, Any]:
-    """The two limits; the whole sequence's must leave room for both."""
+    """The two limits, and that of a whole conversation where it is another than both together."""
     prompt, response, whole = _limits(theirs)
-    if whole is not None and whole < prompt + response:
-        raise theirs.fault(
-            "model.max_model_len",
-            f"model.max_model_len ({whole}) leaves no room for max_prompt_tokens + max_response_tokens "
-            f"({prompt + response}); write at least that, or leave it out.",
-        )
-    settings = {"data.max_prompt_tokens": prompt, "data.max_response_tokens": response}
-    if prompt + response > 131072:
-        settings["rollout.engine.kv_cache_tokens"] = prompt + response
+    settings: dict[str, Any] = {"data.max_prompt_tokens": prompt, "data.max_response_tokens": response}
+    longest = prompt + response
+    if whole is not None and whole != longest and not is_offline(theirs):
+        settings["rollout.max_sequence_tokens"] = longest = whole
+    if longest > 131072:
+        settings["rollout.engine.kv_cache_tokens"] = longest
     return settings
 
 
@@ -117,6 +115,7 @@ MODEL = (
             None,
             "data.max_prompt_tokens",
             "data.max_response_tokens",
+            "rollout.max_sequence_tokens",
             read=lengths,
             kind=or_null(WHOLE),
         ),

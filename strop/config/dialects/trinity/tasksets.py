@@ -19,18 +19,15 @@ from strop.config.dialects.row import (
     beyond_the_page,
     mapped,
     one_of,
-    only,
     or_null,
     placement,
-    refused,
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
-from strop.config.dialects.trinity import formats
+from strop.config.dialects.trinity import formats, workflows
 from strop.config.dialects.trinity.presets import is_offline, only_sampled, repeat_times
 from strop.config.dialects.trinity.write_buffer import EVAL, TASKSET, write_tasks
 
-WORKFLOWS = ("simple_workflow", "math_workflow")
 REWARDS = {
     "math_reward": "math",
     "math_boxed_reward": "math",
@@ -46,24 +43,34 @@ def tasks(theirs: Theirs) -> Mapping[str, Any]:
     """What is sampled from, and what is measured. One reward scores all of it."""
     settings: dict[str, Any] = {}
     measured = theirs[EVAL] or {}
+    places = [*([] if is_offline(theirs) else [TASKSET]), *(f"{EVAL}.{index}" for index in measured)]
     if not is_offline(theirs):
         _check_repeats(theirs)
         settings |= {f"data.train.{name}": v for name, v in _taskset(theirs, TASKSET).items()}
         settings |= {f"rollout.sampling.{name}": v for name, v in _sampling(theirs, TASKSET).items()}
-    if not is_offline(theirs) or measured:
-        settings["reward.functions"] = [_reward(theirs, [*measured])]
-    settings["data.eval"] = [_measured(theirs, index) for index in measured]
+    main = None
+    if places:
+        main = _workflow(theirs, places[0])
+        settings["rollout.workflow"] = main
+        settings["reward.functions"] = _reward(theirs, places)
+    settings["data.eval"] = [_measured(theirs, index, main) for index in measured]
     return settings
 
 
-def _measured(theirs: Theirs, index: str) -> dict[str, Any]:
+def _measured(theirs: Theirs, index: str, main: dict[str, Any] | None) -> dict[str, Any]:
     at = f"{EVAL}.{index}"
+    own = _workflow(theirs, at)
     return {
         **_taskset(theirs, at),
         "name": theirs[f"{at}.name"] or f"eval{index}",
         "rollouts_per_task": _repeats(theirs, at) or 1,
         "sampling": _sampling(theirs, at),
+        "workflow": None if own == main else own,
     }
+
+
+def _workflow(theirs: Theirs, at: str) -> dict[str, Any]:
+    return workflows.workflow_of(theirs, at, _function(theirs, at))
 
 
 def _taskset(theirs: Theirs, at: str) -> dict[str, Any]:
@@ -103,8 +110,8 @@ def _check_repeats(theirs: Theirs) -> None:
         )
 
 
-def _reward(theirs: Theirs, measured: list[str]) -> dict[str, Any]:
-    places = [*([] if is_offline(theirs) else [TASKSET]), *(f"{EVAL}.{index}" for index in measured)]
+def _reward(theirs: Theirs, places: list[str]) -> list[dict[str, Any]]:
+    """The one function; none where the workflow brings a reward."""
     scored = {at: (_function(theirs, at), theirs[f"{at}.reward_fn_args"] or {}) for at in places}
     first = places[0]
     for at in places:
@@ -118,12 +125,14 @@ def _reward(theirs: Theirs, measured: list[str]) -> dict[str, Any]:
                     "tasks of a run. Write the same for both.",
                 )
     name, args = scored[first]
+    if not args and workflows.brings_reward(_workflow(theirs, first), name):
+        return []
     if name is None:
         raise theirs.fault(
             "buffer.default_reward_fn_type",
             f"write default_reward_fn_type: one of {', '.join(REWARDS)}, or file.py:function.",
         )
-    return {"function": REWARDS.get(name, name), "args": args}
+    return [{"function": REWARDS.get(name, name), "args": args}]
 
 
 def _function(theirs: Theirs, at: str) -> str | None:
@@ -133,6 +142,7 @@ def _function(theirs: Theirs, at: str) -> str | None:
 
 def _rows(at: str, ours: str, sampling: str, repeat: str) -> tuple[Row, ...]:
     text = partial(mapped, read=tasks, kind=or_null(TEXT))
+    workflow = "rollout.workflow" if ours == "data.train" else f"{ours}.workflow"
     return (
         text(f"{at}.name", None, f"{ours}.table", note="of tasks in a database, the table")
         if ours == "data.train"
@@ -158,16 +168,9 @@ def _rows(at: str, ours: str, sampling: str, repeat: str) -> tuple[Row, ...]:
             kind=or_null(NUMBER),
             note="1.0 where it is left out",
         ),
-        refused(
-            f"{at}.default_workflow_type",
-            None,
-            f"there are {' and '.join(WORKFLOWS)} so far",
-            can=only(None, *WORKFLOWS),
-        ),
+        workflows.type_row(at, workflow, tasks),
         text(f"{at}.default_reward_fn_type", None, "reward.functions.0.function"),
-        refused(
-            f"{at}.workflow_args", None, "workflows of your own are not run yet", can=only(None, {}), kind=ANY
-        ),
+        workflows.args_row(at, workflow, tasks),
         *formats.prefix_row(at, tasks, ours),
         *beyond_the_page(
             mapped(f"{at}.rollout_args.top_p", None, f"{sampling}.top_p", read=tasks, kind=or_null(NUMBER)),
@@ -209,9 +212,4 @@ REWARD = mapped(
     kind=or_null(TEXT),
     note=f"{', '.join(f'{theirs}: {ours}' for theirs, ours in REWARDS.items())}, or file.py:function",
 )
-WORKFLOW = refused(
-    "buffer.default_workflow_type",
-    None,
-    f"there are {' and '.join(WORKFLOWS)} so far",
-    can=only(None, *WORKFLOWS),
-)
+WORKFLOW = workflows.type_row("buffer", "rollout.workflow", tasks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from strop.config.dialects.trinity.workflows import write_workflow
 from strop.config.same import in_steps
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Mix, Sft
@@ -48,7 +49,13 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
     for index, taskset in enumerate(run.data.eval):
         at = f"{EVAL}.{index}"
         values |= _taskset(at, taskset) | _sampling(at, taskset.sampling)
+        own = write_workflow(at, taskset.workflow or run.rollout.workflow)
+        values |= own if taskset.workflow else {f"{at}.workflow_args": own[f"{at}.workflow_args"]}
         values |= {f"{at}.name": taskset.name, f"{at}.repeat_times": taskset.rollouts_per_task}
+    main = write_workflow(TASKSET, run.rollout.workflow)
+    values["buffer.default_workflow_type"] = main[f"{TASKSET}.default_workflow_type"]
+    if sampled:
+        values[f"{TASKSET}.workflow_args"] = main[f"{TASKSET}.workflow_args"]
     if run.reward.functions:
         function = run.reward.functions[0]
         values["buffer.default_reward_fn_type"] = _REWARDS.get(function.function, function.function)
