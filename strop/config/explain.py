@@ -55,7 +55,7 @@ def _line(leaf: Leaf, source: Source) -> Line:
     return Line(
         field=".".join(leaf.keys),
         value=shown(leaf.keys[-1], leaf.value),
-        unit=unit_of(leaf.keys[-1], leaf.value),
+        unit="" if leaf.value is None else unit_of(leaf.keys[-1], leaf.value),
         theirs=source.theirs,
         source=source,
         place=_place(source),
@@ -78,7 +78,7 @@ def unit_of(name: str, value: Any) -> str:
     """The unit of a value, from its own or from its field's name; empty where it has none."""
     if isinstance(value, Amount):
         return value.unit
-    if value is None or isinstance(value, bool):
+    if isinstance(value, bool):
         return ""
     return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
 

@@ -9,7 +9,7 @@ from typing import Any
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Ppo, Sft
 from strop.config.schema.base import Section
-from strop.config.schema.data import EvalTaskset
+from strop.config.schema.data import Data
 from strop.config.schema.schedule import ConstantSchedule, ScheduleBase
 from strop.config.units import Amount
 
@@ -76,7 +76,7 @@ def spelled_out(run: Run) -> Run:
         "rollout": _with(
             run.rollout, engine=_with(engine, dtype=computed if engine.dtype == "model" else engine.dtype)
         ),
-        "data": _limits(run),
+        "data": _data(run),
         "algorithm": _algorithm(run),
         "checkpoint": _with(run.checkpoint, every=in_steps(run, run.checkpoint.every)),
         "evaluate": _with(run.evaluate, every=in_steps(run, run.evaluate.every)),
@@ -91,19 +91,18 @@ def spelled_out(run: Run) -> Run:
     return run.model_copy(update=changes)
 
 
-def _limits(run: Run) -> Section:
-    """Given answers are bounded by the sum of the two limits alone, unless others are sampled beside them."""
+def _data(run: Run) -> Data:
+    """Given answers have no column of a reference; they are bounded by the sum of the two limits, unless
+    others are sampled beside them."""
     data = run.data
-    sampled = any(_is_sampled(taskset) for taskset in data.eval)
-    if not isinstance(run.algorithm, Sft | Dpo) or sampled:
+    if not isinstance(run.algorithm, Sft | Dpo):
         return data
-    whole = data.max_prompt_tokens + data.max_response_tokens
-    return _with(data, max_prompt_tokens=whole // 2, max_response_tokens=whole - whole // 2)
-
-
-def _is_sampled(taskset: EvalTaskset) -> bool:
-    """Whether answers must be sampled to measure it."""
-    return taskset.response is None and taskset.chosen is None
+    measured = tuple(taskset if taskset.is_sampled else _with(taskset, answer=None) for taskset in data.eval)
+    changes: dict[str, Any] = {"train": _with(data.train, answer=None), "eval": measured}
+    if not any(taskset.is_sampled for taskset in measured):
+        whole = data.max_prompt_tokens + data.max_response_tokens
+        changes |= {"max_prompt_tokens": whole // 2, "max_response_tokens": whole - whole // 2}
+    return _with(data, **changes)
 
 
 def _algorithm(run: Run) -> Section:

@@ -114,7 +114,7 @@ def load_answers(
 
 def has_answers(section: EvalTaskset) -> bool:
     """Whether a loss can be measured on an eval taskset."""
-    return section.response is not None or section.chosen is not None
+    return not section.is_sampled
 
 
 def _rows_and_answers(

@@ -305,6 +305,15 @@ def test_sft_both_ways(tmp_path: Path) -> None:
     assert compare(job.loaded.run, there(tmp_path, back).run) == []
 
 
+def test_what_trinity_cannot_say_of_an_sft_run(tmp_path: Path) -> None:
+    found = convert(load(tmp_path, SFT, overrides=["data.train_files=a.parquet"]), "trinity")
+    says = unsaid(found)
+    assert says["data.eval"][1] == "[]", "it measures no loss of given answers"
+    assert says["trainer.schedule"][0].startswith("{'type': 'wsd'"), "its decay is in steps alone"
+    form = found.values["buffer"]["trainer_input"]["experience_buffer"]["format"]
+    assert form == {"prompt_key": "extra_info.question", "response_key": "extra_info.answer"}
+
+
 def test_what_a_run_file_says_that_verl_cannot(tmp_path: Path) -> None:
     text = """\
 model: {path: m}

@@ -75,6 +75,7 @@ def test_theirs_stands_beside_ours(tmp_path: Path) -> None:
     )
     assert explained["data.train.answer"][2:] == ("", "fixed by verl")
     assert explained["folder"][2:] == ("", "default")
+    assert explained["data.train.limit_tasks"][:2] == ("null", ""), "nothing has no unit"
 
 
 def test_every_value_has_a_line_and_every_line_an_effect(run_file: Path) -> None:
@@ -92,4 +93,3 @@ def test_units() -> None:
     assert unit_of("rollouts_per_task", 3) == "rollouts"
     assert unit_of("shuffle_passes", False) == ""
     assert unit_of("lr", 1e-6) == ""
-    assert unit_of("limit_tasks", None) == ""

@@ -178,6 +178,8 @@ def _why(ledger: Ledger, field: str, names: Mapping[str, str] | None) -> str:
 def _show(field: str, value: Any) -> str:
     if isinstance(value, Section):
         text = str(redact(said(value)))
+    elif isinstance(value, tuple) and any(isinstance(item, Section) for item in value):
+        text = str([redact(said(item)) for item in value])
     elif isinstance(value, Amount):
         text = str(value)
     else:

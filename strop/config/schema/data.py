@@ -74,6 +74,11 @@ class EvalTaskset(Taskset):
     workflow: WorkflowOrName | None = None
     """How its tasks become rollouts; as `rollout.workflow` says when left out."""
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether answers are sampled to measure it; else the loss of the given ones is."""
+        return self.response is None and self.chosen is None
+
 
 class Data(Section):
     """Where tasks come from, and how their prompts are encoded."""

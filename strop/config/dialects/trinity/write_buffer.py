@@ -40,13 +40,14 @@ def write_duration(run: Run) -> Mapping[str, Any]:
 
 
 def write_tasks(run: Run) -> Mapping[str, Any]:
-    """What is sampled from, what is measured, and the one reward that scores all of it."""
+    """What is sampled from, what is measured by sampling, and the one reward that scores all of it."""
     values: dict[str, Any] = {}
+    measured = [taskset for taskset in run.data.eval if taskset.is_sampled]
     sampled = not isinstance(run.algorithm, Sft | Dpo)
     if sampled:
         values |= _taskset(TASKSET, run.data.train) | _sampling(TASKSET, run.rollout.sampling)
         values["model.min_response_tokens"] = run.rollout.sampling.min_response_tokens
-    for index, taskset in enumerate(run.data.eval):
+    for index, taskset in enumerate(measured):
         at = f"{EVAL}.{index}"
         values |= _taskset(at, taskset) | _sampling(at, taskset.sampling)
         own = write_workflow(at, taskset.workflow or run.rollout.workflow)
@@ -59,7 +60,7 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
     if run.reward.functions:
         function = run.reward.functions[0]
         values["buffer.default_reward_fn_type"] = _REWARDS.get(function.function, function.function)
-        places = [*([TASKSET] if sampled else []), *(f"{EVAL}.{i}" for i in range(len(run.data.eval)))]
+        places = [*([TASKSET] if sampled else []), *(f"{EVAL}.{i}" for i in range(len(measured)))]
         values |= {f"{at}.reward_fn_args": function.args or None for at in places}
     return values
 

@@ -100,7 +100,9 @@ def write(run: Run, said: Schedule, lr: float, optim: str) -> dict[str, Any]:
             values["min_lr"] = said.min_ratio * lr
         if isinstance(said, WsdSchedule):
             decay = in_steps(run, said.decay)
-            if decay is not None and decay.unit == "steps":
+            if decay is None or decay.unit != "steps":
+                values["lr_decay_style"] = None
+            else:
                 values |= {"lr_wsd_decay_steps": int(decay.count), "lr_wsd_decay_style": said.style}
     return {f"{optim}.{name}": value for name, value in values.items()}
 
