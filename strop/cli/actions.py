@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
 from strop.config.load import Loaded, SetAside
 from strop.errors import ConfigError, RewardError
+
+if TYPE_CHECKING:
+    from strop.config.dialects.component import Job
 
 
 def start(loaded: Loaded) -> None:
@@ -31,6 +34,12 @@ def start(loaded: Loaded) -> None:
         "" if result.model_step == result.steps else f", which is that of step {result.model_step}, the best,"
     )
     typer.echo(f"{done} The model{best} is in {result.model}; all else in {result.folder}.")
+
+
+def say_outputs(job: Job) -> None:
+    """Print what a component's outputs will hold."""
+    for promise in job.promises:
+        typer.echo(promise)
 
 
 def check_files(loaded: Loaded) -> None:

@@ -26,20 +26,20 @@ def component(
 
     `strop keys NAME` lists the inputs.
     """
+    from strop.cli.actions import say_outputs
     from strop.cli.show import explain_or_check
     from strop.config.dialects.component import read_component
 
     job = read_component(name, context.args, here=here)
     if explain or check:
-        for promise in job.promises:
-            typer.echo(promise)
+        say_outputs(job)
     if not explain_or_check(job.loaded, explain=explain, check=check):
         run_job(job)
 
 
 def run_job(job: Job) -> None:
     """Install what is asked for, train, and fill the outputs."""
-    from strop.cli.actions import start
+    from strop.cli.actions import say_outputs, start
     from strop.components.packages import install
 
     install(job.packages)
@@ -47,8 +47,7 @@ def run_job(job: Job) -> None:
     from strop.components.outputs import fill, prepare
 
     prepare(job)
-    for promise in job.promises:
-        typer.echo(promise)
+    say_outputs(job)
     start(job.loaded)
     for sentence in fill(job):
         typer.echo(sentence)

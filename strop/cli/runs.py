@@ -28,10 +28,13 @@ def check(run: RunFile, overrides: Overrides = None, here: Here = False) -> None
 
 def explain(run: RunFile, overrides: Overrides = None, here: Here = False) -> None:
     """Say what a run will do, and of each value its unit, where it was said, and its effect."""
+    from strop.cli.actions import say_outputs
     from strop.cli.show import show_explanation
     from strop.config.dialects.recognise import read_file
 
-    show_explanation(read_file(run, overrides or (), here=here).loaded)
+    job = read_file(run, overrides or (), here=here)
+    say_outputs(job)
+    show_explanation(job.loaded)
 
 
 def evaluate(

@@ -83,6 +83,7 @@ def from_answers(kind: str, tiny: Path, folder: Path) -> dict:
     answers = {"path": str(folder / "pairs.jsonl"), **columns}
     run = from_rollouts(tiny, folder)
     del run["reward"], run["trainer"]["passes"], run["trainer"]["shuffle_passes"]
+    run["checkpoint"]["best"] = {"metric": "eval/held-out/loss", "mode": "min"}
     run["data"] |= {"train": answers, "eval": [{"name": "held-out", "limit_tasks": 20, **answers}]}
     return run | {"algorithm": kind}
 
