@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from strop.errors import RolloutError
@@ -107,6 +107,8 @@ class Explorer:
             await asyncio.wait([rollouts], timeout=_POLL_SECONDS)
             if self._stop.received is not None:
                 rollouts.cancel()
+                with suppress(asyncio.CancelledError):
+                    await rollouts
                 self._stop.check()
         done = rollouts.result()
         return [
