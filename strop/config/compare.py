@@ -37,6 +37,7 @@ FREE = (
     "reward.judges.*.key_variable",
     "rollout.max_error_share",
     "trainer.engine",
+    "cluster",
 )
 """Fields and sections that never change what is learned: where a run is, what is kept and measured of it, and
 how many processes learn, which changes it by rounding alone."""

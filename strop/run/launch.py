@@ -1,4 +1,4 @@
-"""Explorer and trainer as two processes of this machine: started, watched, started again, stopped together.
+"""Explorer and trainer as two processes, here or on a cluster: started, watched, stopped together.
 
 Consumes    what the two say, line by line, and how they end.
 Waits for   the end of both.
@@ -8,28 +8,26 @@ Unblocked   by a signal, which it hands on to both; by the end of one that canno
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import IO, Any
-
-import cloudpickle
+from typing import Any, assert_never
 
 from strop.buffer.table import clear_buffer
 from strop.config.load import Loaded
+from strop.config.schema import Run
+from strop.config.schema.cluster import LocalCluster, RayCluster
 from strop.config.schema.synchronizer import CheckpointSync
-from strop.errors import Interrupted, StropError
+from strop.errors import Interrupted
 from strop.run.explore_driver import ExploreState
 from strop.run.folder import RunFolder
-from strop.run.part import Name, Order
+from strop.run.local_part import LocalPart
+from strop.run.part import Name, Order, Part, say
 from strop.run.policy import require_reward
+from strop.run.ray_part import RayPart, gpus_of, ray_cluster
 from strop.run.resume import find_start
 from strop.run.stopping import StopSignal
 from strop.sync.versions import Versions
@@ -48,14 +46,14 @@ def launch(loaded: Loaded, reward: Callable[..., Any] | None = None) -> int:
     require_reward(run, reward)
     folder = RunFolder.of(run)
     for note in find_start(run, folder).notes:
-        _say("run", note)
+        say("run", note)
     folder.create()
     if ExploreState.load(folder.explorer) is None:
         _begin(loaded, folder)
     calm = replace(loaded, run=run.model_copy(update={"resume": "auto"}), sources=dict(loaded.sources))
     names: tuple[Name, ...] = ("explorer", "trainer")
-    parts = [Part(Order(name, calm, reward, sys.argv), section.max_restarts) for name in names]
-    with StopSignal() as stop:
+    orders = [Order(name, calm, reward, sys.argv) for name in names]
+    with _open_parts(run, orders, section.max_restarts) as parts, StopSignal() as stop:
         try:
             _watch(parts, stop)
         finally:
@@ -65,77 +63,18 @@ def launch(loaded: Loaded, reward: Callable[..., Any] | None = None) -> int:
     return done.step
 
 
-class Part:
-    """One of the two: a process, and another one where that was killed."""
-
-    def __init__(self, order: Order, restarts: int) -> None:
-        self.name = order.name
-        self._order = cloudpickle.dumps(order)
-        self._restarts = restarts
-        self._restarted = 0
-        self._start()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has done all that it had to."""
-        return self._process.poll() == 0
-
-    def check(self) -> None:
-        """Start it again if it was killed. Raises what it died of, if that is no help."""
-        code = self._process.poll()
-        if code is None or code == 0:
-            return
-        self._pump.join()
-        if code < 0 and self._restarted < self._restarts:
-            self._restarted += 1
-            _say(
-                "run",
-                f"The {self.name} was ended by signal {-code} ({signal.strsignal(-code)}). It is started "
-                f"again and goes on from its last state ({self._restarted} of {self._restarts} times).",
-            )
-            self._start()
-            return
-        raise self._error(code)
-
-    def stop(self) -> None:
-        """Ask it to save its state and end."""
-        if self._process.poll() is None:
-            self._process.terminate()
-
-    def wait(self) -> None:
-        """Until it has ended, and all that it said is shown."""
-        self._process.wait()
-        self._pump.join()
-
-    def _start(self) -> None:
-        self._last_words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (goes with this object)
-        passed = self._last_words.fileno()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "strop.run.part", str(passed), self.name],
-            pass_fds=(passed,),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)},
-            start_new_session=True,  # so Ctrl-C is the launcher's, which hands it on once
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(self._order)
-        self._process.stdin.flush()  # and stays open: its end would tell the part that the launcher is gone
-        self._pump = threading.Thread(target=_show, args=(self.name, self._process.stdout), daemon=True)
-        self._pump.start()
-
-    def _error(self, code: int) -> StropError:
-        self._last_words.seek(0)
-        words = self._last_words.read().decode(errors="replace")
-        if not words:
-            how = f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exit code {code}"
-            words = f"The {self.name} ended with {how}; what it said stands above."
-            if code < 0:
-                words += f" It was started again {self._restarts} times (synchronizer.max_restarts)."
-        error = StropError(words)
-        error.exit_code = code if code > 0 else 128 - code
-        return error
+@contextmanager
+def _open_parts(run: Run, orders: Sequence[Order], restarts: int) -> Iterator[Sequence[Part]]:
+    """Start them where `cluster` says."""
+    match run.cluster:
+        case LocalCluster():
+            yield [LocalPart(order, restarts) for order in orders]
+        case RayCluster() as section:
+            with ray_cluster(run, section) as ray:
+                gpus = gpus_of(run, section)
+                yield [RayPart(ray, order, run, section, gpus[order.name], restarts) for order in orders]
+        case _:
+            assert_never(run.cluster)
 
 
 def _begin(loaded: Loaded, folder: RunFolder) -> None:
@@ -169,12 +108,3 @@ def _end(parts: Sequence[Part]) -> None:
         part.stop()
     for part in parts:
         part.wait()
-
-
-def _show(name: str, said: IO[bytes]) -> None:
-    for line in said:
-        _say(name, line.decode(errors="replace").rstrip("\n"))
-
-
-def _say(who: str, line: str) -> None:
-    print(f"{who:8} | {line}", flush=True)

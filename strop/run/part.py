@@ -1,4 +1,4 @@
-"""One half of a run as a local process: `launch.py` starts it and hears how it ended.
+"""One half of a run, and what it is as a local process: `launch.py` starts it and hears how it ended.
 
 A fresh interpreter, like a reward's worker: a fork would not survive torch's threads, and a
 `multiprocessing` child would run the user's script a second time.
@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from strop.config.load import Loaded
 from strop.errors import StropError
@@ -32,6 +32,32 @@ class Order:
     """How the run was called."""
 
 
+class Part(Protocol):
+    """One of the two, seen from the launcher."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has done all that it had to."""
+        ...
+
+    def check(self) -> None:
+        """Show what it said; start it again if it was killed. Raises what it died of, if that is no help."""
+        ...
+
+    def stop(self) -> None:
+        """Ask it to save its state and end."""
+        ...
+
+    def wait(self) -> None:
+        """Until it has ended, and all that it said is shown."""
+        ...
+
+
+def say(who: str, line: str) -> None:
+    """A line on the console, with whose it is."""
+    print(f"{who:8} | {line}", flush=True)
+
+
 def main() -> None:
     """Do what stands on the standard input; write what Strop raised on purpose to the file `argv[1]`.
 
@@ -42,14 +68,15 @@ def main() -> None:
     last_words = int(sys.argv[1])
     sys.argv = order.argv
     try:
-        _run(order)
+        run_part(order)
     except StropError as error:
         with os.fdopen(last_words, "w") as file:
             file.write(str(error))
         sys.exit(error.exit_code)
 
 
-def _run(order: Order) -> None:
+def run_part(order: Order) -> None:
+    """To the end of the part; raises what Strop raises."""
     if order.name == "explorer":
         from strop.run.explore import explore
 

@@ -28,12 +28,15 @@ class Ended:
 class PartActor:
     """Runs one part in a thread of its own, beside which the other methods are called."""
 
-    def __init__(self, order: Order, log: Path, workdir: Path) -> None:
-        """`log` is the file for all that the part says; `workdir` is what the run file's paths are relative to,
-        where this node has it."""
+    def __init__(self, order: Order, logs: Path, name: str, by_node: bool, workdir: Path) -> None:
+        """All that the part says goes into `logs/name.log`, or into a folder of this node's there. The run
+        file's paths are relative to `workdir`, where this node has it."""
+        from ray.util import get_node_ip_address  # here, where Ray is
+
         self._order = order
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._lines = _Lines(log.open("a"))
+        folder = logs / str(get_node_ip_address()) if by_node else logs
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lines = _Lines((folder / f"{name}.log").open("a"))
         if workdir.is_dir():
             os.chdir(workdir)
             sys.path.insert(0, str(workdir))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from strop.errors import Interrupted
 
@@ -15,8 +15,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StopSignal:
     """Remembers that a signal came; a second one of the same kind ends the process at once.
 
-    Outside the main thread Python gives no signals, so there it never asks for a stop.
+    Outside the main thread Python gives no signals: there only `ask` asks for a stop.
     """
+
+    _asked: ClassVar[int | None] = None
 
     def __init__(self) -> None:
         self._received: int | None = None
@@ -37,13 +39,18 @@ class StopSignal:
         self._received = number
         signal.signal(number, self._before[number])
 
+    @classmethod
+    def ask(cls, number: int) -> None:
+        """Ask all of this process as the signal would, where signals are somebody else's."""
+        cls._asked = number
+
     @property
     def received(self) -> int | None:
         """The signal's number, once one came."""
-        return self._received
+        return self._received if self._received is not None else self._asked
 
     def check(self) -> None:
         """Raises `Interrupted` once a signal came."""
-        if self._received is not None:
-            name = signal.Signals(self._received).name
-            raise Interrupted(f"Stopped by {name}.", self._received)
+        if self.received is not None:
+            name = signal.Signals(self.received).name
+            raise Interrupted(f"Stopped by {name}.", self.received)

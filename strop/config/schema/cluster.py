@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from strop.config.schema.base import Section, kind_or
 
@@ -33,11 +33,17 @@ class RayCluster(Section):
     trainer: str = Field("trainer", min_length=1)
     """The trainer's name as an actor."""
     start_timeout_seconds: float = Field(120.0, gt=0)
-    """Longest wait for nodes, and for an actor to be placed; after it the run stops and says what is missing."""
+    """Longest wait for nodes and for an actor's place; after it the run stops and says what is missing."""
     logs_by_node: bool = False
     """An actor's log is `log/<node's address>/<name>.log` in the run's folder, and not `log/<name>.log`."""
     timeline: bool = False
     """Leave Ray's timeline in the run's folder, `monitor/timeline.json`, for chrome://tracing."""
+
+    @model_validator(mode="after")
+    def _two_names(self) -> RayCluster:
+        if self.explorer == self.trainer:
+            raise ValueError(f"explorer and trainer are both named {self.explorer!r}; write two names")
+        return self
 
 
 Cluster = Annotated[LocalCluster | RayCluster, Field(discriminator="type"), kind_or("local")]

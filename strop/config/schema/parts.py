@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.bench import Bench
 from strop.config.schema.buffer import Buffer, PriorityBuffer, QueueBuffer, SqlBuffer
+from strop.config.schema.cluster import RayCluster
 from strop.config.schema.schedule import ReduceOnPlateauSchedule
 from strop.config.schema.synchronizer import (
     ByExplorer,
@@ -30,7 +31,8 @@ _ALONE = ("train", "explore")
 def default_synchronizer(said: dict[str, Any]) -> Synchronizer:
     """What a run file means that says nothing: memory where one process does it all."""
     offline = isinstance(said.get("algorithm"), Sft | Dpo)
-    return CheckpointSync() if said.get("mode") in _ALONE and not offline else MemorySync()
+    apart = said.get("mode") in _ALONE or isinstance(said.get("cluster"), RayCluster)
+    return CheckpointSync() if apart and not offline else MemorySync()
 
 
 def default_buffer(said: dict[str, Any]) -> Buffer:
@@ -73,6 +75,11 @@ def _faults(run: Run) -> Iterator[str]:
         yield from _offline(run)
     elif isinstance(run.synchronizer, CheckpointSync):
         yield from _apart(run, run.synchronizer)
+    elif isinstance(run.cluster, RayCluster):
+        yield (
+            f"synchronizer.type: {run.synchronizer.type} hands weights over inside one process, and on Ray "
+            "explorer and trainer are two actors; write checkpoint, or leave the section out"
+        )
     elif run.mode in _ALONE:
         yield (
             f"synchronizer.type: memory hands weights over inside one process, and mode {run.mode} is one "
@@ -84,6 +91,8 @@ def _offline(run: Run) -> Iterator[str]:
     kind = run.algorithm.type
     if run.mode == "explore":
         yield f"mode: explore samples what is trained on, and {kind} learns from given answers; write train"
+    if isinstance(run.cluster, RayCluster):
+        yield f"cluster.type: ray runs an explorer and a trainer, and under {kind} there is none to explore"
     if is_apart(run):
         yield (
             f"synchronizer.type: {run.synchronizer.type} brings weights to an explorer, and under algorithm "
@@ -92,6 +101,8 @@ def _offline(run: Run) -> Iterator[str]:
 
 
 def _apart(run: Run, section: CheckpointSync) -> Iterator[str]:
+    if run.mode in _ALONE and isinstance(run.cluster, RayCluster):
+        yield f"cluster.type: ray runs both parts, and mode {run.mode} is one of them; write mode: both"
     buffer, style = run.buffer, section.style
     if isinstance(buffer, QueueBuffer | PriorityBuffer):
         yield (

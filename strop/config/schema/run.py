@@ -12,6 +12,7 @@ from strop.config.schema.algorithm import Algorithm, Dpo, Grpo, Sft
 from strop.config.schema.base import Section, kind_or
 from strop.config.schema.bench import Bench
 from strop.config.schema.buffer import Buffer
+from strop.config.schema.cluster import Cluster, LocalCluster
 from strop.config.schema.data import Data
 from strop.config.schema.learning import check_learning
 from strop.config.schema.meaning import check_meaning
@@ -123,9 +124,11 @@ class Run(Section):
     """What is learned from scored answers."""
     rollout: Rollout = Rollout()
     """How answers are sampled."""
+    cluster: Cluster = LocalCluster()
+    """Where explorer and trainer run when they are processes of their own."""
     synchronizer: Synchronizer = Field(default_factory=default_synchronizer)
     """How new weights come to the explorer, and who waits for whom; left out, `memory`, but `checkpoint` in
-    the modes train and explore."""
+    the modes train and explore, and on Ray."""
     buffer: Annotated[Buffer, kind_or("queue")] = Field(default_factory=default_buffer)
     """Where experiences wait between explorer and trainer; left out, `queue`, but `sql` where they are
     processes of their own."""
