@@ -34,7 +34,8 @@ class PartActor:
         from ray.util import get_node_ip_address  # here, where Ray is
 
         self._order = order
-        folder = logs / str(get_node_ip_address()) if by_node else logs
+        node = str(get_node_ip_address())  # type: ignore[no-untyped-call]
+        folder = logs / node if by_node else logs
         folder.mkdir(parents=True, exist_ok=True)
         self._lines = _Lines((folder / f"{name}.log").open("a"))
         if workdir.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from strop.run.part import Name, Order, say
 from strop.run.ray_actor import Ended, PartActor
 
 _PAUSE_SECONDS = 0.5
+_KNOCK_SECONDS = 10.0
 
 
 @contextmanager
@@ -28,6 +30,7 @@ def ray_cluster(run: Run, section: RayCluster) -> Iterator[ModuleType]:
     """
     ray = _import_ray()
     try:
+        _knock(section.address)
         ray.init(
             address=section.address or "local",
             namespace=section.namespace or f"{run.project}/{run.name}",
@@ -35,9 +38,9 @@ def ray_cluster(run: Run, section: RayCluster) -> Iterator[ModuleType]:
             log_to_driver=False,
             logging_level="ERROR",
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise PlacementError(
-            f"cluster.address: no Ray cluster answers at {section.address}: {error}. Start one with `ray "
+            f"cluster.address: no Ray cluster answers at {section.address} ({error}). Start one with `ray "
             "start --head`, name its address, or leave the key out: then one is started for the run."
         ) from error
     try:
@@ -153,7 +156,8 @@ class RayPart:
 
     def _died(self, error: Exception) -> None:
         name, what = self._order.name, str(error).splitlines()[0]
-        if self._restarted == self._restarts:
+        self._ray.kill(self._actor)  # dead as it is, Ray keeps its name for it while we know it
+        if self._restarted >= self._restarts:
             self._ended = Ended(f"The {name}'s actor died, and is not started again: {what}", 1)
             return
         self._restarted += 1
@@ -163,6 +167,13 @@ class RayPart:
             f"({self._restarted} of {self._restarts} times).",
         )
         self._start()
+
+
+def _knock(address: str | None) -> None:
+    """Raises OSError where nobody listens: Ray itself would try for minutes."""
+    host, _, port = (address or "").rpartition("//")[2].rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
 
 
 def _wait_for_nodes(ray: ModuleType, section: RayCluster) -> None:

@@ -17,7 +17,7 @@ from strop.config.schema.walk import all_keys
 from strop.config.yaml_file import read_yaml
 from strop.errors import ConfigError
 
-_TRINITY = ("cluster", "explorer", "checkpoint_root_dir")
+_TRINITY = ("explorer", "checkpoint_root_dir")
 """Sections that a run file does not have."""
 
 
