@@ -45,6 +45,7 @@ def test_what_they_are_made_from_is_read(dialect: str) -> None:
         read(dialect, Path("config.yaml"), number)
 
 
+@pytest.mark.timeout(300 + COUNT)
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_each_is_read_or_refused_in_words(dialect: str) -> None:
     passed = 0
