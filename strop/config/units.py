@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
+from strop.config.redact import brief
+
 Unit = Literal["steps", "updates", "epochs", "tokens", "sequences", "%"]
 
 _AMOUNT = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([a-z%]+)\s*$")
@@ -33,7 +35,7 @@ def parse_amount(value: Any, units: tuple[Unit, ...], *, whole: bool = True) -> 
     else:
         match = _AMOUNT.match(value) if isinstance(value, str) else None
         if match is None:
-            raise ValueError(f"expected {wanted}, got {value!r}")
+            raise ValueError(f"expected {wanted}, got {brief(value)}")
         word = match[2]
         unit = next((u for u in units if word in (u, u.rstrip("s"))), None)
         if unit is None:
