@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strop.config.dialects.component import grpo_learning as learning
 from strop.config.dialects.component import grpo_meaning as meaning
 from strop.config.dialects.component.deepspeed import DEEPSPEED
 from strop.config.dialects.component.inputs import Component, Input, Output, own
@@ -122,15 +123,15 @@ _TRAINING: tuple[Input, ...] = (
         ),
     ),
     own("integer", mapped("gradient_accumulation_steps", 1, "trainer.tasks_per_step", read=meaning.batches)),
-    own("number", mapped("learning_rate", 3e-6, "trainer.optimizer.lr", read=meaning.optimizer)),
+    own("number", mapped("learning_rate", 3e-6, "trainer.optimizer.lr", read=learning.optimizer)),
     own(
         "number",
-        mapped("warmup_ratio", 0.1, "trainer.schedule.warmup", read=meaning.schedule, off=meaning.warms_up),
+        mapped("warmup_ratio", 0.1, "trainer.schedule.warmup", read=learning.schedule, off=learning.warms_up),
     ),
     own(
         "number",
         mapped(
-            "max_grad_norm", 1.0, "trainer.max_grad_norm", read=meaning.grad_norm, note="0 bounds nothing"
+            "max_grad_norm", 1.0, "trainer.max_grad_norm", read=learning.grad_norm, note="0 bounds nothing"
         ),
     ),
     own(
@@ -139,10 +140,10 @@ _TRAINING: tuple[Input, ...] = (
             "optim",
             "adamw_torch",
             "trainer.optimizer.type",
-            read=meaning.optimizer,
-            kind=one_of(*meaning.ALL_OPTIMIZERS),
+            read=learning.optimizer,
+            kind=one_of(*learning.ALL_OPTIMIZERS),
         ),
-        enum=meaning.ALL_OPTIMIZERS,
+        enum=learning.ALL_OPTIMIZERS,
     ),
     own(
         "string",
@@ -150,11 +151,11 @@ _TRAINING: tuple[Input, ...] = (
             "lr_scheduler_type",
             "cosine",
             "trainer.schedule.type",
-            read=meaning.schedule,
-            kind=one_of(*meaning.ALL_SCHEDULES),
+            read=learning.schedule,
+            kind=one_of(*learning.ALL_SCHEDULES),
             note="counted in updates",
         ),
-        enum=meaning.ALL_SCHEDULES,
+        enum=learning.ALL_SCHEDULES,
     ),
 )
 _GENERATION: tuple[Input, ...] = (
