@@ -28,6 +28,7 @@ def test_the_copy_is_the_page(name: str) -> None:
 @EACH
 def test_every_input_of_the_page_in_its_order(component: Component) -> None:
     page = page_copy(component.name)
+    assert ledger_of(component.asset) is ledger_of(component.name)
     assert [row.theirs for row in ledger_of(component.name).rows] == list(page["inputs"])
     assert {output.name: output.type for output in component.outputs} == page["outputs"]
 

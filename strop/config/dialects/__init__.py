@@ -25,10 +25,12 @@ LEDGERS = {
 
 
 def ledger_of(dialect: str) -> Ledger:
-    """A dialect's ledger by name. Raises ConfigError where there is none."""
-    if dialect not in LEDGERS:
+    """A dialect's ledger by name, a component's also by AzureML's. Raises ConfigError where there is none."""
+    names = {part.asset: part.name for part in COMPONENTS.values()}
+    name = names.get(dialect, dialect)
+    if name not in LEDGERS:
+        hint = did_you_mean(dialect, LEDGERS) or "."
         raise ConfigError(
-            f"There is no dialect {dialect!r}{did_you_mean(dialect, LEDGERS)} "
-            f"There is a ledger for: {', '.join(LEDGERS)}."
+            f"There is no dialect {dialect!r}{hint} There is a ledger for: {', '.join(LEDGERS)}."
         )
-    return LEDGERS[dialect]
+    return LEDGERS[name]
