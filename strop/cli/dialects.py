@@ -65,15 +65,21 @@ def sft(
 def evaluate(
     overrides: Overrides = None,
     config: Config = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what would be scored, and how.")] = False,
 ) -> None:
     """What `python -m verl.trainer.main_eval key=value ...` does: score a file of answers."""
-    from strop.cli.show import show_figures
-    from strop.config.dialects.verl.evaluation import read_verl_eval
-    from strop.run.score_file import AnswerFile, score_file
+    from strop.config.dialects.verl.evaluation import in_words, read_verl_eval
 
     scoring, notes = read_verl_eval(overrides or (), config=config)
+    if explain:
+        typer.echo(in_words(scoring))
     for note in notes:
         typer.echo(f"note: {note}")
+    if explain:
+        return
+    from strop.cli.show import show_figures
+    from strop.run.score_file import AnswerFile, score_file
+
     file = AnswerFile(scoring.path, scoring.prompt, scoring.responses, scoring.source, scoring.answer)
     show_figures(score_file(file, scoring.reward))
 

@@ -132,3 +132,15 @@ def test_the_first_of_equals_wins_the_vote() -> None:
 def test_the_ledger_names_fields_of_the_scoring() -> None:
     for row in LEDGER.rows:
         assert row.fate == "mapped" and row.ours[0].split(".")[0] in Scoring.model_fields
+
+
+def test_explain_says_what_would_be_scored_and_scores_nothing(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.yaml"
+    path.write_text("data: {path: [a.parquet, b.parquet], response_key: answers}\n")
+    assert f"strop verl eval --config {path} (and --explain" in cli("explain", path).stderr
+    result = cli("verl", "eval", "--config", path, "--explain", "data.data_source_key=from")
+    assert result.exit_code == 0, result.output
+    assert (
+        "every answer in the column answers of a.parquet, b.parquet by the built-in reward" in result.output
+    )
+    assert "row's reward_model.ground_truth" in result.output and "value of the column from" in result.output

@@ -39,7 +39,7 @@ def read_file(path: Path, overrides: Sequence[str] = (), *, here: bool = False) 
         case "verl-eval":
             raise ConfigError(
                 f"{path}: this is verl's evaluation.yaml, which scores a file of answers and trains nothing. "
-                f"Run it with: strop verl eval --config {path}"
+                f"Run it with: strop verl eval --config {path} (and --explain for what it would do)"
             )
         case "verl-generate":
             raise ConfigError(

@@ -65,6 +65,19 @@ LEDGER = Ledger(
 )
 
 
+def in_words(scoring: Scoring) -> str:
+    """What is scored, how, and what comes of it, as a newcomer would say it."""
+    files = scoring.path if isinstance(scoring.path, str) else ", ".join(scoring.path)
+    names = [part.function for part in scoring.reward.functions]
+    by = "the built-in reward of each row's source" if names == ["by_source"] else " + ".join(names)
+    return (
+        f"Scores every answer in the column {scoring.responses} of {files} by {by}, which compares it with "
+        f"the row's {scoring.answer}. For each value of the column {scoring.source} it prints the number of "
+        "prompts and of answers, the mean, the best of n, pass@k, and the reward of the answer that most "
+        "come to. No model is loaded, nothing is trained, and nothing is written."
+    )
+
+
 def read_verl_eval(
     overrides: Sequence[str], *, config: Path | None = None
 ) -> tuple[Scoring, tuple[str, ...]]:
