@@ -24,10 +24,11 @@ TABLES = {
     "sampler": ["benchmarks/sampler.py"],
     "logprobs": ["benchmarks/logprobs_memory.py"],
     "learning": ["benchmarks/learning.py"],
+    "apart": ["benchmarks/apart.py"],
 }
 """Scripts that print a table."""
 
-PAGES = {"learning": DOCS / "algorithms" / "learning.md"}
+PAGES = {"learning": DOCS / "algorithms" / "learning.md", "apart": DOCS / "modes.md"}
 """Where a table stands; the others are in `docs/benchmarks.md`."""
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {

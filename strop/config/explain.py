@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.config.draft import Source
+from strop.config.explain_parts import bench, parts
 from strop.config.load import Loaded
 from strop.config.redact import redact
 from strop.config.same import in_steps
@@ -99,7 +100,10 @@ def shown(name: str, value: Any) -> str:
 def summary(loaded: Loaded) -> str:
     """One paragraph: what is trained on what, what a step is, how long, what is measured and kept where."""
     run = loaded.run
-    return " ".join((_what(run), _step(run), _length(run), _measured(run), _kept(run)))
+    if run.mode == "bench":
+        return bench(run)
+    sentences = (_what(run), _step(run), _length(run), parts(run), _measured(run), _kept(run))
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _what(run: Run) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -72,8 +73,9 @@ class LocalPart:
             start_new_session=True,  # so Ctrl-C is the launcher's, which hands it on once
         )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(self._order)
-        self._process.stdin.flush()  # and stays open: its end would tell the part that the launcher is gone
+        with contextlib.suppress(BrokenPipeError):  # it is dead already, which `check` will see
+            self._process.stdin.write(self._order)
+            self._process.stdin.flush()  # and stays open: its end would say that the launcher is gone
         self._pump = threading.Thread(target=_show, args=(self.name, self._process.stdout), daemon=True)
         self._pump.start()
 

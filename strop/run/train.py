@@ -14,6 +14,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.parts import is_apart
 from strop.config.schema.synchronizer import CheckpointSync
+from strop.errors import CheckpointError
 from strop.run.best import checkpoint_of
 from strop.run.critic import open_critic
 from strop.run.driver import Driver
@@ -86,6 +87,11 @@ def _open_rollouts(
     """What every algorithm needs that learns from rollouts of its own."""
     algorithm = run.algorithm
     assert not isinstance(algorithm, Sft | Dpo)
+    if start.state.step and not start.state.position:
+        raise CheckpointError(
+            f"{start.checkpoint} is of a trainer whose explorer was a process of its own, so it does not say "
+            "which tasks come next. To begin with its weights, name that run's `model` folder as model.path."
+        )
     tasks = load_tasks(run, tokenizer)
     length = length_of(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
     clear_buffer(run.buffer, folder.path)

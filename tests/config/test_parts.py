@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from strop.config.explain import summary
 from strop.config.load import Loaded, load_values
 from strop.config.save import said
 from strop.errors import ConfigError
@@ -70,6 +71,7 @@ def test_a_style_may_be_said_by_its_name() -> None:
             ],
             r"follows the evaluations, which the explorer makes",
         ),
+        (["synchronizer=checkpoint", "checkpoint.copy_to=/b"], r"keeps the trainer's half"),
         (["synchronizer={type: memory, style: free}"], r"unknown key"),
         (["synchronizer.style={type: trainer, ahead: 1 steps}"], r"means nothing under `type: trainer`"),
     ],
@@ -77,3 +79,27 @@ def test_a_style_may_be_said_by_its_name() -> None:
 def test_what_would_deadlock_or_mean_nothing_is_refused(overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["synchronizer=checkpoint"], "two processes of this machine, side by side. They take turns."),
+        (["mode=explore"], "This is the explorer alone"),
+        (
+            ["mode=train", "synchronizer.style.ahead=1 steps"],
+            "1 step ahead, with new weights every 1 step",
+        ),
+        (["synchronizer.style={type: free, max_staleness: 3 steps}"], "by weights at most 3 steps old"),
+        (
+            ["mode=bench", "data.eval=[{path: e, name: test}]"],
+            "Measures the held-out tasks (test) with m as",
+        ),
+    ],
+)
+def test_the_paragraph_says_who_does_what(overrides: list[str], says: str) -> None:
+    assert says in summary(load(*overrides))
+
+
+def test_in_one_process_it_says_nothing_of_it() -> None:
+    assert "explorer" not in summary(load()).lower()

@@ -14,7 +14,7 @@ import pytest
 
 import strop
 from strop.buffer.codec import encode
-from strop.errors import StoreError
+from strop.errors import CheckpointError, StoreError
 from strop.models import load
 from strop.run.explore import explore
 from strop.run.explore_driver import ExploreState
@@ -195,3 +195,10 @@ def test_an_explorer_begins_a_new_run_in_an_empty_buffer(values, tmp_path):
     run_apart(values(name="old", buffer=shared))
     folder = run_apart(values(name="new", buffer=shared), explorer_first=True)
     assert len(numbers(folder, "loss")) == 4
+
+
+def test_one_process_cannot_go_on_from_a_trainer_alone_which_does_not_know_the_tasks(values):
+    folder = run_apart(values(name="apart"))
+    alone = values(name="alone", resume=str(folder), trainer__duration="6 steps")
+    with pytest.raises(CheckpointError, match=r"does not say which tasks come next.*model.path"):
+        strop.train(strop.load(alone))

@@ -120,6 +120,11 @@ def _apart(run: Run, section: CheckpointSync) -> Iterator[str]:
             f"synchronizer.type {section.type} write auto or never, and to begin with other weights, their "
             "model folder under model.path"
         )
+    if run.checkpoint.copy_to is not None:
+        yield (
+            f"checkpoint.copy_to keeps the trainer's half; with synchronizer.type {section.type} a run goes "
+            "on only with its explorer's state and its buffer, too: take it out, and keep the run's folder"
+        )
     if run.checkpoint.best is not None:
         yield (
             "checkpoint.best follows the evaluations, which the explorer makes in a process of its own; "
