@@ -16,7 +16,7 @@ from strop.config.schema.critic import Critic as Section
 from strop.data.pack import pack, unpack
 from strop.errors import ModelError
 from strop.models.load import load_tokenizer
-from strop.protocols import CriticEngine
+from strop.protocols import CriticEngine, Snapshot
 from strop.run.length import Length
 from strop.run.scoring import targets_of
 from strop.run.updates import learning_rate, plan_updates, shuffle_seed
@@ -85,10 +85,9 @@ class Critic:
             "critic/returns": float(earned.mean()),
         }
 
-    def save(self, folder: Path) -> None:
-        """Write its weights and its optimizer's state into a checkpoint."""
-        (folder / FOLDER).mkdir()
-        self._engine.snapshot().write(folder / FOLDER)
+    def snapshot(self) -> Snapshot:
+        """Its weights and its optimizer's state, for a checkpoint."""
+        return self._engine.snapshot()
 
     def _update(
         self, micro_batches: Sequence[MicroBatch], picked: Sequence[Experience], step: int, update: int

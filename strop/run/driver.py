@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithm
@@ -19,6 +18,7 @@ from strop.run.policy import Policy
 from strop.run.rates import Rates
 from strop.run.record import Recorder
 from strop.run.rollout_metrics import training_metrics
+from strop.run.saving import Snapshots
 from strop.run.tasks import Tasks
 
 
@@ -78,5 +78,5 @@ class Driver(Loop):
             self._recorder.evaluation(name, step, groups)
         return evaluation.metrics
 
-    def _fill(self, folder: Path) -> None:
-        self._learning.save(folder)
+    def _snapshot(self) -> Snapshots:
+        return self._learning.snapshot()

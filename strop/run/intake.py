@@ -56,10 +56,14 @@ class Intake:
         self._owed += [group.id for group in taken]
         return without_padding(taken)
 
-    def acknowledge(self) -> None:
-        """All that was handed out is in a checkpoint."""
-        self._buffer.acknowledge(self._owed)
-        self._owed = []
+    def handed_out(self) -> list[str]:
+        """The ids of all that was handed out since this was asked last."""
+        owed, self._owed = self._owed, []
+        return owed
+
+    def acknowledge(self, ids: list[str]) -> None:
+        """These are in a checkpoint."""
+        self._buffer.acknowledge(ids)
 
     def _sort(self, groups: list[ExperienceGroup], done: int) -> None:
         known = [group.id for group in groups if step_of(group.id) <= done]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Mix, RolloutAlgorithm
 from strop.data.answers import AnswerSet
 from strop.protocols import TrainingEngine
-from strop.run.critic import Critic
+from strop.run.critic import FOLDER, Critic
 from strop.run.expert import ExpertRows
 from strop.run.folder import RunState
 from strop.run.length import Length
 from strop.run.rates import Rates
+from strop.run.saving import Snapshots
 from strop.run.trainer import Trained, Trainer
 from strop.types import ExperienceGroup
 
@@ -60,8 +60,7 @@ class Learning:
             expert_position=self._expert.position if self._expert else 0,
         )
 
-    def save(self, folder: Path) -> None:
-        """Write what learns into a checkpoint."""
-        self.engine.snapshot().write(folder)
-        if self._critic is not None:
-            self._critic.save(folder)
+    def snapshot(self) -> Snapshots:
+        """What learns, for a checkpoint."""
+        parts = {".": self.engine.snapshot()}
+        return Snapshots(parts if self._critic is None else parts | {FOLDER: self._critic.snapshot()})

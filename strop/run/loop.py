@@ -6,16 +6,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from strop.config.schema import Run
 from strop.config.units import Amount
 from strop.errors import Interrupted, TrainingError
+from strop.protocols import Snapshot
 from strop.run.best import better, known_best
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import Length
 from strop.run.rates import Rates
 from strop.run.record import Recorder
+from strop.run.saving import Saver
 from strop.run.second_place import SecondPlace
 from strop.training import checkpoint
 from strop.types import Group
@@ -54,6 +57,7 @@ class Loop(ABC):
         self._save_seconds = 0.0
         self._export: Export | None = None
         self._second = SecondPlace.of(run)
+        self._saver = Saver(beside=run.checkpoint.beside)
 
     @property
     @abstractmethod
@@ -69,11 +73,12 @@ class Loop(ABC):
         """Measure what is held out; empty where nothing is."""
 
     @abstractmethod
-    def _fill(self, folder: Path) -> None:
-        """Write what a resume needs, beside the run's own state, into a checkpoint's folder."""
+    def _snapshot(self) -> Snapshot:
+        """What a resume needs, beside the run's own state."""
 
-    def _kept(self) -> None:  # noqa: B027  (most drivers owe nobody anything)
-        """The state of now is in a checkpoint, for good."""
+    def _once_kept(self) -> Callable[[], None]:
+        """What may happen once the state of now is in a checkpoint, for good."""
+        return lambda: None
 
     def run(self, export: Export | None = None) -> RunState:
         """Go to the end. On `Interrupted` the state between steps is saved first.
@@ -91,16 +96,19 @@ class Loop(ABC):
                 self._step(self._state.step + 1)
         except Interrupted as interrupted:
             self._save()
+            self._saver.wait()
             raise Interrupted(
                 f"{interrupted} The state after step {self._state.step} is in {self._folder.checkpoints}; "
                 "the same command goes on from there.",
                 interrupted.exit_code - 128,
             ) from None
         self._save()
+        self._saver.wait()
         return self._state
 
     def _step(self, step: int) -> None:
         run, before = self._run, self._state
+        self._saver.look()
         try:
             stepped = self._learn(step)
         except TrainingError as error:
@@ -142,18 +150,23 @@ class Loop(ABC):
         if self._state.step == self._saved_step:
             return
 
+        started = time.perf_counter()
+        snapshot = self._snapshot()
+        if self._run.checkpoint.beside:
+            snapshot = snapshot.copied()
+        self._saver.save(partial(self._write, snapshot, self._state), self._once_kept())
+        self._save_seconds = time.perf_counter() - started
+        self._saved_step = self._state.step
+
+    def _write(self, snapshot: Snapshot, state: RunState) -> None:
         def fill(folder: Path) -> None:
-            self._fill(folder)
-            self._state.save(folder)
+            snapshot.write(folder)
+            state.save(folder)
             if self._export is not None:
                 self._export(folder / EXPORT_FOLDER)
 
-        started = time.perf_counter()
-        step, best = self._state.step, self._state.best
+        best = state.best.step if state.best else None
         keep = self._run.checkpoint.keep
-        checkpoint.write(self._folder.checkpoints, step, fill, keep=keep, best=best.step if best else None)
+        checkpoint.write(self._folder.checkpoints, state.step, fill, keep=keep, best=best)
         if self._second is not None:
             self._second.mirror(self._folder)
-        self._save_seconds = time.perf_counter() - started
-        self._saved_step = self._state.step
-        self._kept()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from strop.config.schema import Run
 from strop.data.answers import AnswerSet
+from strop.protocols import Snapshot
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import Length
 from strop.run.loop import Loop, Stepped
@@ -77,5 +77,5 @@ class OfflineDriver(Loop):
             self._recorder.evaluation(name, step, groups)
         return evaluation.metrics
 
-    def _fill(self, folder: Path) -> None:
-        self._pupil.engine.snapshot().write(folder)
+    def _snapshot(self) -> Snapshot:
+        return self._pupil.engine.snapshot()

@@ -11,7 +11,8 @@ Gives       versions of the weights to the synchronizer; to the buffer, after ea
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 
 from strop.config.schema import Run
 from strop.run.folder import RunFolder, RunState
@@ -21,6 +22,7 @@ from strop.run.length import Length
 from strop.run.loop import Export, Loop, Stepped
 from strop.run.rates import Rates
 from strop.run.record import Recorder
+from strop.run.saving import Snapshots
 from strop.sync.checkpoint import Publisher
 
 
@@ -72,8 +74,8 @@ class TrainDriver(Loop):
     def _evaluate(self, step: int) -> dict[str, float]:
         return {}
 
-    def _fill(self, folder: Path) -> None:
-        self._learning.save(folder)
+    def _snapshot(self) -> Snapshots:
+        return self._learning.snapshot()
 
-    def _kept(self) -> None:
-        self._intake.acknowledge()
+    def _once_kept(self) -> Callable[[], None]:
+        return partial(self._intake.acknowledge, self._intake.handed_out())

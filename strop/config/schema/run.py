@@ -51,8 +51,19 @@ class Checkpoint(Section):
     """Take the optimizer's state back where the run goes on; without it the optimizer starts anew."""
     copy_to: str | None = None
     """A second place for checkpoints, a path or any URL of fsspec; an empty run folder goes on from there."""
+    beside: bool = False
+    """Write them while training goes on, from a copy of the state, which takes the memory of that copy."""
     export: bool = False
     """Put a Hugging Face folder, `model`, into each checkpoint too. The end of the run always writes one."""
+
+    @model_validator(mode="after")
+    def _exports_what_stands_still(self) -> Checkpoint:
+        if self.beside and self.export:
+            raise ValueError(
+                "export writes the model as it is in memory, and with beside training has gone on by then; "
+                "take one of them out (`strop export` makes a model of any checkpoint)"
+            )
+        return self
 
 
 class Evaluate(Section):
