@@ -1,4 +1,4 @@
-"""Saving beside training: the same checkpoints, while steps go on; the end waits, and a fault stops the run."""
+"""Saving beside training: the same checkpoints, while steps go on; the end waits, a fault stops the run."""
 
 from __future__ import annotations
 
