@@ -85,8 +85,12 @@ class Chat:
     def serve(self) -> Iterator[Access]:
         """Inside, the model answers OpenAI's protocol at an address and with a key of this rollout's own;
         every call is a turn of it. Auxiliary models answer there too, by their names."""
-        with self._services.admit(Recorded(self._session, self._loop)) as access:
-            yield access
+        recorded = Recorded(self._session, self._loop)
+        try:
+            with self._services.admit(recorded) as access:
+                yield access
+        finally:
+            self._loop.call_soon_threadsafe(recorded.close)
 
     async def ask(
         self,

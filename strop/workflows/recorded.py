@@ -32,11 +32,27 @@ class Recorded:
         self._session = session
         self._loop = loop
         self._said: dict[_Key, Dialogue] = {}
+        self._under_way: set[asyncio.Task[ChatReply]] = set()
+        self._closed = False
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Raises `BadRequest` where the conversation cannot go on, or has become too long."""
-        answered = asyncio.run_coroutine_threadsafe(self._answer(request), self._loop)
+        answered = asyncio.run_coroutine_threadsafe(self._watched(request), self._loop)
         return await asyncio.wrap_future(answered)
+
+    def close(self) -> None:
+        """The rollout is over: whoever still waits is let go. To be called in the session's loop."""
+        self._closed = True
+        for task in self._under_way:
+            task.cancel()
+
+    async def _watched(self, request: ChatRequest) -> ChatReply:
+        if self._closed:
+            raise BadRequest("this rollout is over", status=401)
+        task = self._loop.create_task(self._answer(request))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await task
 
     async def _answer(self, request: ChatRequest) -> ChatReply:
         session = self._session

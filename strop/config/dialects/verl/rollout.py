@@ -279,12 +279,12 @@ ROWS = (
         refused(
             "actor_rollout_ref.rollout.multi_turn.enable",
             False,
-            "conversations of several turns are not built yet; leave it False",
+            "verl's tool files are not read; leave it False; a run file has `rollout.workflow: tools`",
         ),
         refused(
             "actor_rollout_ref.rollout.multi_turn.*",
             UNSET,
-            "conversations of several turns are not built yet",
+            "verl's tool files are not read; a run file has `rollout.workflow: tools`",
             can=never,
             off=switches.multi_turn,
         ),

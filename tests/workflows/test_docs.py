@@ -1,0 +1,64 @@
+"""What docs/workflows.md and examples/workflows/ show, runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import strop
+from strop.config.schema import Run
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "workflows"
+PAGE = (ROOT / "docs" / "workflows.md").read_text()
+SMALL = ("trainer.duration=1 steps", "trainer.tasks_per_step=2", "algorithm.rollouts_per_task=2")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workflows")
+    spec = importlib.util.spec_from_file_location("make_workflows", EXAMPLES / "make.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.make(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["agent", "environment", "tools"])
+def test_an_example_runs(made, tmp_path, monkeypatch, name):
+    monkeypatch.setenv("WORKFLOWS", str(made))
+    monkeypatch.setenv("EXAMPLES", str(EXAMPLES))
+    run = strop.load(EXAMPLES / f"{name}.yaml", [f"output={tmp_path}", "record.report=false", *SMALL])
+    folder = strop.train(run).folder
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["rollouts/error_share"] == 0
+    assert rows[-1]["rollouts/turns"] >= (2 if name == "agent" else 1)
+
+
+def test_the_workflow_of_the_page(world, user_file):
+    function, environment, agent = blocks("python")
+    file = user_file(function + environment + agent)
+    task = world.task(answer="4")
+    rollout = world.run(world.says("5", "4"), f"{file}:second_thoughts", task=task)
+    assert (rollout.error, rollout.reward) == (None, 1.0)
+    rollout = world.run(
+        world.says("9", "2", "4"), "environment", {"environment": f"{file}:Higher"}, task=task
+    )
+    assert (rollout.error, rollout.turn_rewards) == (None, (0.0, 0.0, 1.0))
+
+
+def test_the_run_files_of_the_page_are_understood():
+    for text in blocks("yaml")[1:]:
+        section = yaml.safe_load(text)
+        if "judges" in section.get("reward", {}) and "rollout" not in section:
+            section["rollout"] = {"auxiliary_models": [{"name": "helper", "path": "helper"}]}
+        Run.model_validate({"model": {"path": "m"}, "data": {"train": {"path": "t"}}, **section})
