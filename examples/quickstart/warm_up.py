@@ -11,11 +11,11 @@ from strop.algorithms.supervised import supervised_loss
 from strop.config.load import Loaded
 from strop.data.answers import load_answers
 from strop.data.pack import pack
-from strop.models.export import export_model
 from strop.models.load import load_tokenizer
 from strop.run.evaluate import evaluate
 from strop.run.policy import Policy, open_policy
 from strop.run.tasks import load_eval_tasks
+from strop.training.table import open_engines
 from strop.types import Experience, GlobalCounts
 
 TASKS_PER_UPDATE = 128
@@ -35,7 +35,11 @@ def warm_up(loaded: Loaded, to: Path) -> None:
     section = run.data.train.model_copy(update={"response": run.data.train.answer})
     answers = load_answers(section, run.data, tokenizer, name="train", seed=run.seed, shuffle=True)
     columns = (TextColumn("warming up"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeElapsedColumn())
-    with open_policy(run, tokenizer) as policy, Progress(*columns) as progress:
+    with (
+        open_engines(run) as engines,
+        open_policy(run, engines, tokenizer) as policy,
+        Progress(*columns) as progress,
+    ):
         bar = progress.add_task("", total=ENOUGH, shown="")
         for update in range(1, MOST_UPDATES + 1):
             batch = [group.experiences[0] for group in answers.take(TASKS_PER_UPDATE)]
@@ -49,7 +53,7 @@ def warm_up(loaded: Loaded, to: Path) -> None:
                 progress.update(bar, completed=accuracy, shown=shown)
                 if accuracy >= ENOUGH:
                     break
-        export_model(policy.engine.master, tokenizer, to)
+        policy.engine.export(tokenizer, to)
 
 
 def train_on(policy: Policy, batch: list[Experience], loaded: Loaded) -> float:
@@ -62,9 +66,6 @@ def train_on(policy: Policy, batch: list[Experience], loaded: Loaded) -> float:
         share_prompts=policy.engine.shares_prompts,
         device=policy.engine.device,
     )
-    loss = sum(
-        policy.engine.forward_backward(b, supervised_loss, counts, entropy=False)["loss"]
-        for b in micro_batches
-    )
+    metrics = policy.engine.forward_backward(micro_batches, supervised_loss, counts, entropy=False)
     policy.engine.step()
-    return loss
+    return metrics["loss"]

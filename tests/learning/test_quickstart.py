@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -35,3 +36,13 @@ def test_the_quickstart_learns_two_digit_sums(seed, tmp_path):
     for part in ("model", "metrics.jsonl", "rollouts", "report.html"):
         assert (folder / part).exists()
         assert str(folder / part) in done.stdout
+
+
+def test_its_warm_start_is_made(tmp_path, monkeypatch):
+    """In a few updates, with every run of the tests: what the quickstart calls is not only the command line."""
+    monkeypatch.syspath_prepend(QUICKSTART.parent)
+    monkeypatch.setenv("QUICKSTART", str(tmp_path))
+    warm_up = importlib.import_module("warm_up")
+    monkeypatch.setattr(warm_up, "MOST_UPDATES", warm_up.UPDATES_BETWEEN_LOOKS)
+    importlib.import_module("quickstart").prepare(tmp_path, seed=1)
+    assert (tmp_path / "warm-start" / "model.safetensors").is_file()
