@@ -39,7 +39,7 @@ def test_the_quickstart_learns_two_digit_sums(seed, tmp_path):
 
 
 def test_its_warm_start_is_made(tmp_path, monkeypatch):
-    """In a few updates, with every run of the tests: what the quickstart calls is not only the command line."""
+    """In a few updates, whenever tests run: what the quickstart calls is not only the command line."""
     monkeypatch.syspath_prepend(QUICKSTART.parent)
     monkeypatch.setenv("QUICKSTART", str(tmp_path))
     warm_up = importlib.import_module("warm_up")
