@@ -8,7 +8,7 @@ from typing import Any
 from strop.config.draft import Source
 from strop.config.explain_parts import bench, parts
 from strop.config.load import Loaded
-from strop.config.redact import redact
+from strop.config.redact import redact, redact_text
 from strop.config.same import in_steps
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
@@ -186,8 +186,9 @@ def _kept(run: Run) -> str:
     ]
     model = f"model of the step with the best {best.metric or 'reward'}" if best else "trained model"
     stay = f", of which the last {keep} stay{', the best among them' if best else ''}" if keep else ""
+    copied = f"; they are copied to {redact_text(run.checkpoint.copy_to)}" if run.checkpoint.copy_to else ""
     return (
-        f"Checkpoints ({_parts(run.checkpoint)}) are written {_and(when)}{stay}. All goes to "
+        f"Checkpoints ({_parts(run.checkpoint)}) are written {_and(when)}{stay}{copied}. All goes to "
         f"{run.folder_path}; the {model} will be in {run.folder_path / 'model'}."
     )
 

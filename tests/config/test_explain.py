@@ -93,3 +93,8 @@ def test_units() -> None:
     assert unit_of("rollouts_per_task", 3) == "rollouts"
     assert unit_of("shuffle_passes", False) == ""
     assert unit_of("lr", 1e-6) == ""
+
+
+def test_a_second_place_is_said_without_its_password(run_file: Path) -> None:
+    loaded = load_run(run_file, ["+checkpoint.copy_to='s3://me:word@bucket/x'"])
+    assert "they are copied to s3://***@bucket/x" in summary(loaded)
