@@ -178,8 +178,11 @@ def batches(theirs: Theirs) -> Mapping[str, Any]:
     return {"trainer.tasks_per_step": step, "trainer.tasks_per_update": update}
 
 
-def dividing(theirs: Theirs, key: str) -> int:
-    """A mini-batch, of which a step has a whole number. Raises ConfigError with the nearest that fit."""
+def dividing(theirs: Theirs, key: str) -> int | None:
+    """A mini-batch, of which a step has a whole number; None is the step itself. Raises ConfigError with
+    the nearest that fit."""
+    if theirs[key] is None:
+        return None
     step, update = theirs["data.train_batch_size"], int(theirs[key])
     if step > 0 and update > 0 and step % update:
         fits = sorted((n for n in range(1, step + 1) if step % n == 0), key=lambda n: abs(n - update))
