@@ -67,7 +67,7 @@ def in_steps(run: Run, amount: Amount | None) -> Amount | None:
 def spelled_out(run: Run) -> Run:
     """The run with everything said that it leaves to other values, and each thing said in one way: its
     folder in one piece, types and sizes where they follow others, intervals in steps."""
-    trainer, engine = run.trainer, run.rollout.engine
+    trainer, engine, kept = run.trainer, run.rollout.engine, run.checkpoint
     computed = run.model.compute_dtype or run.model.dtype
     changes: dict[str, Any] = {
         "folder": str(run.folder_path),
@@ -78,7 +78,9 @@ def spelled_out(run: Run) -> Run:
         ),
         "data": _data(run),
         "algorithm": _algorithm(run),
-        "checkpoint": _with(run.checkpoint, every=in_steps(run, run.checkpoint.every)),
+        "checkpoint": _with(
+            kept, every=in_steps(run, kept.every), resume_optimizer=kept.resume_optimizer and kept.optimizer
+        ),
         "evaluate": _with(run.evaluate, every=in_steps(run, run.evaluate.every)),
         "record": _with(run.record, rollouts_every=in_steps(run, run.record.rollouts_every)),
         "trainer": _with(

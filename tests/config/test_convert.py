@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from strop.config.dialects import ledger_of
+from strop.config.dialects.component import COMPONENTS
 from strop.config.dialects.convert import Conversion, convert
 from strop.config.dialects.recognise import read_file
 from strop.config.load import Loaded
@@ -385,3 +387,10 @@ def test_verls_rarer_keys_there_and_back(tmp_path: Path, overrides: list[str]) -
     found = convert(job, "verl")
     assert found.unsaid == ()
     assert compare(job.loaded.run, there(tmp_path, found).run) == []
+
+
+@pytest.mark.parametrize("dialect", ["verl", "verl-sft", "trinity", *COMPONENTS])
+def test_what_is_read_is_written(dialect: str) -> None:
+    ledger = COMPONENTS[dialect].reading if dialect in COMPONENTS else ledger_of(dialect)
+    alone = [row.theirs for row in ledger.rows if row.ours and row.read is not None and row.write is None]
+    assert alone == [], "a read without a write beside it"

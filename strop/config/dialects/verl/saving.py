@@ -35,6 +35,7 @@ def saved(theirs: Theirs) -> Mapping[str, Any]:
     return {"checkpoint.optimizer": "optimizer" in contents, "checkpoint.export": "hf_model" in contents}
 
 
+@written_by(write_saved)
 def loaded(theirs: Theirs) -> Mapping[str, Any]:
     """What was not saved cannot be taken back; the model and the random numbers' states always are."""
     key = "actor_rollout_ref.actor.checkpoint"
