@@ -112,9 +112,11 @@ def _what(run: Run) -> str:
     what = f"Trains {part} {run.model.path} by {run.algorithm.type.upper()} on {_paths(run.data.train)}"
     if isinstance(run.algorithm, Sft | Dpo):
         return f"{what}."
-    functions = [part.name or part.function for part in run.reward.functions]
-    models, judges = ([part.name for part in run.reward.models], [part.name for part in run.reward.judges])
-    rewards = " + ".join([*functions, *models, *judges]) or "nothing yet"
+    reward = run.scored_by
+    functions = [part.name or part.function for part in reward.functions]
+    models, judges = ([part.name for part in reward.models], [part.name for part in reward.judges])
+    nobody = "nothing yet" if run.needs_reward else f"its workflow ({run.rollout.workflow.name})"
+    rewards = " + ".join([*functions, *models, *judges]) or nobody
     rewards = rewards.replace("by_source", "the built-in reward of each row's source")
     expert = f", and on the expert's answers in {_paths(run.data.expert)}" if run.data.expert else ""
     return f"{what}, scored by {rewards}{expert}."

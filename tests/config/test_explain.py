@@ -98,3 +98,11 @@ def test_units() -> None:
 def test_a_second_place_is_said_without_its_password(run_file: Path) -> None:
     loaded = load_run(run_file, ["+checkpoint.copy_to='s3://me:word@bucket/x'"])
     assert "they are copied to s3://***@bucket/x" in summary(loaded)
+
+
+def test_a_workflow_may_bring_the_reward(run_file: Path) -> None:
+    run_file.write_text(run_file.read_text().replace("reward: exact\n", ""))
+    scored = [summary(load_run(run_file, [f"+rollout.workflow={name}"])) for name in ("math", "mine.py:play")]
+    assert "scored by math." in scored[0]
+    assert "scored by its workflow (mine.py:play)." in scored[1]
+    assert "scored by nothing yet." in summary(load_run(run_file))
