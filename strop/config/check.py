@@ -47,6 +47,8 @@ def missing_files(loaded: Loaded) -> list[str]:
         faults += _tasks(run.data.expert, "data.expert.path", sources)
     if run.needs_reward and not isinstance(run.algorithm, Sft | Dpo):
         faults.append(NO_REWARD)
+    for index, model in enumerate(run.rollout.auxiliary_models):
+        faults += _model(model.path, f"rollout.auxiliary_models.{index}.path", sources)
     faults += _workflow(run.rollout.workflow, "rollout.workflow.name", sources)
     for index, taskset in enumerate(run.data.eval):
         if taskset.workflow is not None:

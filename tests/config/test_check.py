@@ -47,3 +47,18 @@ def test_a_critic_that_is_not_there(tmp_path: Path) -> None:
     critic = {"model": {"path": "./nowhere"}}
     (fault,) = faults(tmp_path, algorithm={"type": "ppo", "critic": critic})
     assert "algorithm.critic.model.path: there is no model folder ./nowhere" in fault
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        ({"workflow": "nowhere.py:f"}, "rollout.workflow.name: there is no file nowhere.py"),
+        (
+            {"auxiliary_models": [{"name": "helper", "path": "./nowhere"}]},
+            "rollout.auxiliary_models.0.path: there is no model folder ./nowhere",
+        ),
+    ],
+)
+def test_what_a_workflow_lacks(tmp_path: Path, rollout: dict[str, Any], said: str) -> None:
+    (fault,) = faults(tmp_path, rollout=rollout)
+    assert said in fault
