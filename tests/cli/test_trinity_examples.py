@@ -16,6 +16,9 @@ from .foreign import DATA, needs_data, rows, write_rows
 EXAMPLES = Path(__file__).parents[2] / "examples" / "trinity"
 TOKENS = ("model.max_prompt_tokens=700", "model.max_response_tokens=8")
 GIVEN = ("buffer.train_batch_size=2", "buffer.total_steps=2")
+STAGED = ("stages.0.buffer.train_batch_size=2", "stages.0.buffer.total_steps=1")
+LAST = {"stages_gsm8k": "stages_gsm8k-grpo"}
+"""The run of a file's last stage."""
 SAMPLED = (*TOKENS, "buffer.total_steps=2", "buffer.batch_size=2", "algorithm.repeat_times=2")
 
 
@@ -43,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ppo_countdown", "countdown", (*SAMPLED, "model.max_model_len=708"), "critic/loss"),
         ("mix_gsm8k", "gsm8k", (*SAMPLED, "buffer.train_batch_size=8"), "sft_loss"),
         ("priority_countdown", "countdown", SAMPLED, "advantages/std"),
+        ("stages_gsm8k", "gsm8k", (*SAMPLED, *STAGED), "advantages/std"),
         ("sft_tools", None, GIVEN, "sft_loss"),
         ("dpo", None, GIVEN, "dpo/margin"),
     ],
@@ -67,7 +71,7 @@ def test_it_runs(
     monkeypatch.delenv("TRINITY_CHECKPOINT_ROOT_DIR", raising=False)
     result = cli("trinity", EXAMPLES / f"{name}.yaml", "--here", *overrides)
     assert result.exit_code == 0, result.output
-    run = tmp_path / "checkpoints" / "Trinity-RFT" / name
+    run = tmp_path / "checkpoints" / "Trinity-RFT" / LAST.get(name, name)
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert found[-1]["step"] == 2 and metric in found[-1]
     AutoModelForCausalLM.from_pretrained(run / "model")

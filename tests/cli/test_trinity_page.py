@@ -21,15 +21,21 @@ SMALL = (
     "trainer.total_steps=2",
     "model.max_prompt_tokens=700",
     "model.max_response_tokens=8",
+    "explorer.auxiliary_models.0.model_path=model",
+    "stages.0.buffer.train_batch_size=2",
+    "stages.0.buffer.total_steps=1",
 )
 
 
 @needs_data
 def test_the_page_runs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its advantage function is ppo's under grpo, so it has a critic; it synchronizes every 10 steps, so
-    explorer and trainer are two processes, and its queue a database between them."""
+    explorer and trainer are two processes, and its queue a database between them; a stage of supervised
+    warm-up goes before."""
     pytest.importorskip("sqlalchemy")
     tasks = rows("countdown/train.jsonl", 6)
+    given = [{"prompt": task["question"], "response": "<answer> 1 + 1 </answer>"} for task in tasks]
+    monkeypatch.setenv("TRINITY_DATASET_PATH", str(write_rows(tmp_path / "given.jsonl", given)))
     (tmp_path / "countdown").mkdir()
     write_rows(tmp_path / "countdown" / "train.jsonl", tasks[:4])
     write_rows(tmp_path / "countdown" / "test.jsonl", tasks[4:])
@@ -40,20 +46,23 @@ def test_the_page_runs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("TRINITY_CHECKPOINT_ROOT_DIR", raising=False)
     result = cli("trinity", PAGE, "--here", *SMALL)
     assert result.exit_code == 0, result.output
-    folder = tmp_path / "checkpoints" / "Trinity-RFT" / "example"
+    warm, folder = (
+        tmp_path / "checkpoints" / "Trinity-RFT" / f"example-{stage}" for stage in ("sft_warmup", "rft")
+    )
+    assert "sft_loss" in json.loads((warm / "metrics.jsonl").read_text().splitlines()[-1])
     trained, explored = (
         [json.loads(line) for line in (part / "metrics.jsonl").read_text().splitlines()]
         for part in (folder, folder / "explorer")
     )
     assert trained[-1]["step"] == 2 and "critic/loss" in trained[-1]
-    assert [row["step"] for row in explored] == [0, 1, 2] and "eval/countdown_eval/reward" in explored[0]
+    assert {row["step"] for row in explored} == {0, 1, 2} and "eval/countdown_eval/reward" in explored[0]
     assert (folder / "countdown_buffer.db").is_file()
     assert any((folder / "monitor" / "tensorboard").iterdir())
     AutoModelForCausalLM.from_pretrained(folder / "model")
 
 
 def test_without_here_it_is_refused_by_name(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MODEL_PATH", "TRINITY_TASKSET_PATH", "TRINITY_SFT_DATASET_PATH"):
+    for name in ("MODEL_PATH", *(f"TRINITY_{kind}_PATH" for kind in ("TASKSET", "SFT_DATASET", "DATASET"))):
         monkeypatch.setenv(name, "x")
     result = cli("trinity", PAGE)
     assert result.exit_code == 2 and "explorer.rollout_model.engine_type=vllm" in result.output

@@ -111,6 +111,8 @@ def test_every_default_is_of_its_own_kind() -> None:
         ([], "checkpoint.every", None),
         (["trainer.save_interval=20"], "checkpoint.every", Amount(20, "steps")),
         ([], "checkpoint.keep", 5),
+        ([], "checkpoint.copy_to", None),
+        (["trainer.trainer_config.trainer.default_hdfs_dir=/x"], "checkpoint.copy_to", "/x"),
         ([], "trainer.microbatch", Amount(16384, "tokens")),
         (
             [f"{ACTOR}.use_dynamic_bsz=False", f"{ACTOR}.ppo_micro_batch_size_per_gpu=2"],
@@ -140,7 +142,6 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
     [
         (["buffer.batchsize=3"], "did you mean 'buffer.batch_size'"),
         (["algorithm.algorithm_type=a2c"], "ppo or grpo or"),
-        (["mode=bench"], "Measure one with strop evaluate"),
         (["algorithm.algorithm_type=sft"], "Write mode: train"),
         (["buffer.train_batch_size=33"], r"\(33\) is not batch_size x repeat_times \(4 x 8 = 32\)"),
         (["model.max_model_len=60"], "leaves no room"),
@@ -151,9 +152,8 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         ([f"{TASKSET}.repeat_times=3"], "differs from algorithm.repeat_times"),
         (["buffer.explorer_input.eval_tasksets.0.default_reward_fn_type=math_reward"], "one reward scores"),
         (["~buffer.default_reward_fn_type"], "write default_reward_fn_type"),
-        (["explorer.auxiliary_models=[{model_path: x}]"], "beside the trained one"),
+        (["+explorer.auxiliary_models=[{tensor_parallel_size: 1}]"], r"auxiliary_models\.0\.model_path"),
         (["model.lora_configs=True"], "lora_configs is a list of mappings"),
-        (["stages=[{stage_name: a, mode: train}]"], "write a file for each"),
         (["data_processor.task_pipeline.operators=[{name: x}]"], "prepare the data"),
         ([f"{ACTOR}.checkpoint.save_contents=[optimizer]"], "without 'model'"),
         (["trainer.trainer_config.trainer.resume_mode=disable"], "continue_from_checkpoint"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from strop.config.dialects.lines import draft_of
@@ -10,6 +11,7 @@ from strop.config.dialects.read import read_dialect
 from strop.config.dialects.row import MAPPING, TEXT, always, mapped, one_of, or_null, placement
 from strop.config.dialects.theirs import Ledger
 from strop.config.dialects.trinity import algorithm, buffer, explorer, general, model, parts, trainer_config
+from strop.config.dialects.trinity.stages import split_stages
 from strop.config.draft import Draft, split
 from strop.config.load import Loaded
 from strop.config.local import existing, expanded
@@ -49,8 +51,21 @@ def read_trinity(path: Path, overrides: Sequence[str] = (), *, here: bool = Fals
     """Read a Trinity-RFT file. Raises ConfigError for a key or value that cannot be taken, PlacementError
     for hardware and engines that are not here, unless `here` or STROP_HERE sets them aside."""
     draft = draft_of(LEDGER, overrides, path)
+    here = wants_here(here)
+    loaded: list[Loaded] = []
+    before: tuple[str, Path] | None = None
+    for stage in split_stages(draft):
+        if before is not None:
+            stage.begin_with(*before)
+        loaded.append(_read(stage.draft, path, here=here))
+        if loaded[-1].run.mode in ("both", "train"):
+            before = (stage.name, loaded[-1].run.folder_path / "model")
+    return replace(loaded[-1], stages=tuple(loaded)) if loaded else _read(draft, path, here=here)
+
+
+def _read(draft: Draft, path: Path, *, here: bool) -> Loaded:
     _insert_config(draft, path)
-    return read_dialect(LEDGER, draft, here=wants_here(here))
+    return read_dialect(LEDGER, draft, here=here)
 
 
 def _insert_config(draft: Draft, path: Path) -> None:

@@ -7,13 +7,17 @@ from typing import Any
 
 from strop.config.dialects.row import (
     ANY,
+    LISTED,
+    TEXT,
     UNSET,
+    WHOLE,
     always,
     beyond_the_page,
     mapped,
     never,
     one_of,
     only,
+    or_null,
     placement,
     refused,
     unstated,
@@ -25,6 +29,8 @@ from strop.config.dialects.verl.trainer import every, frequency, one_gpu
 from strop.config.schema import Run
 
 _NO_ACTORS = "one process, which has no actors to name"
+_HELPERS = "explorer.auxiliary_models"
+_WHOLE = "one process holds the whole model"
 _NATIVE = "the native sampler, in the trainer's process"
 
 
@@ -45,6 +51,27 @@ def measuring(theirs: Theirs) -> Mapping[str, Any]:
     }
 
 
+def write_helpers(run: Run) -> Mapping[str, Any]:
+    """Each by its path."""
+    models = run.rollout.auxiliary_models
+    return {f"{_HELPERS}.{index}.model_path": model.path for index, model in enumerate(models)}
+
+
+@written_by(write_helpers)
+def helpers(theirs: Theirs) -> Mapping[str, Any]:
+    """Each is called by the last part of its path."""
+    listed = theirs[_HELPERS] or {}
+    if not listed:
+        return {}
+    models = []
+    for index in listed:
+        path = theirs[f"{_HELPERS}.{index}.model_path"]
+        if not path:
+            raise theirs.fault(_HELPERS, f"write {_HELPERS}.{index}.model_path, the model's folder or name.")
+        models.append({"name": path.rstrip("/").rpartition("/")[2], "path": path})
+    return {"rollout.auxiliary_models": models}
+
+
 CLUSTER = unstated(
     placement("cluster.node_num", 1, "one process, on this machine", can=only(1)),
     placement("cluster.gpu_per_node", 8, "one process, on this machine's GPU or else its CPU", can=one_gpu),
@@ -62,9 +89,7 @@ EXPLORER = (
             can=never,
         ),
         placement("explorer.rollout_model.engine_num", 1, _NATIVE, can=only(1)),
-        placement(
-            "explorer.rollout_model.tensor_parallel_size", 1, "one process holds the whole model", can=only(1)
-        ),
+        placement("explorer.rollout_model.tensor_parallel_size", 1, _WHOLE, can=only(1)),
     ),
     placement(
         "explorer.rollout_model.enable_history",
@@ -73,22 +98,16 @@ EXPLORER = (
         can=always,
     ),
     *unstated(
-        refused(
-            "explorer.auxiliary_models",
-            None,
-            "models beside the trained one are not run yet",
-            can=only([], None),
-            kind=ANY,
+        mapped(_HELPERS, None, "rollout.auxiliary_models", read=helpers, kind=or_null(LISTED)),
+        mapped(
+            f"{_HELPERS}.0.model_path",
+            UNSET,
+            "rollout.auxiliary_models.0.path",
+            read=helpers,
+            kind=TEXT,
+            note="workflows ask it by the last part of its path",
         ),
-        *(
-            refused(
-                f"explorer.auxiliary_models.0.{name}",
-                UNSET,
-                "models beside the trained one are not run yet",
-                can=never,
-            )
-            for name in ("model_path", "tensor_parallel_size")
-        ),
+        placement(f"{_HELPERS}.0.tensor_parallel_size", UNSET, _WHOLE, can=only(1), kind=WHOLE),
         mapped("explorer.eval_interval", 100, "evaluate.every", read=measuring, note="counts steps"),
         mapped("explorer.eval_on_startup", True, "evaluate.at_start", read=measuring),
     ),
@@ -106,18 +125,24 @@ EXPLORER = (
             )
         ),
         *(
-            refused(
-                f"explorer.rollout_model.{name}",
-                UNSET,
-                "workflows that call tools are not run yet",
-                can=never,
-            )
-            for name in (
-                "enable_openai_api",
-                "enable_auto_tool_choice",
-                "tool_call_parser",
-                "reasoning_parser",
-                "enable_thinking",
+            placement(f"{_HELPERS}.0.{name}", UNSET, _NATIVE, can=never, kind=ANY)
+            for name in ("engine_type", "engine_num", "dtype", "max_model_len", "gpu_memory_utilization")
+        ),
+        placement(
+            "explorer.rollout_model.enable_openai_api",
+            False,
+            "the endpoint runs where a workflow needs it",
+            can=always,
+        ),
+        placement(
+            "explorer.rollout_model.enable_auto_tool_choice", False, "tool calls are always read", can=always
+        ),
+        *(
+            refused(f"explorer.rollout_model.{name}", default, instead, can=only(None, default))
+            for name, default, instead in (
+                ("tool_call_parser", None, "tool calls are read as chat templates write them; leave it out"),
+                ("reasoning_parser", None, "reasoning stays in the answer's text; leave it out"),
+                ("enable_thinking", False, "write a chat template that begins the reasoning"),
             )
         ),
         placement("explorer.runner_num", None, _NATIVE, can=always, kind=ANY),

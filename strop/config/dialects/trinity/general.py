@@ -25,6 +25,7 @@ from strop.config.dialects.row import (
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity.parts import MODE
+from strop.config.dialects.trinity.stages import ROWS as STAGES
 from strop.config.dialects.verl.trainer import every, frequency
 from strop.config.local import existing
 from strop.config.schema import Run
@@ -165,13 +166,5 @@ REST = (
     ),
     no_effect("log.level", "INFO", "all that a run says is on the console", kind=TEXT),
     placement("log.group_by_node", False, "one process, on this machine", can=always),
-    *(
-        refused(
-            f"stages.0.{name}",
-            UNSET,
-            "stages are not run one after another yet; write a file for each",
-            can=never,
-        )
-        for name in ("stage_name", "mode", "algorithm.*", "buffer.*", "explorer.*", "trainer.*")
-    ),
+    *STAGES,
 )

@@ -30,7 +30,8 @@ _SAME_AS = re.compile(r"\$\{([\w.]+)\}")
 
 
 class _Inside(Theirs):
-    """Trinity's configuration, as verl's conversions see it. Null is verl's own default."""
+    """Trinity's configuration, as verl's conversions see it. Null is verl's own default where verl knows
+    no null, and so is what Trinity's ledger does not have."""
 
     def __init__(self, outer: Theirs) -> None:
         self.outer = outer
@@ -41,9 +42,10 @@ class _Inside(Theirs):
     def __getitem__(self, dotted: str) -> Any:
         if dotted in _OUTSIDE:
             return _OUTSIDE[dotted](self.outer)
-        value = self.outer[PREFIX + dotted]
-        row = VERL.find(dotted)
-        if value is not None or row is None or row.default is UNSET:
+        value, row = self.outer[PREFIX + dotted], VERL.find(dotted)
+        if row is None or row.default is UNSET:
+            return value
+        if self.outer.ledger.find(PREFIX + dotted) and (value is not None or row.kind.fits(None)):
             return value
         same = _SAME_AS.fullmatch(str(row.default))
         return self[same[1]] if same else row.default

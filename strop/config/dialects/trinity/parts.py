@@ -43,7 +43,7 @@ def is_half(theirs: Theirs) -> bool:
 
 def is_apart(theirs: Theirs) -> bool:
     """Whether explorer and trainer are processes of their own: where they take turns, one does both."""
-    if is_offline(theirs):
+    if is_offline(theirs) or theirs["mode"] == "bench":
         return False
     at = "synchronizer"
     in_turns = theirs[f"{at}.sync_interval"] == 1 and theirs[f"{at}.sync_offset"] == 0
@@ -59,19 +59,15 @@ def room(theirs: Theirs) -> int | None:
 
 def write_mode(run: Run) -> Mapping[str, Any]:
     """Given answers need no explorer."""
-    return {"mode": "train" if isinstance(run.algorithm, Sft | Dpo) else run.mode}
+    return {"mode": "train" if isinstance(run.algorithm, Sft | Dpo) and run.mode == "both" else run.mode}
 
 
 @written_by(write_mode)
 def mode(theirs: Theirs) -> Mapping[str, Any]:
-    """Given answers need no explorer; all others may run as one half."""
+    """Given answers need no explorer; all others may run as one half. bench measures checkpoints."""
     said = theirs["mode"]
     if said == "bench":
-        raise theirs.fault(
-            "mode",
-            "mode is bench, and a list of checkpoints is not measured in one go yet. Measure one with "
-            "strop evaluate FILE --checkpoint FOLDER.",
-        )
+        return {"mode": said, "bench.model": theirs["explorer.eval_on_startup"]}
     if is_offline(theirs):
         if said != "train":
             raise theirs.fault(
@@ -111,7 +107,8 @@ def write_synchronizer(run: Run) -> Mapping[str, Any]:
 def synchronizer(theirs: Theirs) -> Mapping[str, Any]:
     """In turns, in one process; or apart, with the weights in a folder that both can reach."""
     at = "synchronizer"
-    if is_half(theirs) and theirs.wrote(f"{at}.sync_method") and theirs[f"{at}.sync_method"] == "nccl":
+    apart = is_half(theirs) or theirs["mode"] == "bench"
+    if apart and theirs.wrote(f"{at}.sync_method") and theirs[f"{at}.sync_method"] == "nccl":
         raise theirs.fault(
             f"{at}.sync_method",
             f"{at}.sync_method is nccl, which is for mode both; in mode {theirs['mode']} weights go through "
@@ -142,9 +139,10 @@ MODE = mapped(
     "mode",
     "both",
     "mode",
+    "bench.model",
     read=mode,
     kind=one_of("both", "train", "explore", "bench"),
-    note="train under sft and dpo; bench is not built yet",
+    note="train under sft and dpo; bench measures all checkpoints of the run",
 )
 ROWS: tuple[Row, ...] = (
     *unstated(
