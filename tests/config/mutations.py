@@ -243,6 +243,30 @@ def refer(values: Any, rng: random.Random, dialect: str) -> None:
     container[key] = f"{rng.choice(('', 'a ', '1'))}${{{'.'.join(map(str, way))}}}"
 
 
+def other_kind(values: Any, rng: random.Random, dialect: str) -> None:
+    """Another algorithm, schedule or engine, under which other keys count."""
+    kinds = (
+        "ppo",
+        "gae",
+        "grpo",
+        "opmd",
+        "remax",
+        "mix",
+        "sft",
+        "dpo",
+        "explore",
+        "train",
+        "sql",
+        "cosine",
+        "fsdp2",
+    )
+    names = ("type", "algorithm_type", "adv_estimator", "algorithm_adv_estimator", "mode", "storage_type")
+    ways = [way for way in _ways(values) if way[-1] in names]
+    if ways:
+        way = rng.choice(ways)
+        _at(values, way[:-1])[way[-1]] = rng.choice(kinds)
+
+
 def borrow(values: Any, rng: random.Random, dialect: str) -> None:
     """A key of another dialect, with its default."""
     other = rng.choice([name for name in DIALECTS if name != dialect])
@@ -274,7 +298,7 @@ def _item(here: Any, part: Any) -> Any:
 Change = Callable[[Any, random.Random, str], None]
 CHANGES: tuple[Change, ...] = (
     *(delete, misspell, retype, retype, retype, swap, nest, listed, flatten),
-    *(lift, stretch, refer, borrow, add, add, add),
+    *(lift, stretch, refer, borrow, add, add, add, other_kind, other_kind),
 )
 
 
