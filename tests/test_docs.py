@@ -27,7 +27,12 @@ def _texts(page: Path) -> Iterator[str]:
     yield from (*_YAML.findall(text), *_HERE.findall(text))
 
 
-RUN_FILES = [(page, text) for page in PAGES for text in _texts(page) if re.search(r"^model:", text, re.M)]
+def _is_whole(text: str) -> bool:
+    """Else it is a part of a run file, to look at."""
+    return all(re.search(rf"^{section}:", text, re.MULTILINE) for section in ("model", "data"))
+
+
+RUN_FILES = [(page, text) for page in PAGES for text in _texts(page) if _is_whole(text)]
 COMMANDS = [(page, line) for page in PAGES for line in _COMMAND.findall(page.read_text(encoding="utf-8"))]
 
 
