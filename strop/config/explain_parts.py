@@ -7,6 +7,7 @@ from typing import assert_never
 from strop.config.schema import Run
 from strop.config.schema.parts import is_apart
 from strop.config.schema.synchronizer import ByExplorer, ByTrainer, CheckpointSync, Fixed, Free, Style
+from strop.config.units import Amount
 
 
 def parts(run: Run) -> str:
@@ -39,7 +40,7 @@ def _style(style: Style) -> str:
                 "They take turns."
                 if older == 0
                 else f"The explorer is {ahead} ahead, with new weights every {every}: what is trained on was "
-                f"sampled by weights up to {older} steps old."
+                f"sampled by weights up to {Amount(older, 'steps')} old."
             )
         case Free(max_staleness=oldest):
             return f"What is trained on was sampled by weights at most {oldest} old."

@@ -202,3 +202,13 @@ def test_one_process_cannot_go_on_from_a_trainer_alone_which_does_not_know_the_t
     alone = values(name="alone", resume=str(folder), trainer__duration="6 steps")
     with pytest.raises(CheckpointError, match=r"does not say which tasks come next.*model.path"):
         strop.train(strop.load(alone))
+
+
+def test_an_explorer_without_a_trainer_fills_a_folder_that_a_trainer_reads_later(values):
+    alone = {"style": {"type": "trainer"}, "type": "checkpoint"}
+    run = values(buffer="file", synchronizer=alone, data__eval=[])
+    assert explore(strop.load(run, ["mode=explore"])).step == 4
+    result = strop.train(strop.load(run, ["mode=train"]))
+    assert result.steps == 4
+    rows = [row for row in rows_of(result.folder) if "loss" in row]
+    assert [row["staleness/max"] for row in rows] == [0, 1, 2, 3], "all of it by the model as it was"
