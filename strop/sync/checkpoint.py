@@ -12,7 +12,7 @@ from pathlib import Path
 
 from strop.buffer.wait import Check, Wait
 from strop.config.schema.synchronizer import CheckpointSync
-from strop.errors import CheckpointError
+from strop.errors import CheckpointError, ModelError
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.sync.style import Window, asks, publishes, window
 from strop.sync.versions import ANSWERED, ASKED, TAKEN, Versions
@@ -75,16 +75,26 @@ class Subscriber:
     def take(self, wanted: Window) -> int:
         """Give the sampler the newest version that is wanted, once there is one; returns it.
 
-        Raises `CheckpointError` when that takes too long.
+        Raises `CheckpointError` when that takes too long, and for weights of another model.
         """
         wait = Wait(self._section.timeout_seconds, self._check)
         while (found := wanted.newest([self.version, *self._versions.all()])) is None:
             self._sleep(wait, f"version {wanted.lowest} of the weights")
         self._versions.say(TAKEN, found)  # before it is read: from now on it stays
         if found != self.version:
-            self._sampler.load(self._versions.read(found), found)
-            self.version = found
+            self._load(found)
         return found
+
+    def _load(self, version: int) -> None:
+        try:
+            self._sampler.load(self._versions.read(version), version)
+        except ModelError as error:
+            raise CheckpointError(
+                f"Version {version} of the weights in {self._versions.folder} is of another model than the "
+                f"explorer's: {error}. Write the same `model` for both halves of the run, and let each run "
+                "have a `synchronizer.folder` of its own."
+            ) from error
+        self.version = version
 
     def _ask(self, step: int) -> None:
         self._versions.say(ASKED, step)

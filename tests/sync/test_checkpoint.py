@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from strop.config.schema.synchronizer import CheckpointSync
-from strop.errors import CheckpointError, Interrupted
+from strop.errors import CheckpointError, Interrupted, ModelError
 from strop.sync.checkpoint import Publisher, Subscriber
 from strop.sync.style import Window
 from strop.sync.versions import Versions
@@ -144,3 +144,15 @@ def test_a_file_that_is_being_written_is_no_version(tmp_path: Path) -> None:
     pair.train(2)
     pair.versions.clear()
     assert pair.versions.all() == [] and pair.versions.said("taken") == 0
+
+
+def test_a_version_of_another_model_is_refused(tmp_path: Path) -> None:
+    def refuse(weights, version: int) -> None:
+        raise ModelError("the sampler's model has no weight 'w'")
+
+    pair = Pair(tmp_path)
+    pair.sampler.load = refuse  # type: ignore[method-assign]
+    pair.train(1)
+    with pytest.raises(CheckpointError, match=r"Version 1 .*another model.* no weight 'w'.*same `model`"):
+        pair.subscriber.take(Window(1))
+    assert pair.subscriber.version == 0
