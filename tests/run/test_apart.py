@@ -9,6 +9,8 @@ import json
 import sqlite3
 import threading
 import time
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 
@@ -27,8 +29,8 @@ pytest.importorskip("sqlalchemy")
 CLOCKS = ("time/", "tokens_per_second", "memory/", "sampled_version")
 
 
-@pytest.fixture(autouse=True)
-def one_model_at_a_time(monkeypatch):
+@contextmanager
+def one_model_at_a_time():
     """transformers cannot load two in one process side by side."""
     lock, read = threading.Lock(), load._read
 
@@ -36,7 +38,8 @@ def one_model_at_a_time(monkeypatch):
         with lock:
             return read(*args, **kwargs)
 
-    monkeypatch.setattr(load, "_read", locked)
+    with patch.object(load, "_read", locked):
+        yield
 
 
 def rows_of(folder):
@@ -62,17 +65,18 @@ def run_both(loaded, *, explorer=None, explorer_first=False):
         except Exception as error:  # noqa: BLE001  (it is raised again, in the test's own thread)
             errors.append(error)
 
-    halves = ((explore, explorer), (train, loaded))
-    threads = [threading.Thread(target=half, args=args, daemon=True) for args in halves]
-    threads[0].start()
-    state = RunFolder(explorer.run.folder_path).explorer.path / "explorer.json"
-    while explorer_first and not state.exists() and not errors:
-        time.sleep(0.02)
-    threads[1].start()
-    deadline = time.monotonic() + 120
-    while any(thread.is_alive() for thread in threads) and not errors:
-        assert time.monotonic() < deadline, "the two wait for each other"
-        time.sleep(0.02)
+    with one_model_at_a_time():
+        halves = ((explore, explorer), (train, loaded))
+        threads = [threading.Thread(target=half, args=args, daemon=True) for args in halves]
+        threads[0].start()
+        state = RunFolder(explorer.run.folder_path).explorer.path / "explorer.json"
+        while explorer_first and not state.exists() and not errors:
+            time.sleep(0.02)
+        threads[1].start()
+        deadline = time.monotonic() + 120
+        while any(thread.is_alive() for thread in threads) and not errors:
+            assert time.monotonic() < deadline, "the two wait for each other"
+            time.sleep(0.02)
     if errors:
         raise errors[0]
     return loaded.run.folder_path

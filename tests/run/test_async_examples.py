@@ -10,7 +10,7 @@ import pytest
 import strop
 from tests.buffer.postgres import Server, find_binaries
 
-from .test_apart import one_model_at_a_time, rows_of, run_both  # noqa: F401
+from .test_apart import rows_of, run_both
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "async"
 SMALL = (
