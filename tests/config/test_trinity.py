@@ -154,7 +154,7 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         (["~buffer.default_reward_fn_type"], "write default_reward_fn_type"),
         (["+explorer.auxiliary_models=[{tensor_parallel_size: 1}]"], r"auxiliary_models\.0\.model_path"),
         (["model.lora_configs=True"], "lora_configs is a list of mappings"),
-        (["data_processor.task_pipeline.operators=[{name: x}]"], "prepare the data"),
+        (["data_processor.task_pipeline.operators=[{name: x}]"], "prepare the data before the run"),
         ([f"{ACTOR}.checkpoint.save_contents=[optimizer]"], "without 'model'"),
         (["trainer.trainer_config.trainer.resume_mode=disable"], "continue_from_checkpoint"),
         (["model.model_path=${oc.env:STROP_TEST_NONE}"], "'STROP_TEST_NONE' is not set"),

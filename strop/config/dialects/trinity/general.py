@@ -122,13 +122,18 @@ MONITOR = (
         refused(
             "monitor.monitor_args",
             {},
-            "trackers are not built yet",
+            "wandb and mlflow are not built yet; write monitor_type: tensorboard, which takes none",
             kind=or_null(MAPPING),
             can=lambda theirs, value: not value,
         ),
     ),
     *(
-        refused(f"monitor.monitor_args.{name}", UNSET, "trackers are not built yet", can=never)
+        refused(
+            f"monitor.monitor_args.{name}",
+            UNSET,
+            "wandb and mlflow are not built yet; write monitor_type: tensorboard, which takes none",
+            can=never,
+        )
         for name in ("base_url", "api_key", "uri", "username", "password")
     ),
     refused("monitor.enable_ray_timeline", False, "there is no Ray to draw a timeline of; leave it out"),
@@ -143,7 +148,10 @@ TRAINER = (
 REST = (
     *(
         refused(
-            f"service.data_juicer.{name}", UNSET, "Data-Juicer is not called yet; prepare the data", can=never
+            f"service.data_juicer.{name}",
+            UNSET,
+            "Data-Juicer is not called yet; prepare the data first, and name it as the path",
+            can=never,
         )
         for name in ("server_url", "auto_start", "port")
     ),
@@ -151,7 +159,7 @@ REST = (
         refused(
             f"data_processor.{name}",
             UNSET,
-            "pipelines before and after the run are not built yet; prepare the data",
+            "pipelines are not built yet; prepare the data before the run, and name it as the path",
             can=never,
         )
         for name in (
