@@ -7,6 +7,7 @@ many kills: `STROP_APART_KILLS`, 2 unless set (`make evidence ARGS=kills` sets 1
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -38,9 +39,10 @@ def settings(values, name, style):
 def kill_one(process, name: str) -> bool:
     """SIGKILL the half of this name, if it is at work; whether it was."""
     for child in psutil.Process(process.pid).children():
-        if child.cmdline()[-1:] == [name] and child.is_running():
-            child.kill()
-            return True
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile, or has not been buried yet
+            if child.cmdline()[-1:] == [name]:
+                child.kill()
+                return True
     return False
 
 
