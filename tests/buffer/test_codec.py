@@ -44,6 +44,7 @@ def experiences(draw: st.DrawFn) -> Experience:
     length = draw(st.integers(2, 12))
     mask = draw(hnp.arrays(np.bool_, length))
     mask[0], mask[-1] = False, True
+    turns = int((np.diff(mask.astype(int)) == 1).sum())
     floats = hnp.arrays(np.float32, length, elements=st.floats(width=32))
     return Experience(
         id=draw(st.text()),
@@ -61,7 +62,7 @@ def experiences(draw: st.DrawFn) -> Experience:
         versions=tuple(draw(st.lists(INT64, max_size=4))),
         source=draw(st.text()),
         role=draw(st.sampled_from(get_args(Role))),
-        turn_rewards=draw(st.none() | st.lists(st.floats(), max_size=4).map(tuple)),
+        turn_rewards=draw(st.none() | st.lists(st.floats(), min_size=turns, max_size=turns).map(tuple)),
         pair=draw(st.none() | st.text()),
         media=tuple(draw(st.lists(PLAIN, max_size=2))),
     )

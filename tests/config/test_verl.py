@@ -281,7 +281,7 @@ def test_what_has_no_effect_is_said(overrides: list[str], note: str) -> None:
         (f"{ROLLOUT}.do_sample=False", "nothing can be learned"),
         (f"{ROLLOUT}.response_length=7", r"write data\.max_response_length"),
         (f"{ROLLOUT}.val_kwargs.do_sample=True", "temperature is 0, which is greedy"),
-        (f"{ROLLOUT}.multi_turn.enable=True", "several turns"),
+        (f"{ROLLOUT}.multi_turn.enable=True", "tool files are not read"),
         ("algorithm.filter_groups={enable: True, metric: acc}", "a function of your own that returns"),
         ("reward_model.reward_manager=batch", "naive or prime or dapo"),
         ("reward_model.reward_kwargs.overlong_buffer_cfg.enable=True", "overlong_buffer_cfg.len too"),

@@ -186,7 +186,7 @@ class TestSplits:
 
     @pytest.mark.parametrize("key", ["split", "subset"])
     def test_of_one_file_are_refused(self, write_lines: WriteLines, key: str) -> None:
-        with pytest.raises(DataError, match=f"is one file, which has no {key}s. Leave out `{key}: main`"):
+        with pytest.raises(DataError, match=f"is one file, which has no {key}. Leave out `{key}: main`"):
             rows_of(write_lines("train.jsonl", ROWS), **{key: "main"})
 
     def test_subset_of_a_directory_is_refused(self, write_lines: WriteLines) -> None:

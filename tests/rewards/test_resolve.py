@@ -52,7 +52,7 @@ def test_plain_functions() -> None:
     assert call(functools.partial(lambda completion, answer, scale: scale, scale=4)) == (4.0, {})
 
 
-COLUMNS = sorted(["answer", "source", "prompt", "numbers", "solution", "extra_info"])
+COLUMNS = sorted(["answer", "source", "prompt", "conversation", "numbers", "solution", "extra_info"])
 
 
 def test_columns_and_arguments_by_name() -> None:

@@ -228,7 +228,7 @@ def test_the_optimizer_starts_anew_when_told_so(folder: Path, tmp_path: Path) ->
     engine = SingleEngine(make_run(folder))
     accumulate(engine, micro_batches(engine))
     engine.step()
-    engine.save(tmp_path)
+    engine.snapshot().write(tmp_path)
     again = SingleEngine(make_run(folder, checkpoint={"resume_optimizer": False}))
     again.load(tmp_path)
     assert same(weights(again), weights(engine))
