@@ -16,7 +16,7 @@ from pathlib import Path
 
 import strop
 from strop.run.folder import RunFolder
-from strop.run.rows import Row, joined, read_rows
+from strop.run.records.rows import Row, joined, read_rows
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "async" / "ahead.yaml"
 STYLES = {

@@ -16,7 +16,7 @@ from strop.report.contents import Contents, read_contents
 from strop.report.samples import choose_samples
 from strop.run.folder import RunFolder
 from strop.run.metrics import metric_of
-from strop.run.wording import duration, number
+from strop.run.records.wording import duration, number
 
 _COURSES = (
     ("eval/*/reward", "Held-out reward"),

@@ -11,8 +11,8 @@ import yaml
 
 from strop.errors import RunFolderError
 from strop.run.folder import RunFolder
-from strop.run.rows import Row, joined, read_rows
-from strop.run.sessions import read_sessions
+from strop.run.records.rows import Row, joined, read_rows
+from strop.run.records.sessions import read_sessions
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from strop.report.contents import Contents
-from strop.run.rollout_file import conversation_text
-from strop.run.shown import chosen_tasks
+from strop.run.records.rollout_file import conversation_text
+from strop.run.records.shown import chosen_tasks
 
 _LONGEST = 4000
 _SHOWN = 3

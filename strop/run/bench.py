@@ -19,7 +19,7 @@ from strop.config.schema import Run
 from strop.errors import CheckpointError
 from strop.run.folder import RunFolder
 from strop.run.offline import open_measure
-from strop.run.wording import duration, number
+from strop.run.records.wording import duration, number
 from strop.training import checkpoint
 
 MODEL = "model"

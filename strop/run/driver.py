@@ -16,7 +16,7 @@ from strop.run.length import Length
 from strop.run.loop import Loop, Stepped
 from strop.run.policy import Policy
 from strop.run.rates import Rates
-from strop.run.record import Recorder
+from strop.run.records.record import Recorder
 from strop.run.rollout_metrics import training_metrics
 from strop.run.saving import Snapshots
 from strop.run.tasks import Tasks

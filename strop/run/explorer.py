@@ -9,8 +9,8 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from strop.errors import RolloutError
+from strop.run.apart.step_groups import group_id
 from strop.run.rewards import Rewards
-from strop.run.step_groups import group_id
 from strop.run.stopping import StopSignal
 from strop.seeds import derive_seed
 from strop.types import Group, Rollout, Sampling, Task

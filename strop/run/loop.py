@@ -17,7 +17,7 @@ from strop.run.best import better, known_best
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import Length
 from strop.run.rates import Rates
-from strop.run.record import Recorder
+from strop.run.records.record import Recorder
 from strop.run.saving import Saver
 from strop.run.second_place import SecondPlace
 from strop.training import checkpoint

@@ -9,7 +9,7 @@ from strop.config.schema.model import Model
 from strop.errors import CheckpointError
 from strop.models.export import export_model
 from strop.models.load import load_tokenizer
-from strop.models.sharded import config_folder, is_sharded, read_sharded
+from strop.models.verl_shards import config_folder, is_sharded, read_sharded
 from strop.run.folder import RunFolder
 from strop.run.offline import export
 from strop.training.checkpoint import step_of

@@ -9,13 +9,13 @@ from typing import Any
 
 from strop.config.load import Loaded
 from strop.config.schema.parts import is_apart
+from strop.run.apart.explore import explore
+from strop.run.apart.launch import launch
 from strop.run.bench import bench
-from strop.run.explore import explore
 from strop.run.folder import RunFolder
-from strop.run.launch import launch
+from strop.run.records.rows import joined, last_row, read_rows
+from strop.run.records.sessions import read_sessions
 from strop.run.resume import find_start
-from strop.run.rows import joined, last_row, read_rows
-from strop.run.sessions import read_sessions
 from strop.run.train import train
 
 

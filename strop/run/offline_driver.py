@@ -14,7 +14,7 @@ from strop.run.loop import Loop, Stepped
 from strop.run.policy_updates import PolicyUpdates, means
 from strop.run.pupil import HeldOut, Pupil
 from strop.run.rates import Rates
-from strop.run.record import Recorder
+from strop.run.records.record import Recorder
 from strop.run.updates import plan_updates
 from strop.types import Experience
 

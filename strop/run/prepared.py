@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from strop.protocols import TrainingEngine
 from strop.run.length import Length
 from strop.run.loop import Loop
-from strop.run.record import Recorder
+from strop.run.records.record import Recorder
 
 
 @dataclass(frozen=True, slots=True)

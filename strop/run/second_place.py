@@ -19,7 +19,7 @@ from strop.config.schema import Run
 from strop.data.files import Place, place_of
 from strop.errors import CheckpointError
 from strop.run.folder import RunFolder
-from strop.run.sessions import FILE as SESSIONS
+from strop.run.records.sessions import FILE as SESSIONS
 from strop.training import checkpoint
 
 

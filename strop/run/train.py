@@ -15,23 +15,23 @@ from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.parts import is_apart
 from strop.config.schema.synchronizer import CheckpointSync
 from strop.errors import CheckpointError
+from strop.run.apart.intake import Intake
+from strop.run.apart.train_driver import TrainDriver
 from strop.run.best import checkpoint_of
 from strop.run.critic import open_critic
 from strop.run.driver import Driver
 from strop.run.folder import RunFolder, RunState
-from strop.run.intake import Intake
 from strop.run.learning import Learning
 from strop.run.length import length_of
 from strop.run.offline_train import open_offline
 from strop.run.policy import open_policy, require_reward, restore
 from strop.run.prepared import Prepared
 from strop.run.pupil import require_measures
-from strop.run.record import Recorder
+from strop.run.records.record import Recorder
 from strop.run.resume import Start, find_start
 from strop.run.stopping import StopSignal
 from strop.run.tasks import load_tasks
 from strop.run.tokenizer import tokenizer_of
-from strop.run.train_driver import TrainDriver
 from strop.sync.checkpoint import Publisher
 from strop.training.table import open_engines
 

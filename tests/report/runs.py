@@ -11,7 +11,7 @@ import numpy as np
 from strop.config.load import load_values, save_resolved
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import Length
-from strop.run.record import Recorder
+from strop.run.records.record import Recorder
 from strop.run.resume import Start
 from strop.types import Group, Rollout, Sampling, Task, Turn
 

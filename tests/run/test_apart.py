@@ -18,10 +18,10 @@ import strop
 from strop.buffer.codec import encode
 from strop.errors import CheckpointError, StoreError
 from strop.models import load
-from strop.run.explore import explore
-from strop.run.explore_driver import ExploreState
+from strop.run.apart.explore import explore
+from strop.run.apart.explore_driver import ExploreState
 from strop.run.folder import RunFolder
-from strop.run.rows import joined, read_rows
+from strop.run.records.rows import joined, read_rows
 from strop.run.train import train
 from strop.types import ExperienceGroup
 

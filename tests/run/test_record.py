@@ -17,9 +17,9 @@ from strop.config.load import load_values
 from strop.errors import Interrupted, RunFolderError
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import Length
-from strop.run.record import Recorder
+from strop.run.records.record import Recorder
+from strop.run.records.sessions import read_sessions
 from strop.run.resume import Start
-from strop.run.sessions import read_sessions
 from strop.types import Group, Rollout, Sampling, Task, Turn
 
 

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from strop.run.console import LiveDisplay, LogLines, Pace, make_display
-from strop.run.wording import duration, number, sparkline
+from strop.run.records.console import LiveDisplay, LogLines, Pace, make_display
+from strop.run.records.wording import duration, number, sparkline
 
 ROW = {
     "reward/mean": 0.53125,
@@ -49,7 +49,7 @@ def test_a_terminal_shows_progress_reward_and_held_out() -> None:
 
 def test_time_left_is_the_mean_step_times_the_steps_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 130.0, 134.0, 140.0])
-    monkeypatch.setattr("strop.run.console.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("strop.run.records.console.time.monotonic", lambda: next(clock))
     pace = Pace(steps=10)
     pace.start(4)
     pace.step(4)  # the row before the first step: what was measured until here is no step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strop.run.shown import answers_table, chosen_tasks
+from strop.run.records.shown import answers_table, chosen_tasks
 from tests.report.runs import group
 
 

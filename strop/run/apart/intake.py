@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strop.errors import BufferEnded, StoreError
 from strop.protocols import Buffer
-from strop.run.step_groups import step_of, without_padding
+from strop.run.apart.step_groups import step_of, without_padding
 from strop.types import ExperienceGroup
 
 

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TextIO
 
 from strop.errors import StropError
-from strop.run.part import Order, run_part
+from strop.run.apart.part import Order, run_part
 from strop.run.stopping import StopSignal
 
 

@@ -23,16 +23,16 @@ from strop.config.load import Loaded
 from strop.config.redact import redact
 from strop.config.schema.algorithm import Dpo, Sft
 from strop.errors import Interrupted, RunFolderError
-from strop.run.console import Display, NoDisplay, make_display
-from strop.run.facts import command_line, machine_facts, peak_memory_mb
 from strop.run.folder import RunFolder
 from strop.run.length import Length
 from strop.run.metrics import metric_of
+from strop.run.records.console import Display, NoDisplay, make_display
+from strop.run.records.facts import command_line, machine_facts, peak_memory_mb
+from strop.run.records.rollout_file import write_rollouts
+from strop.run.records.rows import drop_rows_after, last_row, write_row
+from strop.run.records.sessions import Outcome, begin_session, end_session
+from strop.run.records.shown import answers_table
 from strop.run.resume import Start
-from strop.run.rollout_file import write_rollouts
-from strop.run.rows import drop_rows_after, last_row, write_row
-from strop.run.sessions import Outcome, begin_session, end_session
-from strop.run.shown import answers_table
 from strop.types import Group
 
 if TYPE_CHECKING:

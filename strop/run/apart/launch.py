@@ -22,12 +22,12 @@ from strop.config.schema import Run
 from strop.config.schema.cluster import LocalCluster, RayCluster
 from strop.config.schema.synchronizer import CheckpointSync
 from strop.errors import Interrupted
-from strop.run.explore_driver import ExploreState
+from strop.run.apart.explore_driver import ExploreState
+from strop.run.apart.local_part import LocalPart
+from strop.run.apart.part import Name, Order, Part, say
+from strop.run.apart.ray_part import RayPart, gpus_of, ray_cluster
 from strop.run.folder import RunFolder
-from strop.run.local_part import LocalPart
-from strop.run.part import Name, Order, Part, say
 from strop.run.policy import require_reward
-from strop.run.ray_part import RayPart, gpus_of, ray_cluster
 from strop.run.resume import find_start
 from strop.run.stopping import StopSignal
 from strop.sync.versions import Versions

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from functools import partial
 
 from strop.config.schema import Run
+from strop.run.apart.intake import Intake
 from strop.run.folder import RunFolder, RunState
-from strop.run.intake import Intake
 from strop.run.learning import Learning
 from strop.run.length import Length
 from strop.run.loop import Export, Loop, Stepped
 from strop.run.rates import Rates
-from strop.run.record import Recorder
+from strop.run.records.record import Recorder
 from strop.run.saving import Snapshots
 from strop.sync.checkpoint import Publisher
 

@@ -15,14 +15,14 @@ from strop.inference.native import NativeEngine
 from strop.models.fuse import fuse_storage
 from strop.models.load import load_model
 from strop.protocols import Buffer
+from strop.run.apart.explore_driver import ExploreDriver, ExploreState
 from strop.run.collect import Collector
-from strop.run.explore_driver import ExploreDriver, ExploreState
 from strop.run.explorer import Explorer
 from strop.run.folder import RunFolder, RunState
 from strop.run.helpers import open_helpers
 from strop.run.length import length_of
 from strop.run.policy import require_reward
-from strop.run.record import Recorder
+from strop.run.records.record import Recorder
 from strop.run.resume import Start, find_start
 from strop.run.runners import make_runners
 from strop.run.stopping import StopSignal

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from strop.run.wording import duration, number, sparkline
+from strop.run.records.wording import duration, number, sparkline
 
 _HISTORY = 40
 

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from strop.config.schema import Run
 from strop.protocols import Buffer
+from strop.run.apart.step_groups import padded
 from strop.run.collect import Collector
 from strop.run.evaluate import evaluate
 from strop.run.explorer import Explorer
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import Length
-from strop.run.record import Recorder
+from strop.run.records.record import Recorder
 from strop.run.rollout_metrics import training_metrics
-from strop.run.step_groups import padded
 from strop.run.tasks import Tasks
 from strop.sync.checkpoint import Subscriber
 from strop.sync.style import Window

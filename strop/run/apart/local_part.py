@@ -15,7 +15,7 @@ from typing import IO
 import cloudpickle
 
 from strop.errors import StropError
-from strop.run.part import Order, say
+from strop.run.apart.part import Order, say
 
 
 class LocalPart:
@@ -64,7 +64,7 @@ class LocalPart:
         self._last_words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (goes with this object)
         passed = self._last_words.fileno()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "strop.run.part", str(passed), self.name],
+            [sys.executable, "-P", "-m", "strop.run.apart.part", str(passed), self.name],
             pass_fds=(passed,),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

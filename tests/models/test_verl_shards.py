@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from strop.errors import ModelError
-from strop.models.sharded import config_folder, is_sharded, read_sharded
 from strop.models.tiny import make_model
+from strop.models.verl_shards import config_folder, is_sharded, read_sharded
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from strop.config.schema import Run
 from strop.config.schema.cluster import RayCluster
 from strop.config.schema.trainer import Fsdp2Engine
 from strop.errors import ConfigError, MissingExtraError, PlacementError, StropError
+from strop.run.apart.part import Name, Order, say
+from strop.run.apart.ray_actor import Ended, PartActor
 from strop.run.folder import RunFolder
-from strop.run.part import Name, Order, say
-from strop.run.ray_actor import Ended, PartActor
 
 _PAUSE_SECONDS = 0.5
 _KNOCK_SECONDS = 10.0

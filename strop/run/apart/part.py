@@ -78,7 +78,7 @@ def main() -> None:
 def run_part(order: Order) -> None:
     """To the end of the part; raises what Strop raises."""
     if order.name == "explorer":
-        from strop.run.explore import explore
+        from strop.run.apart.explore import explore
 
         explore(order.loaded, order.reward)
     else:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from strop.run.rollout_file import prompt_text
+from strop.run.records.rollout_file import prompt_text
 from strop.types import Group
 
 _SEED = 42
