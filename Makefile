@@ -15,7 +15,7 @@ test: .venv/dev
 	$(BIN)/pytest -n 2 -m "not learning and not faults" $(ARGS)
 
 slow: .venv/dev  ## the learning and fault tests that CI runs too
-	$(BIN)/pytest -m "learning or faults" $(ARGS)
+	$(BIN)/pytest -n 2 -m "learning or faults" $(ARGS)
 
 check: .venv/dev  ## lint, types, layers, generated pages
 	$(BIN)/ruff check .
