@@ -304,12 +304,14 @@ def _workers(parent: psutil.Process) -> list[psutil.Process]:
 
 
 SCRIPT = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
 from strop.config.schema.reward import Reward
 from strop.rewards import pool
 from strop.rewards.process import Process
 from strop.rewards.score import Scorer
 from tests.rewards.builders import group
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts with & is deaf to it
 
 def hangs(completion):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])  # it has helpers of its own
@@ -338,9 +340,6 @@ def test_no_process_is_left_behind(sent: signal.Signals, seconds: float) -> None
         parent.send_signal(sent)
         waited = children if sent == signal.SIGINT else _only_workers(children)
         _, alive = psutil.wait_procs(waited, timeout=10)
-        if alive and sent == signal.SIGINT:  # Python loses one that comes inside a finaliser
-            parent.send_signal(sent)
-            _, alive = psutil.wait_procs(waited, timeout=10)
         left = [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
         for process in children:
             if process.is_running():
