@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from strop.errors import RewardError
+from strop.interpreter import child_environment
 from strop.rewards.function import Function
 
 _FRAMES_SHOWN = 3
@@ -43,7 +44,8 @@ class Process:
                 [sys.executable, "-P", "-m", "strop.rewards.worker", *map(str, passed)],
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
-                env=_environment(),
+                # one thread each, and sets in one order in every run
+                env=child_environment(OMP_NUM_THREADS="1", PYTHONHASHSEED="0"),
                 start_new_session=True,  # so Ctrl-C is the parent's, and what a reward starts ends with it
             )
         self.send((tuple(functions), timeout_seconds))
@@ -87,9 +89,3 @@ def _cause_of_death(code: int, words: str, timeout_seconds: float) -> str:
         how = f"by signal {-code} ({signal.strsignal(-code)})"
         return f"ended its process {how}{', at' if where else ''}{where}"
     return f"ended its process with exit code {code}"
-
-
-def _environment() -> dict[str, str]:
-    """The parent's, with its module path; one thread each, and sets in one order in every run."""
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from pathlib import Path
 from typing import IO
 
 import cloudpickle
 
 from strop.errors import StropError
+from strop.interpreter import child_environment
 from strop.run.apart.part import Order, say
 
 
@@ -69,7 +68,7 @@ class LocalPart:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)},
+            env=child_environment(),
             start_new_session=True,  # so Ctrl-C is the launcher's, which hands it on once
         )
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -6,7 +6,6 @@ would run the user's script a second time. What they unpickle comes from this pr
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any, Literal, TypeVar
 from torch import distributed
 
 from strop.errors import TrainingError
+from strop.interpreter import child_environment
 from strop.training.ranks.messages import Call, Done, Failed, Make, Setting
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class _Follower:
                 [sys.executable, "-P", "-m", "strop.training.ranks.follower", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": _module_path()},
+                env=child_environment(),
                 start_new_session=True,  # so Ctrl-C is the first rank's alone
             )
 
@@ -136,8 +136,3 @@ class _Follower:
             f"Rank {self._rank} of the trainer ended {how}. A signal 9 that nobody sent is the kernel's, for "
             "want of memory. The same command goes on from the last checkpoint."
         )
-
-
-def _module_path() -> str:
-    """This process's, so that the others find the same modules."""
-    return os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)

@@ -9,6 +9,8 @@ from strop.config.dialects.row import (
     TEXT,
     TEXTS,
     UNSET,
+    Read,
+    Row,
     beyond_the_page,
     mapped,
     no_effect,
@@ -207,6 +209,41 @@ def remote_code(theirs: Theirs) -> Mapping[str, Any]:
     return {"model.trust_remote_code": any(theirs.wrote(key) and theirs[key] for key in keys)}
 
 
+def custom_class_rows(read: Read, note: str) -> tuple[Row, ...]:
+    """The three keys of a dataset class of the user's own; verl's page has the first two for PPO."""
+    name = ("data.train.dataset.name", "data.eval.0.dataset.name")
+    config = ("data.train.dataset.config", "data.eval.0.dataset.config")
+    return (
+        mapped(
+            "data.custom_cls.path",
+            None,
+            "data.train.dataset",
+            *name,
+            read=read,
+            kind=or_null(TEXT),
+            note=note,
+        ),
+        mapped(
+            "data.custom_cls.name",
+            None,
+            "data.train.dataset",
+            *name,
+            read=read,
+            kind=or_null(TEXT),
+            off=switches.custom_class,
+        ),
+        mapped(
+            "data.custom_cls.*",
+            UNSET,
+            *config,
+            read=read,
+            off=switches.custom_class,
+            note="for the class itself, which is given the whole section as config",
+        ),
+    )
+
+
+_CUSTOM_CLASS = custom_class_rows(tasksets, "a torch Dataset that gives messages, or a prompt's tokens")
 ROWS = (
     mapped("data.tokenizer", None, "model.tokenizer", kind=or_null(TEXT)),
     mapped(
@@ -251,36 +288,9 @@ ROWS = (
         read=remote_code,
         note="counts only where someone wrote it",
     ),
-    mapped(
-        "data.custom_cls.path",
-        None,
-        "data.train.dataset",
-        "data.train.dataset.name",
-        "data.eval.0.dataset.name",
-        read=tasksets,
-        kind=or_null(TEXT),
-        note="a torch Dataset that gives messages, or a prompt's tokens",
-    ),
-    mapped(
-        "data.custom_cls.name",
-        None,
-        "data.train.dataset",
-        "data.train.dataset.name",
-        "data.eval.0.dataset.name",
-        read=tasksets,
-        kind=or_null(TEXT),
-        off=switches.custom_class,
-    ),
+    *_CUSTOM_CLASS[:2],
     *beyond_the_page(
-        mapped(
-            "data.custom_cls.*",
-            UNSET,
-            "data.train.dataset.config",
-            "data.eval.0.dataset.config",
-            read=tasksets,
-            off=switches.custom_class,
-            note="for the class itself, which is given the whole section as config",
-        ),
+        *_CUSTOM_CLASS[2:],
         mapped("data.reward_fn_key", "data_source", "data.train.source", "data.eval.0.source", read=tasksets),
         mapped("data.seed", 1, "seed", note="fixes every draw, not only the data's order"),
     ),

@@ -13,7 +13,6 @@ from strop.config.dialects.row import (
     NUMBERS,
     TEXT,
     TEXTS,
-    UNSET,
     WHOLE,
     beyond_the_page,
     mapped,
@@ -26,7 +25,7 @@ from strop.config.dialects.row import (
 )
 from strop.config.dialects.theirs import Ledger, Theirs
 from strop.config.dialects.verl import switches
-from strop.config.dialects.verl.data import custom_class, write_custom_class
+from strop.config.dialects.verl.data import custom_class, custom_class_rows, write_custom_class
 from strop.config.dialects.verl.trainer import duration, folder, monitors, one_gpu
 from strop.config.load import Loaded
 from strop.config.placement import wants_here
@@ -329,35 +328,7 @@ _DATA = beyond_the_page(
         kind=or_null(TEXT),
         note="a Jinja file or its text; null is the tokenizer's own",
     ),
-    mapped(
-        "data.custom_cls.path",
-        None,
-        "data.train.dataset",
-        "data.train.dataset.name",
-        "data.eval.0.dataset.name",
-        read=answers,
-        kind=or_null(TEXT),
-        note="a torch Dataset of input_ids, attention_mask and loss_mask; or rows",
-    ),
-    mapped(
-        "data.custom_cls.name",
-        None,
-        "data.train.dataset",
-        "data.train.dataset.name",
-        "data.eval.0.dataset.name",
-        read=answers,
-        kind=or_null(TEXT),
-        off=switches.custom_class,
-    ),
-    mapped(
-        "data.custom_cls.*",
-        UNSET,
-        "data.train.dataset.config",
-        "data.eval.0.dataset.config",
-        read=answers,
-        off=switches.custom_class,
-        note="for the class itself, which is given the whole section as config",
-    ),
+    *custom_class_rows(answers, "a torch Dataset of input_ids, attention_mask and loss_mask; or rows"),
 )
 _TRAINER = beyond_the_page(
     mapped(
