@@ -47,6 +47,16 @@ class TrainingError(StropError):
     """The update went wrong: a loss that is NaN or infinite, say."""
 
 
+class WorkerDied(StropError):
+    """A process that was started for the run has ended before its time."""
+
+    def __init__(self, name: str, how: str) -> None:
+        """`how` goes on from `it ended`: by which signal, with which exit code."""
+        super().__init__(f"{name} ended {how}")
+        self.name = name
+        self.how = how
+
+
 class StoreError(StropError):
     """An experience buffer that cannot be opened, read or written, or content that is not understood."""
 

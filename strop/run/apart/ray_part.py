@@ -13,10 +13,11 @@ from typing import Any
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayCluster
 from strop.config.schema.trainer import Fsdp2Engine
-from strop.errors import ConfigError, MissingExtraError, PlacementError, StropError
+from strop.errors import ConfigError, PlacementError, StropError
 from strop.run.apart.part import Name, Order, say
 from strop.run.apart.ray_actor import Ended, PartActor
 from strop.run.folder import RunFolder
+from strop.workers.ray_worker import import_ray, resources
 
 _PAUSE_SECONDS = 0.5
 _KNOCK_SECONDS = 10.0
@@ -28,7 +29,7 @@ def ray_cluster(run: Run, section: RayCluster) -> Iterator[ModuleType]:
 
     Raises MissingExtraError without Ray, and PlacementError for a cluster that is not there or too small.
     """
-    ray = _import_ray()
+    ray = import_ray()
     try:
         _knock(section.address)
         ray.init(
@@ -132,7 +133,7 @@ class RayPart:
         except self._ray.exceptions.GetTimeoutError as error:
             raise PlacementError(
                 f"cluster: no node had room for the {name} (1 CPU, {self._gpus:g} GPUs) in "
-                f"{self._section.start_timeout_seconds:g} s; free now: {_resources(self._ray)}. End what "
+                f"{self._section.start_timeout_seconds:g} s; free now: {resources(self._ray)}. End what "
                 "else runs there, add nodes, or set cluster.start_timeout_seconds higher."
             ) from error
         self._running = self._actor.run.remote()
@@ -186,23 +187,8 @@ def _wait_for_nodes(ray: ModuleType, section: RayCluster) -> None:
         if time.monotonic() >= until:
             raise PlacementError(
                 f"cluster: the run wants {section.nodes} nodes with {section.gpus_per_node} GPUs each, and "
-                f"of the cluster's {len(alive)} nodes {len(fit)} have as many ({_resources(ray)} in all). "
+                f"of the cluster's {len(alive)} nodes {len(fit)} have as many ({resources(ray)} in all). "
                 "Start more with `ray start --address=...`, or write smaller cluster.nodes and "
                 "cluster.gpus_per_node."
             )
         time.sleep(_PAUSE_SECONDS)
-
-
-def _resources(ray: ModuleType) -> str:
-    there = ray.available_resources()
-    return f"{there.get('CPU', 0):g} CPUs, {there.get('GPU', 0):g} GPUs"
-
-
-def _import_ray() -> ModuleType:
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError(
-            "cluster.type is ray, and Ray is not installed: pip install 'strop[ray]'"
-        ) from error
-    return ray

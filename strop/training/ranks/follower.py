@@ -1,30 +1,24 @@
-"""A rank that is not the first: a process that does what it is told; `group.py` starts it and tells it."""
+"""A rank that is not the first: a worker that does what it is told; `group.py` starts it and tells it."""
 
 from __future__ import annotations
 
-import pickle
-import sys
 import traceback
-from multiprocessing.connection import Connection
 from typing import Any
 
 from strop.errors import StropError
 from strop.training.ranks.messages import Call, Done, Failed, Make
+from strop.workers.worker import Channel
 
 
-def main() -> None:
-    """Join, then do whatever comes, until the first rank closes the connection or is gone."""
-    connection: Connection[bytes, bytes] = Connection(int(sys.argv[1]))
+def follow(channel: Channel) -> None:
+    """Join, then do whatever comes, until the first rank is gone, or this one has failed."""
     objects: dict[str, Any] = {}
     answer: Done | Failed = Done(None)
-    try:
-        pickle.loads(connection.recv_bytes()).join()
-        while not isinstance(answer, Failed):
-            connection.send_bytes(pickle.dumps(answer))
-            answer = _do(pickle.loads(connection.recv_bytes()), objects)
-        connection.send_bytes(pickle.dumps(answer))
-    except (EOFError, ConnectionError):
-        return
+    channel.receive().join()
+    while not isinstance(answer, Failed):
+        channel.send(answer)
+        answer = _do(channel.receive(), objects)
+    channel.send(answer)
 
 
 def _do(message: Make | Call, objects: dict[str, Any]) -> Done | Failed:
@@ -37,7 +31,3 @@ def _do(message: Make | Call, objects: dict[str, Any]) -> Done | Failed:
         return Failed(str(error), type(error))
     except Exception:  # noqa: BLE001  (the first rank is told, and raises it)
         return Failed(traceback.format_exc(), None)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,27 +1,19 @@
-"""A group of ranks, seen from the first of them, which is the run's own process.
-
-The others are fresh interpreters: a fork would not survive torch's threads, and a `multiprocessing` child
-would run the user's script a second time. What they unpickle comes from this process alone.
-"""
+"""A group of ranks, seen from the first of them, which is the run's own process; the others are workers."""
 
 from __future__ import annotations
 
-import pickle
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from torch import distributed
 
-from strop.errors import TrainingError
-from strop.interpreter import child_environment
+from strop.errors import TrainingError, WorkerDied
+from strop.training.ranks.follower import follow
 from strop.training.ranks.messages import Call, Done, Failed, Make, Setting
+from strop.workers.start import Local, start_worker
 
 T = TypeVar("T")
 
@@ -84,40 +76,30 @@ class _Follower:
     """One of the other ranks."""
 
     def __init__(self, setting: Setting) -> None:
-        self._rank = setting.rank
-        self._connection: Connection[Any, Any]
-        self._connection, theirs = Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "strop.training.ranks.follower", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=child_environment(),
-                start_new_session=True,  # so Ctrl-C is the first rank's alone
-            )
+        self._worker = start_worker(f"Rank {setting.rank} of the trainer", follow, Local())
 
     def send(self, message: object) -> None:
         """Raises TrainingError where nobody is there any more."""
         try:
-            self._connection.send_bytes(pickle.dumps(message))
-        except ConnectionError:
-            raise self._died() from None
+            self._worker.send(message)
+        except WorkerDied as death:
+            raise _lost(death) from None
 
     def result(self) -> Any:
         """Of the oldest message not yet answered. Raises what it raised, or TrainingError if it died."""
         try:
-            answer: Done | Failed = pickle.loads(self._connection.recv_bytes())
-        except (EOFError, ConnectionError):
-            raise self._died() from None
+            answer: Done | Failed = self._worker.receive()
+        except WorkerDied as death:
+            raise _lost(death) from None
         if isinstance(answer, Failed):
             if answer.kind is None:
-                raise TrainingError(f"Rank {self._rank} of the trainer failed:\n{answer.message}")
+                raise TrainingError(f"{self._worker.name} failed:\n{answer.message}")
             raise answer.kind(answer.message)
         return answer.result
 
     def raise_last_words(self, cause: Exception) -> None:
         """Raise what it failed of, if it failed."""
-        if self._connection.poll(_LAST_WORDS_SECONDS):
+        if self._worker.poll(_LAST_WORDS_SECONDS):
             try:
                 self.result()
             except Exception as error:
@@ -125,14 +107,11 @@ class _Follower:
 
     def end(self) -> None:
         """Kill it."""
-        self._process.kill()
-        self._process.wait()
-        self._connection.close()
+        self._worker.end()
 
-    def _died(self) -> TrainingError:
-        code = self._process.wait()
-        how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with exit code {code}"
-        return TrainingError(
-            f"Rank {self._rank} of the trainer ended {how}. A signal 9 that nobody sent is the kernel's, for "
-            "want of memory. The same command goes on from the last checkpoint."
-        )
+
+def _lost(death: WorkerDied) -> TrainingError:
+    return TrainingError(
+        f"{death}. A signal 9 that nobody sent is the kernel's, for want of memory. The same command goes on "
+        "from the last checkpoint."
+    )

@@ -1,0 +1,24 @@
+"""What the workers of these tests do."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from strop.workers.worker import Channel
+
+
+def echo(channel: Channel) -> None:
+    """Give everything back, and say who one is; the word `enough` ends it."""
+    channel.send(os.getpid())
+    while (message := channel.receive()) != "enough":
+        channel.send(message)
+
+
+def fail(channel: Channel) -> None:
+    raise ValueError(f"what to do with {channel.receive()}?")
+
+
+def sleep(channel: Channel) -> None:
+    channel.send("good night")
+    time.sleep(600)
