@@ -70,7 +70,8 @@ class CheckpointError(StropError):
 
 
 class RunFolderError(StropError):
-    """A run folder that belongs to another configuration, or cannot be written."""
+    """A folder of a run, or of the other half of one, that belongs to another configuration or cannot be
+    written."""
 
 
 class Interrupted(StropError):

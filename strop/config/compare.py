@@ -49,7 +49,7 @@ def differences(recorded: Run, run: Run) -> list[str]:
     `trainer.duration` may change where neither learning rate nor weight decay depends on the run's length.
     Secrets are compared as they are saved: redacted.
     """
-    free = tuple(field for field in FREE if _is_free_in(field, run) and _is_free_in(field, recorded))
+    free = tuple(field for field in _free(run) if field in _free(recorded))
     if not (_depends_on_length(run) or _depends_on_length(recorded)):
         free += ("trainer.duration",)
     was, now = _values(recorded), _values(run)
@@ -58,6 +58,12 @@ def differences(recorded: Run, run: Run) -> list[str]:
         for field in dict.fromkeys((*was, *now))
         if was.get(field) != now.get(field) and not _is_free(field, free)
     ]
+
+
+def learned_by(run: Run) -> dict[str, Any]:
+    """All that what is learned depends on, by its field, the run's length included; secrets redacted."""
+    free = _free(run)
+    return {field: value for field, value in _values(run).items() if not _is_free(field, free)}
 
 
 def _values(run: Run) -> dict[str, Any]:
@@ -72,10 +78,10 @@ def _is_free(field: str, free: tuple[str, ...]) -> bool:
     return any(fnmatchcase(field, known) or fnmatchcase(field, f"{known}.*") for known in free)
 
 
-def _is_free_in(field: str, run: Run) -> bool:
+def _free(run: Run) -> tuple[str, ...]:
     """Where the learning rate follows the evaluations, they are a part of what is learned."""
     follows = isinstance(run.trainer.schedule, ReduceOnPlateauSchedule)
-    return not (follows and field in ("evaluate", "data.eval"))
+    return tuple(field for field in FREE if not (follows and field in ("evaluate", "data.eval")))
 
 
 def _depends_on_length(run: Run) -> bool:

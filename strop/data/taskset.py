@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,14 @@ class TaskSet:
         if self.overlong:
             return f"{text}; {self.overlong} of them with a prompt cut to length"
         return text
+
+    @property
+    def contents(self) -> str:
+        """`contents 3f9a61c20d4e` of the encoded prompts in the order of their rows."""
+        digest = hashlib.sha256()
+        for prompt in self._fitted.prompts:
+            digest.update(len(prompt).to_bytes(4, "little") + prompt.tobytes())
+        return f"contents {digest.hexdigest()[:12]}"
 
     @property
     def position(self) -> int:

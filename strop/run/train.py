@@ -16,6 +16,7 @@ from strop.config.schema.parts import is_apart
 from strop.config.schema.synchronizer import CheckpointSync
 from strop.errors import CheckpointError
 from strop.run.apart.intake import Intake
+from strop.run.apart.meeting import met
 from strop.run.apart.train_driver import TrainDriver
 from strop.run.best import checkpoint_of
 from strop.run.critic import open_critic
@@ -131,7 +132,7 @@ def _open_trainer(
     assert not isinstance(algorithm, Sft | Dpo) and isinstance(section, CheckpointSync)
     tasks = load_tasks(run, tokenizer)
     length = length_of(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
-    with StopSignal() as stop, open_engines(run) as engines:
+    with met(run, tasks.train, "trainer"), StopSignal() as stop, open_engines(run) as engines:
         engine = engines.policy()
         state = restore(engine, start.checkpoint)
         critic = open_critic(run, engines, tokenizer, length, start.checkpoint)

@@ -16,6 +16,7 @@ from strop.models.fuse import fuse_storage
 from strop.models.load import load_model
 from strop.protocols import Buffer
 from strop.run.apart.explore_driver import ExploreDriver, ExploreState
+from strop.run.apart.meeting import met
 from strop.run.collect import Collector
 from strop.run.explorer import Explorer
 from strop.run.folder import RunFolder, RunState
@@ -29,6 +30,7 @@ from strop.run.stopping import StopSignal
 from strop.run.tasks import load_tasks
 from strop.run.tokenizer import tokenizer_of
 from strop.sync.checkpoint import Subscriber
+from strop.sync.versions import Versions
 from strop.training.device import find_device
 
 if TYPE_CHECKING:
@@ -54,12 +56,12 @@ def explore(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Explore
     tokenizer = tokenizer_of(run)
     tasks = load_tasks(run, tokenizer)
     length = length_of(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
-    with StopSignal() as stop, open_helpers(run, reward) as helpers:
+    with met(run, tasks.train, "explorer"), StopSignal() as stop, open_helpers(run, reward) as helpers:
         sampler = make_sampler(run, tokenizer)
         runners = make_runners(run, sampler, tokenizer, helpers.services)
         explorer = Explorer(runners, helpers.rewards, stop, seed=run.seed)
         subscriber = Subscriber(sampler, section, folder.path, check=stop.check)
-        state = ExploreState.load(own) or _begin(run, folder)
+        state = ExploreState.load(own) or _begin(run, section, folder)
         save_resolved(run, own.run_file)
         notes = (*tasks.notes(), f"sampling: {sampler.description}")
         start = Start(RunState(step=state.step), None, notes)
@@ -83,8 +85,9 @@ def make_sampler(run: Run, tokenizer: PreTrainedTokenizerBase) -> NativeEngine:
     return NativeEngine.from_model(model, run.rollout.engine, tokenizer)
 
 
-def _begin(run: Run, folder: RunFolder) -> ExploreState:
-    """A new run begins with an empty buffer."""
+def _begin(run: Run, section: CheckpointSync, folder: RunFolder) -> ExploreState:
+    """A new run begins with an empty buffer, and without the weights of an older one."""
+    Versions(folder.path / section.folder).clear()
     with closing(open_buffer(run.buffer, folder.path, part="writer", member=MEMBER)) as buffer:
         used = _is_used(buffer)
     if used:

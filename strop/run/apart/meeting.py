@@ -1,0 +1,63 @@
+"""Two halves of one run, started apart: what both must have been told alike, wherever each finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import PurePath
+from typing import Any
+
+from strop.config.compare import learned_by
+from strop.config.schema import Run
+from strop.config.schema.synchronizer import CheckpointSync
+from strop.data.taskset import TaskSet
+from strop.models.contents import contents_of
+from strop.run.folder import RunFolder
+from strop.sync.halves import Half, at_work
+
+_OF_ONE_HALF = ("buffer", "data.expert", "rollout.engine", "rollout.runners", "rollout.env")
+"""Sections that may differ: where the buffer is to be reached from here, and what one half alone has to do
+with, or is machinery of its machine."""
+_CONTENTS = ("model.path", "data.train.path")
+"""Compared by what is in them."""
+
+
+def met(run: Run, tasks: TaskSet, half: Half) -> AbstractContextManager[None]:
+    """Inside, this half is at work, and the other one is of the same run. Raises `RunFolderError` where it
+    is of another. In mode both there is nothing to compare: one run file was read for both."""
+    section = run.synchronizer
+    if run.mode == "both" or not isinstance(section, CheckpointSync):
+        return _by_itself()
+    return at_work(RunFolder.of(run).path / section.folder, half, said_by(run, tasks))
+
+
+@contextmanager
+def _by_itself() -> Iterator[None]:
+    yield
+
+
+def said_by(run: Run, tasks: TaskSet) -> dict[str, str]:
+    """What the other half must have been told too, field by field."""
+    folder = RunFolder.of(run).path
+    fields = {
+        field: str(_without_folder(value))
+        for field, value in learned_by(run).items()
+        if field not in _CONTENTS and not any(f"{field}.".startswith(f"{one}.") for one in _OF_ONE_HALF)
+    }
+    named = getattr(run.buffer, "name", None) or "/".join(folder.absolute().parts[-2:])
+    return {
+        "model.path": contents_of(run.model.path),
+        "data.train": f"{len(tasks)} tasks with {tasks.contents}",
+        "buffer.name": named,
+        **fields,
+    }
+
+
+def _without_folder(value: Any) -> Any:
+    """The same with the last part alone of what may be a path."""
+    if isinstance(value, Mapping):
+        return {key: _without_folder(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folder(item) for item in value]
+    is_path = isinstance(value, str) and "/" in value and not {"\n", "{"} & set(value)
+    return PurePath(value).name if is_path else value

@@ -1,0 +1,166 @@
+"""An explorer on one host and a trainer on another, which share a database and a folder, and nothing else:
+two working directories with copies of what is needed, two places for the run's folder, two commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import strop
+from strop.errors import RunFolderError
+from strop.run.apart.explore import explore
+from strop.run.apart.meeting import said_by
+from strop.run.tasks import load_tasks
+from strop.run.tokenizer import tokenizer_of
+from strop.sync.halves import at_work
+from strop.sync.versions import Versions
+from tests.buffer.postgres import Server, find_binaries
+
+from .test_apart import CLOCKS
+from .test_launch import wait_for
+
+pytest.importorskip("sqlalchemy")
+REWARDS = Path(__file__).parent / "rewards.py"
+
+
+@pytest.fixture
+def server():
+    """A PostgreSQL server that both hosts reach."""
+    pytest.importorskip("psycopg")
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server is installed here")
+    server = Server(binaries)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+def host(tmp_path: Path, name: str, tiny: Path, values: dict) -> Path:
+    """A working directory with a copy of everything, and the run file with paths of its own."""
+    folder = tmp_path / name
+    shutil.copytree(tiny, folder / f"{name}-inputs")
+    shutil.copy(REWARDS, folder / "rewards.py")
+    own = {
+        **values,
+        "output": f"{name}-runs",
+        "model": {"path": f"{name}-inputs/model"},
+        "reward": "rewards.py:digit_share",
+    }
+    own["data"] = {
+        **values["data"],
+        "train": {"path": f"{name}-inputs/tasks.jsonl"},
+        "eval": [{**values["data"]["eval"][0], "path": f"{name}-inputs/tasks.jsonl"}],
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(own))
+    return folder
+
+
+def half(folder: Path, mode: str, *overrides: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "strop", "train", "run.yaml", f"mode={mode}", *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def learned(path: Path) -> list[dict]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in rows]
+
+
+def test_two_hosts_are_one_run_though_their_database_goes_away_for_a_while(server, values, tiny, tmp_path):
+    whole = strop.train(strop.load(values(name="one")))
+    shared = {
+        "buffer": {"type": "sql", "url": server.url},
+        "synchronizer": {"type": "checkpoint", "folder": str(tmp_path / "shared")},
+    }
+    hosts = {mode: host(tmp_path, mode, tiny, values(name="two", **shared)) for mode in ("explore", "train")}
+    trainer, explorer = half(hosts["train"], "train"), half(hosts["explore"], "explore")
+    folders = {mode: hosts[mode] / f"{mode}-runs" / "strop" / "two" for mode in hosts}
+    wait_for(folders["train"] / "metrics.jsonl", lines=2, process=trainer)
+    server.stop()
+    time.sleep(1.5)
+    server.start()
+    said = {"train": trainer.communicate(timeout=120)[0], "explore": explorer.communicate(timeout=120)[0]}
+    assert (trainer.returncode, explorer.returncode) == (0, 0), said
+    together = "".join(said.values())
+    assert "does not answer" in together and "answers again" in together
+    assert "Traceback" not in together
+
+    one = {row["step"]: row for row in learned(whole.folder / "metrics.jsonl")}
+    trained = learned(folders["train"] / "metrics.jsonl")
+    explored = learned(folders["explore"] / "explorer" / "metrics.jsonl")
+    assert [row["step"] for row in trained if "loss" in row] == [1, 2, 3, 4]
+    for row in (*trained, *explored):
+        assert row.items() <= one[row["step"]].items()
+    weights = "model.safetensors"
+    assert (folders["train"] / "model" / weights).read_bytes() == (whole.model / weights).read_bytes()
+    assert not list((tmp_path / "shared").glob("*.json")), "neither is at work any more"
+
+
+def pair(values, tmp_path: Path, **changes) -> dict:
+    section = {"type": "checkpoint", "folder": str(tmp_path / "shared")}
+    return values(synchronizer=section, **{"data__eval": [], **changes})
+
+
+def leave(run) -> object:
+    """A trainer at work elsewhere, as far as an explorer can see."""
+    section = run.synchronizer
+    return at_work(Path(section.folder), "trainer", said_by(run, load_tasks(run, tokenizer_of(run)).train))
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"trainer__tasks_per_step": 4}, ["trainer.tasks_per_step is 4 here and 8 there"]),
+        ({"trainer__duration": "6 steps"}, ["trainer.duration is 6 steps here and 4 steps there"]),
+        ({"algorithm": {"type": "rloo", "rollouts_per_task": 4}}, ["algorithm.type is rloo here"]),
+        ({"seed": 2, "name": "b"}, ["seed is 2 here", "buffer.name is strop/b here and strop/small there"]),
+        ({"data__train__limit_tasks": 50}, ["data.train is 50 tasks with contents"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_halves_of_two_runs_notice_it_at_the_start(values, tmp_path, changes, names):
+    trainer = strop.load(pair(values, tmp_path), ["mode=train"]).run
+    explorer = strop.load(pair(values, tmp_path, **changes), ["mode=explore"])
+    with leave(trainer), pytest.raises(RunFolderError) as caught:
+        explore(explorer)
+    message = str(caught.value)
+    assert all(name in message for name in names), message
+    assert message.startswith("This explorer and the trainer that it meets in ") and "\n" not in message
+    assert not (tmp_path / "shared" / "explorer.json").exists()
+
+
+def test_a_model_of_the_same_shape_with_other_weights_is_noticed(values, tiny, tmp_path):
+    shutil.copytree(tiny / "model", tmp_path / "other")
+    weights = tmp_path / "other" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    trainer = strop.load(pair(values, tmp_path), ["mode=train"]).run
+    explorer = strop.load(pair(values, tmp_path, model__path=str(tmp_path / "other")), ["mode=explore"])
+    with leave(trainer), pytest.raises(RunFolderError, match=r"model\.path is contents \w{12} here and cont"):
+        explore(explorer)
+
+
+def test_a_new_run_takes_no_weights_of_an_older_one_in_its_folder(values, tmp_path):
+    shared = tmp_path / "shared"
+    versions = Versions(shared)
+    versions.write(3, [])
+    alone = pair(values, tmp_path, synchronizer__style="trainer", buffer="file", trainer__duration="1 steps")
+    assert explore(strop.load(alone, ["mode=explore"])).step == 1
+    assert versions.all() == []
