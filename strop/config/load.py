@@ -15,6 +15,7 @@ from strop.config.placement import SetAside, cuda_devices, refuse, wants_here
 from strop.config.resolve import resolve
 from strop.config.save import save_resolved
 from strop.config.schema import Run
+from strop.config.schema.cluster import RayCluster
 from strop.config.schema.run import spell_out_reward
 from strop.config.schema.walk import field_at, leaves, sections
 from strop.config.stages import KEY as STAGES
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 _DEVICE = split("trainer.engine.device")
+_Instead = dict[Keys, tuple[SetAside, Any]]
+"""What a run asks for and does not get on this machine, and the value that stands in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +121,33 @@ def _finish(draft: Draft, origin: str, *, here: bool) -> Loaded:
 def _finish_one(draft: Draft, origin: str, *, here: bool) -> Loaded:
     locate = draft.locator(origin)
     run = validate(resolve(draft.values, locate), draft, origin)
-    wanted = _asking_for_cuda(run)
-    set_aside: tuple[SetAside, ...] = ()
-    if wanted and cuda_devices() == 0:
-        set_aside = tuple(SetAside(".".join(keys), "cuda", "the CPU") for keys in wanted)
-        if not here:
-            raise refuse(set_aside)
-        for keys in wanted:
-            draft.set(keys, "cpu", Source("here", "--here"))
+    instead = _instead_of_a_cluster(run) if here else {}
+    instead |= _instead_of_cuda(run) if here or not isinstance(run.cluster, RayCluster) else {}
+    set_aside = tuple(aside for aside, _ in instead.values())
+    if set_aside and not here:
+        raise refuse(set_aside)
+    for keys, (_, value) in instead.items():
+        draft.set(keys, value, Source("here", "--here"))
+    if set_aside:
         run = validate(resolve(draft.values, locate), draft, origin)
     return Loaded(run, run_sources(run, draft.source), set_aside)
 
 
-def _asking_for_cuda(run: Run) -> list[Keys]:
+def _instead_of_a_cluster(run: Run) -> _Instead:
+    if not isinstance(run.cluster, RayCluster):
+        return {}
+    return {("cluster",): (SetAside("cluster", "ray", "this machine"), {"type": "local"})}
+
+
+def _instead_of_cuda(run: Run) -> _Instead:
+    """What the CPU does where there is no GPU; on a cluster its nodes will see."""
+    if cuda_devices() > 0:
+        return {}
     devices: dict[Keys, str] = {_DEVICE: run.trainer.engine.device}
     for index, model in enumerate(run.reward.models):
         devices["reward", "models", str(index), "device"] = model.device
-    return [keys for keys, device in devices.items() if device == "cuda"]
+    wanted = [keys for keys, device in devices.items() if device == "cuda"]
+    return {keys: (SetAside(".".join(keys), "cuda", "the CPU"), "cpu") for keys in wanted}
 
 
 def _spell_out(draft: Draft) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Ppo, Sft
 from strop.config.schema.base import Section
+from strop.config.schema.cluster import RayCluster
 from strop.config.schema.data import Data
 from strop.config.schema.schedule import ConstantSchedule, ScheduleBase
 from strop.config.units import Amount
@@ -78,6 +79,7 @@ def spelled_out(run: Run) -> Run:
         ),
         "data": _data(run),
         "algorithm": _algorithm(run),
+        "cluster": _cluster(run),
         "checkpoint": _with(
             kept, every=in_steps(run, kept.every), resume_optimizer=kept.resume_optimizer and kept.optimizer
         ),
@@ -91,6 +93,14 @@ def spelled_out(run: Run) -> Run:
         ),
     }
     return run.model_copy(update=changes)
+
+
+def _cluster(run: Run) -> Section:
+    """Actors are in the namespace of the run's names, unless another is said."""
+    section = run.cluster
+    if not isinstance(section, RayCluster):
+        return section
+    return _with(section, namespace=section.namespace or f"{run.project}/{run.name}")
 
 
 def _data(run: Run) -> Data:

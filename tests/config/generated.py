@@ -114,13 +114,15 @@ def _values(row: Row) -> tuple[Any, ...]:
 
 
 def rows_of(dialect: str) -> list[Row]:
-    """The rows that are drawn: mapped, and no section of others. One reward scores all tasks of a run."""
+    """The rows that are drawn: mapped, and no section of others. One reward scores all tasks of a run, and
+    stages would make several of it."""
     ledger = LEDGERS[dialect]
     rows = [row for row in ledger.rows if row.fate == "mapped" and "*" not in row.theirs]
     return [
         row
         for row in rows
         if not ledger.is_section(row.theirs)
+        and not row.theirs.startswith("stages.")
         and not row.theirs.endswith(("default_reward_fn_type", "trainer_config_path"))
     ]
 

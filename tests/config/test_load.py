@@ -136,3 +136,13 @@ def test_yaml_merges_keep_their_lines(tmp_path: Path) -> None:
     assert (loaded.run.data.eval[0].prompt, loaded.run.data.eval[0].path) == ("question", "b.jsonl")
     assert str(loaded.sources["data.eval.0.prompt"]) == f"{path}:6"
     assert str(loaded.sources["data.eval.0.path"]) == f"{path}:9"
+
+
+def test_here_is_this_machine_and_no_cluster(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STROP_HERE", raising=False)
+    monkeypatch.setattr("strop.config.load.cuda_devices", lambda: 0)
+    on_ray = ["cluster=ray", "trainer.engine.device=cuda"]
+    assert load_run(run_file, on_ray).run.cluster.type == "ray"
+    loaded = load_run(run_file, on_ray, here=True)
+    assert loaded.run == load_run(run_file, ["trainer.engine.device=cpu"]).run
+    assert [item.key for item in loaded.set_aside] == ["cluster", "trainer.engine.device"]

@@ -12,6 +12,7 @@ from strop.config.explain import shown
 from strop.config.load import Loaded, run_sources
 from strop.config.placement import SetAside, refuse
 from strop.config.redact import brief, redact
+from strop.config.schema import Run
 from strop.config.validate import validate
 from strop.errors import ConfigError
 
@@ -25,30 +26,46 @@ def read_dialect(ledger: Ledger, draft: Draft, *, here: bool) -> Loaded:
     Raises ConfigError for keys and values that cannot be taken, and PlacementError for a written
     placement that cannot be had, unless `here` sets it aside.
     """
-    theirs = Theirs(ledger, draft)
-    set_aside = check_written(theirs, here=here)
-    ours = convert(theirs)
-    _refuse(_missing(theirs, ours))
-    run = validate(ours.values, ours, ledger.dialect)
+    theirs = Theirs(ledger, draft, here=here)
+    set_aside = check_written(theirs)
+    run, ours = _run_of(theirs)
     return Loaded(run, run_sources(run, ours.source), set_aside, tuple(notes_of(theirs)))
 
 
-def check_written(theirs: Theirs, *, here: bool) -> tuple[SetAside, ...]:
-    """Whether every written value is of its kind and can be had; what `here` sets aside.
+def read_elsewhere(ledger: Ledger, draft: Draft) -> Run:
+    """The run as it is where all that its placement asks for is there. Raises ConfigError."""
+    theirs = Theirs(ledger, draft)
+    _check_values(theirs)
+    return _run_of(theirs)[0]
+
+
+def check_written(theirs: Theirs) -> tuple[SetAside, ...]:
+    """Whether every written value is of its kind and can be had; what `--here` sets aside.
 
     Raises ConfigError, and PlacementError for a placement that cannot be had.
     """
+    set_aside = tuple(
+        SetAside(key, redact(theirs[key], key), row.note)
+        for key, row in _check_values(theirs).items()
+        if row.fate == "placement" and not _can(theirs, key, row)
+    )
+    if set_aside and not theirs.here:
+        raise refuse(set_aside)
+    return set_aside
+
+
+def _check_values(theirs: Theirs) -> Mapping[str, Row]:
+    """The written keys that count, once their values are of their kinds and none is refused."""
     _refuse(_wrong_kinds(theirs))
     active = {key: row for key, row in theirs.written.items() if row.off is None or not row.off(theirs)}
     _refuse(_not_honoured(theirs, active))
-    set_aside = tuple(
-        SetAside(key, redact(theirs[key], key), row.note)
-        for key, row in active.items()
-        if row.fate == "placement" and not _can(theirs, key, row)
-    )
-    if set_aside and not here:
-        raise refuse(set_aside)
-    return set_aside
+    return active
+
+
+def _run_of(theirs: Theirs) -> tuple[Run, Draft]:
+    ours = convert(theirs)
+    _refuse(_missing(theirs, ours))
+    return validate(ours.values, ours, theirs.ledger.dialect), ours
 
 
 def _refuse(faults: Iterator[str]) -> None:

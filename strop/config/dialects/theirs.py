@@ -92,8 +92,10 @@ class Ledger:
 class Theirs:
     """`theirs["data.train_batch_size"]`: the value written, or else the page's default; all interpolated."""
 
-    def __init__(self, ledger: Ledger, draft: Draft) -> None:
+    def __init__(self, ledger: Ledger, draft: Draft, *, here: bool = False) -> None:
+        """`here` is whether it is to run on this machine, whatever placement it asks for."""
         self.ledger = ledger
+        self.here = here
         faults: list[str] = []
         self.written: Mapping[str, Row] = dict(_rows_of(ledger, draft, (), faults))
         if faults:

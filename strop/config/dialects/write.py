@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strop.config.dialects.read import read_dialect
+from strop.config.dialects.read import read_elsewhere
 from strop.config.dialects.row import Row
 from strop.config.dialects.theirs import Ledger, Theirs
 from strop.config.draft import Draft, Source, plain, split
@@ -45,7 +45,7 @@ def write_dialect(
             if _fits(ledger, key, value) and takes(key, value)
         }
         kept = _without_defaults(ledger, values, always)
-        back = read_dialect(ledger, draft_of_values(kept), here=True).run
+        back = read_elsewhere(ledger, draft_of_values(kept))
     except ConfigError as error:
         raise ConfigError(f"This run cannot be said in {ledger.dialect}: {error}") from None
     if back.algorithm.type != run.algorithm.type:

@@ -10,7 +10,16 @@ from strop.config.dialects.lines import draft_of
 from strop.config.dialects.read import read_dialect
 from strop.config.dialects.row import MAPPING, TEXT, always, mapped, one_of, or_null, placement
 from strop.config.dialects.theirs import Ledger
-from strop.config.dialects.trinity import algorithm, buffer, explorer, general, model, parts, trainer_config
+from strop.config.dialects.trinity import (
+    algorithm,
+    buffer,
+    cluster,
+    explorer,
+    general,
+    model,
+    parts,
+    trainer_config,
+)
 from strop.config.dialects.trinity.stages import split_stages
 from strop.config.draft import Draft, split
 from strop.config.load import Loaded
@@ -30,7 +39,7 @@ LEDGER = Ledger(
         *algorithm.ROWS,
         *general.MONITOR,
         *model.MODEL,
-        *explorer.CLUSTER,
+        *cluster.ROWS,
         *buffer.ROWS,
         *explorer.EXPLORER,
         *parts.ROWS,

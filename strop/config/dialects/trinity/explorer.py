@@ -1,4 +1,4 @@
-"""Trinity's `cluster` and `explorer`: who samples, and where."""
+"""Trinity's `explorer`: who samples."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from strop.config.dialects.row import (
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.trinity.cluster import name_row
 from strop.config.dialects.trinity.workflows import RUNS
-from strop.config.dialects.verl.trainer import every, frequency, one_gpu
+from strop.config.dialects.verl.trainer import every, frequency
 from strop.config.schema import Run
 
-_NO_ACTORS = "one process, which has no actors to name"
 _HELPERS = "explorer.auxiliary_models"
 _WHOLE = "one process holds the whole model"
 _NATIVE = "the native sampler, in the trainer's process"
@@ -72,13 +72,9 @@ def helpers(theirs: Theirs) -> Mapping[str, Any]:
     return {"rollout.auxiliary_models": models}
 
 
-CLUSTER = unstated(
-    placement("cluster.node_num", 1, "one process, on this machine", can=only(1)),
-    placement("cluster.gpu_per_node", 8, "one process, on this machine's GPU or else its CPU", can=one_gpu),
-)
 EXPLORER = (
     *unstated(
-        placement("explorer.name", "explorer", _NO_ACTORS, can=always),
+        name_row("explorer"),
         placement("explorer.runner_per_model", 8, _NATIVE, can=always),
         *RUNS,
         placement(

@@ -11,7 +11,6 @@ from strop.config.dialects.row import (
     MAPPING,
     TEXT,
     UNSET,
-    always,
     mapped,
     never,
     no_effect,
@@ -24,13 +23,13 @@ from strop.config.dialects.row import (
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.trinity import cluster
 from strop.config.dialects.trinity.parts import MODE
 from strop.config.dialects.trinity.stages import ROWS as STAGES
 from strop.config.dialects.verl.trainer import every, frequency
 from strop.config.local import existing
 from strop.config.schema import Run
 
-_NO_ACTORS = "one process, which has no actors to name"
 _TRACKERS = ("wandb", "mlflow")
 
 
@@ -107,7 +106,7 @@ GLOBAL = (
         read=folder,
         note="false starts anew, as <name>_<timestamp> where the folder is taken",
     ),
-    placement("ray_namespace", None, _NO_ACTORS, can=always, kind=or_null(TEXT)),
+    cluster.NAMESPACE,
 )
 MONITOR = (
     *unstated(
@@ -136,11 +135,11 @@ MONITOR = (
         )
         for name in ("base_url", "api_key", "uri", "username", "password")
     ),
-    refused("monitor.enable_ray_timeline", False, "there is no Ray to draw a timeline of; leave it out"),
+    cluster.TIMELINE,
 )
 TRAINER = (
     *unstated(
-        placement("trainer.name", "trainer", _NO_ACTORS, can=always),
+        cluster.name_row("trainer"),
         placement("trainer.trainer_type", "verl", "Strop's own trainer, by verl's keys", can=only("verl")),
         mapped("trainer.save_interval", 0, "checkpoint.every", read=saving, note="counts steps"),
     ),
@@ -173,6 +172,6 @@ REST = (
         )
     ),
     no_effect("log.level", "INFO", "all that a run says is on the console", kind=TEXT),
-    placement("log.group_by_node", False, "one process, on this machine", can=always),
+    cluster.BY_NODE,
     *STAGES,
 )

@@ -36,6 +36,7 @@ class _Inside(Theirs):
     def __init__(self, outer: Theirs) -> None:
         self.outer = outer
         self.ledger = VERL
+        self.here = outer.here
         inside = {key: row for key, row in outer.written.items() if key.startswith(PREFIX)}
         self.written = {key.removeprefix(PREFIX): row for key, row in inside.items()}
 

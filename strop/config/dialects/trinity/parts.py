@@ -20,6 +20,7 @@ from strop.config.dialects.row import (
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
+from strop.config.dialects.trinity.cluster import on_cluster
 from strop.config.dialects.trinity.presets import is_offline, kind, only_sampled
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
@@ -42,12 +43,13 @@ def is_half(theirs: Theirs) -> bool:
 
 
 def is_apart(theirs: Theirs) -> bool:
-    """Whether explorer and trainer are processes of their own: where they take turns, one does both."""
+    """Whether explorer and trainer are processes of their own: where they take turns on one machine, one does
+    both."""
     if is_offline(theirs) or theirs["mode"] == "bench":
         return False
     at = "synchronizer"
     in_turns = theirs[f"{at}.sync_interval"] == 1 and theirs[f"{at}.sync_offset"] == 0
-    return is_half(theirs) or style(theirs) != "fixed" or not in_turns
+    return is_half(theirs) or on_cluster(theirs) or style(theirs) != "fixed" or not in_turns
 
 
 def room(theirs: Theirs) -> int | None:

@@ -86,5 +86,5 @@ def read_verl_eval(
     Raises ConfigError for a key or value that cannot be taken.
     """
     theirs = Theirs(LEDGER, draft_of(LEDGER, overrides, config))
-    check_written(theirs, here=False)
+    check_written(theirs)
     return Scoring.model_validate(convert(theirs).values), tuple(notes_of(theirs))

@@ -190,8 +190,8 @@ def read_verl_generate(overrides: Sequence[str], *, config: Path | None = None, 
     Raises ConfigError for a key or value that cannot be taken, PlacementError for hardware and
     engines that are not here, unless `here` or STROP_HERE sets them aside.
     """
-    theirs = Theirs(LEDGER, draft_of(LEDGER, overrides, config))
-    set_aside = check_written(theirs, here=wants_here(here))
+    theirs = Theirs(LEDGER, draft_of(LEDGER, overrides, config), here=wants_here(here))
+    set_aside = check_written(theirs)
     ours = convert(theirs)
     try:
         generation = Generation.model_validate(ours.values)

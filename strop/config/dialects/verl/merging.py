@@ -91,7 +91,7 @@ def read_verl_merge(words: Sequence[str]) -> Merging:
     theirs = Theirs(LEDGER, draft)
     if not theirs.wrote("local_dir"):
         raise ConfigError("strop verl merge: say what is merged: --local_dir FOLDER --target_dir FOLDER.")
-    check_written(theirs, here=False)
+    check_written(theirs)
     values = convert(theirs).values
     target = Path(values["target_dir"]).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
