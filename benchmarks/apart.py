@@ -25,6 +25,7 @@ STYLES = {
     "one process, in turns": "synchronizer=memory",
     "two, in turns": "synchronizer.style={type: fixed, ahead: 0 steps}",
     "two, `fixed`, ahead 1 step": "synchronizer.style={type: fixed, ahead: 1 steps}",
+    "two, `fixed`, every 2, ahead 1": "synchronizer.style={type: fixed, every: 2 steps, ahead: 1 steps}",
     "two, `free`, staleness 2": "synchronizer.style={type: free, max_staleness: 2 steps}",
 }
 

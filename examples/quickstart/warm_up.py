@@ -31,7 +31,7 @@ def warm_up(loaded: Loaded, to: Path) -> None:
     """Train on right answers until `ENOUGH` held-out ones are right, and export the model to `to`."""
     run = loaded.run
     tokenizer = load_tokenizer(run.model)
-    tasks = load_eval_tasks(run, tokenizer)
+    tasks = load_eval_tasks(run, tokenizer, run.data.eval)
     section = run.data.train.model_copy(update={"response": run.data.train.answer})
     answers = load_answers(section, run.data, tokenizer, name="train", seed=run.seed, shuffle=True)
     columns = (TextColumn("warming up"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeElapsedColumn())

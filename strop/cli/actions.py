@@ -58,15 +58,21 @@ def check_files(loaded: Loaded) -> None:
 
 def _unknown_rewards(loaded: Loaded) -> Iterator[str]:
     """A bare word is a built-in's name; functions of the user's own are imported when the run starts."""
+    from strop.config.schema.scoring import written_rewards
     from strop.rewards.resolve import find
     from strop.rewards.table import BUILTINS
 
-    for index, part in enumerate(loaded.run.reward.functions):
-        if part.function.isidentifier() and part.function not in BUILTINS:
+    named = {
+        f"{where}.functions.{index}.function": part.function
+        for where, reward in written_rewards(loaded.run).items()
+        for index, part in enumerate(reward.functions)
+    }
+    for field, function in named.items():
+        if function.isidentifier() and function not in BUILTINS:
             try:
-                find(part.function)
+                find(function)
             except RewardError as error:
-                yield f"{loaded.sources[f'reward.functions.{index}.function']}: {error}"
+                yield f"{loaded.sources[field]}: {error}"
 
 
 class Read(Protocol):

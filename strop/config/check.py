@@ -13,6 +13,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Ppo, Sft
 from strop.config.schema.data import Taskset, is_template
 from strop.config.schema.reward import Reward
+from strop.config.schema.scoring import needs_reward, written_rewards
 from strop.config.schema.workflow import Workflow
 
 NO_REWARD = (
@@ -42,10 +43,11 @@ def missing_files(loaded: Loaded) -> list[str]:
     if isinstance(run.algorithm, Ppo) and run.algorithm.critic.model is not None:
         faults += _model(run.algorithm.critic.model.path, "algorithm.critic.model.path", sources)
     faults += _code(run, sources)
-    faults += _reward(run.reward, sources)
+    for where, reward in written_rewards(run).items():
+        faults += _reward(reward, where, sources)
     if run.data.expert is not None:
         faults += _tasks(run.data.expert, "data.expert.path", sources)
-    if run.needs_reward and not isinstance(run.algorithm, Sft | Dpo):
+    if needs_reward(run) and not isinstance(run.algorithm, Sft | Dpo):
         faults.append(NO_REWARD)
     for index, model in enumerate(run.rollout.auxiliary_models):
         faults += _model(model.path, f"rollout.auxiliary_models.{index}.path", sources)
@@ -87,22 +89,22 @@ def _code(run: Run, sources: Mapping[str, Source]) -> list[str]:
     ]
 
 
-def _reward(reward: Reward, sources: Mapping[str, Source]) -> list[str]:
+def _reward(reward: Reward, where: str, sources: Mapping[str, Source]) -> list[str]:
     files: dict[str, str] = {}
     faults = []
     for index, part in enumerate(reward.functions):
         file, colon, _ = part.function.rpartition(":")
         if colon and file.endswith(".py"):
-            files[f"reward.functions.{index}.function"] = file
+            files[f"{where}.functions.{index}.function"] = file
     for index, model in enumerate(reward.models):
-        faults += _model(model.path, f"reward.models.{index}.path", sources)
+        faults += _model(model.path, f"{where}.models.{index}.path", sources)
         if model.chat_template != "tokenizer" and not is_template(model.chat_template):
-            files[f"reward.models.{index}.chat_template"] = model.chat_template
+            files[f"{where}.models.{index}.chat_template"] = model.chat_template
     for index, judge in enumerate(reward.judges):
         if judge.prompt.endswith(".jinja"):
-            files[f"reward.judges.{index}.prompt"] = judge.prompt
+            files[f"{where}.judges.{index}.prompt"] = judge.prompt
         if judge.key_variable is not None and not os.environ.get(judge.key_variable):
-            field = f"reward.judges.{index}.key_variable"
+            field = f"{where}.judges.{index}.key_variable"
             faults.append(f"{_at(field, sources)}: the environment variable {judge.key_variable} is not set.")
     return faults + [
         f"{_at(field, sources)}: there is no file {file}."

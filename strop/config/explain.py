@@ -14,6 +14,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.data import Taskset
 from strop.config.schema.run import Checkpoint
+from strop.config.schema.scoring import needs_reward, scored_by
 from strop.config.schema.walk import Leaf, leaves
 from strop.config.units import Amount
 
@@ -112,10 +113,10 @@ def _what(run: Run) -> str:
     what = f"Trains {part} {run.model.path} by {run.algorithm.type.upper()} on {_paths(run.data.train)}"
     if isinstance(run.algorithm, Sft | Dpo):
         return f"{what}."
-    reward = run.scored_by
+    reward = scored_by(run)
     functions = [part.name or part.function for part in reward.functions]
     models, judges = ([part.name for part in reward.models], [part.name for part in reward.judges])
-    nobody = "nothing yet" if run.needs_reward else f"its workflow ({run.rollout.workflow.name})"
+    nobody = "nothing yet" if needs_reward(run) else f"its workflow ({run.rollout.workflow.name})"
     rewards = " + ".join([*functions, *models, *judges]) or nobody
     rewards = rewards.replace("by_source", "the built-in reward of each row's source")
     expert = f", and on the expert's answers in {_paths(run.data.expert)}" if run.data.expert else ""

@@ -16,7 +16,8 @@ from strop.config.resolve import resolve
 from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayCluster
-from strop.config.schema.run import spell_out_reward
+from strop.config.schema.reward import spell_out_reward
+from strop.config.schema.scoring import devices
 from strop.config.schema.walk import field_at, leaves, sections
 from strop.config.stages import KEY as STAGES
 from strop.config.stages import begin_with, split_stages
@@ -35,7 +36,6 @@ __all__ = [
     "save_resolved",
 ]
 
-_DEVICE = split("trainer.engine.device")
 _Instead = dict[Keys, tuple[SetAside, Any]]
 """What a run asks for and does not get on this machine, and the value that stands in its place."""
 
@@ -143,23 +143,27 @@ def _instead_of_cuda(run: Run) -> _Instead:
     """What the CPU does where there is no GPU; on a cluster its nodes will see."""
     if cuda_devices() > 0:
         return {}
-    devices: dict[Keys, str] = {_DEVICE: run.trainer.engine.device}
-    for index, model in enumerate(run.reward.models):
-        devices["reward", "models", str(index), "device"] = model.device
-    wanted = [keys for keys, device in devices.items() if device == "cuda"]
-    return {keys: (SetAside(".".join(keys), "cuda", "the CPU"), "cpu") for keys in wanted}
+    wanted = [field for field, device in devices(run).items() if device == "cuda"]
+    return {split(field): (SetAside(field, "cuda", "the CPU"), "cpu") for field in wanted}
 
 
 def _spell_out(draft: Draft) -> None:
     """Write the short forms whole, so that overrides can go on inside: `reward: gsm8k`, `engine: native`."""
-    reward = draft.get(("reward",))
-    if reward is not None and "${" not in str(reward) and spell_out_reward(reward) is not reward:
-        source = draft.source(("reward",))
-        draft.set(("reward",), spell_out_reward(reward), source or Source("default", ""))
+    for keys in _rewards(draft):
+        reward = draft.get(keys)
+        if "${" not in str(reward) and spell_out_reward(reward) is not reward:
+            draft.set(keys, spell_out_reward(reward), draft.source(keys) or Source("default", ""))
     for keys, value in list(walk(draft.values)):
         source = draft.source(keys)
         if isinstance(value, str) and "${" not in value and source and _names_a_kind(keys, draft):
             draft.set(keys, {"type": value}, source)
+
+
+def _rewards(draft: Draft) -> list[Keys]:
+    measured = draft.get(("data", "eval"))
+    count = len(measured) if isinstance(measured, list) else 0
+    places = [("reward",), *(("data", "eval", str(index), "reward") for index in range(count))]
+    return [keys for keys in places if draft.get(keys) is not None]
 
 
 def _names_a_kind(keys: Keys, draft: Draft) -> bool:

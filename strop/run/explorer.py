@@ -36,11 +36,11 @@ class Explorer:
     """
 
     def __init__(
-        self, runners: Mapping[str, Runner], scorer: Rewards, stop: StopSignal, *, seed: int
+        self, runners: Mapping[str, Runner], rewards: Mapping[str, Rewards], stop: StopSignal, *, seed: int
     ) -> None:
-        """`runners` by purpose; `train` is that of all that have none of their own."""
+        """`runners` and `rewards` by purpose; `train` is that of all that have none of their own."""
         self._runners = runners
-        self._scorer = scorer
+        self._rewards = rewards
         self._stop = stop
         self._seed = seed
 
@@ -61,7 +61,7 @@ class Explorer:
         started = time.perf_counter()
         groups = self.sample(tasks, rollouts_per_task, sampling, purpose=purpose, step=step, first=first)
         sampled = time.perf_counter()
-        groups = self._scorer.score(groups)
+        groups = self._rewards.get(purpose, self._rewards["train"]).score(groups)
         self._stop.check()
         return Explored(groups, sampled - started, time.perf_counter() - sampled)
 

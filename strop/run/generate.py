@@ -43,7 +43,8 @@ def generate(loaded: Loaded, prompts: Path, out: Path, checkpoint: Path | None) 
     )
     tokenizer = tokenizer_of(run)
     tasks = load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False).all_tasks()
-    unscored = run.model_copy(update={"reward": Reward()})
+    unmeasured = run.data.model_copy(update={"eval": ()})
+    unscored = run.model_copy(update={"reward": Reward(), "data": unmeasured})
     with open_engines(run) as engines, open_policy(unscored, engines, tokenizer, None, checkpoint) as policy:
         groups = policy.explorer.sample(
             tasks,

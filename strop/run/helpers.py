@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strop.config.schema import Run
+from strop.config.schema.reward import Reward
+from strop.config.schema.scoring import scored_by
 from strop.inference.endpoint.server import Endpoint
 from strop.run.folder import RunFolder
 from strop.run.rewards import Rewards
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 class Helpers:
     """All of it, open."""
 
-    rewards: Rewards
+    rewards: Mapping[str, Rewards]
+    """By purpose; `train` scores all that have none of their own."""
     services: Services
 
 
@@ -39,12 +42,26 @@ def open_helpers(run: Run, reward: Callable[..., Any] | None) -> Iterator[Helper
         endpoint = Endpoint(run.rollout.endpoint.port)
         opened.callback(endpoint.close)
         services = Services(endpoint, run.rollout.endpoint.model, auxiliary)
+        yield Helpers(_rewards(run, reward, services, opened), services)
+
+
+def _rewards(
+    run: Run, reward: Callable[..., Any] | None, services: Services, opened: ExitStack
+) -> dict[str, Rewards]:
+    replies = RunFolder.of(run).judges
+
+    def scoring(section: Reward, extra: Callable[..., Any] | None) -> Rewards:
         access = None
-        if any(judge.url == "auxiliary" for judge in run.reward.judges):
+        if any(judge.url == "auxiliary" for judge in section.judges):
             access = opened.enter_context(services.admit())
-        replies = RunFolder.of(run).judges
-        rewards = opened.enter_context(Rewards(run.scored_by, reward, replies=replies, auxiliary=access))
-        yield Helpers(rewards, services)
+        return opened.enter_context(Rewards(section, extra, replies=replies, auxiliary=access))
+
+    own = {
+        f"eval-{taskset.name}": scoring(taskset.reward, None)
+        for taskset in run.data.eval
+        if taskset.reward is not None
+    }
+    return {"train": scoring(scored_by(run), reward), **own}
 
 
 def _auxiliary_models(run: Run) -> dict[str, AuxiliaryModel]:

@@ -63,7 +63,7 @@ def open_measure(run: Run, reward: Callable[..., Any] | None) -> Iterator[Measur
 
             yield measure
         return
-    tasks = load_eval_tasks(run, tokenizer)
+    tasks = load_eval_tasks(run, tokenizer, run.data.eval)
     with open_engines(run) as engines, open_policy(run, engines, tokenizer, reward, None) as policy:
 
         def sample(checkpoint: Path | None) -> Measured:

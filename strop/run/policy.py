@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.config.check import NO_REWARD
 from strop.config.schema import Run
+from strop.config.schema.scoring import needs_reward
 from strop.errors import ConfigError
 from strop.inference.native import NativeEngine
 from strop.protocols import TrainingEngine
@@ -42,7 +43,7 @@ class Policy:
 
 def require_reward(run: Run, reward: Callable[..., Any] | None) -> None:
     """Raises `ConfigError` where neither the run file nor Python says how an answer is scored."""
-    if reward is None and run.needs_reward:
+    if reward is None and needs_reward(run):
         raise ConfigError(NO_REWARD)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo
+from strop.config.schema.data import EvalTaskset
 from strop.data.answers import AnswerSet, has_answers, load_answers
 from strop.errors import ConfigError
 from strop.protocols import TrainingEngine
@@ -84,7 +85,7 @@ _KEPT = ("loss", "dpo/margin", "dpo/accuracy")
 def require_measures(run: Run, reward: Callable[..., Any] | None) -> None:
     """Raises `ConfigError` for an eval taskset that has neither answers, for a loss, nor a reward."""
     for taskset in run.data.eval:
-        if not (has_answers(taskset) or reward or not run.reward.is_empty):
+        if not (has_answers(taskset) or _is_scored(run, taskset, reward)):
             raise ConfigError(
                 f"data.eval ({taskset.name}): there is nothing to measure it by. Name its answers, as in "
                 "data.train, for a held-out loss, or write a `reward`, by which sampled answers are scored."
@@ -98,8 +99,13 @@ def load_held_out(run: Run, tokenizer: PreTrainedTokenizerBase, reward: Callable
         for section in run.data.eval
         if has_answers(section)
     )
-    scored = reward is not None or not run.reward.is_empty
-    return HeldOut(answers, load_eval_tasks(run, tokenizer) if scored else ())
+    sampled = [taskset for taskset in run.data.eval if _is_scored(run, taskset, reward)]
+    return HeldOut(answers, load_eval_tasks(run, tokenizer, sampled))
+
+
+def _is_scored(run: Run, taskset: EvalTaskset, reward: Callable[..., Any] | None) -> bool:
+    section = run.reward if taskset.reward is None else taskset.reward
+    return not section.is_empty or (reward is not None and taskset.reward is None)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,12 +41,14 @@ def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> Tasks:
         expert = load_answers(
             data.expert, data, tokenizer, name="expert", seed=run.seed, shuffle=data.shuffle
         )
-    return Tasks(train, load_eval_tasks(run, tokenizer), expert)
+    return Tasks(train, load_eval_tasks(run, tokenizer, data.eval), expert)
 
 
-def load_eval_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> EvalTasks:
+def load_eval_tasks(
+    run: Run, tokenizer: PreTrainedTokenizerBase, sections: Sequence[EvalTaskset]
+) -> EvalTasks:
     """Read and check what is measured."""
     return tuple(
         (section, load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False))
-        for section in run.data.eval
+        for section in sections
     )

@@ -150,7 +150,6 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         ([f"{TASKSET}.storage_type=queue"], "storage_type: file"),
         ([f"{TASKSET}.default_workflow_type=mine"], "simple_workflow, math_workflow, math_boxed_workflow"),
         ([f"{TASKSET}.repeat_times=3"], "differs from algorithm.repeat_times"),
-        (["buffer.explorer_input.eval_tasksets.0.default_reward_fn_type=math_reward"], "one reward scores"),
         (["~buffer.default_reward_fn_type"], "write default_reward_fn_type"),
         (["+explorer.auxiliary_models=[{tensor_parallel_size: 1}]"], r"auxiliary_models\.0\.model_path"),
         (["model.lora_configs=True"], "lora_configs is a list of mappings"),

@@ -105,6 +105,31 @@ def test_a_rewards_arguments() -> None:
     assert loaded.run.reward.functions[0].args == {"method": "strict"}
 
 
+@pytest.mark.parametrize(
+    ("overrides", "trained", "measured"),
+    [
+        ([f"+{EVAL}.default_reward_fn_type=math_reward"], ["countdown"], ["math"]),
+        ([f"+{EVAL}.default_reward_fn_type=countdown_reward"], ["countdown"], None),
+        ([f"+{TASKSET}.reward_fn_args={{method: strict}}"], ["countdown"], ["countdown"]),
+        (
+            [
+                f"+{EVAL}.default_workflow_type=math_workflow",
+                f"+{EVAL}.default_reward_fn_type=math_reward",
+            ],
+            ["countdown"],
+            ["math", "format"],
+        ),
+    ],
+)
+def test_an_eval_taskset_has_its_own_reward(
+    overrides: list[str], trained: list[str], measured: list[str] | None
+) -> None:
+    run = read(*overrides).run
+    own = run.data.eval[0].reward
+    assert [part.function for part in run.reward.functions] == trained
+    assert (own and [part.function for part in own.functions]) == measured
+
+
 SFT = (
     "algorithm.algorithm_type=sft",
     "mode=train",
@@ -175,7 +200,6 @@ def test_chat_templates_are_texts() -> None:
             [f"+{EVAL}.rollout_args.n=3", f"+{EVAL}.repeat_times=2"],
             r"n \(3\) differs from .*repeat_times \(2",
         ),
-        ([f"+{TASKSET}.reward_fn_args={{a: 1}}"], r"eval_tasksets\.0 is scored with reward_fn_args \{\}"),
         ([f"+{BUFFER}.path=back.txt"], "does not say what kind of file it is"),
         ([f"+{BUFFER}.capacity=2"], "holds not even one step"),
         ([f"{TASKSET}.path=null"], "a file or directory of JSON Lines"),

@@ -6,6 +6,7 @@ import pytest
 
 from strop.config.dialects.trinity import LEDGER
 from strop.config.dialects.write import write_dialect
+from strop.config.schema.scoring import scored_by
 from strop.config.schema.workflow import Workflow
 from strop.errors import ConfigError
 
@@ -33,7 +34,7 @@ def test_a_workflow_and_what_scores_it(
 ) -> None:
     run = read(f"+buffer.default_workflow_type={workflow}", f"buffer.default_reward_fn_type={reward}").run
     assert run.rollout.workflow == expected and run.data.eval[0].workflow is None
-    assert [part.function for part in run.scored_by.functions] == scored
+    assert [part.function for part in scored_by(run).functions] == scored
     assert write_dialect(LEDGER, run).unsaid == ()
 
 

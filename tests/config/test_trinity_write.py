@@ -12,6 +12,7 @@ from .trinity_file import BUFFER, TASKSET, read
 pytestmark = pytest.mark.usefixtures("trinity_file")
 CRITIC = "trainer.trainer_config.critic"
 EXPERT = "buffer.trainer_input.auxiliary_buffers.sft_dataset"
+EVAL = "buffer.explorer_input.eval_tasksets.0"
 GIVEN = ("mode=train", f"{BUFFER}.path=given.jsonl", "buffer.train_batch_size=16")
 
 
@@ -42,8 +43,10 @@ GIVEN = ("mode=train", f"{BUFFER}.path=given.jsonl", "buffer.train_batch_size=16
         [
             f"{TASKSET}.format={{system_prompt_key: s, tools_key: t, reply_prefix: R}}",
             f"+{TASKSET}.reward_fn_args={{a: 1}}",
-            "+buffer.explorer_input.eval_tasksets.0.reward_fn_args={a: 1}",
+            f"+{EVAL}.reward_fn_args={{a: 1}}",
         ],
+        [f"+{EVAL}.default_reward_fn_type=math_reward", f"+{EVAL}.reward_fn_args={{method: flexible}}"],
+        [f"+{TASKSET}.default_reward_fn_type=math_reward"],
         [f"~{TASKSET}", f"+{TASKSET}={{storage_type: sql, path: t.db, name: n}}"],
         ["algorithm.algorithm_type=sft", *GIVEN, f"+{BUFFER}.format={{messages_key: m}}"],
         ["algorithm.algorithm_type=sft", *GIVEN, f"+{BUFFER}.format={{system_prompt_key: s}}"],

@@ -11,6 +11,10 @@ def with_parts(completion, answer):
     return {"score": digit_share(completion, answer), "even": float(len(completion) % 2 == 0)}
 
 
+def length(completion):
+    return float(len(completion))
+
+
 def raises(completion, answer):
     raise KeyError("no such thing")
 

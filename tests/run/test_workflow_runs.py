@@ -149,6 +149,30 @@ def test_each_eval_taskset_has_its_own_workflow_and_sampling(several, tiny):
     assert {name for row in rows for name, _ in row["reward_parts"]} == {"workflow", "digit_share"}
 
 
+def test_each_eval_taskset_has_its_own_reward(values, tiny):
+    tasks = {"path": str(tiny / "tasks.jsonl"), "limit_tasks": 3}
+    length = f"{MINE.parent / 'rewards.py'}:length"
+    run = values(
+        data__eval=[
+            {**tasks, "name": "as-trained"},
+            {
+                **tasks,
+                "name": "own",
+                "reward": {"functions": [{"function": length, "weight": 10}, {"function": "exact"}]},
+            },
+        ],
+        trainer__duration="1 steps",
+    )
+    result = strop.train(strop.load(run))
+    parts = {}
+    for name in ("as-trained", "own"):
+        rows = pq.read_table(result.folder / "eval" / name / "step-000001.parquet").to_pylist()
+        parts[name] = {part for row in rows for part, _ in row["reward_parts"]}
+    assert parts == {"as-trained": {"digit_share"}, "own": {"length", "exact"}}
+    lengths = [len(row["text"]) for row in rows]
+    assert sum(row["reward"] for row in rows) == pytest.approx(10 * sum(lengths)) and sum(lengths) > 0
+
+
 def test_an_agent_is_trained_as_it_is(several):
     run = several(
         rollout__workflow={"name": "agent", "args": {"function": f"{MINE}:agent"}},

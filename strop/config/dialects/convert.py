@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -23,6 +23,7 @@ from strop.config.save import said
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Sft
 from strop.config.schema.base import Section
+from strop.config.schema.scoring import devices
 from strop.config.suggest import did_you_mean
 from strop.config.units import Amount
 from strop.errors import ConfigError
@@ -99,16 +100,21 @@ def convert(job: Job, to: str) -> Conversion:
 
 def _without_set_aside(loaded: Loaded) -> Run:
     """A device that is not here was set aside for this machine, and says nothing about the next one."""
-    run = loaded.run
-    aside = {item.key for item in loaded.set_aside}
-    if "trainer.engine.device" in aside:
-        engine = run.trainer.engine.model_copy(update={"device": "auto"})
-        run = run.model_copy(update={"trainer": run.trainer.model_copy(update={"engine": engine})})
-    models = tuple(
-        model.model_copy(update={"device": "auto"}) if f"reward.models.{index}.device" in aside else model
-        for index, model in enumerate(run.reward.models)
-    )
-    return run.model_copy(update={"reward": run.reward.model_copy(update={"models": models})})
+    run, aside = loaded.run, {item.key for item in loaded.set_aside}
+    for field in devices(run):
+        if field in aside:
+            run = _changed(run, field.split("."), "auto")
+    return run
+
+
+def _changed(at: Any, way: Sequence[str], value: Any) -> Any:
+    """A section, or a list of them, with another value at the end of the way."""
+    if not way:
+        return value
+    if isinstance(at, tuple):
+        index = int(way[0])
+        return (*at[:index], _changed(at[index], way[1:], value), *at[index + 1 :])
+    return at.model_copy(update={way[0]: _changed(getattr(at, way[0]), way[1:], value)})
 
 
 def _run_file(run: Run) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from strop.config.schema.base import Section
+from strop.config.schema.reward import RewardOrShort
 from strop.config.schema.rollout import Sampling
 from strop.config.schema.workflow import WorkflowOrName
 
@@ -73,6 +74,8 @@ class EvalTaskset(Taskset):
     """How answers are drawn; greedy unless said otherwise."""
     workflow: WorkflowOrName | None = None
     """How its tasks become rollouts; as `rollout.workflow` says when left out."""
+    reward: RewardOrShort | None = None
+    """How its answers are scored; as the run's `reward` says when left out."""
 
     @property
     def is_sampled(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from strop.config.schema.base import Section
 from strop.config.schema.judge import Calls, Judge
@@ -71,3 +71,24 @@ class Reward(Section):
     def is_empty(self) -> bool:
         """Whether nothing here says how an answer is scored."""
         return not (self.functions or self.models or self.judges)
+
+
+def spell_out_reward(value: Any) -> Any:
+    """`gsm8k`, `{function: ...}` and `[...]` are short for `{functions: [...]}`."""
+    if isinstance(value, str):
+        return {"functions": [{"function": value}]}
+    if isinstance(value, list | tuple):
+        return {"functions": [{"function": v} if isinstance(v, str) else v for v in value]}
+    if isinstance(value, dict) and "function" in value:
+        return {"functions": [value]}
+    return value
+
+
+RewardOrShort = Annotated[
+    Reward,
+    BeforeValidator(
+        spell_out_reward,
+        json_schema_input_type=str | RewardFunction | tuple[str | RewardFunction, ...] | Reward,
+    ),
+]
+"""Lets `reward: gsm8k` stand for `reward: {functions: [{function: gsm8k}]}`."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from strop.config.local import expanded
 from strop.config.schema.algorithm import Algorithm, Dpo, Grpo, Sft
@@ -18,8 +18,9 @@ from strop.config.schema.learning import check_learning
 from strop.config.schema.meaning import check_meaning
 from strop.config.schema.model import Model
 from strop.config.schema.parts import check_parts, default_buffer, default_synchronizer
-from strop.config.schema.reward import Reward, RewardFunction
+from strop.config.schema.reward import Reward, RewardOrShort
 from strop.config.schema.rollout import Rollout
+from strop.config.schema.scoring import check_helpers
 from strop.config.schema.stage import Stage
 from strop.config.schema.synchronizer import Synchronizer
 from strop.config.schema.trainer import Trainer
@@ -90,23 +91,6 @@ class Record(Section):
     """Write `report.html` at the end, however the run ends; `strop report` writes it at any time."""
 
 
-def spell_out_reward(value: Any) -> Any:
-    """`gsm8k`, `{function: ...}` and `[...]` are short for `{functions: [...]}`."""
-    if isinstance(value, str):
-        return {"functions": [{"function": value}]}
-    if isinstance(value, list | tuple):
-        return {"functions": [{"function": v} if isinstance(v, str) else v for v in value]}
-    if isinstance(value, dict) and "function" in value:
-        return {"functions": [value]}
-    return value
-
-
-_SHORT_REWARD = BeforeValidator(
-    spell_out_reward,
-    json_schema_input_type=str | RewardFunction | tuple[str | RewardFunction, ...] | Reward,
-)
-
-
 class Run(Section):
     """One run: what is trained, on what, how, and what is kept of it."""
 
@@ -129,7 +113,7 @@ class Run(Section):
     """What is trained."""
     data: Data
     """Where tasks come from."""
-    reward: Annotated[Reward, _SHORT_REWARD] = Reward()
+    reward: RewardOrShort = Reward()
     """How an answer is scored."""
     algorithm: Annotated[Algorithm, kind_or("grpo")] = Grpo()
     """What is learned from scored answers."""
@@ -197,7 +181,7 @@ class Run(Section):
                 f"buffer.capacity_groups ({capacity}) holds not even one step "
                 f"(trainer.tasks_per_step is {self.trainer.tasks_per_step})"
             )
-        self._check_auxiliary()
+        check_helpers(self)
         longest, of_what = self.max_sequence_tokens, "rollout.max_sequence_tokens"
         if self.rollout.max_sequence_tokens is None:
             of_what = "data.max_prompt_tokens + data.max_response_tokens"
@@ -212,36 +196,6 @@ class Run(Section):
                 f"even one longest sequence ({longest} = {of_what})"
             )
         return self
-
-    def _check_auxiliary(self) -> None:
-        names = [model.name for model in self.rollout.auxiliary_models]
-        called = [*names, self.rollout.endpoint.model]
-        doubled = sorted({name for name in called if called.count(name) > 1})
-        if doubled:
-            raise ValueError(f"rollout.auxiliary_models: two models would be called {doubled[0]!r}")
-        for judge in self.reward.judges:
-            if judge.url == "auxiliary" and judge.model not in names:
-                there = ", ".join(names) or "none"
-                raise ValueError(
-                    f"reward.judges ({judge.name}).model: there is no {judge.model!r} in "
-                    f"rollout.auxiliary_models; there is {there}"
-                )
-
-    @property
-    def scored_by(self) -> Reward:
-        """`reward`, or what the workflow brings where nothing is written."""
-        workflow = self.rollout.workflow
-        if not self.reward.is_empty or workflow.name != "math":
-            return self.reward
-        functions = [RewardFunction(function="math")]
-        if workflow.args.get("style") == "tags":
-            functions.append(RewardFunction(function="format", weight=0.1))
-        return self.reward.model_copy(update={"functions": tuple(functions)})
-
-    @property
-    def needs_reward(self) -> bool:
-        """Whether nothing would score an answer: no part of `reward`, and no workflow that may do it."""
-        return self.scored_by.is_empty and self.rollout.workflow.name in ("single_turn", "tools")
 
     @property
     def max_sequence_tokens(self) -> int:

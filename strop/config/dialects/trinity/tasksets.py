@@ -27,6 +27,8 @@ from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity import formats, workflows
 from strop.config.dialects.trinity.presets import is_offline, only_sampled, repeat_times
 from strop.config.dialects.trinity.write_buffer import EVAL, TASKSET, write_tasks
+from strop.config.schema.scoring import brought_by
+from strop.config.schema.workflow import Workflow
 
 REWARDS = {
     "math_reward": "math",
@@ -40,7 +42,7 @@ _STORAGE = one_of("file", "sql", "queue")
 
 @written_by(write_tasks)
 def tasks(theirs: Theirs) -> Mapping[str, Any]:
-    """What is sampled from, and what is measured. One reward scores all of it."""
+    """What is sampled from, what is measured, and what scores each."""
     settings: dict[str, Any] = {}
     measured = theirs[EVAL] or {}
     places = [*([] if is_offline(theirs) else [TASKSET]), *(f"{EVAL}.{index}" for index in measured)]
@@ -48,24 +50,24 @@ def tasks(theirs: Theirs) -> Mapping[str, Any]:
         _check_repeats(theirs)
         settings |= {f"data.train.{name}": v for name, v in _taskset(theirs, TASKSET).items()}
         settings |= {f"rollout.sampling.{name}": v for name, v in _sampling(theirs, TASKSET).items()}
-    main = None
     if places:
-        main = _workflow(theirs, places[0])
-        settings["rollout.workflow"] = main
-        settings["reward.functions"] = _reward(theirs, places)
-    settings["data.eval"] = [_measured(theirs, index, main) for index in measured]
+        settings["rollout.workflow"] = _workflow(theirs, places[0])
+        settings["reward.functions"] = _written(theirs, places[0])
+    settings["data.eval"] = [_measured(theirs, index, places[0]) for index in measured]
     return settings
 
 
-def _measured(theirs: Theirs, index: str, main: dict[str, Any] | None) -> dict[str, Any]:
+def _measured(theirs: Theirs, index: str, first: str) -> dict[str, Any]:
+    """`first` is the taskset whose workflow and reward are the run's."""
     at = f"{EVAL}.{index}"
-    own = _workflow(theirs, at)
+    workflow, reward = _workflow(theirs, at), _reward(theirs, at)
     return {
         **_taskset(theirs, at),
         "name": theirs[f"{at}.name"] or f"eval{index}",
         "rollouts_per_task": _repeats(theirs, at) or 1,
         "sampling": _sampling(theirs, at),
-        "workflow": None if own == main else own,
+        "workflow": None if workflow == _workflow(theirs, first) else workflow,
+        "reward": None if reward == _reward(theirs, first) else {"functions": reward},
     }
 
 
@@ -110,22 +112,16 @@ def _check_repeats(theirs: Theirs) -> None:
         )
 
 
-def _reward(theirs: Theirs, places: list[str]) -> list[dict[str, Any]]:
+def _reward(theirs: Theirs, at: str) -> list[dict[str, Any]]:
+    """What scores a taskset, whether it is written or its workflow brings it."""
+    brought = brought_by(Workflow.model_validate(_workflow(theirs, at)))
+    return _written(theirs, at) or [function.model_dump() for function in brought]
+
+
+def _written(theirs: Theirs, at: str) -> list[dict[str, Any]]:
     """The one function; none where the workflow brings a reward."""
-    scored = {at: (_function(theirs, at), theirs[f"{at}.reward_fn_args"] or {}) for at in places}
-    first = places[0]
-    for at in places:
-        for key, one, other in zip(
-            ("default_reward_fn_type", "reward_fn_args"), scored[at], scored[first], strict=True
-        ):
-            if one != other:
-                raise theirs.fault(
-                    f"{at}.{key}",
-                    f"{at} is scored with {key} {one}, and {first} with {other}; one reward scores all "
-                    "tasks of a run. Write the same for both.",
-                )
-    name, args = scored[first]
-    if not args and workflows.brings_reward(_workflow(theirs, first), name):
+    name, args = _function(theirs, at), theirs[f"{at}.reward_fn_args"] or {}
+    if not args and workflows.brings_reward(_workflow(theirs, at), name):
         return []
     if name is None:
         raise theirs.fault(
@@ -142,10 +138,12 @@ def _function(theirs: Theirs, at: str) -> str | None:
 
 def _rows(at: str, ours: str, sampling: str, repeat: str) -> tuple[Row, ...]:
     text = partial(mapped, read=tasks, kind=or_null(TEXT))
-    workflow = "rollout.workflow" if ours == "data.train" else f"{ours}.workflow"
+    is_trained = ours == "data.train"
+    workflow = "rollout.workflow" if is_trained else f"{ours}.workflow"
+    function = "reward.functions.0" if is_trained else f"{ours}.reward.functions.0"
     return (
         text(f"{at}.name", None, f"{ours}.table", note="of tasks in a database, the table")
-        if ours == "data.train"
+        if is_trained
         else text(f"{at}.name", None, f"{ours}.name", f"{ours}.table", note="of a database, the table too"),
         mapped(
             f"{at}.storage_type",
@@ -169,7 +167,7 @@ def _rows(at: str, ours: str, sampling: str, repeat: str) -> tuple[Row, ...]:
             note="1.0 where it is left out",
         ),
         workflows.type_row(at, workflow, tasks),
-        text(f"{at}.default_reward_fn_type", None, "reward.functions.0.function"),
+        text(f"{at}.default_reward_fn_type", None, f"{function}.function"),
         workflows.args_row(at, workflow, tasks),
         *formats.prefix_row(at, tasks, ours),
         *beyond_the_page(
@@ -187,7 +185,7 @@ def _rows(at: str, ours: str, sampling: str, repeat: str) -> tuple[Row, ...]:
             mapped(
                 f"{at}.reward_fn_args",
                 None,
-                "reward.functions.0.args",
+                f"{function}.args",
                 read=tasks,
                 kind=or_null(MAPPING),
                 note="further keyword arguments of the reward",

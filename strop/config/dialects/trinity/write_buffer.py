@@ -11,6 +11,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Mix, Sft
 from strop.config.schema.buffer import FileBuffer, PriorityBuffer, QueueBuffer, SqlBuffer
 from strop.config.schema.data import Taskset
+from strop.config.schema.reward import Reward
 from strop.config.schema.rollout import Sampling
 
 TASKSET = "buffer.explorer_input.taskset"
@@ -40,7 +41,7 @@ def write_duration(run: Run) -> Mapping[str, Any]:
 
 
 def write_tasks(run: Run) -> Mapping[str, Any]:
-    """What is sampled from, what is measured by sampling, and the one reward that scores all of it."""
+    """What is sampled from, what is measured by sampling, and the reward that scores each."""
     values: dict[str, Any] = {}
     measured = [taskset for taskset in run.data.eval if taskset.is_sampled]
     sampled = not isinstance(run.algorithm, Sft | Dpo)
@@ -60,9 +61,19 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
     if run.reward.functions:
         function = run.reward.functions[0]
         values["buffer.default_reward_fn_type"] = _REWARDS.get(function.function, function.function)
-        places = [*([TASKSET] if sampled else []), *(f"{EVAL}.{i}" for i in range(len(measured)))]
-        values |= {f"{at}.reward_fn_args": function.args or None for at in places}
+        if sampled:
+            values[f"{TASKSET}.reward_fn_args"] = function.args or None
+    for index, taskset in enumerate(measured):
+        values |= _own_reward(f"{EVAL}.{index}", run.reward if taskset.reward is None else taskset.reward)
     return values
+
+
+def _own_reward(at: str, reward: Reward) -> dict[str, Any]:
+    if not reward.functions:
+        return {}
+    function = reward.functions[0]
+    name = _REWARDS.get(function.function, function.function)
+    return {f"{at}.default_reward_fn_type": name, f"{at}.reward_fn_args": function.args or None}
 
 
 def _place(at: str, taskset: Taskset) -> dict[str, Any]:
