@@ -61,7 +61,11 @@ def unknown_key(keys: Keys, values: Any) -> str:
     from strop.config.dialects.whose import whose  # dialects end in a check of the run that they became
 
     dotted = ".".join(keys)
-    here = list(dict.fromkeys(n for kind in sections_at(keys[:-1], values) for n in kind.model_fields))
+    kinds = sections_at(keys[:-1], values)
+    here = list(dict.fromkeys(n for kind in kinds for n in kind.model_fields))
+    owners = [str(k.model_fields["type"].default) for k in kinds if keys[-1] in k.model_fields]
+    if owners:
+        return f"; it is of `type: {' or '.join(owners)}`, so write that `type` beside it"
     near = closest(keys[-1], here)
     owned = whose(dotted, "strop", by_last_name=near is None)
     if near is not None:

@@ -55,6 +55,12 @@ class Chat:
         return self._dialogue.turn
 
     @property
+    def turns(self) -> tuple[Turn, ...]:
+        """Every call of the model in this rollout so far, its other conversations' and its endpoint's too,
+        in the order in which they ended: what is learned from, unless `Outcome.turns` chooses of them."""
+        return tuple(self._session.turns)
+
+    @property
     def template(self) -> str | None:
         """The Jinja text of the chat template; None for plain text as it is."""
         return self._session.template
@@ -164,6 +170,7 @@ class SyncChat:
     tools = property(lambda self: self._chat.tools, doc=Chat.tools.__doc__)
     room = property(lambda self: self._chat.room, doc=Chat.room.__doc__)
     turn = property(lambda self: self._chat.turn, doc=Chat.turn.__doc__)
+    turns = property(lambda self: self._chat.turns, doc=Chat.turns.__doc__)
     template = property(lambda self: self._chat.template, doc=Chat.template.__doc__)
 
     def start(self, messages: str | Sequence[Message], tools: Tools = ()) -> SyncChat:

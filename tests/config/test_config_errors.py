@@ -51,6 +51,7 @@ OVERRIDES = [
     ("data.train.path=[1,2]", r"data\.train\.path\.0: expected text, got 1"),
     ("data.train.path=3", r"data\.train\.path: expected text, got 3"),
     ("trainer.schedule.type=foo", "`type` must be one of constant, linear, cosine, .*, got 'foo'"),
+    ("buffer={lease_seconds: 3}", r"buffer\.lease_seconds: unknown key; it is of `type: sql`, so write"),
     ("trainer.schedule={type: constant, cycles: 3}", r"trainer\.schedule\.cycles: unknown key"),
     ("trainer.engine=multi", r"trainer\.engine: .type. must be one of single, fsdp2, got 'multi'"),
     ("trainer.schedule.warmup=10", "expected a number with its unit"),

@@ -147,6 +147,25 @@ def test_a_stream_is_the_same_answer_and_text_is_what_is_scored(world, user_file
     assert (rollout.text, rollout.reward) == ("TWO LINES\nOF TEXT", None)
 
 
+PICKS = """
+import openai
+from strop.workflows import Outcome
+
+def picks(task, chat):
+    with chat.serve() as access:
+        client = openai.OpenAI(base_url=access.url, api_key=access.key)
+        for _ in range(3):
+            client.chat.completions.create(model="policy", messages=list(task.messages))
+    return Outcome(reward=float(len(chat.turns)), turns=chat.turns[1:2], turn_rewards=[3.0])
+"""
+
+
+def test_a_workflow_chooses_among_the_calls_that_were_recorded(world, user_file):
+    rollout = world.run(world.says("one", "two", "three"), f"{user_file(PICKS)}:picks")
+    assert (rollout.error, rollout.reward, rollout.turn_rewards) == (None, 3.0, (3.0,))
+    assert train_tokens(world, rollout) == ["two<|end|>"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools_go_to_and_fro_as_openai_writes_them(tool_world, user_file, stream):
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'

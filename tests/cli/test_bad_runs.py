@@ -1,0 +1,170 @@
+"""What goes wrong once a run has started: one paragraph on stderr, a non-zero exit, no traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from strop.models.tiny import make_model
+from strop.run.apart.explore_driver import ExploreState
+from strop.run.folder import RunFolder
+from strop.sync.versions import Versions
+
+from .conftest import Cli
+
+pytest.importorskip("sqlalchemy")
+SMALL = {"vocab_size": 280, "layers": 1, "heads": 2, "kv_heads": 2}
+APART = [
+    "buffer={type: sql, read_timeout_seconds: 1, lease_seconds: 0.3}",
+    "synchronizer.timeout_seconds=1",
+]
+WORKFLOWS = """
+import asyncio
+import numpy as np
+from strop.types import Turn
+from strop.workflows import Outcome
+
+async def raises(task, chat):
+    await chat.reply()
+    raise KeyError("no such shop")
+
+async def hangs(task, chat):
+    await asyncio.sleep(60)
+
+async def gives_nothing(task, chat):
+    pass
+
+async def wrong_lengths(task, chat):
+    await chat.reply()
+    ids = np.array([1, 2, 3], np.int32)
+    two, three = np.zeros(2, np.float32), np.zeros(3, np.float32)
+    return Outcome(reward=1.0, turns=[Turn(ids, ids, two, three, "stop", 0)])
+
+async def wrong_rewards(task, chat):
+    await chat.reply()
+    return Outcome(turn_rewards=[0.0, 1.0])
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder, ["max 1 2"], hidden_size=16, **SMALL)
+    return folder
+
+
+@pytest.fixture
+def run_yaml(tmp_path: Path, model: Path) -> Path:
+    """A run of two steps that would take a second."""
+    rows = [{"prompt": f"max {n} 2", "answer": "2"} for n in range(8)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.py").write_text(WORKFLOWS)
+    values = {
+        "model": {"path": str(model)},
+        "data": {"train": {"path": "train.jsonl"}, "max_prompt_tokens": 16, "max_response_tokens": 4},
+        "reward": "exact",
+        "algorithm": {"type": "grpo", "rollouts_per_task": 2},
+        "trainer": {"duration": "2 steps", "tasks_per_step": 2},
+        "record": {"monitors": [], "report": False},
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def paragraph(cli: Cli, *words: object, code: int = 1) -> str:
+    """What is said to bad input."""
+    result = cli(*words)
+    said: str = result.stderr
+    assert result.exit_code == code, result.output
+    said = said[said.index("strop: ") :].strip()
+    assert "\n" not in said and "Traceback" not in result.output
+    return said
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("raises", "KeyError: 'no such shop' ("),
+        ("hangs", "took longer than 0.2 s (rollout.timeout_seconds)"),
+        ("gives_nothing", "ended without one turn to learn from: it never asked the model"),
+        ("wrong_lengths", "Turn: arrays of lengths"),
+        ("wrong_rewards", "2 turn_rewards for 1 turns"),
+    ],
+)
+def test_a_workflow_that_breaks(cli: Cli, run_yaml: Path, name: str, says: str) -> None:
+    said = paragraph(
+        cli, "train", run_yaml, f"rollout.workflow='mine.py:{name}'", "rollout.timeout_seconds=0.2"
+    )
+    assert "4 of 4 rollouts broke, more than rollout.max_error_share (0.1) allows" in said
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    ("url", "says", "code"),
+    [
+        ("nonsense", "is no database URL", 2),
+        ("postgresql://user:hunter2@127.0.0.1:1/db", "Check `buffer.url`", 1),
+        ("sqlite:////no/where/b.db", "Check `buffer.url`", 1),
+    ],
+)
+@pytest.mark.parametrize("mode", ["both", "train", "explore"])
+def test_a_wrong_url(cli: Cli, run_yaml: Path, url: str, says: str, code: int, mode: str) -> None:
+    if url.startswith("postgresql"):
+        pytest.importorskip("psycopg")
+    section = f"buffer={{type: sql, url: '{url}'}}"
+    said = paragraph(cli, "train", run_yaml, f"mode={mode}", section, code=code)
+    assert says in said and "hunter2" not in said
+
+
+def test_a_buffer_that_every_writer_has_left(cli: Cli, run_yaml: Path, tmp_path: Path) -> None:
+    """An explorer that was killed, and that nobody starts again."""
+    code = (
+        "import os; from pathlib import Path; from strop.config.schema.buffer import SqlBuffer\n"
+        "from strop.buffer.table import open_buffer\n"
+        "folder = Path('runs/strop/run'); folder.mkdir(parents=True)\n"
+        "open_buffer(SqlBuffer(lease_seconds=0.3), folder, part='writer', member='explorer-0'); os._exit(9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+    said = paragraph(cli, "train", run_yaml, "mode=train", *APART)
+    assert "is empty, and nobody is left to write into it" in said and "explorer-0" in said
+
+
+def test_an_explorer_that_never_comes(cli: Cli, run_yaml: Path) -> None:
+    said = paragraph(cli, "train", run_yaml, "mode=train", *APART)
+    assert "Of step 1 only 0 groups of 2 came" in said and "Is the explorer at work?" in said
+
+
+def test_a_trainer_that_never_comes(cli: Cli, run_yaml: Path) -> None:
+    said = paragraph(cli, "train", run_yaml, "mode=explore", *APART)
+    assert "has waited 1 s for version 1 of the weights" in said and "Is the trainer at work" in said
+
+
+def test_weights_of_another_model(cli: Cli, run_yaml: Path, tmp_path: Path) -> None:
+    """In the folder that explorer and trainer share, and in a checkpoint."""
+    folder = RunFolder(tmp_path / "runs" / "strop" / "run")
+    ExploreState().save(folder.explorer)
+    Versions(folder.path / "sync").write(1, [("model.embed_tokens.weight", torch.zeros(3, 3))])
+    said = paragraph(cli, "train", run_yaml, "mode=explore", "synchronizer.style=free", *APART)
+    assert "is of another model than the explorer's" in said
+    assert cli("train", run_yaml, "name=first").exit_code == 0
+    make_model(tmp_path / "other", ["max 1 2"], hidden_size=32, **SMALL)
+    said = paragraph(cli, "train", run_yaml, "model.path=./other", "resume=runs/strop/first", "name=second")
+    assert "step-000002" in said and "model" in said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["synchronizer.style={type: free, every: 4 steps}"], "would wait for each other"),
+        (["synchronizer.style.ahead=3 steps", "buffer.capacity_groups=4"], "would wait for room instead"),
+    ],
+)
+def test_intervals_that_would_deadlock(cli: Cli, run_yaml: Path, overrides: list[str], says: str) -> None:
+    assert says in paragraph(cli, "train", run_yaml, "buffer=sql", *overrides, code=2)
