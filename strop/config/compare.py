@@ -20,6 +20,7 @@ FREE = (
     "resume",
     "mode",
     "bench",
+    "synchronizer.backend",
     "synchronizer.folder",
     "synchronizer.timeout_seconds",
     "synchronizer.max_restarts",

@@ -6,13 +6,13 @@ from typing import assert_never
 
 from strop.config.schema import Run
 from strop.config.schema.parts import is_apart
-from strop.config.schema.synchronizer import ByExplorer, ByTrainer, CheckpointSync, Fixed, Free, Style
+from strop.config.schema.synchronizer import ApartSync, ByExplorer, ByTrainer, Fixed, Free, Style
 from strop.config.units import Amount
 
 
 def parts(run: Run) -> str:
     """Which half this is, or that there are two, and which weights a step is sampled with."""
-    if not isinstance(run.synchronizer, CheckpointSync) or not is_apart(run):
+    if not isinstance(run.synchronizer, ApartSync) or not is_apart(run):
         return ""
     match run.mode:
         case "explore":

@@ -325,6 +325,9 @@ METRICS: dict[str, Metric] = {
     "time/wait_for_weights_seconds": Metric(
         "Time", "seconds", "lower", "The explorer's wait for weights to sample the step with; the same."
     ),
+    "time/load_weights_seconds": Metric(
+        "Time", "seconds", "lower", "Fetching them and giving them to the sampler; the same."
+    ),
     "time/sample_seconds": Metric("Time", "seconds", "lower", "Sampling the step's rollouts."),
     "time/reward_seconds": Metric("Time", "seconds", "lower", "Scoring them."),
     "time/logprobs_seconds": Metric(

@@ -13,8 +13,10 @@ from strop.config.load import Loaded, save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.parts import is_apart
-from strop.config.schema.synchronizer import CheckpointSync
+from strop.config.schema.synchronizer import MemorySync
 from strop.errors import CheckpointError
+from strop.run.apart.explore_driver import ExploreState
+from strop.run.apart.host import own_host
 from strop.run.apart.intake import Intake
 from strop.run.apart.meeting import met
 from strop.run.apart.train_driver import TrainDriver
@@ -33,7 +35,9 @@ from strop.run.resume import Start, find_start
 from strop.run.stopping import StopSignal
 from strop.run.tasks import load_tasks
 from strop.run.tokenizer import tokenizer_of
-from strop.sync.checkpoint import Publisher
+from strop.sync.publish import Publisher
+from strop.sync.table import open_outbox
+from strop.training.device import find_device
 from strop.training.table import open_engines
 
 if TYPE_CHECKING:
@@ -129,14 +133,24 @@ def _open_trainer(
 ) -> Iterator[Prepared]:
     """What learns from the rollouts of an explorer that is a process of its own, which scores them too."""
     algorithm, section = run.algorithm, run.synchronizer
-    assert not isinstance(algorithm, Sft | Dpo) and isinstance(section, CheckpointSync)
+    assert not isinstance(algorithm, Sft | Dpo) and not isinstance(section, MemorySync)
     tasks = load_tasks(run, tokenizer)
     length = length_of(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
-    with met(run, tasks.train, "trainer"), StopSignal() as stop, open_engines(run) as engines:
+    host, device = own_host(run), find_device(run.trainer.engine.device)
+    explored = ExploreState.load(folder.explorer)
+    with (
+        met(run, tasks.train, "trainer"),
+        StopSignal() as stop,
+        open_engines(run) as engines,
+        closing(
+            open_outbox(section, folder.path, host=host, device=device, checkpoint=start.checkpoint)
+        ) as outbox,
+    ):
         engine = engines.policy()
         state = restore(engine, start.checkpoint)
         critic = open_critic(run, engines, tokenizer, length, start.checkpoint)
-        publisher = Publisher(engine, section, folder.path)
+        pinned = explored.version if explored else None
+        publisher = Publisher(engine, section.style, outbox, pinned=pinned)
         learning = Learning(run, algorithm, engine, critic, tasks.expert, length, state)
 
         def check() -> None:  # while it waits, no update is under way

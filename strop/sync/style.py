@@ -6,6 +6,7 @@ step s while the trainer is at step s or an earlier one, so version s - 1 is the
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -51,3 +52,11 @@ def publishes(style: Style, step: int, last: int) -> bool:
     if step == last:
         return True
     return not isinstance(style, ByExplorer) and step % int(style.every.count) == 0
+
+
+def kept(style: Style, versions: Collection[int], taken: int) -> list[int]:
+    """Those of the published versions that the explorer may still want, which has taken `taken`: under
+    `fixed` all from that on, under the others that one, for a step that is done again, and the newest."""
+    if isinstance(style, Fixed):
+        return [version for version in versions if version >= taken]
+    return [version for version in versions if version in (taken, max(versions))]

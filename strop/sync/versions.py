@@ -1,110 +1,91 @@
-"""Versions of the weights in a folder: each written beside, then renamed.
+"""Where versions of the weights stand between trainer and explorer, seen from either of the two.
 
-    sync/
-      version-000010.safetensors
-      .version-000011.tmp         being written
-      taken                       the version that the explorer took last; those before it are deleted
-      asked, answered             the number of the explorer's last wish, and of the last that was met
-
-One process writes versions, any number on any machine read them.
+Beside the versions each side leaves the other a number under a word.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from strop.errors import CheckpointError
+    from strop.protocols import Snapshot
 
-ASKED, ANSWERED, TAKEN = WORDS = ("asked", "answered", "taken")
-"""Under which the two sides leave each other a number."""
-_NAME = re.compile(r"version-(\d{6,})\.safetensors")
+Word = Literal["asked", "answered", "taken"]
+ASKED: Word = "asked"
+"""The explorer's: the number of its last wish for new weights."""
+ANSWERED: Word = "answered"
+"""The trainer's: the number of the last wish that was met."""
+TAKEN: Word = "taken"
+"""The explorer's: it wants no version before this one any more, even if it has to do its step again."""
+WORDS: tuple[Word, ...] = (ASKED, ANSWERED, TAKEN)
 
 
-class Versions:
-    """The folder."""
+class VersionGone(Exception):
+    """A version was there when the explorer chose it, and is not now, or not all of it: choose again."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with _about(folder, "made"):
-            folder.mkdir(parents=True, exist_ok=True)
+
+class Outbox(Protocol):
+    """The trainer's end."""
 
     def all(self) -> list[int]:
         """Those that are there, oldest first."""
-        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        ...
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Put a version there, whole or not at all. Raises `CheckpointError` where that cannot be."""
-        beside = self.folder / f".version-{version:06d}.tmp"
-        tensors = {name: tensor.detach().contiguous() for name, tensor in weights}
-        with _about(self.folder, "written"):
-            save_file(tensors, beside)
-            _to_disk(beside)
-            beside.replace(self._path(version))
+        ...
 
-    def delete_before(self, version: int) -> None:
-        """Make room: nobody wants older ones any more."""
-        with _about(self.folder, "written"):
-            for old in self.all():
-                if old < version:
-                    self._path(old).unlink()
+    def delete(self, versions: Collection[int]) -> None:
+        """Make room: nobody wants these any more."""
+        ...
+
+    def say(self, word: Word, number: int) -> None:
+        """Leave a number for the explorer."""
+        ...
+
+    def said(self, word: Word) -> int:
+        """What the explorer has left under this word; 0 where that is nothing."""
+        ...
+
+    def snapshot(self, step: int) -> Snapshot | None:
+        """What a checkpoint of `step` must hold so that no version is lost with this process; None where
+        versions outlive it."""
+        ...
+
+    def finish(self) -> None:
+        """The run is through: what is there stays there when this process is gone."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        ...
+
+
+class Inbox(Protocol):
+    """The explorer's end."""
+
+    where: str
+    """Where versions stand, in words."""
+
+    def all(self) -> list[int]:
+        """Those that are there, oldest first; none while the trainer is not there."""
+        ...
 
     def read(self, version: int) -> Iterator[tuple[str, Tensor]]:
-        """Its weights, one after the other. Raises `CheckpointError` where it is not there or damaged."""
-        path = self._path(version)
-        with _about(path, "read"), safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (safe_open is no dict)
-                yield name, file.get_tensor(name)
+        """Its weights, one after the other. Raises `VersionGone`, and `CheckpointError` for damaged ones."""
+        ...
 
-    def clear(self) -> None:
-        """Delete all that a run has left here, for one that starts anew."""
-        with _about(self.folder, "written"):
-            for path in self.folder.iterdir():
-                if _NAME.fullmatch(path.name) or path.name in WORDS:
-                    path.unlink()
+    def say(self, word: Word, number: int) -> None:
+        """Leave a number for the trainer."""
+        ...
 
-    def say(self, word: str, number: int) -> None:
-        """Leave a number for the other side."""
-        beside = self.folder / f".{word}.tmp"
-        with _about(self.folder, "written"):
-            beside.write_text(f"{number}\n")
-            beside.replace(self.folder / word)
+    def said(self, word: Word) -> int:
+        """What the trainer has left under this word; 0 where that is nothing, or it is not there."""
+        ...
 
-    def said(self, word: str) -> int:
-        """The number that was left under this word; 0 where none was."""
-        try:
-            return int((self.folder / word).read_text())
-        except FileNotFoundError:
-            return 0
-
-    def _path(self, version: int) -> Path:
-        return self.folder / f"version-{version:06d}.safetensors"
-
-
-@contextmanager
-def _about(path: Path, what: str) -> Iterator[None]:
-    """Turns what the disk says into a `CheckpointError`."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(
-            f"{path}, through which explorer and trainer share weights, cannot be {what}: {reason}. Both "
-            "must reach the folder `synchronizer.folder`, with room on its disk."
-        ) from error
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def close(self) -> None:
+        """Let go of files and connections."""
+        ...

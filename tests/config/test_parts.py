@@ -28,6 +28,7 @@ def load(*overrides: str) -> Loaded:
         (["synchronizer=checkpoint"], "checkpoint", "sql"),
         (["synchronizer.style.ahead=1 steps"], "checkpoint", "sql"),
         (["synchronizer=checkpoint", "buffer=file"], "checkpoint", "file"),
+        (["synchronizer=collective"], "collective", "sql"),
         ([*SFT, "mode=train"], "memory", "queue"),
     ],
 )
@@ -58,6 +59,24 @@ def test_a_style_may_be_said_by_its_name() -> None:
             ["synchronizer.style={type: free, max_staleness: 64 steps}"],
             r"65 steps .*write 4160 or more, or a smaller max_staleness",
         ),
+        (
+            ["mode=train", "synchronizer=collective"],
+            r"mode train is one of them alone; write checkpoint here",
+        ),
+        (["synchronizer=collective", "buffer=queue"], r"synchronizer.type collective .* write `buffer: sql`"),
+        (
+            ["synchronizer={type: collective, backend: nccl}", "trainer.engine.device=cpu"],
+            r"nccl joins GPUs, and trainer.engine.device is cpu; write gloo, or auto",
+        ),
+        (
+            [
+                "synchronizer={type: collective, backend: nccl}",
+                "cluster={type: ray, nodes: 2, gpus_per_node: 1}",
+                "trainer.engine={type: fsdp2, ranks: 2}",
+            ],
+            r"wants 2 GPUs for the trainer and one .* 2 nodes of 1",
+        ),
+        (["synchronizer={type: collective, folder: x}"], r"means nothing under `type: collective`"),
         (["mode=explore", *SFT], r"sft learns from given answers; write train"),
         ([*SFT, "synchronizer=checkpoint"], r"under algorithm sft there is none; take the section out"),
         (["mode=train", "resume=never"], r"for a new run another `name`"),
@@ -85,6 +104,7 @@ def test_what_would_deadlock_or_mean_nothing_is_refused(overrides: list[str], sa
     ("overrides", "says"),
     [
         (["synchronizer=checkpoint"], "two processes of this machine, side by side. They take turns."),
+        (["synchronizer=collective"], "two processes of this machine, side by side. They take turns."),
         (["mode=explore"], "This is the explorer alone"),
         (
             ["mode=train", "synchronizer.style.ahead=1 steps"],

@@ -7,7 +7,14 @@ import pytest
 from strop.config.dialects.trinity import LEDGER
 from strop.config.dialects.write import write_dialect
 from strop.config.schema.buffer import QueueBuffer, SqlBuffer
-from strop.config.schema.synchronizer import ByExplorer, ByTrainer, CheckpointSync, Fixed, MemorySync
+from strop.config.schema.synchronizer import (
+    ByExplorer,
+    ByTrainer,
+    CheckpointSync,
+    CollectiveSync,
+    Fixed,
+    MemorySync,
+)
 from strop.config.units import Amount
 from strop.errors import ConfigError
 
@@ -28,16 +35,16 @@ def steps(count: int) -> Amount:
         ("{}", MemorySync()),
         ("{sync_method: nccl, sync_interval: 1, sync_offset: 0, sync_style: fixed}", MemorySync()),
         ("{sync_method: checkpoint}", MemorySync()),
-        ("{sync_interval: 10}", CheckpointSync(style=Fixed(every=steps(10)))),
+        ("{sync_interval: 10}", CollectiveSync(style=Fixed(every=steps(10)))),
         (
-            "{sync_method: nccl, sync_interval: 10, sync_offset: 2, sync_timeout: 60}",
+            "{sync_method: checkpoint, sync_interval: 10, sync_offset: 2, sync_timeout: 60}",
             CheckpointSync(style=Fixed(every=steps(10), ahead=steps(2)), timeout_seconds=60),
         ),
         (
-            "{sync_style: dynamic_by_trainer, sync_interval: 4}",
-            CheckpointSync(style=ByTrainer(every=steps(4))),
+            "{sync_method: nccl, sync_style: dynamic_by_trainer, sync_interval: 4}",
+            CollectiveSync(style=ByTrainer(every=steps(4))),
         ),
-        ("{sync_style: dynamic_by_explorer}", CheckpointSync(style=ByExplorer())),
+        ("{sync_style: dynamic_by_explorer}", CollectiveSync(style=ByExplorer())),
     ],
 )
 def test_who_waits_for_whom(written: str, expected: object) -> None:

@@ -87,6 +87,7 @@ def states_of(folder):
         return dict(database.execute("SELECT id, state FROM strop_groups").fetchall())
 
 
+@pytest.mark.parametrize("way", ["checkpoint", "collective"])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -101,9 +102,9 @@ def states_of(folder):
     ],
     ids=["lora, kl, passes", "greedy baselines", "short steps, groups left out, mixed precision"],
 )
-def test_in_turns_it_is_the_same_run_as_in_one_process(values, changes):
+def test_in_turns_it_is_the_same_run_as_in_one_process(values, changes, way):
     whole = strop.train(strop.load(values(name="one", **changes)))
-    folder = run_apart(values(name="two", **changes))
+    folder = run_apart(values(name="two", synchronizer=way, **changes))
     assert rows_of(folder) == rows_of(whole.folder)
     weights = "model.safetensors"
     assert (folder / "model" / weights).read_bytes() == (whole.model / weights).read_bytes()
@@ -115,8 +116,11 @@ def numbers(folder, name):
 
 
 def test_ahead_is_off_policy_by_so_many_steps_and_the_same_every_time(values):
-    style = {"style": {"type": "fixed", "ahead": "1 steps"}, "type": "checkpoint"}
-    first, second = (run_apart(values(name=name, synchronizer=style)) for name in ("first", "second"))
+    style = {"type": "fixed", "ahead": "1 steps"}
+    first, second = (
+        run_apart(values(name=way, synchronizer={"type": way, "style": style}))
+        for way in ("checkpoint", "collective")
+    )
     assert numbers(first, "staleness/max") == [0.0, 1.0, 1.0, 1.0]
     assert rows_of(first) == rows_of(second)
     stale = [row["logprob_diff/mean_abs"] for row in rows_of(first)[1:]]
@@ -134,8 +138,9 @@ def test_ahead_is_off_policy_by_so_many_steps_and_the_same_every_time(values):
     ],
     ids=lambda value: str(value.get("type")) if isinstance(value, dict) else str(value),
 )
-def test_every_style_trains_on_each_group_once(values, style, bound):
-    folder = run_apart(values(synchronizer={"type": "checkpoint", "style": style}))
+@pytest.mark.parametrize("way", ["checkpoint", "collective"])
+def test_every_style_trains_on_each_group_once(values, style, bound, way):
+    folder = run_apart(values(synchronizer={"type": way, "style": style}))
     assert max(numbers(folder, "staleness/max")) <= bound
     assert states_of(folder) == {f"train-{s:06d}-{n:05d}": "done" for s in range(1, 5) for n in range(8)}
     assert numbers(folder, "eval/held-out/reward")[-1:], "the last weights are measured"

@@ -24,10 +24,10 @@ STEPS = 12
 TASKS = 8
 
 
-def settings(values, name, style):
+def settings(values, name, way, style):
     return values(
         name=name,
-        synchronizer={"type": "checkpoint", "style": style, "max_restarts": 2 * KILLS},
+        synchronizer={"type": way, "style": style, "max_restarts": 2 * KILLS},
         trainer__duration=f"{STEPS} steps",
         checkpoint__every="3 steps",
         evaluate__every="4 steps",
@@ -71,12 +71,18 @@ def run_killed(tmp_path: Path, run: dict, seed: int) -> tuple[Path, int, str]:
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "style",
-    [{"type": "fixed", "ahead": "1 steps"}, {"type": "free", "max_staleness": "2 steps"}],
-    ids=["fixed", "free"],
+    ("way", "style"),
+    [
+        ("checkpoint", {"type": "fixed", "ahead": "1 steps"}),
+        ("checkpoint", {"type": "free", "max_staleness": "2 steps"}),
+        ("collective", {"type": "fixed", "every": "2 steps", "ahead": "1 steps"}),
+        ("collective", {"type": "free", "max_staleness": "2 steps"}),
+        ("collective", {"type": "explorer", "every": "2 steps"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["type"],
 )
-def test_each_group_is_trained_on_once_whoever_is_killed(values, tmp_path, style):
-    folder, killed, said = run_killed(tmp_path, settings(values, "killed", style), seed=KILLS)
+def test_each_group_is_trained_on_once_whoever_is_killed(values, tmp_path, way, style):
+    folder, killed, said = run_killed(tmp_path, settings(values, "killed", way, style), seed=KILLS)
     assert killed > 0, said
     everything = {f"train-{s:06d}-{n:05d}" for s in range(1, STEPS + 1) for n in range(TASKS)}
     assert states_of(folder) == dict.fromkeys(everything, "done")
@@ -85,8 +91,9 @@ def test_each_group_is_trained_on_once_whoever_is_killed(values, tmp_path, style
     assert all("loss" in row and "reward/mean" in row for row in rows[1:])
     if style["type"] == "free":
         assert max(row["staleness/max"] for row in rows[1:]) <= 2
+    if style["type"] != "fixed":
         return
-    whole = run_apart(settings(values, "whole", style))
+    whole = run_apart(settings(values, "whole", "checkpoint", style))
     assert rows == rows_of(whole)
     weights = Path("model") / "model.safetensors"
     assert (folder / weights).read_bytes() == (whole / weights).read_bytes()

@@ -11,15 +11,18 @@ from strop.config.schema.buffer import Buffer, PriorityBuffer, QueueBuffer, SqlB
 from strop.config.schema.cluster import RayCluster
 from strop.config.schema.schedule import ReduceOnPlateauSchedule
 from strop.config.schema.synchronizer import (
+    ApartSync,
     ByExplorer,
     ByTrainer,
     CheckpointSync,
+    CollectiveSync,
     Fixed,
     Free,
     MemorySync,
     Style,
     Synchronizer,
 )
+from strop.config.schema.trainer import Fsdp2Engine
 
 if TYPE_CHECKING:
     from strop.config.schema.run import Run
@@ -37,7 +40,7 @@ def default_synchronizer(said: dict[str, Any]) -> Synchronizer:
 
 def default_buffer(said: dict[str, Any]) -> Buffer:
     """The same for the buffer: a database where two processes meet in it."""
-    apart = isinstance(said.get("synchronizer"), CheckpointSync)
+    apart = isinstance(said.get("synchronizer"), ApartSync)
     return SqlBuffer() if apart else QueueBuffer()
 
 
@@ -73,7 +76,7 @@ def _faults(run: Run) -> Iterator[str]:
         yield f"bench means nothing in mode {run.mode}; write `mode: bench`, or take it out"
     if isinstance(run.algorithm, Sft | Dpo):
         yield from _offline(run)
-    elif isinstance(run.synchronizer, CheckpointSync):
+    elif isinstance(run.synchronizer, ApartSync):
         yield from _apart(run, run.synchronizer)
     elif isinstance(run.cluster, RayCluster):
         yield (
@@ -100,7 +103,28 @@ def _offline(run: Run) -> Iterator[str]:
         )
 
 
-def _apart(run: Run, section: CheckpointSync) -> Iterator[str]:
+def _collective(run: Run, section: CollectiveSync) -> Iterator[str]:
+    if run.mode in _ALONE:
+        yield (
+            "synchronizer.type: collective joins two processes that one command starts and watches, and mode "
+            f"{run.mode} is one of them alone; write checkpoint here, or mode: both"
+        )
+    if section.backend != "nccl":
+        return
+    if run.trainer.engine.device == "cpu":
+        yield "synchronizer.backend: nccl joins GPUs, and trainer.engine.device is cpu; write gloo, or auto"
+    cluster, engine = run.cluster, run.trainer.engine
+    ranks = engine.ranks if isinstance(engine, Fsdp2Engine) else 1
+    if isinstance(cluster, RayCluster) and cluster.nodes * cluster.gpus_per_node < ranks + 1:
+        yield (
+            f"synchronizer.backend: nccl wants {ranks} GPUs for the trainer and one for the explorer, and "
+            f"cluster has {cluster.nodes} nodes of {cluster.gpus_per_node}; write larger ones, gloo, or auto"
+        )
+
+
+def _apart(run: Run, section: CheckpointSync | CollectiveSync) -> Iterator[str]:
+    if isinstance(section, CollectiveSync):
+        yield from _collective(run, section)
     if run.mode in _ALONE and isinstance(run.cluster, RayCluster):
         yield f"cluster.type: ray runs both parts, and mode {run.mode} is one of them; write mode: both"
     buffer, style = run.buffer, section.style

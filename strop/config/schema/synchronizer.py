@@ -56,12 +56,9 @@ class MemorySync(Section):
     type: Literal["memory"] = "memory"
 
 
-class CheckpointSync(Section):
-    """Explorer and trainer are processes of their own; weights go through a folder that both can reach."""
+class ApartSync(Section):
+    """What every way has on which weights go from one process to another."""
 
-    type: Literal["checkpoint"] = "checkpoint"
-    folder: str = "sync"
-    """Where the weights stand, in the run's folder unless the path is absolute."""
     style: Style = Fixed()
     """Which weights a step is sampled with, and who waits for whom."""
     timeout_seconds: float = Field(1200.0, gt=0)
@@ -70,4 +67,23 @@ class CheckpointSync(Section):
     """In mode both: how often a process that was killed is started again, each of the two."""
 
 
-Synchronizer = Annotated[MemorySync | CheckpointSync, Field(discriminator="type"), kind_or("checkpoint")]
+class CheckpointSync(ApartSync):
+    """Explorer and trainer are processes of their own; weights go through a folder that both can reach."""
+
+    type: Literal["checkpoint"] = "checkpoint"
+    folder: str = "sync"
+    """Where the weights stand, in the run's folder unless the path is absolute."""
+
+
+class CollectiveSync(ApartSync):
+    """Explorer and trainer are processes of their own, in mode both; weights go from memory to memory."""
+
+    type: Literal["collective"] = "collective"
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """What carries them: `gloo` from host memory, `nccl` from GPU to GPU, which wants one for each of the
+    two; `auto` is nccl where there are two, else gloo."""
+
+
+Synchronizer = Annotated[
+    MemorySync | CheckpointSync | CollectiveSync, Field(discriminator="type"), kind_or("checkpoint")
+]

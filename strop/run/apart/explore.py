@@ -10,12 +10,13 @@ from strop.buffer.table import clear_buffer, open_buffer
 from strop.config.load import Loaded, save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
-from strop.config.schema.synchronizer import CheckpointSync
+from strop.config.schema.synchronizer import MemorySync
 from strop.inference.native import NativeEngine
 from strop.models.fuse import fuse_storage
 from strop.models.load import load_model
 from strop.protocols import Buffer
 from strop.run.apart.explore_driver import ExploreDriver, ExploreState
+from strop.run.apart.host import own_host
 from strop.run.apart.meeting import met
 from strop.run.collect import Collector
 from strop.run.explorer import Explorer
@@ -29,8 +30,8 @@ from strop.run.runners import make_runners
 from strop.run.stopping import StopSignal
 from strop.run.tasks import load_tasks
 from strop.run.tokenizer import tokenizer_of
-from strop.sync.checkpoint import Subscriber
-from strop.sync.versions import Versions
+from strop.sync.publish import Subscriber
+from strop.sync.table import ApartSync, clear, open_inbox
 from strop.training.device import find_device
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def explore(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Explore
     """
     run = loaded.run
     algorithm, section = run.algorithm, run.synchronizer
-    assert not isinstance(algorithm, Sft | Dpo) and isinstance(section, CheckpointSync)
+    assert not isinstance(algorithm, Sft | Dpo) and not isinstance(section, MemorySync)
     require_reward(run, reward)
     folder = RunFolder.of(run)
     own = folder.explorer
@@ -60,17 +61,23 @@ def explore(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Explore
         sampler = make_sampler(run, tokenizer)
         runners = make_runners(run, sampler, tokenizer, helpers.services)
         explorer = Explorer(runners, helpers.rewards, stop, seed=run.seed)
-        subscriber = Subscriber(sampler, section, folder.path, check=stop.check)
         state = ExploreState.load(own) or _begin(run, section, folder)
         save_resolved(run, own.run_file)
         notes = (*tasks.notes(), f"sampling: {sampler.description}")
         start = Start(RunState(step=state.step), None, notes)
+        device = find_device(run.trainer.engine.device)
         with (
             closing(
                 open_buffer(run.buffer, folder.path, part="writer", member=MEMBER, check=stop.check)
             ) as buffer,
+            closing(
+                open_inbox(section, folder.path, host=own_host(run), device=device, check=stop.check)
+            ) as inbox,
             Recorder(own, loaded, length, start) as recorder,
         ):
+            subscriber = Subscriber(
+                sampler, section.style, inbox, timeout_seconds=section.timeout_seconds, check=stop.check
+            )
             collector = Collector(run, algorithm, explorer, tasks.train)
             driver = ExploreDriver(
                 run, explorer, collector, tasks, buffer, subscriber, state, length, own, recorder
@@ -85,9 +92,9 @@ def make_sampler(run: Run, tokenizer: PreTrainedTokenizerBase) -> NativeEngine:
     return NativeEngine.from_model(model, run.rollout.engine, tokenizer)
 
 
-def _begin(run: Run, section: CheckpointSync, folder: RunFolder) -> ExploreState:
+def _begin(run: Run, section: ApartSync, folder: RunFolder) -> ExploreState:
     """A new run begins with an empty buffer, and without the weights of an older one."""
-    Versions(folder.path / section.folder).clear()
+    clear(section, folder.path)
     with closing(open_buffer(run.buffer, folder.path, part="writer", member=MEMBER)) as buffer:
         used = _is_used(buffer)
     if used:

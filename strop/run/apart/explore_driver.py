@@ -25,7 +25,7 @@ from strop.run.length import Length
 from strop.run.records.record import Recorder
 from strop.run.rollout_metrics import training_metrics
 from strop.run.tasks import Tasks
-from strop.sync.checkpoint import Subscriber
+from strop.sync.publish import Subscriber
 from strop.sync.style import Window
 
 
@@ -118,12 +118,14 @@ class ExploreDriver:
             "tokens_per_second": metrics.get("sampled_tokens", 0.0) / (explored - began),
             "time/explore_seconds": explored - began,
             "time/put_seconds": put - explored,
-            "time/wait_for_weights_seconds": fetched - started,
+            "time/wait_for_weights_seconds": fetched - started - self._subscriber.load_seconds,
+            "time/load_weights_seconds": self._subscriber.load_seconds,
         }
         if self._length.is_due(self._run.record.rollouts_every, self._at(step - 1), self._at(step)):
             self._recorder.rollouts(step, collected.sampled)
         self._recorder.step(step, metrics)
         self._keep(replace(self._state, step=step, position=self._tasks.train.position, version=None))
+        self._subscriber.after(step)
 
     def _fetch(self, step: int) -> int:
         if self._state.version is not None:

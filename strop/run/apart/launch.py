@@ -20,7 +20,7 @@ from strop.buffer.table import clear_buffer
 from strop.config.load import Loaded
 from strop.config.schema import Run
 from strop.config.schema.cluster import LocalCluster, RayCluster
-from strop.config.schema.synchronizer import CheckpointSync
+from strop.config.schema.synchronizer import MemorySync
 from strop.errors import Interrupted
 from strop.run.apart.explore_driver import ExploreState
 from strop.run.apart.local_part import LocalPart
@@ -30,7 +30,7 @@ from strop.run.folder import RunFolder
 from strop.run.policy import require_reward
 from strop.run.resume import find_start
 from strop.run.stopping import StopSignal
-from strop.sync.versions import Versions
+from strop.sync import table
 
 _POLL_SECONDS = 0.1
 
@@ -42,7 +42,7 @@ def launch(loaded: Loaded, reward: Callable[..., Any] | None = None) -> int:
     signal, which both have heeded.
     """
     run, section = loaded.run, loaded.run.synchronizer
-    assert isinstance(section, CheckpointSync)
+    assert not isinstance(section, MemorySync)
     require_reward(run, reward)
     folder = RunFolder.of(run)
     for note in find_start(run, folder).notes:
@@ -80,9 +80,9 @@ def _open_parts(run: Run, orders: Sequence[Order], restarts: int) -> Iterator[Se
 def _begin(loaded: Loaded, folder: RunFolder) -> None:
     """A new run: nothing of an older one may be left where the two meet."""
     section = loaded.run.synchronizer
-    assert isinstance(section, CheckpointSync)
+    assert not isinstance(section, MemorySync)
     clear_buffer(loaded.run.buffer, folder.path)
-    Versions(folder.path / section.folder).clear()
+    table.clear(section, folder.path)
     ExploreState().save(folder.explorer)
 
 

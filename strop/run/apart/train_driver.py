@@ -3,7 +3,7 @@
 Consumes    the groups of step after step, from the buffer.
 Waits for   the next step's to be there, whole.
 Unblocked   by the explorer's `put`; by its end; by a signal. It never waits for the explorer otherwise: what
-            that one has not fetched yet stands in the synchronizer's folder.
+            that one has not fetched yet stands in the synchronizer.
 Gives       versions of the weights to the synchronizer; to the buffer, after each checkpoint, its word that
             the groups are learned from for good.
 """
@@ -23,7 +23,8 @@ from strop.run.loop import Export, Loop, Stepped
 from strop.run.rates import Rates
 from strop.run.records.record import Recorder
 from strop.run.saving import Snapshots
-from strop.sync.checkpoint import Publisher
+from strop.sync.publish import Publisher
+from strop.sync.table import SAVED
 
 
 class TrainDriver(Loop):
@@ -53,7 +54,9 @@ class TrainDriver(Loop):
         """As any driver; first it puts right what an earlier start left half done."""
         self._intake.settle(self._state.step)
         self._publisher.after(self._state.step, self._length.steps)
-        return super().run(export)
+        state = super().run(export)
+        self._publisher.finish()
+        return state
 
     def _learn(self, step: int) -> Stepped:
         started = time.perf_counter()
@@ -75,7 +78,8 @@ class TrainDriver(Loop):
         return {}
 
     def _snapshot(self) -> Snapshots:
-        return self._learning.snapshot()
+        learned, versions = self._learning.snapshot(), self._publisher.snapshot()
+        return learned if versions is None else Snapshots({**learned.parts, SAVED: versions})
 
     def _once_kept(self) -> Callable[[], None]:
         return partial(self._intake.acknowledge, self._intake.handed_out())

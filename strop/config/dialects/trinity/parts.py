@@ -24,7 +24,7 @@ from strop.config.dialects.trinity.cluster import on_cluster
 from strop.config.dialects.trinity.presets import is_offline, kind, only_sampled
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
-from strop.config.schema.synchronizer import CheckpointSync, Fixed
+from strop.config.schema.synchronizer import CollectiveSync, Fixed, MemorySync
 
 _STYLES = {"fixed": "fixed", "dynamic_by_trainer": "trainer", "dynamic_by_explorer": "explorer"}
 _HALVES = ("train", "explore")
@@ -90,12 +90,12 @@ def mode(theirs: Theirs) -> Mapping[str, Any]:
 def write_synchronizer(run: Run) -> Mapping[str, Any]:
     """Where they take turns in one process, nothing need be said."""
     section = run.synchronizer
-    if not isinstance(section, CheckpointSync):
+    if isinstance(section, MemorySync):
         return {}
     names = {ours: theirs for theirs, ours in _STYLES.items()}
     name = names.get(section.style.type)
     values = {
-        "synchronizer.sync_method": "checkpoint",
+        "synchronizer.sync_method": "nccl" if isinstance(section, CollectiveSync) else "checkpoint",
         "synchronizer.sync_style": None if name == "fixed" else name,
         "synchronizer.sync_timeout": section.timeout_seconds,
         "synchronizer.sync_interval": int(section.style.every.count),
@@ -107,10 +107,11 @@ def write_synchronizer(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_synchronizer)
 def synchronizer(theirs: Theirs) -> Mapping[str, Any]:
-    """In turns, in one process; or apart, with the weights in a folder that both can reach."""
+    """In turns, in one process; or apart, with the weights by a collective or through a folder."""
     at = "synchronizer"
-    apart = is_half(theirs) or theirs["mode"] == "bench"
-    if apart and theirs.wrote(f"{at}.sync_method") and theirs[f"{at}.sync_method"] == "nccl":
+    half = is_half(theirs) or theirs["mode"] == "bench"
+    nccl = theirs[f"{at}.sync_method"] == "nccl"
+    if half and nccl and theirs.wrote(f"{at}.sync_method"):
         raise theirs.fault(
             f"{at}.sync_method",
             f"{at}.sync_method is nccl, which is for mode both; in mode {theirs['mode']} weights go through "
@@ -119,7 +120,7 @@ def synchronizer(theirs: Theirs) -> Mapping[str, Any]:
     if not is_apart(theirs):
         return {}
     settings = {
-        f"{at}.type": "checkpoint",
+        f"{at}.type": "collective" if nccl and not half else "checkpoint",
         f"{at}.timeout_seconds": theirs[f"{at}.sync_timeout"],
         f"{at}.style.type": _STYLES[style(theirs)],
         f"{at}.style.every": f"{theirs[f'{at}.sync_interval']} steps",
@@ -151,7 +152,7 @@ ROWS: tuple[Row, ...] = (
         placement(
             "synchronizer.sync_method",
             "nccl",
-            "weights are shared in one process, or go through a folder",
+            "nccl is a collective (gloo without two GPUs); in turns, one process shares the weights",
             kind=one_of("nccl", "checkpoint"),
             can=always,
             ours=("synchronizer.type",),

@@ -1,0 +1,37 @@
+"""Where the trainer of a run listens: a file in the run's folder, new with each of its lives."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FILE = "address.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What an explorer needs in order to reach it."""
+
+    host: str
+    port: int
+    token: str
+    """Who knows it may ask: whoever can read the run's folder."""
+
+    def save(self, folder: Path) -> None:
+        """Write it, whole or not at all, for this user's eyes alone."""
+        beside = folder / f".{FILE}.tmp"
+        beside.unlink(missing_ok=True)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(json.dumps(asdict(self)) + "\n")
+        beside.replace(folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> Address | None:
+        """What `save` wrote last; None where no trainer has ever been."""
+        try:
+            return cls(**json.loads((folder / FILE).read_text()))
+        except FileNotFoundError:
+            return None

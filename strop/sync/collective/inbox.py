@@ -1,0 +1,150 @@
+"""The explorer's end of a collective: asks the trainer, wherever that is and whichever of its lives it is in.
+
+While it is not there, there are no versions; what was said to it is said again to the next one. Once its run
+is through, it has left the last versions in the run's folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from strop.buffer.wait import Check
+from strop.sync.collective.address import Address
+from strop.sync.collective.line import ANSWER_SECONDS, SLICE_SECONDS, Line, LineBroken
+from strop.sync.collective.pair import Meeting, Pair, PairBroken, gpu_of
+from strop.sync.collective.parcel import Bucket
+from strop.sync.folder import FolderVersions
+from strop.sync.versions import VersionGone, Word
+
+log = logging.getLogger("strop.sync")
+T = TypeVar("T")
+
+
+class CollectiveInbox:
+    """An `Inbox`."""
+
+    where = "in the trainer's memory"
+
+    def __init__(self, folder: Path, host: str, device: torch.device, check: Check) -> None:
+        """`folder` is where the trainer's address is; `host` an address of this machine that it can reach;
+        `device` the sampler's. `check` is called in each wait."""
+        self._folder = folder
+        self._left = FolderVersions(folder)
+        self._host = host
+        self._device = device
+        self._check = check
+        self._numbers: dict[Word, int] = {}
+        self._line: Line | None = None
+        self._pair: Pair | None = None
+
+    def all(self) -> list[int]:
+        """Those that are there, oldest first; none while the trainer is not there."""
+        answer = self._ask()
+        return sorted({*self._left.all(), *(answer["versions"] if answer else ())})
+
+    def read(self, version: int) -> Iterator[tuple[str, Tensor]]:
+        """Its weights, one after the other. Raises `VersionGone`."""
+        if version in self._left.all():
+            yield from self._left.read(version)
+            return
+        answer = self._ask(version)
+        if answer is None or "buckets" not in answer:
+            raise VersionGone
+        through = False
+        try:
+            yield from self._receive(answer)
+            through = True
+        except (LineBroken, PairBroken) as error:
+            log.warning(
+                "The trainer was lost while version %d of the weights came from it; the explorer waits until "
+                "it is back.",
+                version,
+            )
+            raise VersionGone from error
+        finally:
+            if not through:
+                self.close()
+
+    def say(self, word: Word, number: int) -> None:
+        """Leave a number for the trainer, and for each that comes after it."""
+        self._numbers[word] = number
+        self._ask()
+
+    def said(self, word: Word) -> int:
+        """What the trainer has left under this word; 0 where that is nothing, or it is not there."""
+        answer = self._ask()
+        return int(answer["said"][word]) if answer else 0
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._line is not None:
+            self._line.close()
+        self._line = self._pair = None
+
+    def _ask(self, version: int | None = None) -> dict[str, Any] | None:
+        """What the trainer answers; None where it is not there."""
+        if self._line is None:
+            self._line = self._reach()
+        if self._line is None:
+            return None
+        request = {"said": self._numbers, "version": version, "gpu": gpu_of(self._device)}
+        try:
+            self._line.send(request, limit_seconds=ANSWER_SECONDS)
+            answer: dict[str, Any] = self._line.receive(limit_seconds=ANSWER_SECONDS)
+        except LineBroken:
+            self.close()
+            return None
+        return answer
+
+    def _reach(self) -> Line | None:
+        address = Address.load(self._folder)
+        if address is None:
+            return None
+        try:
+            connection = socket.create_connection((address.host, address.port), timeout=SLICE_SECONDS)
+        except OSError:
+            return None
+        line = Line(connection, self._check)
+        try:
+            line.send(address.token, limit_seconds=ANSWER_SECONDS)
+        except LineBroken:
+            line.close()
+            return None
+        return line
+
+    def _receive(self, answer: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        assert self._line is not None
+        if self._pair is None:
+            meeting = Meeting(**answer["meeting"])
+            device = self._device if meeting.backend == "nccl" else torch.device("cpu")
+            self._pair = _patiently(lambda: Pair(meeting, 1, self._host, device), self._check)
+        for values in answer["buckets"]:
+            bucket = Bucket.empty(values, self._pair.device)
+            self._pair.broadcast(bucket.content, self._check)
+            yield from bucket.weights()
+        self._line.receive(limit_seconds=ANSWER_SECONDS)
+
+
+def _patiently(make: Callable[[], T], check: Check) -> T:
+    """Make it in a thread, with checks meanwhile."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(make())
+        except BaseException as error:  # noqa: BLE001  (it is raised below)
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="strop-sync", daemon=True).start()
+    while not wait([future], timeout=SLICE_SECONDS).done:
+        check()
+    return future.result()

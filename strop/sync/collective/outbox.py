@@ -1,0 +1,99 @@
+"""The trainer's end of a collective: versions of the weights in its own memory, while they are wanted.
+
+What its memory would lose when it is killed goes into its checkpoints, and at the run's end into the run's
+folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from strop.config.schema.synchronizer import CollectiveSync
+from strop.sync.collective.parcel import Bucket, pack
+from strop.sync.collective.server import Server
+from strop.sync.collective.session import Sessions
+from strop.sync.collective.shelf import Shelf
+from strop.sync.folder import FolderVersions
+from strop.sync.versions import Word
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Versions, to be written: a `Snapshot`. They never change, so it is its own copy."""
+
+    versions: Mapping[int, tuple[Bucket, ...]]
+
+    def copied(self) -> Packed:
+        """See `strop.protocols.Snapshot`."""
+        return self
+
+    def write(self, folder: Path) -> None:
+        """See `strop.protocols.Snapshot`."""
+        files = FolderVersions(folder)
+        for version, buckets in self.versions.items():
+            files.write(version, chain.from_iterable(bucket.weights() for bucket in buckets))
+
+
+class CollectiveOutbox:
+    """An `Outbox`."""
+
+    def __init__(
+        self, folder: Path, section: CollectiveSync, host: str, device: torch.device, saved: Path | None
+    ) -> None:
+        """`folder` is where the explorer finds the address, `host` one of this machine's that it can reach;
+        `saved` is what a snapshot has written into the checkpoint that the trainer goes on from."""
+        self._shelf = Shelf()
+        self._sessions = Sessions(self._shelf, section, host, device)
+        self._left = FolderVersions(folder)
+        self._left.delete(self._left.all())  # an earlier end's: those that still count are in the checkpoint
+        if saved is not None and saved.is_dir():
+            files = FolderVersions(saved)
+            for version in files.all():
+                self._shelf.put(version, pack(files.read(version), self._sessions.home))
+        self._server = Server(host, self._sessions.serve)
+        self._server.address.save(folder)
+
+    def all(self) -> list[int]:
+        """Those that are there, oldest first."""
+        return list(self._shelf.all())
+
+    def write(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy them. Raises what has befallen a thread that serves the explorer."""
+        self._server.look()
+        home = self._sessions.home
+        buckets = pack(weights, home)
+        if home.type == "cuda":
+            torch.cuda.synchronize(home)  # another thread sends them, on another stream
+        self._shelf.put(version, buckets)
+
+    def delete(self, versions: Collection[int]) -> None:
+        """Make room: nobody wants these any more."""
+        self._shelf.drop(versions)
+
+    def say(self, word: Word, number: int) -> None:
+        """Leave a number for the explorer."""
+        self._shelf.say({word: number})
+
+    def said(self, word: Word) -> int:
+        """What the explorer has left under this word; 0 where that is nothing."""
+        self._server.look()
+        return self._shelf.said(word)
+
+    def snapshot(self, step: int) -> Packed | None:
+        """All versions but that of `step`, which is the checkpoint itself."""
+        others = {version: buckets for version, buckets in self._shelf.all().items() if version != step}
+        return Packed(others) if others else None
+
+    def finish(self) -> None:
+        """Leave the versions in the folder."""
+        Packed(self._shelf.all()).write(self._left.folder)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._server.close()
