@@ -21,7 +21,7 @@ from strop.run.apart.meeting import said_by
 from strop.run.tasks import load_tasks
 from strop.run.tokenizer import tokenizer_of
 from strop.sync.halves import at_work
-from strop.sync.versions import Versions
+from strop.sync.folder import FolderVersions
 from tests.buffer.postgres import Server, find_binaries
 
 from .test_apart import CLOCKS
@@ -159,7 +159,7 @@ def test_a_model_of_the_same_shape_with_other_weights_is_noticed(values, tiny, t
 
 def test_a_new_run_takes_no_weights_of_an_older_one_in_its_folder(values, tmp_path):
     shared = tmp_path / "shared"
-    versions = Versions(shared)
+    versions = FolderVersions(shared)
     versions.write(3, [])
     alone = pair(values, tmp_path, synchronizer__style="trainer", buffer="file", trainer__duration="1 steps")
     assert explore(strop.load(alone, ["mode=explore"])).step == 1
