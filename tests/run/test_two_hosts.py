@@ -20,8 +20,8 @@ from strop.run.apart.explore import explore
 from strop.run.apart.meeting import said_by
 from strop.run.tasks import load_tasks
 from strop.run.tokenizer import tokenizer_of
-from strop.sync.halves import at_work
 from strop.sync.folder import FolderVersions
+from strop.sync.halves import at_work
 from tests.buffer.postgres import Server, find_binaries
 
 from .test_apart import CLOCKS
