@@ -28,6 +28,8 @@ class Panel:
     """Names, or patterns of names."""
     smooth: bool = False
     """Draw the first metric's running mean over its values."""
+    only_if_above_0: bool = False
+    """Leave it out of runs in which it has nothing to say: they take turns, say."""
 
 
 PANELS = (
@@ -45,6 +47,8 @@ PANELS = (
     Panel("Gradient", ("grad_norm",)),
     Panel("Learning rate", ("lr",)),
     Panel("Sampler against trainer", ("logprob_diff/mean_abs",)),
+    Panel("Age of the weights that sampled", ("staleness/mean", "staleness/max"), only_if_above_0=True),
+    Panel("Importance weights", ("importance/mean", "importance/capped_share")),
     Panel("Speed", ("tokens_per_second",)),
 )
 _PHASES = ("sample", "reward", "logprobs", "update", "publish", "evaluate", "save")
@@ -68,6 +72,8 @@ def make_charts(contents: Contents) -> list[Chart]:
     for panel in PANELS:
         names = [name for pattern in panel.metrics for name in contents.names() if fnmatchcase(name, pattern)]
         names = [name for name in dict.fromkeys(names) if contents.series(name)[0]]
+        if panel.only_if_above_0 and not any(any(contents.series(name)[1]) for name in names):
+            continue
         if sum(name.startswith(_PART) for name in names) == 1:
             # A lone part is the reward itself, but for its weight.
             names = [name for name in names if not name.startswith(_PART)]

@@ -114,6 +114,15 @@ def test_steps_without_a_metric_leave_no_hole(tmp_path: Path) -> None:
     assert '"y":[0.25,0.75]' in held_out.html
 
 
+def test_how_old_the_weights_were_is_drawn_where_they_were_old(tmp_path: Path) -> None:
+    for name, age in (("turns", 0.0), ("ahead", 1.0)):
+        with open_recorder(tmp_path / name) as record:
+            record.step(1, {"staleness/mean": age / 2, "staleness/max": age, "importance/mean": 0.9})
+    ages, weights = "Age of the weights that sampled", "Importance weights"
+    titles = [[chart.title for chart in make_charts(read_contents(tmp_path / n))] for n in ("turns", "ahead")]
+    assert titles == [[weights], [ages, weights]]
+
+
 def test_the_only_part_of_a_reward_is_not_drawn_twice(tmp_path: Path) -> None:
     with open_recorder(tmp_path / "one") as record:
         record.step(1, {"reward/mean": 0.5, "reward/part/gsm8k": 0.5})

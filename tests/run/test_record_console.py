@@ -29,7 +29,9 @@ def test_a_log_has_one_plain_line_per_step() -> None:
     title, note, line = stream.getvalue().splitlines()
     assert (title, note) == ("gsm8k / a run", "Resuming after step 11.")
     assert line.startswith("step 12/60  reward 0.531   kl 0.001   tokens 23.1     2,310 tokens/s  3.2 s")
-    assert line.endswith("sums 0.612  broken 3%")
+    assert line.endswith("sums 0.612  broken 3%") and "stale" not in line
+    display.step(13, ROW | {"staleness/mean": 0.75, "staleness/max": 2.0})
+    assert "  stale 0.750" in stream.getvalue().splitlines()[-1]
     assert "\x1b" not in stream.getvalue()
 
 
@@ -40,10 +42,19 @@ def test_a_terminal_shows_progress_reward_and_held_out() -> None:
     display.open("[a] run", [], done=0)
     display.step(0, {"eval/sums/reward": 0.25})
     display.step(1, ROW)
-    display.step(2, ROW | {"eval/sums/reward": 0.75})
+    display.step(2, ROW | {"eval/sums/reward": 0.75, "staleness/mean": 1.5, "staleness/max": 2.0})
     display.close()
     shown = stream.getvalue()
-    for text in ("[a] run", "step 2 of 60", "held out: sums", "0.750", "0.250 at first", "2,310", "left"):
+    for text in (
+        "[a] run",
+        "step 2 of 60",
+        "held out: sums",
+        "0.750",
+        "0.250 at first",
+        "2,310",
+        "left",
+        "1.500",
+    ):
         assert text in shown
 
 

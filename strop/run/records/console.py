@@ -68,6 +68,8 @@ class LogLines:
             parts.append(f"{metrics['tokens_per_second']:>6,.0f} tokens/s")
         if "time/step_seconds" in metrics:
             parts.append(duration(metrics["time/step_seconds"]))
+        if metrics.get("staleness/max"):
+            parts.append(f"stale {number(metrics['staleness/mean'])}")
         left = self._pace.seconds_left()
         if left:
             parts.append(f"left {duration(left)}")
@@ -140,6 +142,9 @@ class LiveDisplay:
             since = f"[dim]{number(values[0])} at first" if len(values) > 1 else ""
             course = f"{sparkline(values, _HISTORY)}  {since}" if len(values) > 1 else ""
             rows.add_row(f"held out: {name}", f"[bold green]{number(values[-1])}", course)
+        if self._last.get("staleness/max"):
+            age = number(self._last["staleness/mean"])
+            rows.add_row("staleness", f"[bold]{age}", "[dim]steps, of the weights that sampled")
         if "tokens_per_second" in self._last:
             rows.add_row("speed", f"[bold]{self._last['tokens_per_second']:,.0f}", "[dim]tokens per second")
         return Group(self._progress, rows)
