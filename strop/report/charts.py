@@ -17,6 +17,17 @@ from strop.run.metrics import metric_of
 _COLOURS = ("#2f7fc1", "#d9822b", "#3a9d78", "#b86aa5", "#c2a12c", "#7d8896", "#cf5c4b")
 _HEIGHT = 230
 _PART = "reward/part/"
+_SAID_ABOVE = (
+    "eval",
+    "reward/part",
+    "response_tokens",
+    "clip_fraction",
+    "groups",
+    "rollouts",
+    "staleness",
+    "importance",
+)
+"""What a chart's title says of its metrics' names already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +196,6 @@ def _label(name: str, names: Sequence[str]) -> str:
     if name == "reward/mean":
         return "reward"
     if len(names) > 1:
-        for prefix in ("eval/", _PART, "response_tokens/", "clip_fraction/", "groups/", "rollouts/"):
-            name = name.removeprefix(prefix)
+        for above in _SAID_ABOVE:
+            name = name.removeprefix(f"{above}/")
     return name.replace("_", " ")
