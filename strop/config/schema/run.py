@@ -73,7 +73,7 @@ class Evaluate(Section):
     every: Every = None
     """How often; `never` leaves the start and the end."""
     at_start: bool = True
-    """Measure before the first update."""
+    """Measure the model as it is, before the first update; never again where a run goes on."""
 
 
 class Record(Section):
