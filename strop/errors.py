@@ -43,6 +43,10 @@ class InferenceError(StropError):
     """A request that an inference engine cannot take as it is."""
 
 
+class EngineLost(StropError):
+    """An inference engine is gone for good: no rollout's fault, and no rollout can be had of it."""
+
+
 class TrainingError(StropError):
     """The update went wrong: a loss that is NaN or infinite, say."""
 

@@ -37,11 +37,12 @@ FREE = (
     "reward.judges.*.url",
     "reward.judges.*.key_variable",
     "rollout.max_error_share",
+    "rollout.pool",
     "trainer.engine",
     "cluster",
 )
 """Fields and sections that never change what is learned: where a run is, what is kept and measured of it, and
-how many processes learn, which changes it by rounding alone."""
+how many processes learn and sample, which changes it by rounding alone."""
 
 
 def differences(recorded: Run, run: Run) -> list[str]:

@@ -12,12 +12,12 @@ from strop.config.check import NO_REWARD
 from strop.config.schema import Run
 from strop.config.schema.scoring import needs_reward
 from strop.errors import ConfigError
-from strop.inference.native import NativeEngine
 from strop.protocols import TrainingEngine
 from strop.run.explorer import Explorer
 from strop.run.folder import RunState
 from strop.run.helpers import Helpers, open_helpers
 from strop.run.runners import make_runners
+from strop.run.sampler import Sampler, open_shared_sampler
 from strop.run.stopping import StopSignal
 from strop.sync.in_memory import InMemorySynchronizer
 from strop.training.table import Engines
@@ -61,7 +61,9 @@ def open_policy(
     """
     with StopSignal() as stop, open_helpers(run, reward) as helpers:
         engine = engines.policy()
-        yield make_policy(run, engine, restore(engine, checkpoint), tokenizer, helpers, stop)
+        state = restore(engine, checkpoint)
+        with open_shared_sampler(run, engine, tokenizer) as sampler:
+            yield make_policy(run, engine, state, sampler, tokenizer, helpers, stop)
 
 
 def restore(engine: TrainingEngine, checkpoint: Path | None) -> RunState:
@@ -76,12 +78,12 @@ def make_policy(
     run: Run,
     engine: TrainingEngine,
     state: RunState,
+    sampler: Sampler,
     tokenizer: PreTrainedTokenizerBase,
     helpers: Helpers,
     stop: StopSignal,
 ) -> Policy:
-    """A sampler on the engine's weights, which are published to it, and what scores its answers."""
-    sampler = _sampler(engine, run, tokenizer)
+    """A sampler, to which the engine's weights are published, and what scores its answers."""
     runners = make_runners(run, sampler, tokenizer, helpers.services)
     policy = Policy(
         engine=engine,
@@ -95,21 +97,7 @@ def make_policy(
     return policy
 
 
-def _sampler(engine: TrainingEngine, run: Run, tokenizer: PreTrainedTokenizerBase) -> NativeEngine:
-    """The sampler on the training engine's own weights, laid out as it wants them."""
-    engine.lay_out_for_sampling()
-    return NativeEngine(
-        engine.computing.config,
-        engine.iter_weights(),
-        run.rollout.engine,
-        tokenizer,
-        device=engine.computing.device,
-        dtype=engine.compute_dtype,
-        generation_config=engine.computing.generation_config,
-    )
-
-
-def _notes(engine: TrainingEngine, sampler: NativeEngine) -> tuple[str, ...]:
+def _notes(engine: TrainingEngine, sampler: Sampler) -> tuple[str, ...]:
     shared = (
         "a group's shared prompt is encoded once"
         if engine.shares_prompts

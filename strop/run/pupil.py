@@ -21,6 +21,7 @@ from strop.run.helpers import open_helpers
 from strop.run.passes import Passes
 from strop.run.policy import Policy, make_policy, restore
 from strop.run.reference import Reference, reference_logprobs
+from strop.run.sampler import open_shared_sampler
 from strop.run.stopping import StopSignal
 from strop.run.tasks import EvalTasks, load_eval_tasks
 from strop.training.table import open_engines
@@ -135,5 +136,6 @@ def open_pupil(
         policy = None
         if held_out.sampled:
             helpers = stack.enter_context(open_helpers(run, reward))
-            policy = make_policy(run, engine, state, tokenizer, helpers, stop)
+            sampler = stack.enter_context(open_shared_sampler(run, engine, tokenizer))
+            policy = make_policy(run, engine, state, sampler, tokenizer, helpers, stop)
         yield Pupil(engine, passes, state, reference, policy, stop)

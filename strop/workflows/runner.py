@@ -50,7 +50,10 @@ class Runner:
         return self._section.runners or (None if self._workflow.is_async else _MOST_THREADS)
 
     async def run(self, task: Task, group: str, index: int, sampling: Sampling, seed: int) -> Rollout:
-        """One rollout, not yet scored by the run's reward; a broken one says what went wrong."""
+        """One rollout, not yet scored by the run's reward; a broken one says what went wrong.
+
+        Raises EngineLost where there is nobody to sample from any more, which is no fault of the rollout's.
+        """
         attempts = self._section.retries + 1
         for attempt in range(attempts):
             # Another draw: the same one would most likely break in the same way.
@@ -74,6 +77,12 @@ class Runner:
             sampling=sampling,
             unit=self._section.experience_per,
         )
+        rollout = await self._tried(task, session, empty)
+        if session.lost is not None:
+            raise session.lost
+        return rollout
+
+    async def _tried(self, task: Task, session: Session, empty: Rollout) -> Rollout:
         limit = self._section.timeout_seconds
         try:
             async with asyncio.timeout(limit) as clock:

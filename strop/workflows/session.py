@@ -9,6 +9,7 @@ import numpy as np
 
 from strop.data.chat import Tools
 from strop.data.turns import TurnEncoder
+from strop.errors import EngineLost
 from strop.protocols import InferenceEngine
 from strop.seeds import derive_seed
 from strop.types import Ints, Message, SampleRequest, Sampling, Turn
@@ -49,6 +50,8 @@ class Session:
         """After each call, its conversation, in the same order."""
         self.cut = False
         """A reply was wanted for which there was no room."""
+        self.lost: EngineLost | None = None
+        """There is nobody to ask any more, whatever the workflow made of that."""
         self.sampling = sampling
         self.name = name
         """The rollout's."""
@@ -125,7 +128,11 @@ class Session:
         )
         seed = self._seed if self._calls == 0 else derive_seed(self._seed, "call", self._calls)
         self._calls += 1
-        (drawn,) = await self._engine.sample([SampleRequest(self.name, prompt_ids, sampling, seed)])
+        try:
+            (drawn,) = await self._engine.sample([SampleRequest(self.name, prompt_ids, sampling, seed)])
+        except EngineLost as lost:
+            self.lost = lost
+            raise
         turn = Turn(
             prompt_ids=prompt_ids,
             completion_ids=drawn.token_ids,

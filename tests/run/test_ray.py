@@ -15,7 +15,7 @@ from pydantic import ValidationError
 import strop
 from strop.config.schema import Run
 from strop.errors import PlacementError
-from strop.run.apart.ray_part import gpus_of
+from strop.run.apart.gpus import gpus_of
 
 from .test_apart import rows_of, states_of
 from .test_launch import start, wait_for

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from strop.errors import EngineLost
 from strop.seeds import derive_seed
 from strop.types import Sampling
 from strop.workflows.experiences import rollout_to_experiences
@@ -250,3 +251,30 @@ def test_conversations_side_by_side_are_a_sequence_each(world, user_file):
     experiences = rollout_to_experiences(replace(rollout, reward=1.0), "")
     texts = [world.tokenizer.decode(e.token_ids[e.loss_mask]) for e in experiences]
     assert texts == ["a<|end|>c<|end|>", "b<|end|>d<|end|>"]
+
+
+class Gone:
+    """Nobody is there to answer."""
+
+    async def sample(self, requests):
+        raise EngineLost("engine-0 ended by signal 9")
+
+
+ASKS = """
+async def asks(task, chat):
+    return (await chat.reply()).count("e")
+
+async def asks_and_shrugs(task, chat):
+    try:
+        return (await chat.reply()).count("e")
+    except Exception:
+        return 0.0
+"""
+
+
+@pytest.mark.parametrize("name", ["asks", "asks_and_shrugs"])
+def test_an_engine_that_is_gone_is_no_rollouts_fault_whatever_the_workflow_makes_of_it(
+    world, user_file, name
+):
+    with pytest.raises(EngineLost, match="by signal 9"):
+        world.run(Gone(), f"{user_file(ASKS)}:{name}", retries=2)

@@ -45,6 +45,16 @@ class NativeEngine(Section):
     """So many completions are under way at most; more wait."""
 
 
+class Pool(Section):
+    """Engines that are processes of their own, beside each other. Each has a copy of the model and a cache of
+    its own, and a GPU of its own where there are so many; on a Ray cluster each is an actor."""
+
+    engines: int = Field(gt=0)
+    """So many."""
+    max_restarts: int = Field(3, ge=0)
+    """So often is each of them started again that was killed; then the run stops."""
+
+
 class Endpoint(Section):
     """The OpenAI-compatible endpoint that agents talk to: on loopback, with a token for each rollout. It
     runs where a workflow or a judge needs it."""
@@ -83,6 +93,8 @@ class Rollout(Section):
 
     engine: Annotated[NativeEngine, KindByName] = NativeEngine()
     """What runs the model to sample from it."""
+    pool: Pool | None = None
+    """Several such engines; null for one, in the process that explores."""
     workflow: WorkflowOrName = Workflow()
     """How a task becomes a rollout; an eval taskset may have its own."""
     sampling: Sampling = Sampling()
@@ -92,7 +104,7 @@ class Rollout(Section):
     experience_per: Literal["trajectory", "turn"] = "trajectory"
     """What becomes one training sequence: turns that go on from each other, or each turn by itself."""
     runners: int | None = Field(None, gt=0)
-    """Rollouts under way at most; null for all of a step (of workflows without `async`: 64)."""
+    """Rollouts under way at most, in all; null for all of a step (of workflows without `async`: 64)."""
     timeout_seconds: float = Field(3600.0, gt=0)
     """A rollout that takes longer is cancelled and counts as broken: late, never a zero."""
     retries: int = Field(0, ge=0)

@@ -92,9 +92,18 @@ class NativeEngine:
 
     @property
     def description(self) -> str:
-        """One line: which forward, why not the native one if it is not, which dtype, what is shared."""
-        words = self._runner.describe()
-        return words if self._reason is None else f"{words} ({self._reason})"
+        """One line: which forward, which dtype, what is shared, and why it is not the native forward."""
+        shared = f"{100 * self._runner.shared_share():.0f} % of the weights shared"
+        return f"{self._runner.describe()}, {shared}{self._why}"
+
+    @property
+    def forward(self) -> str:
+        """The same without what is shared."""
+        return f"{self._runner.describe()}{self._why}"
+
+    @property
+    def _why(self) -> str:
+        return "" if self._reason is None else f" ({self._reason})"
 
     @property
     def stats(self) -> Stats:

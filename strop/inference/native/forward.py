@@ -19,9 +19,9 @@ from strop.inference.native.weights import (
     LayerWeights,
     Matrix,
     check_complete,
-    describe,
     empty_weights,
     load_into,
+    shared_share,
 )
 from strop.types import Ints
 
@@ -72,7 +72,11 @@ class NativeRunner:
 
     def describe(self) -> str:
         """One line for people."""
-        return f"native {self._family} forward, {describe(self._weights.matrices(), self._dtype)}"
+        return f"native {self._family} forward, {str(self._dtype).removeprefix('torch.')}"
+
+    def shared_share(self) -> float:
+        """How much of the weights is the giver's memory, 0 to 1."""
+        return shared_share(self._weights.matrices())
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take new weights; those whose memory is shared already cost nothing."""

@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 
 from strop.errors import ModelError
 from strop.inference.native.moves import Moves
-from strop.inference.native.weights import Matrix, describe, load_into
+from strop.inference.native.weights import Matrix, load_into, shared_share
 from strop.types import Ints
 
 
@@ -65,8 +65,12 @@ class HuggingFaceRunner:
 
     def describe(self) -> str:
         """One line for people."""
-        filled = (matrix for matrix in self._matrices.values() if matrix.filled)
-        return f"Hugging Face's own {type(self._model).__name__}, {describe(filled, self._dtype)}"
+        dtype = str(self._dtype).removeprefix("torch.")
+        return f"Hugging Face's own {type(self._model).__name__}, {dtype}"
+
+    def shared_share(self) -> float:
+        """How much of the weights is the giver's memory, 0 to 1."""
+        return shared_share(matrix for matrix in self._matrices.values() if matrix.filled)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take new weights; those whose memory is shared already cost nothing."""

@@ -22,7 +22,11 @@ class Runner(Protocol):
     """Most tokens a sequence may have; None where the model sets no limit."""
 
     def describe(self) -> str:
-        """One line: whose forward, which dtype, how much is shared with the giver of the weights."""
+        """One line: whose forward, and which dtype."""
+        ...
+
+    def shared_share(self) -> float:
+        """How much of the weights is the giver's memory, 0 to 1."""
         ...
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -174,11 +174,10 @@ def check_complete(matrices: Iterable[Matrix]) -> None:
             raise ModelError(f"the weights given to the sampler have no {matrix.missing[0]!r}")
 
 
-def describe(matrices: Iterable[Matrix], dtype: torch.dtype) -> str:
-    """`float32, 100 % of the weights shared`."""
+def shared_share(matrices: Iterable[Matrix]) -> float:
+    """How much of the weights is the giver's memory, 0 to 1."""
     sizes = [(matrix.tensor.numel(), matrix.shared) for matrix in matrices]
-    shared = sum(size for size, is_shared in sizes if is_shared) / sum(size for size, _ in sizes)
-    return f"{str(dtype).removeprefix('torch.')}, {100 * shared:.0f} % of the weights shared"
+    return sum(size for size, is_shared in sizes if is_shared) / sum(size for size, _ in sizes)
 
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

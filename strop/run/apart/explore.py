@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from strop.buffer.table import clear_buffer, open_buffer
 from strop.config.load import Loaded, save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.synchronizer import MemorySync
-from strop.inference.native import NativeEngine
-from strop.models.fuse import fuse_storage
-from strop.models.load import load_model
 from strop.protocols import Buffer
 from strop.run.apart.explore_driver import ExploreDriver, ExploreState
 from strop.run.apart.host import own_host
@@ -27,15 +24,13 @@ from strop.run.policy import require_reward
 from strop.run.records.record import Recorder
 from strop.run.resume import Start, find_start
 from strop.run.runners import make_runners
+from strop.run.sampler import open_own_sampler
 from strop.run.stopping import StopSignal
 from strop.run.tasks import load_tasks
 from strop.run.tokenizer import tokenizer_of
 from strop.sync.publish import Subscriber
 from strop.sync.table import ApartSync, clear, open_inbox
 from strop.training.device import find_device
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 MEMBER = "explorer-0"
 """Its name in the buffer."""
@@ -57,8 +52,12 @@ def explore(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Explore
     tokenizer = tokenizer_of(run)
     tasks = load_tasks(run, tokenizer)
     length = length_of(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
-    with met(run, tasks.train, "explorer"), StopSignal() as stop, open_helpers(run, reward) as helpers:
-        sampler = make_sampler(run, tokenizer)
+    with (
+        met(run, tasks.train, "explorer"),
+        StopSignal() as stop,
+        open_helpers(run, reward) as helpers,
+        open_own_sampler(run, tokenizer) as sampler,
+    ):
         runners = make_runners(run, sampler, tokenizer, helpers.services)
         explorer = Explorer(runners, helpers.rewards, stop, seed=run.seed)
         state = ExploreState.load(own) or _begin(run, section, folder)
@@ -83,13 +82,6 @@ def explore(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Explore
                 run, explorer, collector, tasks, buffer, subscriber, state, length, own, recorder
             )
             return driver.run()
-
-
-def make_sampler(run: Run, tokenizer: PreTrainedTokenizerBase) -> NativeEngine:
-    """A sampler on a model of its own, as it is: version 0 of the weights."""
-    model = load_model(run.model, device=find_device(run.trainer.engine.device), trainable=False)
-    fuse_storage(model)
-    return NativeEngine.from_model(model, run.rollout.engine, tokenizer)
 
 
 def _begin(run: Run, section: ApartSync, folder: RunFolder) -> ExploreState:

@@ -23,9 +23,10 @@ from strop.config.schema.cluster import LocalCluster, RayCluster
 from strop.config.schema.synchronizer import MemorySync
 from strop.errors import Interrupted
 from strop.run.apart.explore_driver import ExploreState
+from strop.run.apart.gpus import gpus_of
 from strop.run.apart.local_part import LocalPart
 from strop.run.apart.part import Name, Order, Part, say
-from strop.run.apart.ray_part import RayPart, gpus_of, ray_cluster
+from strop.run.apart.ray_part import RayPart, ray_cluster
 from strop.run.folder import RunFolder
 from strop.run.policy import require_reward
 from strop.run.resume import find_start

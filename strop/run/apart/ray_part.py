@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -12,9 +12,8 @@ from typing import Any
 
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayCluster
-from strop.config.schema.trainer import Fsdp2Engine
 from strop.errors import ConfigError, PlacementError, StropError
-from strop.run.apart.part import Name, Order, say
+from strop.run.apart.part import Order, say
 from strop.run.apart.ray_actor import Ended, PartActor
 from strop.run.folder import RunFolder
 from strop.workers.ray_worker import import_ray, resources
@@ -53,25 +52,6 @@ def ray_cluster(run: Run, section: RayCluster) -> Iterator[ModuleType]:
             ray.timeline(str(path))
     finally:
         ray.shutdown()
-
-
-def gpus_of(run: Run, section: RayCluster) -> Mapping[Name, float]:
-    """How many of the cluster's GPUs each part gets: the trainer one for each rank, the explorer one; where
-    there is one in all, they share it. Raises PlacementError where they are too few."""
-    there = section.nodes * section.gpus_per_node
-    engine = run.trainer.engine
-    ranks = engine.ranks if isinstance(engine, Fsdp2Engine) else 1
-    if there == 0 or engine.device == "cpu":
-        return {"explorer": 0, "trainer": 0}
-    if there == 1 and ranks == 1:
-        return {"explorer": 0.5, "trainer": 0.5}
-    if there < ranks + 1:
-        raise PlacementError(
-            f"cluster: {section.nodes} nodes of {section.gpus_per_node} GPUs have {there} in all; the "
-            f"trainer wants {ranks} (trainer.engine.ranks), and the explorer one more. Write fewer ranks, or "
-            "more nodes."
-        )
-    return {"explorer": 1, "trainer": ranks}
 
 
 class RayPart:

@@ -1,0 +1,121 @@
+"""Whole runs whose rollouts come from several engines, each a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+import strop
+from strop.errors import EngineLost
+
+from .test_apart import rows_of, run_apart
+from .test_launch import start, wait_for
+
+KILLS = int(os.environ.get("STROP_ENGINE_KILLS", "2"))
+
+
+def engines_of(pid: int) -> list[psutil.Process]:
+    """A run's engines, those that work for its explorer included."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "strop.workers.local" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def close(first: list[dict], second: list[dict]) -> None:
+    """But for rounding, which depends on what goes through an engine side by side."""
+    assert len(first) == len(second)
+    for row, other in zip(first, second, strict=True):
+        assert row == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
+def test_one_two_and_three_engines_give_the_same_run_together_and_apart(values):
+    one = strop.train(strop.load(values(name="one")))
+    two = strop.train(strop.load(values(name="two", rollout__pool={"engines": 2})))
+    three = run_apart(values(name="three", rollout__pool={"engines": 3}))
+    close(rows_of(two.folder), rows_of(one.folder))
+    close(rows_of(three), rows_of(one.folder))
+    for folder in (two.folder, three):
+        weights = [load_file(at / "model" / "model.safetensors") for at in (folder, one.folder)]
+        assert_close(*weights, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.faults
+def test_engines_end_with_a_run_that_is_killed_and_it_goes_on_with_others(values, tmp_path):
+    whole = strop.train(strop.load(values(name="whole", rollout__pool={"engines": 2})))
+    run = values(name="killed", rollout__pool={"engines": 2})
+    folder = tmp_path / "runs" / "strop" / "killed"
+    process = start(tmp_path, run)
+    wait_for(folder / "metrics.jsonl", lines=3, process=process)
+    engines = engines_of(process.pid)
+    assert len(engines) == 2
+    process.kill()
+    process.communicate(timeout=30)
+    _, alive = psutil.wait_procs(engines, timeout=30)
+    assert not [engine for engine in alive if engine.status() != psutil.STATUS_ZOMBIE], "they outlive the run"
+    strop.train(strop.load(run))
+    assert rows_of(folder) == rows_of(whole.folder)
+
+
+def test_a_run_whose_engine_dies_again_and_again_stops_with_a_clear_word(values):
+    loaded = strop.load(
+        values(rollout__pool={"engines": 1, "max_restarts": 0}, trainer__duration="500 steps")
+    )
+    folder = Path(loaded.run.folder_path)
+
+    def kill() -> None:
+        deadline = time.monotonic() + 120
+        while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for engine in engines_of(os.getpid()):
+            engine.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(
+        EngineLost, match=r"engine-0 ended by signal 9 .*max_restarts.*goes on from the last state"
+    ):
+        strop.train(loaded)
+    killer.join()
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+def test_engines_killed_at_random_moments_change_nothing(values, tmp_path, apart):
+    settings = {"synchronizer": {"type": "checkpoint", "style": "fixed"}} if apart else {}
+    run = values(
+        name="killed",
+        rollout__pool={"engines": 2, "max_restarts": KILLS},
+        trainer__duration=f"{10 * KILLS} steps",
+        data__max_response_tokens=24,
+        **settings,
+    )
+    draw = random.Random(KILLS)
+    process = start(tmp_path, run)
+    folder = tmp_path / "runs" / "strop" / "killed"
+    killed = 0
+    for number in range(KILLS):
+        wait_for(folder / "metrics.jsonl", lines=10 * number + draw.randrange(1, 8), process=process)
+        time.sleep(draw.uniform(0, 0.3))
+        with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # it is just being replaced
+            draw.choice(engines_of(process.pid)).send_signal(signal.SIGKILL)
+            killed += 1
+    said, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, said
+    assert killed and said.count("is started again, and does again what it had under way") == killed
+    whole = strop.load(run | {"name": "whole"})
+    strop.train(whole)
+    assert rows_of(folder) == rows_of(Path(whole.run.folder_path))
