@@ -29,6 +29,14 @@ def read_table(url: str, table: str | None) -> Records:
     Columns of JSON become Python values. Raises `DataError` for a database or table that is not there, is
     empty or has no order, and `MissingExtraError` where a package is missing.
     """
+    rows = read_rows_from(url, table, first=0)
+    if not len(rows):
+        raise DataError(f"{redact_text(url)}, table {table}, is empty: it holds no rows.")
+    return rows
+
+
+def read_rows_from(url: str, table: str | None, *, first: int, count: int | None = None) -> Records:
+    """The same from row `first` on, counting from 0: so many of them as there are, at most `count`."""
     if importlib.util.find_spec("sqlalchemy") is None:
         raise MissingExtraError(
             f"{redact_text(url)} is a database, which is read with SQLAlchemy: pip install 'strop[sql]'"
@@ -41,17 +49,14 @@ def read_table(url: str, table: str | None) -> Records:
     try:
         found = _reflect(engine, table, shown)
         with engine.connect() as connection:
-            rows = (
-                connection.execute(sa.select(found).order_by(*_order(found, engine, shown))).mappings().all()
-            )
+            wanted = sa.select(found).order_by(*_order(found, engine, shown)).offset(first).limit(count)
+            rows = connection.execute(wanted).mappings().all()
     except SQLAlchemyError as error:
-        first = redact_text(str(error).splitlines()[0])
-        raise DataError(f"{shown} cannot be read: {first}.") from None
+        reason = redact_text(str(error).splitlines()[0])
+        raise DataError(f"{shown} cannot be read: {reason}.") from None
     finally:
         engine.dispose()
-    if not rows:
-        raise DataError(f"{shown}, table {table}, is empty: it holds no rows.")
-    return Records(f"{shown} table {table}", [dict(row) for row in rows])
+    return Records(f"{shown} table {table}", [dict(row) for row in rows], first)
 
 
 def _engine(url: str, shown: str) -> sa.Engine:

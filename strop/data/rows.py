@@ -115,9 +115,11 @@ class ArrowTable:
 class Records:
     """Rows that are Python values already, as a database gives them."""
 
-    def __init__(self, name: str, rows: Sequence[Row]) -> None:
+    def __init__(self, name: str, rows: Sequence[Row], first: int = 0) -> None:
+        """`first` is the number of the first of them where they were read."""
         self._name = name
         self._rows = rows
+        self._first = first
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -126,7 +128,7 @@ class Records:
         return self._rows[index]
 
     def where(self, index: int) -> str:
-        return f"{self._name} row {index} (counting from 0)"
+        return f"{self._name} row {self._first + index} (counting from 0)"
 
     def scan(self, paths: Sequence[str]) -> Iterator[Row]:
         return iter(self._rows)

@@ -50,11 +50,11 @@ class TaskSet:
 
     @property
     def contents(self) -> str:
-        """`contents 3f9a61c20d4e` of the encoded prompts in the order of their rows."""
+        """`7423 tasks with contents 3f9a61c20d4e`, of the encoded prompts in the order of their rows."""
         digest = hashlib.sha256()
         for prompt in self._fitted.prompts:
             digest.update(len(prompt).to_bytes(4, "little") + prompt.tobytes())
-        return f"contents {digest.hexdigest()[:12]}"
+        return f"{len(self)} tasks with contents {digest.hexdigest()[:12]}"
 
     @property
     def position(self) -> int:
@@ -65,18 +65,9 @@ class TaskSet:
     def position(self, position: int) -> None:
         self._order.position = position
 
-    @property
-    def epoch_tasks(self) -> int:
-        """How far `position` moves in one epoch."""
-        return len(self)
-
     def steps_per_epoch(self, n: int) -> int:
         """Steps of `n` tasks in one epoch. Raises `DataError` where that is none."""
         return self._order.steps_per_epoch(n)
-
-    def epoch_of(self, step: int, n: int) -> int:
-        """The epoch, from 0, that a step of `n` tasks belongs to; steps count from 1."""
-        return (step - 1) // self.steps_per_epoch(n)
 
     def take(self, n: int) -> list[Task]:
         """The next step of `n` tasks; fewer only at an epoch's end under `incomplete_batch: keep`.
@@ -133,7 +124,7 @@ def _rows_and_prompts(
 
 def to_task(task_id: str, row: Mapping[str, Any], where: str, section: Taskset, prompt_ids: Ints) -> Task:
     """A row as a task. Raises `DataError` where a column is missing."""
-    prompt = _prompt(row, where, section)
+    prompt = to_prompt(row, where, section)
     answer, source = _answer_and_source(row, where, section)
     return Task(
         id=task_id,
@@ -152,10 +143,11 @@ def _prompts(rows: Rows, section: Taskset) -> Iterator[Prompt]:
     for number, row in enumerate(rows.scan([path for path in paths if path is not None])):
         where = rows.where(number)
         _answer_and_source(row, where, section)
-        yield _prompt(row, where, section)
+        yield to_prompt(row, where, section)
 
 
-def _prompt(row: Mapping[str, Any], where: str, section: Taskset) -> Prompt:
+def to_prompt(row: Mapping[str, Any], where: str, section: Taskset) -> Prompt:
+    """A row's prompt, not yet encoded. Raises `DataError` where a column is missing."""
     system = system_of(row, where, section)
     messages = to_messages(value_at(row, section.prompt, where), where, system=system)
     tools = () if section.tools is None else to_tools(value_at(row, section.tools, where), where)

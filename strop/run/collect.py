@@ -9,10 +9,10 @@ from strop.algorithms.groups import has_signal
 from strop.algorithms.table import needs_greedy_answer
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DynamicSampling, RolloutAlgorithm
-from strop.data.taskset import TaskSet
 from strop.errors import RewardError
 from strop.run.explorer import Explored, Explorer, check_errors
 from strop.run.sampling import sampling_of
+from strop.run.tasks import TrainTasks
 from strop.types import ExperienceGroup, Group, Task
 from strop.workflows.experiences import group_to_experiences
 
@@ -29,7 +29,7 @@ class Collected:
 class Collector:
     """Takes tasks and has them answered until a step is full."""
 
-    def __init__(self, run: Run, algorithm: RolloutAlgorithm, explorer: Explorer, tasks: TaskSet) -> None:
+    def __init__(self, run: Run, algorithm: RolloutAlgorithm, explorer: Explorer, tasks: TrainTasks) -> None:
         self._run = run
         self._algorithm = algorithm
         self._explorer = explorer
@@ -45,7 +45,7 @@ class Collector:
         learnable: list[ExperienceGroup] = []
         seconds = {"time/sample_seconds": 0.0, "time/reward_seconds": 0.0}
         for _ in range(tries):
-            tasks = self._tasks.take(wanted - len(learnable))
+            tasks = self._take(wanted - len(learnable))
             explored = self._explore(tasks, step, first=len(sampled))
             seconds["time/sample_seconds"] += explored.sample_seconds
             seconds["time/reward_seconds"] += explored.reward_seconds
@@ -57,6 +57,11 @@ class Collector:
         if self._dynamic is not None:
             metrics["groups/left_out"] = float(len(sampled) - len(learnable))
         return Collected(sampled, learnable, metrics)
+
+    def _take(self, count: int) -> list[Task]:
+        while not (tasks := self._tasks.take(count)):
+            self._explorer.check()
+        return tasks
 
     def _explore(self, tasks: Sequence[Task], step: int, *, first: int) -> Explored:
         explored = self._explorer.run(

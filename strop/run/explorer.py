@@ -65,6 +65,10 @@ class Explorer:
         self._stop.check()
         return Explored(groups, sampled - started, time.perf_counter() - sampled)
 
+    def check(self) -> None:
+        """Raises `Interrupted` when a stop was asked for."""
+        self._stop.check()
+
     def sample(
         self,
         tasks: Sequence[Task],

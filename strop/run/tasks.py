@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from strop.config.schema import Run
 from strop.config.schema.data import EvalTaskset
 from strop.data.answers import AnswerSet, load_answers
 from strop.data.taskset import TaskSet, load_taskset
+from strop.run.task_queue import TaskQueue
+from strop.types import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,11 +19,31 @@ if TYPE_CHECKING:
 EvalTasks = tuple[tuple[EvalTaskset, TaskSet], ...]
 
 
+class TrainTasks(Protocol):
+    """What is trained on: all of it there from the start, or coming as the run goes on."""
+
+    position: int
+    """All there is to save, and to set for an exact resume."""
+
+    @property
+    def contents(self) -> str:
+        """What two halves of a run must have alike."""
+        ...
+
+    def steps_per_epoch(self, n: int) -> int:
+        """Steps of `n` tasks in one epoch."""
+        ...
+
+    def take(self, n: int) -> list[Task]:
+        """The next step of `n` tasks; none where they are yet to come: then ask again."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Tasks:
     """What is trained on, and what is measured."""
 
-    train: TaskSet
+    train: TrainTasks
     eval: EvalTasks
     expert: AnswerSet | None = None
     """What mix learns beside the rollouts."""
@@ -35,7 +57,11 @@ class Tasks:
 def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> Tasks:
     """Read and check all tasksets."""
     data = run.data
-    train = load_taskset(data.train, data, tokenizer, seed=run.seed, shuffle=data.shuffle)
+    train: TrainTasks
+    if data.queue is None:
+        train = load_taskset(data.train, data, tokenizer, seed=run.seed, shuffle=data.shuffle)
+    else:
+        train = TaskQueue(run, data.queue, tokenizer)
     expert = None
     if data.expert is not None:
         expert = load_answers(

@@ -147,7 +147,11 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         (["model.max_model_len=60"], "leaves no room"),
         (["~model.max_prompt_tokens"], r"write model\.max_prompt_tokens"),
         (["monitor.monitor_type=wandb"], "write monitor_type: tensorboard"),
-        ([f"{TASKSET}.storage_type=queue"], "storage_type: file"),
+        (
+            [f"{TASKSET}.storage_type=queue"],
+            "a queue of tasks has no epochs; write buffer.total_steps",
+        ),
+        (["+buffer.explorer_input.eval_tasksets.0.storage_type=queue"], "write file, or sql"),
         ([f"{TASKSET}.default_workflow_type=mine"], "simple_workflow, math_workflow, math_boxed_workflow"),
         ([f"{TASKSET}.repeat_times=3"], "differs from algorithm.repeat_times"),
         (["~buffer.default_reward_fn_type"], "write default_reward_fn_type"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strop.config.schema.buffer import FileBuffer, PriorityBuffer, QueueBuffer, SqlBuffer
-from strop.config.schema.data import Taskset
+from strop.config.schema.data import TaskQueue, Taskset
 from strop.errors import ConfigError
 
 from .trinity_file import BUFFER, TASKSET, read, value
@@ -84,6 +84,13 @@ def taskset(**fields: Any) -> Taskset:
 )
 def test_tasks(written: str, expected: Taskset) -> None:
     assert read(f"~{TASKSET}", f"+{TASKSET}={written}").run.data.train == expected
+
+
+def test_a_queue_of_tasks_is_a_table_that_others_fill() -> None:
+    written = "{storage_type: queue, path: tasks.db, name: asked}"
+    run = read(f"~{TASKSET}", f"+{TASKSET}={written}", "+buffer.total_steps=3").run
+    assert run.data.train == taskset(path="sqlite:///tasks.db", table="asked")
+    assert run.data.queue == TaskQueue() and not run.data.shuffle
 
 
 def test_an_eval_taskset_has_its_own_settings() -> None:
@@ -173,7 +180,7 @@ def test_what_is_not_sampled_is_inactive() -> None:
 def test_given_answers_in_a_database() -> None:
     loaded = read(*SFT, f"{BUFFER}.storage_type=sql", f"{BUFFER}.path=given.db", f"{BUFFER}.name=talks")
     assert loaded.run.data.train == answers(path="sqlite:///given.db", table="talks", response="response")
-    with pytest.raises(ConfigError, match="which nobody fills; write storage_type: file"):
+    with pytest.raises(ConfigError, match="must all be there at the start; write file, or sql"):
         read(*SFT, f"{BUFFER}.storage_type=queue")
 
 

@@ -48,6 +48,11 @@ GIVEN = ("mode=train", f"{BUFFER}.path=given.jsonl", "buffer.train_batch_size=16
         [f"+{EVAL}.default_reward_fn_type=math_reward", f"+{EVAL}.reward_fn_args={{method: flexible}}"],
         [f"+{TASKSET}.default_reward_fn_type=math_reward"],
         [f"~{TASKSET}", f"+{TASKSET}={{storage_type: sql, path: t.db, name: n}}"],
+        [
+            f"~{TASKSET}",
+            f"+{TASKSET}={{storage_type: queue, path: t.db, name: n}}",
+            "+buffer.total_steps=3",
+        ],
         ["algorithm.algorithm_type=sft", *GIVEN, f"+{BUFFER}.format={{messages_key: m}}"],
         ["algorithm.algorithm_type=sft", *GIVEN, f"+{BUFFER}.format={{system_prompt_key: s}}"],
         ["algorithm.algorithm_type=dpo", *GIVEN, "algorithm.policy_loss_fn_args={label_smoothing: 0.1}"],

@@ -108,7 +108,7 @@ def test_filtering_keeps_row_numbers_and_counts(load: Load, write_lines: WriteLi
     kept = [0, 2, 3, 4, 6, 7, 8]
     assert ids_of(taskset.all_tasks()) == [f"train:{i}" for i in kept]
     assert [task.answer for task in taskset.take(7)] == kept
-    assert (len(taskset), taskset.overlong, taskset.epoch_tasks) == (7, 3, 7)
+    assert (len(taskset), taskset.overlong) == (7, 3)
     assert str(taskset) == "train: 7 tasks; 3 of 10 left out, their prompts are too long"
 
 
@@ -168,7 +168,6 @@ def test_taking_and_resuming(load: Load, write_lines: WriteLines) -> None:
     file = write_lines("a.jsonl", ROWS)
     taskset = load(file, prompt="question")
     assert taskset.steps_per_epoch(4) == 2
-    assert [taskset.epoch_of(step, 4) for step in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, 2]
     first = [ids_of(taskset.take(4)) for _ in range(3)]
     position = taskset.position
     rest = [ids_of(taskset.take(4)) for _ in range(6)]

@@ -63,6 +63,14 @@ class Taskset(Section):
     """Use only the first so many rows."""
 
 
+class TaskQueue(Section):
+    """What is trained on stands in a table that others fill while the run goes on: first in, first out, each
+    task once. Rows have the order of the primary key, so new ones must come behind those that are there."""
+
+    timeout_seconds: float = Field(1800.0, ge=0)
+    """Longest wait for a step's tasks; after it the run stops and says so."""
+
+
 class EvalTaskset(Taskset):
     """A taskset that is measured, not trained on."""
 
@@ -92,6 +100,8 @@ class Data(Section):
     """What is measured, each under its name."""
     expert: Taskset | None = None
     """Under mix: the expert's answers, in its column `response`, that are learned beside the rollouts."""
+    queue: TaskQueue | None = None
+    """Take the tasks of `train`, a database's table, as they come; null where they are all there."""
     max_prompt_tokens: int = Field(1024, gt=0)
     """Longest prompt, chat template included."""
     max_response_tokens: int = Field(1024, gt=0)

@@ -42,6 +42,8 @@ def _faults(run: Run) -> Iterator[str]:
             for taskset in data.eval:
                 yield from _columns(taskset, f"data.eval ({taskset.name})", kind, needs=(), hint="")
     yield from _expert(run)
+    if data.queue is not None:
+        yield from _queue(run)
     if isinstance(run.algorithm, Sft | Dpo):
         yield from _only_for_rollouts(run)
 
@@ -57,6 +59,24 @@ def _columns(taskset: Taskset, where: str, kind: str, *, needs: tuple[str, ...],
         yield f"{where}.trained_turns means nothing without a column `response`; take it out"
     if taskset.reply_prefix and needs:
         yield f"{where}.reply_prefix begins sampled answers, and those here are given; take it out"
+
+
+def _queue(run: Run) -> Iterator[str]:
+    """A queue has neither an end nor an order of its own."""
+    train = run.data.train
+    if isinstance(run.algorithm, Sft | Dpo):
+        yield f"data.queue means nothing under algorithm {run.algorithm.type}, whose answers are given"
+    if not isinstance(train.path, str) or train.table is None:
+        yield "data.queue: a queue is one table of a database; write one `path` and its `table`"
+    if run.trainer.duration.unit == "epochs":
+        yield "trainer.duration: a queue has no epochs; write steps or updates, such as `100 steps`"
+    if run.data.shuffle:
+        yield "data.shuffle: a queue is first in, first out; write `shuffle: false`"
+    if run.data.incomplete_batch == "keep":
+        yield "data.incomplete_batch: a queue has no end that could fill no step; take it out"
+    for name in ("dataset", "limit_tasks"):
+        if getattr(train, name) is not None:
+            yield f"data.train.{name} means nothing for a queue, whose rows come one by one; take it out"
 
 
 def _expert(run: Run) -> Iterator[str]:

@@ -10,9 +10,9 @@ from typing import Any
 from strop.config.compare import learned_by
 from strop.config.schema import Run
 from strop.config.schema.synchronizer import CheckpointSync
-from strop.data.taskset import TaskSet
 from strop.models.contents import contents_of
 from strop.run.folder import RunFolder
+from strop.run.tasks import TrainTasks
 from strop.sync.halves import Half, at_work
 
 _OF_ONE_HALF = ("buffer", "data.expert", "rollout.engine", "rollout.runners", "rollout.env")
@@ -22,7 +22,7 @@ _CONTENTS = ("model.path", "data.train.path")
 """Compared by what is in them."""
 
 
-def met(run: Run, tasks: TaskSet, half: Half) -> AbstractContextManager[None]:
+def met(run: Run, tasks: TrainTasks, half: Half) -> AbstractContextManager[None]:
     """Inside, this half is at work, and the other one is of the same run. Raises `RunFolderError` where it
     is of another. In mode both there is nothing to compare: one run file was read for both."""
     section = run.synchronizer
@@ -36,7 +36,7 @@ def _by_itself() -> Iterator[None]:
     yield
 
 
-def said_by(run: Run, tasks: TaskSet) -> dict[str, str]:
+def said_by(run: Run, tasks: TrainTasks) -> dict[str, str]:
     """What the other half must have been told too, field by field."""
     folder = RunFolder.of(run).path
     fields = {
@@ -47,7 +47,7 @@ def said_by(run: Run, tasks: TaskSet) -> dict[str, str]:
     named = getattr(run.buffer, "name", None) or "/".join(folder.absolute().parts[-2:])
     return {
         "model.path": contents_of(run.model.path),
-        "data.train": f"{len(tasks)} tasks with {tasks.contents}",
+        "data.train": tasks.contents,
         "buffer.name": named,
         **fields,
     }

@@ -15,18 +15,28 @@ _DATABASES = ("sqlite:///", "postgresql://", "postgres://")
 
 def place(theirs: Theirs, at: str) -> dict[str, Any]:
     """Where rows are: a file, a directory with splits, or a table of a database."""
-    path, storage = theirs[f"{at}.path"], theirs[f"{at}.storage_type"]
-    if not path:
-        raise theirs.fault(f"{at}.path", f"write {at}.path: a file or directory of JSON Lines or Parquet.")
+    path, storage = _path(theirs, at), theirs[f"{at}.storage_type"]
     if storage == "queue":
         raise theirs.fault(
             f"{at}.storage_type",
-            f"{at}.storage_type is queue, which nobody fills; write storage_type: file, or sql.",
+            f"{at}.storage_type is queue, and these rows must all be there at the start; write file, or sql.",
         )
     if storage == "sql":
-        return {"path": database(path), "table": theirs[f"{at}.name"]}
+        return table(theirs, at)
     split = None if path.endswith(_FILES) else theirs[f"{at}.split"] or "train"
     return {"path": path, "split": split, "subset": theirs[f"{at}.subset_name"]}
+
+
+def table(theirs: Theirs, at: str) -> dict[str, Any]:
+    """A table of a database, by the name of what is read."""
+    return {"path": database(_path(theirs, at)), "table": theirs[f"{at}.name"]}
+
+
+def _path(theirs: Theirs, at: str) -> str:
+    path = theirs[f"{at}.path"]
+    if not path:
+        raise theirs.fault(f"{at}.path", f"write {at}.path: a file or directory of JSON Lines or Parquet.")
+    return str(path)
 
 
 def database(path: str) -> str:

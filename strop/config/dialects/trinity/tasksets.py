@@ -49,12 +49,28 @@ def tasks(theirs: Theirs) -> Mapping[str, Any]:
     if not is_offline(theirs):
         _check_repeats(theirs)
         settings |= {f"data.train.{name}": v for name, v in _taskset(theirs, TASKSET).items()}
+        settings |= _queue(theirs)
         settings |= {f"rollout.sampling.{name}": v for name, v in _sampling(theirs, TASKSET).items()}
     if places:
         settings["rollout.workflow"] = _workflow(theirs, places[0])
         settings["reward.functions"] = _written(theirs, places[0])
     settings["data.eval"] = [_measured(theirs, index, places[0]) for index in measured]
     return settings
+
+
+def _is_queue(theirs: Theirs) -> bool:
+    return bool(theirs[f"{TASKSET}.storage_type"] == "queue")
+
+
+def _queue(theirs: Theirs) -> dict[str, Any]:
+    """What it is to sample from a table that others fill."""
+    if not _is_queue(theirs):
+        return {}
+    if theirs["trainer.total_steps"] is None and theirs["buffer.total_steps"] is None:
+        raise theirs.fault(
+            "buffer.total_steps", "a queue of tasks has no epochs; write buffer.total_steps, or total_steps."
+        )
+    return {"data.queue": {}, "data.shuffle": False}
 
 
 def _measured(theirs: Theirs, index: str, first: str) -> dict[str, Any]:
@@ -76,7 +92,8 @@ def _workflow(theirs: Theirs, at: str) -> dict[str, Any]:
 
 
 def _taskset(theirs: Theirs, at: str) -> dict[str, Any]:
-    return {**formats.place(theirs, at), **formats.task_columns(theirs, at)}
+    place = formats.table if at == TASKSET and _is_queue(theirs) else formats.place
+    return {**place(theirs, at), **formats.task_columns(theirs, at)}
 
 
 def _sampling(theirs: Theirs, at: str) -> dict[str, Any]:
@@ -149,9 +166,10 @@ def _rows(at: str, ours: str, sampling: str, repeat: str) -> tuple[Row, ...]:
             f"{at}.storage_type",
             None,
             f"{ours}.path",
+            *(("data.queue",) if at == TASKSET else ()),
             read=tasks,
             kind=or_null(_STORAGE),
-            note="file, or sql: a table of a SQLite or PostgreSQL database; nobody fills a queue of tasks",
+            note="sql is a table of a SQLite or PostgreSQL database, and queue one that is being filled",
         ),
         text(f"{at}.path", None, f"{ours}.path"),
         text(f"{at}.subset_name", None, f"{ours}.subset"),

@@ -47,6 +47,8 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
     sampled = not isinstance(run.algorithm, Sft | Dpo)
     if sampled:
         values |= _taskset(TASKSET, run.data.train) | _sampling(TASKSET, run.rollout.sampling)
+        if run.data.queue is not None:
+            values[f"{TASKSET}.storage_type"] = "queue"
         values["model.min_response_tokens"] = run.rollout.sampling.min_response_tokens
     for index, taskset in enumerate(measured):
         at = f"{EVAL}.{index}"

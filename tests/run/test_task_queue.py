@@ -1,0 +1,149 @@
+"""Tasks that come while the run goes on."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strop
+from strop.config.schema import Run
+from strop.errors import ConfigError, DataError
+from strop.models.load import load_tokenizer
+from strop.run.task_queue import TaskQueue
+
+pytest.importorskip("sqlalchemy")
+SAME = ("reward/mean", "loss", "grad_norm", "response_tokens/mean")
+Values = Callable[..., dict[str, Any]]
+
+
+def put(file: Path, rows: Iterable[tuple[str, str]]) -> None:
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS asked (id INTEGER PRIMARY KEY, prompt TEXT, answer TEXT)"
+        )
+        database.executemany("INSERT INTO asked (prompt, answer) VALUES (?, ?)", rows)
+
+
+def maxima(first: int, count: int) -> list[tuple[str, str]]:
+    pairs = [(number % 10, number // 10 % 10) for number in range(first, first + count)]
+    return [(f"max {a} {b}", str(max(a, b))) for a, b in pairs]
+
+
+@pytest.fixture
+def queued(values: Values, tmp_path: Path) -> Values:
+    """The values of a small run over the table `asked`, which is empty."""
+    put(tmp_path / "tasks.db", [])
+
+    def make(**changes: Any) -> dict[str, Any]:
+        table = {"path": f"sqlite:///{tmp_path / 'tasks.db'}", "table": "asked"}
+        return values(**{"data__train": table, "data__queue": {}, "data__shuffle": False} | changes)
+
+    return make
+
+
+def run(changes: dict[str, Any]) -> strop.Outcome:
+    return strop.train(strop.load(changes))
+
+
+def rows_of(result: strop.Outcome) -> list[list[float]]:
+    lines = (result.folder / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "loss" in row]
+    return [[row[name] for name in SAME] for row in rows]
+
+
+def test_a_run_takes_tasks_as_they_come_and_each_of_them_once(queued: Values, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.db"
+
+    def fill() -> None:
+        for first in range(0, 32, 4):
+            put(file, maxima(first, 4))
+            time.sleep(0.1)
+
+    filler = threading.Thread(target=fill)
+    filler.start()
+    came = rows_of(run(queued(name="came")))
+    filler.join()
+    whole = queued(name="whole")
+    del whole["data"]["queue"]
+    assert len(came) == 4
+    assert came == rows_of(run(whole))  # whose first epoch is the same rows in the same order
+
+
+def test_it_goes_on_with_the_task_where_it_stopped(queued: Values, tmp_path: Path) -> None:
+    put(tmp_path / "tasks.db", maxima(0, 32))
+    whole = rows_of(run(queued(name="whole")))
+    run(queued(name="parts", trainer__duration="2 steps"))
+    assert rows_of(run(queued(name="parts"))) == whole
+
+
+def test_the_run_ends_with_a_word_where_nobody_fills_it(queued: Values) -> None:
+    with pytest.raises(DataError, match=r"has not filled a step in 0 s: 0 of 8 are there\. Is what fills it"):
+        run(queued(data__queue__timeout_seconds=0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"data__shuffle": True}, "first in, first out; write `shuffle: false`"),
+        ({"trainer__duration": "1 epochs"}, "a queue has no epochs"),
+        ({"data__incomplete_batch": "keep"}, "a queue has no end"),
+        ({"data__train__table": None}, "write one `path` and its `table`"),
+        ({"data__train__limit_tasks": 3}, "limit_tasks means nothing for a queue"),
+    ],
+)
+def test_what_a_queue_cannot_mean(queued: Values, changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        strop.load(queued(**changes))
+
+
+@pytest.fixture
+def queue(queued: Values, tiny: Path) -> Callable[..., TaskQueue]:
+    def make(**changes: Any) -> TaskQueue:
+        run: Run = strop.load(queued(**changes)).run
+        assert run.data.queue is not None
+        return TaskQueue(run, run.data.queue, load_tokenizer(run.model))
+
+    return make
+
+
+def test_what_is_not_there_whole_moves_nothing(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
+    tasks = queue()
+    put(tmp_path / "tasks.db", maxima(0, 3))
+    assert tasks.take(4) == [] and tasks.position == 0
+    put(tmp_path / "tasks.db", maxima(3, 2))
+    assert [task.id for task in tasks.take(4)] == [f"train:{number}" for number in range(4)]
+    assert tasks.position == 4
+
+
+def test_overlong_tasks_are_gone_past(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
+    put(tmp_path / "tasks.db", [("1 " * 90, ""), *maxima(0, 2), ("1 " * 90, ""), *maxima(2, 2)])
+    tasks = queue(data__overlong="filter")
+    assert [task.id for task in tasks.take(3)] == ["train:1", "train:2", "train:4"]
+    assert tasks.position == 5
+    with pytest.raises(DataError, match=r"table asked row 0 \(counting from 0\): the prompt is"):
+        queue(data__overlong="error").take(1)
+
+
+def test_a_database_that_goes_away_is_waited_for(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
+    file, away = tmp_path / "tasks.db", tmp_path / "away.db"
+    put(file, maxima(0, 2))
+    tasks = queue()
+    file.rename(away)
+    assert tasks.take(2) == []
+    away.rename(file)
+    assert len(tasks.take(2)) == 2
+
+
+def test_a_table_that_is_not_there_is_an_error_at_once(queued: Values) -> None:
+    with pytest.raises(DataError, match="there is no table 'questions'"):
+        run(queued(data__train__table="questions"))
+    with pytest.raises(DataError, match=r"tasks.jsonl is no database"):
+        run(queued(data__train__path="tasks.jsonl"))
