@@ -69,6 +69,10 @@ class BufferEnded(StropError):
     """Nothing is left to read in an experience buffer, and nobody is left to write into it."""
 
 
+class WritersGone(BufferEnded):
+    """The same, and those who wrote into it had not finished."""
+
+
 class CheckpointError(StropError):
     """A checkpoint that cannot be written, verified or resumed from."""
 

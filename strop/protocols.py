@@ -225,6 +225,14 @@ class Buffer(Protocol):
         """
         ...
 
+    def discard(self, ids: Sequence[str]) -> None:
+        """Take groups out for good, whether they wait, cool down, or were taken from here: they are done.
+
+        For those too old to learn from; and for those learned from by an earlier reader, which was killed
+        after the checkpoint that has them, before it could acknowledge them. Others are passed over.
+        """
+        ...
+
     def finish(self) -> None:
         """Say that no more groups will come from here; readers read what is left and then no longer wait."""
         ...

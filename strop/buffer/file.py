@@ -91,10 +91,15 @@ class FileBuffer:
             unknown = [id for id in ids if id not in self._claimed]
             if unknown:
                 raise StoreError(f"The group {unknown[0]} is acknowledged, but was not taken from here.")
-            with _about(self._folder), (self._folder / _DONE).open("a", encoding="utf-8") as done:
-                done.writelines(f"{id}\n" for id in ids)
+            self._note_done(ids)
             self._claimed.difference_update(ids)
-            self._done.update(ids)
+
+    def discard(self, ids: Sequence[str]) -> None:
+        """See `strop.protocols.Buffer`."""
+        with self._lock:
+            self._note_done([id for id in ids if id in self._ids - self._done])
+            self._claimed.difference_update(ids)
+            self._waiting = deque(group for group in self._waiting if group.id not in self._done)
 
     def finish(self) -> None:
         """See `strop.protocols.Buffer`. The file `finished` says it."""
@@ -126,6 +131,12 @@ class FileBuffer:
             beside.write_text("".join(to_json(group) + "\n" for group in groups), encoding="utf-8")
         beside.replace(self._folder / name)
         (self._folder / _FINISHED).unlink(missing_ok=True)
+
+    def _note_done(self, ids: Sequence[str]) -> None:
+        with _about(self._folder), (self._folder / _DONE).open("a", encoding="utf-8") as done:
+            done.writelines(f"{id}\n" for id in ids)
+        self._done.update(ids)
+        self._ids_read.update(ids)
 
     def _files(self) -> list[Path]:
         return sorted(file for file in _files(self._folder) if file.suffix == f".{self._kind}")

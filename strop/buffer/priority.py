@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from strop.types import ExperienceGroup
@@ -87,6 +87,11 @@ class Priority:
     def comes_back(self, id: str) -> bool:
         """Whether a taken group is still held."""
         return id in self._entries
+
+    def remove(self, ids: Collection[str]) -> None:
+        """Those that cool down, too."""
+        for id in ids:
+            self._entries.pop(id, None)
 
     def finish(self) -> list[str]:
         """Only what waits is read yet; returns what would have come back."""

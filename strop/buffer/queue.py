@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from strop.buffer.backup import Backup
@@ -47,6 +47,10 @@ class Order(Protocol):
         """Whether a group that was taken can be taken again."""
         ...
 
+    def remove(self, ids: Collection[str]) -> None:
+        """Take out those of these that it holds."""
+        ...
+
     def finish(self) -> list[str]:
         """From now on nothing comes back; returns the ids of those that would have."""
         ...
@@ -86,6 +90,10 @@ class Fifo:
     def comes_back(self, id: str) -> bool:
         """Never."""
         return False
+
+    def remove(self, ids: Collection[str]) -> None:
+        """From wherever they stand."""
+        self._groups = deque(group for group in self._groups if group.id not in ids)
 
     def finish(self) -> list[str]:
         """Nothing would have come back."""
@@ -173,6 +181,16 @@ class Queue:
             if used:
                 self._backup.used(used)
             self._drop([id for id in ids if not self._order.comes_back(id)])
+
+    def discard(self, ids: Sequence[str]) -> None:
+        """See `strop.protocols.Buffer`."""
+        with self._changed:
+            self._require_open()
+            held = self._held.intersection(ids)
+            self._claimed -= Counter(held)  # this reading of them; one before may be acknowledged yet
+            self._order.remove(held)
+            self._drop([id for id in ids if id in held])
+            self._changed.notify_all()
 
     def finish(self) -> None:
         """See `strop.protocols.Buffer`."""

@@ -45,8 +45,8 @@ def missing_files(loaded: Loaded) -> list[str]:
     faults += _code(run, sources)
     for where, reward in written_rewards(run).items():
         faults += _reward(reward, where, sources)
-    if run.data.expert is not None:
-        faults += _tasks(run.data.expert, "data.expert.path", sources)
+    for index, answers in enumerate(run.data.auxiliary):
+        faults += _tasks(answers, f"data.auxiliary.{index}.path", sources)
     if needs_reward(run) and not isinstance(run.algorithm, Sft | Dpo):
         faults.append(NO_REWARD)
     for index, model in enumerate(run.rollout.auxiliary_models):

@@ -11,9 +11,10 @@ from strop.config.load import Loaded
 from strop.config.redact import redact, redact_text
 from strop.config.same import in_steps
 from strop.config.schema import Run
-from strop.config.schema.algorithm import Dpo, Sft
+from strop.config.schema.algorithm import Dpo, Mix, Sft
 from strop.config.schema.data import Taskset
 from strop.config.schema.run import Checkpoint
+from strop.config.schema.sample import WarmUpSample
 from strop.config.schema.scoring import needs_reward, scored_by
 from strop.config.schema.walk import Leaf, leaves
 from strop.config.units import Amount
@@ -119,8 +120,19 @@ def _what(run: Run) -> str:
     nobody = "nothing yet" if needs_reward(run) else f"its workflow ({run.rollout.workflow.name})"
     rewards = " + ".join([*functions, *models, *judges]) or nobody
     rewards = rewards.replace("by_source", "the built-in reward of each row's source")
-    expert = f", and on the expert's answers in {_paths(run.data.expert)}" if run.data.expert else ""
-    return f"{what}, scored by {rewards}{expert}."
+    return f"{what}, scored by {rewards}{_given(run)}."
+
+
+def _given(run: Run) -> str:
+    """Whose answers are learned beside the rollouts, and whose before them."""
+    text = ""
+    if isinstance(run.algorithm, Mix):
+        text += f", and on the expert's answers in {_paths(run.data.answers_of(run.algorithm.expert))}"
+    sample = run.trainer.sample
+    if isinstance(sample, WarmUpSample):
+        first = _paths(run.data.answers_of(sample.answers))
+        text += f"; the first {sample.steps} learn from the answers in {first}, by SFT's loss"
+    return text
 
 
 def _paths(taskset: Taskset) -> str:

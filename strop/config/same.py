@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import Dpo, Ppo, Sft
+from strop.config.schema.algorithm import Dpo, Mix, Ppo, Sft
 from strop.config.schema.base import Section
 from strop.config.schema.cluster import RayCluster
 from strop.config.schema.data import Data
+from strop.config.schema.sample import WarmUpSample
 from strop.config.schema.schedule import ConstantSchedule, ScheduleBase
 from strop.config.units import Amount
 
@@ -90,6 +91,7 @@ def spelled_out(run: Run) -> Run:
             tasks_per_update=trainer.tasks_per_update or trainer.tasks_per_step,
             duration=in_steps(run, trainer.duration),
             schedule=_schedule(run, trainer.schedule),
+            sample=_sample(run),
         ),
     }
     return run.model_copy(update=changes)
@@ -106,7 +108,7 @@ def _cluster(run: Run) -> Section:
 def _data(run: Run) -> Data:
     """Given answers have no column of a reference; they are bounded by the sum of the two limits, unless
     others are sampled beside them."""
-    data = run.data
+    data = _with(run.data, auxiliary=tuple(_with(one, answer=None) for one in run.data.auxiliary))
     if not isinstance(run.algorithm, Sft | Dpo):
         return data
     measured = tuple(taskset if taskset.is_sampled else _with(taskset, answer=None) for taskset in data.eval)
@@ -118,7 +120,9 @@ def _data(run: Run) -> Data:
 
 
 def _algorithm(run: Run) -> Section:
-    """What a critic leaves out is as for the policy."""
+    """What a critic leaves out is as for the policy; the only expert has a name."""
+    if isinstance(run.algorithm, Mix):
+        return _with(run.algorithm, expert=run.data.answers_of(run.algorithm.expert).name)
     if not isinstance(run.algorithm, Ppo):
         return run.algorithm
     trainer, critic = run.trainer, run.algorithm.critic
@@ -129,6 +133,19 @@ def _algorithm(run: Run) -> Section:
         microbatch=critic.microbatch or trainer.microbatch,
     )
     return _with(run.algorithm, critic=spelled)
+
+
+def _sample(run: Run) -> Section:
+    """The same for a warm-up."""
+    sample, tasks = run.trainer.sample, run.trainer.tasks_per_update or run.trainer.tasks_per_step
+    if not isinstance(sample, WarmUpSample) or isinstance(run.algorithm, Sft | Dpo):
+        return sample
+    rollouts = tasks * run.algorithm.rollouts_per_task
+    return _with(
+        sample,
+        answers=run.data.answers_of(sample.answers).name,
+        answers_per_update=sample.answers_per_update or rollouts,
+    )
 
 
 def _schedule(run: Run, schedule: ScheduleBase) -> Section:

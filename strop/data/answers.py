@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,12 @@ class AnswerSet:
     @position.setter
     def position(self, position: int) -> None:
         self._order.position = position
+
+    def afresh(self) -> AnswerSet:
+        """The same answers from the beginning, for a second reader."""
+        answers = AnswerSet(self.name, self._groups, self.left_out, copy(self._order))
+        answers.position = 0
+        return answers
 
     def steps_per_epoch(self, n: int) -> int:
         """Steps of `n` rows in one epoch. Raises `DataError` where that is none."""

@@ -20,6 +20,7 @@ from strop.run.records.record import Recorder
 from strop.run.rollout_metrics import training_metrics
 from strop.run.saving import Snapshots
 from strop.run.tasks import Tasks
+from strop.run.trainer import Trained
 
 
 class Driver(Loop):
@@ -42,7 +43,9 @@ class Driver(Loop):
         self._policy = policy
         self._tasks = tasks
         self._buffer = buffer
-        self._learning = Learning(run, algorithm, policy.engine, critic, tasks.expert, length, policy.state)
+        self._learning = Learning(
+            run, algorithm, policy.engine, critic, tasks.auxiliary, length, policy.state
+        )
         self._collector = Collector(run, algorithm, policy.explorer, tasks.train)
         tasks.train.position = policy.state.position
 
@@ -51,6 +54,16 @@ class Driver(Loop):
         return self._learning.rates
 
     def _learn(self, step: int) -> Stepped:
+        warmed_up = self._learning.warm_up(step, self._state.updates)
+        return self._learn_from_rollouts(step) if warmed_up is None else self._warmed_up(step, warmed_up)
+
+    def _warmed_up(self, step: int, trained: Trained) -> Stepped:
+        self._policy.stop.check()
+        self._policy.synchronizer.publish(step)
+        state = self._learning.state(step, self._state.updates + trained.updates, self._tasks.train.position)
+        return Stepped(state, trained.metrics)
+
+    def _learn_from_rollouts(self, step: int) -> Stepped:
         started = time.perf_counter()
         collected = self._collector.collect(step)
         self._buffer.put(collected.learnable)

@@ -104,6 +104,9 @@ class RunState:
     """What a schedule that follows the evaluations remembers of them."""
     best: BestStep | None = None
     """The best evaluation so far, where `checkpoint.best` asks for it."""
+    taken: tuple[str, ...] = ()
+    """The ids of the groups learned from since the checkpoint before, where an explorer apart samples them:
+    once this one is in its place the buffer is told that they are done."""
     owes_evaluation: bool = False
     """Whether the run was stopped in the evaluation after this step, which is then made up for."""
 
@@ -117,6 +120,7 @@ class RunState:
         values = json.loads((folder / "state.json").read_text())
         if values["plateau"] is not None:
             values["plateau"] = Plateau(**values["plateau"])
+        values["taken"] = tuple(values.get("taken", ()))
         if values.get("best") is not None:
             values["best"] = BestStep(**values["best"])
         return cls(**values)

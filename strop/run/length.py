@@ -85,5 +85,11 @@ def length_of(run: Run, steps_per_epoch: int) -> Length:
             f"algorithm.critic.warmup_steps ({critic_steps}) leaves no step of {steps} in which the policy "
             "learns. Write fewer, or a longer trainer.duration."
         )
+    warm_up = run.trainer.warm_up_steps
+    if steps <= warm_up:
+        raise ConfigError(
+            f"trainer.sample.steps ({warm_up}) leaves no step of {steps} with rollouts. Write fewer, or a "
+            "longer trainer.duration."
+        )
     updates = int(count) if unit == "updates" else (steps - critic_steps) * updates_per_step
     return Length(steps, updates, steps_per_epoch, updates_per_step, critic_steps)

@@ -76,6 +76,10 @@ class Loop(ABC):
     def _snapshot(self) -> Snapshot:
         """What a resume needs, beside the run's own state."""
 
+    def _is_fed(self, step: int) -> bool:
+        """Whether there is something to learn from in step `step`; without it the run ends before."""
+        return True
+
     def _once_kept(self) -> Callable[[], None]:
         """What may happen once the state of now is in a checkpoint, for good."""
         return lambda: None
@@ -92,7 +96,7 @@ class Loop(ABC):
                 self._recorder.step(0, self._evaluate(0))
             if self._state.owes_evaluation:
                 self._recorder.step(self._state.step, self._evaluate_after_step())
-            while self._state.step < self._length.steps:
+            while self._state.step < self._length.steps and self._is_fed(self._state.step + 1):
                 self._step(self._state.step + 1)
         except Interrupted as interrupted:
             self._save()

@@ -124,6 +124,38 @@ METRICS: dict[str, Metric] = {
         "lower",
         "Groups that dynamic sampling left out, because all their rewards are equal.",
     ),
+    "groups/trained": Metric(
+        "Rollouts",
+        "groups",
+        None,
+        "Groups that this step learned from, where the trainer takes them as they come.",
+    ),
+    "groups/missing": Metric(
+        "Rollouts",
+        "groups",
+        "lower",
+        "What they lack of trainer.tasks_per_step: so many did not come in buffer.read_timeout_seconds, or "
+        "at all.",
+    ),
+    "groups/again": Metric(
+        "Rollouts",
+        "groups",
+        None,
+        "How many of them were learned from before, since the trainer was started; of a buffer that gives "
+        "groups again.",
+    ),
+    "groups/too_old": Metric(
+        "Rollouts", "groups", "lower", "Groups that trainer.sample threw away to fill this step."
+    ),
+    "groups/evicted": Metric(
+        "Rollouts",
+        "groups",
+        "lower",
+        "Groups that the buffer dropped for want of room since the step before.",
+    ),
+    "groups/waiting": Metric(
+        "Rollouts", "groups", None, "Groups in the buffer that nobody has taken, after this step's were."
+    ),
     "prompt_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's prompts."),
     "response_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's scored answers."),
     "response_tokens/max": Metric("Lengths", "tokens", None, "Length of the step's longest scored answer."),

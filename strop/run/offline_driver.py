@@ -36,7 +36,7 @@ class OfflineDriver(Loop):
         self._pupil = pupil
         self._train = train
         self._held_out = held_out
-        self._updates = PolicyUpdates(pupil.engine, run, length)
+        self._updates = PolicyUpdates(pupil.engine, run, Rates(run, length))
         train.position = pupil.state.position
 
     @property

@@ -9,7 +9,6 @@ import numpy as np
 from strop.algorithms import table
 from strop.config.schema import Run
 from strop.protocols import TrainingEngine
-from strop.run.length import Length
 from strop.run.passes import Passes, counts_of
 from strop.run.rates import Rates
 from strop.types import Experience, Floats
@@ -18,9 +17,9 @@ from strop.types import Experience, Floats
 class PolicyUpdates(Passes):
     """Drives the training engine with the algorithm's loss."""
 
-    def __init__(self, engine: TrainingEngine, run: Run, length: Length) -> None:
+    def __init__(self, engine: TrainingEngine, run: Run, rates: Rates) -> None:
         super().__init__(engine, run)
-        self.rates = Rates(run, length)
+        self.rates = rates
         """Of its updates; an evaluation may change them."""
         self._entropy = table.measures_entropy(run.algorithm)
         self._divergence = table.measures_divergence(run.algorithm)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -45,13 +45,13 @@ class Tasks:
 
     train: TrainTasks
     eval: EvalTasks
-    expert: AnswerSet | None = None
-    """What mix learns beside the rollouts."""
+    auxiliary: Mapping[str, AnswerSet]
+    """Given answers that are learned before the rollouts or beside them, by name."""
 
     def notes(self) -> tuple[str, ...]:
         """How many tasks there are of each, and how many were left out or cut."""
-        expert = () if self.expert is None else (self.expert,)
-        return tuple(map(str, (self.train, *expert, *(taskset for _, taskset in self.eval))))
+        others = (*self.auxiliary.values(), *(taskset for _, taskset in self.eval))
+        return tuple(map(str, (self.train, *others)))
 
 
 def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> Tasks:
@@ -62,12 +62,13 @@ def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> Tasks:
         train = load_taskset(data.train, data, tokenizer, seed=run.seed, shuffle=data.shuffle)
     else:
         train = TaskQueue(run, data.queue, tokenizer)
-    expert = None
-    if data.expert is not None:
-        expert = load_answers(
-            data.expert, data, tokenizer, name="expert", seed=run.seed, shuffle=data.shuffle
+    auxiliary = {
+        section.name: load_answers(
+            section, data, tokenizer, name=section.name, seed=run.seed, shuffle=data.shuffle
         )
-    return Tasks(train, load_eval_tasks(run, tokenizer, data.eval), expert)
+        for section in data.auxiliary
+    }
+    return Tasks(train, load_eval_tasks(run, tokenizer, data.eval), auxiliary)
 
 
 def load_eval_tasks(

@@ -17,7 +17,7 @@ from strop.config.schema.synchronizer import MemorySync
 from strop.errors import CheckpointError
 from strop.run.apart.explore_driver import ExploreState
 from strop.run.apart.host import own_host
-from strop.run.apart.intake import Intake
+from strop.run.apart.intake import open_intake
 from strop.run.apart.meeting import met
 from strop.run.apart.train_driver import TrainDriver
 from strop.run.best import checkpoint_of
@@ -92,7 +92,7 @@ def _open_rollouts(
     """What every algorithm needs that learns from rollouts of its own."""
     algorithm = run.algorithm
     assert not isinstance(algorithm, Sft | Dpo)
-    if start.state.step and not start.state.position:
+    if start.state.step > run.trainer.warm_up_steps and not start.state.position:
         raise CheckpointError(
             f"{start.checkpoint} is of a trainer whose explorer was a process of its own, so it does not say "
             "which tasks come next. To begin with its weights, name that run's `model` folder as model.path."
@@ -150,8 +150,8 @@ def _open_trainer(
         state = restore(engine, start.checkpoint)
         critic = open_critic(run, engines, tokenizer, length, start.checkpoint)
         pinned = explored.version if explored else None
-        publisher = Publisher(engine, section.style, outbox, pinned=pinned)
-        learning = Learning(run, algorithm, engine, critic, tasks.expert, length, state)
+        publisher = Publisher(engine, section.style, outbox, first=run.trainer.warm_up_steps, pinned=pinned)
+        learning = Learning(run, algorithm, engine, critic, tasks.auxiliary, length, state)
 
         def check() -> None:  # while it waits, no update is under way
             stop.check()
@@ -162,7 +162,7 @@ def _open_trainer(
         ) as buffer:
 
             def driver(recorder: Recorder) -> TrainDriver:
-                intake = Intake(buffer, run.trainer.tasks_per_step)
+                intake = open_intake(run, buffer)
                 return TrainDriver(run, learning, intake, publisher, state, length, folder, recorder)
 
             yield Prepared(engine, length, tasks.notes(), driver)

@@ -55,7 +55,7 @@ class Trainer:
         self._critic = critic
         self._expert = expert
         self._kl = table.kl_controller(algorithm, kl_coef)
-        self._policy = PolicyUpdates(engine, run, length)
+        self._policy = PolicyUpdates(engine, run, Rates(run, length))
 
     @property
     def rates(self) -> Rates:

@@ -3,7 +3,7 @@
     sync/
       version-000010.safetensors
       .version-000011.tmp         being written
-      asked, answered, taken      what the two sides say to each other, a number each
+      asked, answered, ...        what the two sides say to each other, a number each
 
 One process writes versions, any number on any machine read them; they outlive both.
 """
@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from strop.errors import CheckpointError
-from strop.sync.versions import WORDS, VersionGone, Word
+from strop.sync.versions import ENDED, WORDS, VersionGone, Word
 
 _NAME = re.compile(r"version-(\d{6,})\.safetensors")
 
@@ -89,8 +89,17 @@ class FolderVersions:
     def snapshot(self, step: int) -> None:
         """Nothing: the folder outlives this process."""
 
-    def finish(self) -> None:
-        """Nothing, for the same reason."""
+    def begin(self) -> None:
+        """Take back an earlier end."""
+        self.say(ENDED, 0)
+
+    def finish(self, version: int) -> None:
+        """Versions stay in any case."""
+        self.say(ENDED, version)
+
+    def ended(self) -> int:
+        """What was said of the end."""
+        return self.said(ENDED)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -23,13 +23,21 @@ class Publisher:
     """The trainer's side."""
 
     def __init__(
-        self, engine: TrainingEngine, style: Style, outbox: Outbox, *, pinned: int | None = None
+        self,
+        engine: TrainingEngine,
+        style: Style,
+        outbox: Outbox,
+        *,
+        first: int = 0,
+        pinned: int | None = None,
     ) -> None:
-        """`pinned` is the version that an explorer would do its step again with, if it was killed in it: when
-        the trainer comes by it (once more), it is published in any case."""
+        """Rollouts begin after step `first`. `pinned` is the version that an explorer would do its step again
+        with, if it was killed in it: when the trainer comes by it (once more), it is published in any case.
+        """
         self._engine = engine
         self._style = style
         self._outbox = outbox
+        self._first = first
         self._pinned = pinned
         self._version = 0
         self._published: int | None = None
@@ -37,7 +45,7 @@ class Publisher:
     def after(self, step: int, last: int) -> None:
         """Publish what step `step` of `last` has left, where that is due. Said of the start, too."""
         self._version = step
-        if step > 0 and (publishes(self._style, step, last) or step == self._pinned):
+        if step > 0 and (publishes(self._style, step, last, self._first) or step == self._pinned):
             self._publish()
 
     def answer(self) -> None:
@@ -51,9 +59,14 @@ class Publisher:
         """What a checkpoint of now must hold, so that the explorer can go on with it."""
         return self._outbox.snapshot(self._version)
 
+    def begin(self) -> None:
+        """The trainer is at work, whatever an earlier start of it said of its end."""
+        self._outbox.begin()
+
     def finish(self) -> None:
-        """The run is through, and the explorer perhaps not yet."""
-        self._outbox.finish()
+        """The run is through, perhaps before its last step, and the explorer perhaps not yet."""
+        self._publish()
+        self._outbox.finish(self._version)
 
     def _publish(self) -> None:
         """Versions that the explorer will not want any more go."""
@@ -76,28 +89,45 @@ class Subscriber:
         *,
         timeout_seconds: float,
         check: Check,
+        first: int = 0,
     ) -> None:
-        """The sampler has the model as it is, version 0. `check` is called while it waits, and may raise."""
+        """The sampler has the model as it is, version 0. `check` is called while it waits, and may raise.
+        Rollouts begin after step `first`."""
         self._sampler = sampler
         self._style = style
         self._inbox = inbox
         self._timeout_seconds = timeout_seconds
         self._check = check
+        self._first = first
         self.version: int | None = 0
         """What the sampler has; None where it has parts of several."""
         self.load_seconds = 0.0
         """What the last load took."""
 
-    def before(self, step: int) -> int:
-        """Give the sampler what step `step` is to be sampled with; returns its version."""
-        if asks(self._style, step):
+    def before(self, step: int, learned_in: int | None = None) -> int:
+        """Give the sampler what step `step` is to be sampled with; returns its version.
+
+        `learned_in` is the trainer's step that will learn from it, where that is another one.
+        """
+        if asks(self._style, step, self._first):
             self._ask(step)
-        return self.take(window(self._style, step))
+        return self.take(window(self._style, learned_in or step, self._first))
 
     def after(self, step: int) -> None:
         """Step `step` will not be done again: say so, where that says which versions are no longer wanted."""
         if isinstance(self._style, Fixed):
-            self._inbox.say(TAKEN, window(self._style, step + 1).lowest)
+            self._inbox.say(TAKEN, window(self._style, step + 1, self._first).lowest)
+
+    def has_ended(self, last: int) -> bool:
+        """Whether the trainer has done all its steps up to `last`, and needs no more to learn from."""
+        return self._inbox.ended() >= last
+
+    def take_last(self, last: int) -> int:
+        """Give the sampler the trainer's last weights: version `last`, or that with which it ended before."""
+        wait = Wait(self._timeout_seconds, self._check)
+        while (ended := self._inbox.ended()) == 0 and last not in self._inbox.all():
+            self._sleep(wait, f"version {last} of the weights")
+        return self.take(Window(ended or last, ended or last))
 
     def take(self, wanted: Window) -> int:
         """Give the sampler the newest version that is wanted, once there is one; returns it.
@@ -140,7 +170,7 @@ class Subscriber:
     def _ask(self, step: int) -> None:
         self._inbox.say(ASKED, step)
         wait = Wait(self._timeout_seconds, self._check)
-        while self._inbox.said(ANSWERED) < step:
+        while self._inbox.said(ANSWERED) < step and not self._inbox.ended():
             self._sleep(wait, "new weights, which were asked for")
 
     def _sleep(self, wait: Wait, for_what: str) -> None:

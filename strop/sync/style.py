@@ -2,6 +2,8 @@
 
 A run of `last` steps counts them from 1, and its weights are version n after step n. The explorer samples
 step s while the trainer is at step s or an earlier one, so version s - 1 is the newest that there can be.
+Rollouts begin after step `first`: 0, or the last one of a warm-up, whose version is the first they are drawn
+with; the style counts from there.
 """
 
 from __future__ import annotations
@@ -27,31 +29,32 @@ class Window:
         return max(fitting, default=None)
 
 
-def window(style: Style, step: int) -> Window:
+def window(style: Style, step: int, first: int = 0) -> Window:
     """What step `step` may be sampled with. Version 0 is the model as it is, which needs no trainer."""
     match style:
         case Fixed():
             every, ahead = int(style.every.count), int(style.ahead.count)
-            version = max(0, step - 1 - ahead) // every * every
+            version = first + max(0, step - first - 1 - ahead) // every * every
             return Window(version, version)
         case Free():
-            return Window(max(0, step - 1 - int(style.max_staleness.count)))
+            return Window(max(first, step - 1 - int(style.max_staleness.count)))
         case ByTrainer() | ByExplorer():
-            return Window(0)
+            return Window(first)
         case _:
             assert_never(style)
 
 
-def asks(style: Style, step: int) -> bool:
+def asks(style: Style, step: int, first: int = 0) -> bool:
     """Whether the explorer, before it samples step `step`, asks the trainer for its newest weights."""
-    return isinstance(style, ByExplorer) and step > 1 and (step - 1) % int(style.every.count) == 0
+    done = step - 1 - first
+    return isinstance(style, ByExplorer) and done > 0 and done % int(style.every.count) == 0
 
 
-def publishes(style: Style, step: int, last: int) -> bool:
+def publishes(style: Style, step: int, last: int, first: int = 0) -> bool:
     """Whether the trainer publishes its weights after step `step` without being asked."""
-    if step == last:
+    if step in (first, last):
         return True
-    return not isinstance(style, ByExplorer) and step % int(style.every.count) == 0
+    return step > first and not isinstance(style, ByExplorer) and (step - first) % int(style.every.count) == 0
 
 
 def kept(style: Style, versions: Collection[int], taken: int) -> list[int]:

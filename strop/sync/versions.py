@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 
     from strop.protocols import Snapshot
 
-Word = Literal["asked", "answered", "taken"]
+Word = Literal["asked", "answered", "taken", "ended"]
 ASKED: Word = "asked"
 """The explorer's: the number of its last wish for new weights."""
 ANSWERED: Word = "answered"
 """The trainer's: the number of the last wish that was met."""
 TAKEN: Word = "taken"
 """The explorer's: it wants no version before this one any more, even if it has to do its step again."""
-WORDS: tuple[Word, ...] = (ASKED, ANSWERED, TAKEN)
+ENDED: Word = "ended"
+"""The trainer's: the version with which it ended; 0 while it is at work."""
+WORDS: tuple[Word, ...] = (ASKED, ANSWERED, TAKEN, ENDED)
 
 
 class VersionGone(Exception):
@@ -55,8 +57,13 @@ class Outbox(Protocol):
         versions outlive it."""
         ...
 
-    def finish(self) -> None:
-        """The run is through: what is there stays there when this process is gone."""
+    def begin(self) -> None:
+        """The trainer is at work, whatever an earlier one said of its end."""
+        ...
+
+    def finish(self, version: int) -> None:
+        """The run is through, and this is its last version: what is there stays there when this process is
+        gone."""
         ...
 
     def close(self) -> None:
@@ -80,6 +87,10 @@ class Inbox(Protocol):
 
     def say(self, word: Word, number: int) -> None:
         """Leave a number for the trainer."""
+        ...
+
+    def ended(self) -> int:
+        """The version with which the trainer ended; 0 while it is at work, or may come back."""
         ...
 
     def said(self, word: Word) -> int:

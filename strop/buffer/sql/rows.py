@@ -96,6 +96,15 @@ class Rows:
             done += connection.scalar(count) or 0
         return done
 
+    def discard(self, connection: sa.Connection, ids: Sequence[str], session: str) -> None:
+        """Mark those of these groups as done that are queued, or the reader's."""
+        free = (groups.c.state == "queued") | (groups.c.session == session)
+        for chunk in _chunks(ids):
+            unread = self._here & groups.c.id.in_(chunk) & free
+            connection.execute(
+                sa.update(groups).where(unread).values(state="done", session=session, content=None)
+            )
+
     def give_back(self, connection: sa.Connection, living: sa.Select[tuple[str]]) -> int:
         """Queue again what is claimed by a session that is not among the living; returns how many.
 

@@ -20,7 +20,7 @@ from strop.buffer.sql.members import Member, Writers
 from strop.buffer.sql.rows import Rows
 from strop.buffer.wait import Check, Wait, log, never_stop, require_fits
 from strop.config.schema import buffer as schema
-from strop.errors import BufferEnded, StoreError
+from strop.errors import BufferEnded, StoreError, WritersGone
 from strop.protocols import BufferCounts
 from strop.types import ExperienceGroup
 
@@ -86,7 +86,8 @@ class SqlBuffer:
         look = self._look(groups, wait)
         rows, writers = look.rows or (), look.writers
         if groups and not rows and (writers.ended or (writers.lost and not writers.alive)):
-            raise BufferEnded(
+            how = BufferEnded if writers.ended else WritersGone
+            raise how(
                 f"The {self} is empty, and nobody is left to write into it: {writers}. "
                 f"Waited {wait.seconds:.0f} s."
             )
@@ -104,6 +105,10 @@ class SqlBuffer:
                 f"{self._section.lease_seconds:.0f} s, and they were queued again, so they may be trained on "
                 "twice. If it can stand still for so long, set `buffer.lease_seconds` higher."
             )
+
+    def discard(self, ids: Sequence[str]) -> None:
+        """See `strop.protocols.Buffer`."""
+        self._database.run(partial(self._discard, ids=ids))
 
     def finish(self) -> None:
         """See `strop.protocols.Buffer`."""
@@ -172,6 +177,11 @@ class SqlBuffer:
             return _Look(None, len(rows), writers)
         self._rows.claim(connection, rows, session, claim)
         return _Look(rows, queued, writers)
+
+    def _discard(self, connection: sa.Connection, ids: Sequence[str]) -> None:
+        self._member.touch(connection)
+        self._rows.give_back(connection, self._member.living())
+        self._rows.discard(connection, ids, self._member.session)
 
     def _clear(self, connection: sa.Connection) -> None:
         others = self._member.others(connection)

@@ -266,6 +266,8 @@ class Mix(GroupBaselined):
     """GRPO on fresh rollouts and SFT on an expert's answers in one update (Trinity-RFT's `mix`)."""
 
     type: Literal["mix"] = "mix"
+    expert: str | None = None
+    """The name of the expert's answers in `data.auxiliary`; left out, the only ones there."""
     mu: float = Field(0.1, gt=0, lt=1)
     """The loss is (1 - mu) times GRPO's and mu times the cross entropy of the expert's answers."""
     expert_share: float = Field(0.5, gt=0, lt=1)

@@ -91,6 +91,13 @@ class EvalTaskset(Taskset):
         return self.response is None and self.chosen is None
 
 
+class Auxiliary(Taskset):
+    """Given answers, in the column `response`, that are learned before rollouts or beside them."""
+
+    name: str = Field("answers", pattern=r"^[^/\\.][^/\\]*$")
+    """What they are called elsewhere in the run file; unique in the run."""
+
+
 class Data(Section):
     """Where tasks come from, and how their prompts are encoded."""
 
@@ -98,8 +105,8 @@ class Data(Section):
     """What is trained on."""
     eval: tuple[EvalTaskset, ...] = ()
     """What is measured, each under its name."""
-    expert: Taskset | None = None
-    """Under mix: the expert's answers, in its column `response`, that are learned beside the rollouts."""
+    auxiliary: tuple[Auxiliary, ...] = ()
+    """Given answers for algorithm mix, whose `expert` names them, and for `trainer.sample` warmup."""
     queue: TaskQueue | None = None
     """Take the tasks of `train`, a database's table, as they come; null where they are all there."""
     max_prompt_tokens: int = Field(1024, gt=0)
@@ -118,6 +125,10 @@ class Data(Section):
     """A new order each epoch, from `seed`."""
     incomplete_batch: Literal["drop", "keep"] = "drop"
     """The tasks left at an epoch's end that fill no step: left out, or trained on as a smaller step."""
+
+    def answers_of(self, name: str | None) -> Auxiliary:
+        """The set of given answers that is named, or the only one there is."""
+        return next(answers for answers in self.auxiliary if name in (None, answers.name))
 
 
 def is_template(text: str) -> bool:

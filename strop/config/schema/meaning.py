@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from strop.config.schema.algorithm import Dpo, Mix, Sft
+from strop.config.schema.algorithm import Dpo, Mix, Ppo, Sft
 from strop.config.schema.data import Taskset
 from strop.config.schema.rollout import Rollout
+from strop.config.schema.sample import DefaultSample, WarmUpSample
 
 if TYPE_CHECKING:
     from strop.config.schema.run import Run
@@ -41,7 +42,8 @@ def _faults(run: Run) -> Iterator[str]:
             yield from _columns(data.train, "data.train", kind, needs=(), hint="")
             for taskset in data.eval:
                 yield from _columns(taskset, f"data.eval ({taskset.name})", kind, needs=(), hint="")
-    yield from _expert(run)
+    yield from _auxiliary(run)
+    yield from _sample(run)
     if data.queue is not None:
         yield from _queue(run)
     if isinstance(run.algorithm, Sft | Dpo):
@@ -79,18 +81,58 @@ def _queue(run: Run) -> Iterator[str]:
             yield f"data.train.{name} means nothing for a queue, whose rows come one by one; take it out"
 
 
-def _expert(run: Run) -> Iterator[str]:
-    expert = run.data.expert
-    if isinstance(run.algorithm, Mix):
-        if expert is None:
+def _auxiliary(run: Run) -> Iterator[str]:
+    """Each set of given answers has its column and a reader, and each reader has a set."""
+    names = [answers.name for answers in run.data.auxiliary]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        yield f"data.auxiliary: the name {doubled[0]!r} is given to two sets of answers"
+    for answers in run.data.auxiliary:
+        where = f"data.auxiliary ({answers.name})"
+        yield from _columns(answers, where, "sft", needs=("response",), hint=_RESPONSE)
+    read: list[str | None] = []
+    for key, asked in _readers(run):
+        if not names:
             yield (
-                "data.expert: missing. algorithm mix needs an expert's answers to learn from, such as "
-                "`expert: {path: expert.jsonl, response: answer}`"
+                f"data.auxiliary: missing. {key} says whose answers are learned, and there are none; write "
+                "them there, such as `auxiliary: [{name: expert, path: expert.jsonl, response: answer}]`"
             )
-        else:
-            yield from _columns(expert, "data.expert", "mix", needs=("response",), hint=_RESPONSE)
-    elif expert is not None:
-        yield f"data.expert means nothing under algorithm {run.algorithm.type}; mix learns from an expert"
+        elif asked is None and len(names) > 1:
+            yield f"{key}: missing. data.auxiliary has {', '.join(names)}; write which of them"
+        elif asked is not None and asked not in names:
+            yield f"{key}: there is no {asked!r} in data.auxiliary; it has {', '.join(names)}"
+        read.append(asked or names[0])
+    for name in names:
+        if name not in read:
+            yield (
+                f"data.auxiliary ({name}) is read by nothing: algorithm mix reads what its `expert` names, "
+                "and trainer.sample warmup what its `answers` names; take it out, or name it there"
+            )
+
+
+def _readers(run: Run) -> Iterator[tuple[str, str | None]]:
+    """The keys that name a set of given answers, and what they say."""
+    if isinstance(run.algorithm, Mix):
+        yield "algorithm.expert", run.algorithm.expert
+    if isinstance(run.trainer.sample, WarmUpSample):
+        yield "trainer.sample.answers", run.trainer.sample.answers
+
+
+def _sample(run: Run) -> Iterator[str]:
+    """What `trainer.sample` asks of the rest."""
+    sample, algorithm = run.trainer.sample, run.algorithm
+    if isinstance(sample, DefaultSample):
+        return
+    if isinstance(algorithm, Sft | Dpo):
+        yield (
+            f"trainer.sample.type: {sample.type} chooses among rollouts, and algorithm {algorithm.type} "
+            "learns from given answers alone; take it out"
+        )
+    if isinstance(sample, WarmUpSample) and isinstance(algorithm, Ppo) and algorithm.critic.warmup_steps:
+        yield (
+            "algorithm.critic.warmup_steps lets a critic learn alone in the first steps, from rollouts, and "
+            "trainer.sample warmup has none then; take one of the two out"
+        )
 
 
 def _only_for_rollouts(run: Run) -> Iterator[str]:

@@ -9,6 +9,7 @@ from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.bench import Bench
 from strop.config.schema.buffer import Buffer, PriorityBuffer, QueueBuffer, SqlBuffer
 from strop.config.schema.cluster import RayCluster
+from strop.config.schema.sample import StalenessSample
 from strop.config.schema.schedule import ReduceOnPlateauSchedule
 from strop.config.schema.synchronizer import (
     ApartSync,
@@ -166,6 +167,15 @@ def _apart(run: Run, section: CheckpointSync | CollectiveSync) -> Iterator[str]:
             "newer ones, so explorer and trainer would wait for each other; write a smaller `every`, or "
             f"max_staleness: {int(style.every.count) - 1} steps or more"
         )
+    sample = run.trainer.sample
+    if isinstance(style, Fixed) and isinstance(sample, StalenessSample):
+        oldest = int(style.ahead.count + style.every.count) - 1
+        if sample.max_staleness.count < oldest:
+            yield (
+                f"trainer.sample.max_staleness ({sample.max_staleness}) would throw whole steps away: with "
+                f"synchronizer.style fixed they are sampled by weights up to {oldest} steps old; write "
+                f"{oldest} steps or more, a smaller `ahead` and `every`, or another style"
+            )
     steps, capacity = steps_ahead(style), getattr(buffer, "capacity_groups", None)
     if steps is not None and capacity is not None and capacity < steps * run.trainer.tasks_per_step:
         yield (

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from strop.config.schema.base import Section, kind_or
 from strop.config.schema.optimizer import AdamW, Optimizer, WeightDecayIncrease, check_clipping, check_sharded
+from strop.config.schema.sample import DefaultSample, Sample, WarmUpSample
 from strop.config.schema.schedule import ConstantSchedule, Schedule
 from strop.config.units import Amount, Duration, MicroBatchSize
 
@@ -45,6 +46,8 @@ class Trainer(Section):
     """Draw a new order of the step's tasks for each pass."""
     shuffle_seed: int | None = Field(None, ge=0)
     """Fixes these orders; the run's `seed` when left out."""
+    sample: Sample = DefaultSample()
+    """What a step learns from."""
     microbatch: MicroBatchSize = Amount(16384, "tokens")
     """What goes through the model at once, in `tokens` or `sequences`; changes memory, never the gradient."""
     optimizer: Annotated[Optimizer, kind_or("adamw")] = AdamW()
@@ -59,6 +62,11 @@ class Trainer(Section):
         Annotated[SingleEngine | Fsdp2Engine, Field(discriminator="type")], kind_or("single")
     ] = SingleEngine()
     """What runs the model to learn."""
+
+    @property
+    def warm_up_steps(self) -> int:
+        """How many of a run's first steps learn from given answers; rollouts begin after them."""
+        return int(self.sample.steps.count) if isinstance(self.sample, WarmUpSample) else 0
 
     @model_validator(mode="after")
     def _updates_divide_steps(self) -> Trainer:

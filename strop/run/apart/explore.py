@@ -75,7 +75,12 @@ def explore(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Explore
             Recorder(own, loaded, length, start) as recorder,
         ):
             subscriber = Subscriber(
-                sampler, section.style, inbox, timeout_seconds=section.timeout_seconds, check=stop.check
+                sampler,
+                section.style,
+                inbox,
+                timeout_seconds=section.timeout_seconds,
+                check=stop.check,
+                first=run.trainer.warm_up_steps,
             )
             collector = Collector(run, algorithm, explorer, tasks.train)
             driver = ExploreDriver(

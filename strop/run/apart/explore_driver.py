@@ -2,7 +2,7 @@
 
 Consumes    tasks, and versions of the weights from the synchronizer.
 Waits for   a version that its next step may be sampled with, and for room in the buffer.
-Unblocked   by the trainer's `publish` and by its `take`; by a signal.
+Unblocked   by the trainer's `publish`, its `take` and its end; by a signal.
 Gives       each step's groups to the buffer, and at the end its word that no more will come.
 """
 
@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from strop.config.schema import Run
+from strop.config.schema.synchronizer import Fixed, MemorySync
 from strop.protocols import Buffer
 from strop.run.apart.step_groups import padded
-from strop.run.collect import Collector
+from strop.run.collect import Collected, Collector
 from strop.run.evaluate import evaluate
 from strop.run.explorer import Explorer
 from strop.run.folder import RunFolder, RunState
@@ -27,6 +28,7 @@ from strop.run.rollout_metrics import training_metrics
 from strop.run.tasks import Tasks
 from strop.sync.publish import Subscriber
 from strop.sync.style import Window
+from strop.types import ExperienceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class ExploreState:
     version: int | None = None
     """What the next step is sampled with, once that is settled: if it has to be done again, with the same,
     so that it gives the same groups."""
+    groups: int = 0
+    """Groups that were put into the buffer so far."""
     measured: int | None = None
     """The last version whose eval tasksets were measured."""
 
@@ -89,15 +93,21 @@ class ExploreDriver:
         self._folder = folder
         self._recorder = recorder
         tasks.train.position = state.position
+        assert not isinstance(run.synchronizer, MemorySync)
+        self._by_step = isinstance(run.synchronizer.style, Fixed)
+        self._first = run.trainer.warm_up_steps
 
     def run(self) -> ExploreState:
         """Go to the end. What was interrupted in a step does it again, and adds nothing twice."""
-        while self._state.step < self._length.steps:
-            self._step(self._state.step + 1)
+        last = self._length.steps
+        if self._first and self._state.measured is None and self._is_measured_now(0):
+            self._measure(0)
+            self._keep(self._state)
+        while self._state.step < last and not self._subscriber.has_ended(last):
+            self._step(max(self._state.step, self._first) + 1)
         self._buffer.finish()
-        if self._tasks.eval and self._state.measured != self._length.steps:
-            last = self._length.steps
-            self._measure(self._subscriber.take(Window(last, last)))
+        if self._tasks.eval and self._state.measured != last:
+            self._measure(self._subscriber.take_last(last))
             self._keep(self._state)
         return self._state
 
@@ -110,7 +120,8 @@ class ExploreDriver:
         began = time.perf_counter()
         collected = self._collector.collect(step)
         explored = time.perf_counter()
-        self._buffer.put(padded(collected.learnable, step, self._run.trainer.tasks_per_step))
+        groups = self._groups(collected, step)
+        self._buffer.put(groups)
         put = time.perf_counter()
         metrics = training_metrics(collected.sampled) | collected.metrics
         metrics |= {
@@ -124,15 +135,31 @@ class ExploreDriver:
         if self._length.is_due(self._run.record.rollouts_every, self._at(step - 1), self._at(step)):
             self._recorder.rollouts(step, collected.sampled)
         self._recorder.step(step, metrics)
-        self._keep(replace(self._state, step=step, position=self._tasks.train.position, version=None))
+        put_so_far = self._state.groups + len(groups)
+        position = self._tasks.train.position
+        self._keep(replace(self._state, step=step, position=position, groups=put_so_far, version=None))
         self._subscriber.after(step)
+
+    def _groups(self, collected: Collected, step: int) -> list[ExperienceGroup]:
+        """What goes into the buffer: a step's worth where the trainer takes steps, else what can be learned
+        from."""
+        if self._by_step:
+            return padded(collected.learnable, step, self._run.trainer.tasks_per_step)
+        return [group for group in collected.learnable if group.experiences]
 
     def _fetch(self, step: int) -> int:
         if self._state.version is not None:
             return self._subscriber.take(Window(self._state.version, self._state.version))
-        version = self._subscriber.before(step)
+        version = self._subscriber.before(step, self._learned_in(step))
         self._keep(replace(self._state, version=version))
         return version
+
+    def _learned_in(self, step: int) -> int:
+        """The trainer's step that learns from the first group of step `step`, or would. Where groups are
+        taken as they come, they count, and not the explorer's steps, some of which gave fewer."""
+        if self._by_step:
+            return step
+        return self._first + self._state.groups // self._run.trainer.tasks_per_step + 1
 
     def _is_measured_now(self, version: int) -> bool:
         """The weights pass through here one version after the other, but not each of them."""

@@ -27,7 +27,7 @@ from strop.run.apart.gpus import gpus_of
 from strop.run.apart.local_part import LocalPart
 from strop.run.apart.part import Name, Order, Part, say
 from strop.run.apart.ray_part import RayPart, ray_cluster
-from strop.run.folder import RunFolder
+from strop.run.folder import RunFolder, RunState
 from strop.run.policy import require_reward
 from strop.run.resume import find_start
 from strop.run.stopping import StopSignal
@@ -37,7 +37,8 @@ _POLL_SECONDS = 0.1
 
 
 def launch(loaded: Loaded, reward: Callable[..., Any] | None = None) -> int:
-    """Run both to the end, or on from where an earlier start was stopped or killed; returns the steps done.
+    """Run both to the end, or on from where an earlier start was stopped or killed; returns the steps that
+    the trainer has done.
 
     Raises what ended one of them, after the other has saved its state and ended too; `Interrupted` for a
     signal, which both have heeded.
@@ -59,9 +60,9 @@ def launch(loaded: Loaded, reward: Callable[..., Any] | None = None) -> int:
             _watch(parts, stop)
         finally:
             _end(parts)
-    done = ExploreState.load(folder.explorer)
-    assert done is not None
-    return done.step
+    found, _ = checkpoint.latest(folder.checkpoints)
+    assert found is not None, "the trainer has saved its last step"
+    return RunState.load(found).step
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The trainer's loop where the explorer is a process of its own: take a step's groups, train, publish.
 
-Consumes    the groups of step after step, from the buffer.
-Waits for   the next step's to be there, whole.
+Consumes    the groups of step after step, from the buffer, as its intake has them.
+Waits for   the next step's to be there, for as long as that may take.
 Unblocked   by the explorer's `put`; by its end; by a signal. It never waits for the explorer otherwise: what
             that one has not fetched yet stands in the synchronizer.
 Gives       versions of the weights to the synchronizer; to the buffer, after each checkpoint, its word that
@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from strop.config.schema import Run
-from strop.run.apart.intake import Intake
+from strop.errors import StoreError
+from strop.run.apart.intake import Batch, Intake
 from strop.run.folder import RunFolder, RunState
 from strop.run.learning import Learning
 from strop.run.length import Length
@@ -45,6 +47,9 @@ class TrainDriver(Loop):
         self._learning = learning
         self._intake = intake
         self._publisher = publisher
+        self._first = run.trainer.warm_up_steps
+        self._batch: Batch | None = None
+        self._wait_seconds = 0.0
 
     @property
     def _rates(self) -> Rates:
@@ -52,27 +57,52 @@ class TrainDriver(Loop):
 
     def run(self, export: Export | None = None) -> RunState:
         """As any driver; first it puts right what an earlier start left half done."""
-        self._intake.settle(self._state.step)
+        self._intake.settle(self._state.taken)
+        self._publisher.begin()
         self._publisher.after(self._state.step, self._length.steps)
         state = super().run(export)
         self._publisher.finish()
+        if state.step < self._length.steps:
+            self._recorder.say(
+                f"The run ends after step {state.step} of {self._length.steps}: the explorer has finished, "
+                "and no group is left. Groups are taken as they come, so what was thrown away, dropped, or "
+                "had nothing to learn from leaves fewer steps (groups/* in metrics.jsonl)."
+            )
+        elif left := self._intake.waiting():
+            self._recorder.say(f"All steps are done; {left} groups were left over in the buffer.")
         return state
+
+    def _is_fed(self, step: int) -> bool:
+        if step <= self._first:
+            return True
+        started = time.perf_counter()
+        self._batch = self._intake.take(step)
+        self._wait_seconds = time.perf_counter() - started
+        if self._batch is None and step == self._first + 1:
+            raise StoreError(
+                "The explorer has finished, and gave not one group that can be learned from: its own "
+                "metrics.jsonl says what became of its rollouts (rollouts/error_share, groups/left_out)."
+            )
+        return self._batch is not None
 
     def _learn(self, step: int) -> Stepped:
         started = time.perf_counter()
-        groups = self._intake.take(step)
-        taken = time.perf_counter()
-        trained = self._learning.step(groups, step, self._state.updates)
+        trained = self._learning.warm_up(step, self._state.updates)
+        metrics: dict[str, float] = {}
+        if trained is None:
+            assert self._batch is not None
+            trained = self._learning.step(self._batch.groups, step, self._state.updates)
+            metrics = self._batch.metrics | {"time/wait_for_groups_seconds": self._wait_seconds}
         learned = time.perf_counter()
         self._publisher.after(step, self._length.steps)
         ended = time.perf_counter()
-        metrics = trained.metrics | {
-            "time/wait_for_groups_seconds": taken - started,
+        metrics |= trained.metrics | {
             "time/publish_seconds": ended - learned,
-            "time/step_seconds": ended - started,
+            "time/step_seconds": ended - started + metrics.get("time/wait_for_groups_seconds", 0.0),
         }
         updates = self._state.updates + trained.updates
-        return Stepped(self._learning.state(step, updates, self._state.position), metrics)
+        state = self._learning.state(step, updates, self._state.position)
+        return Stepped(replace(state, taken=self._intake.owed), metrics)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         return {}
@@ -82,4 +112,4 @@ class TrainDriver(Loop):
         return learned if versions is None else Snapshots({**learned.parts, SAVED: versions})
 
     def _once_kept(self) -> Callable[[], None]:
-        return partial(self._intake.acknowledge, self._intake.handed_out())
+        return partial(self._intake.acknowledge, self._intake.hand_over())

@@ -27,6 +27,8 @@ _LINE = (
     ("grad", "grad_norm"),
 )
 """What a log's line shows, where it was measured."""
+_AMISS = (("missing", "groups/missing"), ("too old", "groups/too_old"), ("evicted", "groups/evicted"))
+"""What it says of a step's groups where there were any such."""
 _COURSE = (("reward", "reward/mean"), ("margin", "dpo/margin"), ("loss", "sft_loss"))
 """What a live display draws: the first of these that is measured."""
 
@@ -36,6 +38,7 @@ class Display(Protocol):
 
     def open(self, title: str, notes: Sequence[str], *, done: int) -> None: ...
     def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def say(self, line: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -44,6 +47,7 @@ class NoDisplay:
 
     def open(self, title: str, notes: Sequence[str], *, done: int) -> None: ...
     def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def say(self, line: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -77,7 +81,11 @@ class LogLines:
         broken = max((value for name, value in metrics.items() if name.endswith("/error_share")), default=0)
         if broken:
             parts.append(f"broken {broken:.0%}")
+        parts += [f"{label} {metrics[name]:.0f} groups" for label, name in _AMISS if metrics.get(name)]
         self._print("  ".join(parts).rstrip())
+
+    def say(self, line: str) -> None:
+        self._print(line)
 
     def close(self) -> None:
         pass
@@ -129,6 +137,9 @@ class LiveDisplay:
         left = self._pace.seconds_left()
         self._progress.update(self._task, completed=step, left=f"{duration(left)} left" if left else "")
         self._live.update(self._render())
+
+    def say(self, line: str) -> None:
+        self._console.print(line, style="dim", highlight=False, markup=False)
 
     def close(self) -> None:
         self._live.stop()

@@ -102,6 +102,10 @@ class Recorder:
                 self._tensorboard.flush()
         self._display.step(step, self.last)
 
+    def say(self, line: str) -> None:
+        """Show a line that a user should know."""
+        self._display.say(line)
+
     def rollouts(self, step: int, groups: Sequence[Group]) -> None:
         """Write all rollouts of a training step."""
         self._write_rollouts(self._folder.rollouts, step, groups)

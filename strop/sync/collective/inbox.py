@@ -84,6 +84,10 @@ class CollectiveInbox:
         answer = self._ask()
         return int(answer["said"][word]) if answer else 0
 
+    def ended(self) -> int:
+        """What stands in the folder."""
+        return self._left.ended()
+
     def close(self) -> None:
         """Hang up."""
         if self._line is not None:

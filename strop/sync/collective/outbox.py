@@ -90,9 +90,14 @@ class CollectiveOutbox:
         others = {version: buckets for version, buckets in self._shelf.all().items() if version != step}
         return Packed(others) if others else None
 
-    def finish(self) -> None:
-        """Leave the versions in the folder."""
+    def begin(self) -> None:
+        """Take back an earlier end's word, in the folder."""
+        self._left.begin()
+
+    def finish(self, version: int) -> None:
+        """Leave the versions in the folder, and the word there."""
         Packed(self._shelf.all()).write(self._left.folder)
+        self._left.finish(version)
 
     def close(self) -> None:
         """End the threads."""

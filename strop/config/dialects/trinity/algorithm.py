@@ -18,13 +18,12 @@ from strop.config.dialects.row import (
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
-from strop.config.dialects.trinity import losses, presets
+from strop.config.dialects.trinity import auxiliary, losses, presets
 from strop.config.dialects.trinity.write_algorithm import write_algorithm, write_entropy, write_kl
 
 _KL = {"none": None, "k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
 _ARGS = "algorithm.advantage_fn_args"
 _MIXED = "algorithm.policy_loss_fn_args.mu"
-_SHARE = "algorithm.sample_strategy_args.expert_data_ratio"
 
 
 @written_by(write_algorithm)
@@ -125,20 +124,6 @@ def _no_kl(key: str) -> Any:
     return off
 
 
-def sample_strategy(theirs: Theirs) -> Mapping[str, Any]:
-    """What a step is made of: rollouts, and under mix an expert's answers beside them."""
-    own = presets.preset(theirs).sample
-    name = presets.said(theirs, "sample_strategy", own)
-    if name != own:
-        instead = " (stages say a warm-up now)" if name == "warmup" else ""
-        raise theirs.fault(
-            "algorithm.sample_strategy",
-            f"algorithm.sample_strategy {name} does not go with algorithm_type {presets.kind(theirs)} here; "
-            f"write {own}, or leave it out{instead}.",
-        )
-    return {}
-
-
 TYPE: tuple[Row, ...] = (
     mapped(
         "algorithm.algorithm_type",
@@ -158,13 +143,7 @@ TYPE: tuple[Row, ...] = (
     ),
 )
 FUNCTIONS: tuple[Row, ...] = (
-    mapped(
-        "algorithm.sample_strategy",
-        None,
-        read=sample_strategy,
-        kind=or_null(one_of("default", "mix", "warmup", "staleness_control")),
-        note="mix under algorithm_type mix, which also reads an expert's answers; else default",
-    ),
+    auxiliary.STRATEGY,
     mapped(
         "algorithm.advantage_fn",
         None,

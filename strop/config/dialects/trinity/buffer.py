@@ -17,7 +17,7 @@ from strop.config.dialects.row import (
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
-from strop.config.dialects.trinity import experience, tasksets
+from strop.config.dialects.trinity import auxiliary, experience, tasksets
 from strop.config.dialects.trinity.presets import is_offline, kind, only_sampled, only_types, repeat_times
 from strop.config.dialects.trinity.write_buffer import write_batches, write_duration
 
@@ -110,6 +110,7 @@ ROWS: tuple[Row, ...] = (
     *unstated(*_SIZES),
     *tasksets.ROWS,
     *experience.ROWS,
+    *auxiliary.ROWS,
     tasksets.WORKFLOW,
     tasksets.REWARD,
     *beyond_the_page(
@@ -123,6 +124,7 @@ ROWS: tuple[Row, ...] = (
         )
     ),
     *experience.ARGUMENTS,
+    *auxiliary.ARGUMENTS,
 )
 (TOTAL_STEPS,) = unstated(
     mapped(

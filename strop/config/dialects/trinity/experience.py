@@ -1,4 +1,4 @@
-"""Trinity's `buffer.trainer_input`: where rollouts wait, given answers, and an expert's beside rollouts."""
+"""Trinity's `buffer.trainer_input`: where rollouts wait, and given answers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from functools import partial
 from typing import Any
 
 from strop.config.dialects.row import (
-    ANY,
-    MAPPING,
     NUMBER,
     TEXT,
-    UNSET,
     WHOLE,
     YES_NO,
     Off,
@@ -21,12 +18,9 @@ from strop.config.dialects.row import (
     beyond_the_page,
     either,
     mapped,
-    never,
     one_of,
-    only,
     or_null,
     placement,
-    refused,
     written_by,
 )
 from strop.config.dialects.theirs import Theirs
@@ -39,15 +33,12 @@ from strop.config.dialects.trinity.presets import (
     only_types,
 )
 from strop.config.dialects.trinity.write_buffer import (
-    AUXILIARY,
     EXPERIENCE,
     write_answers,
-    write_expert,
     write_storage,
     write_template,
 )
 
-_EXPERT = "algorithm.sample_strategy_args.sft_dataset_name"
 _NO_ACTORS = "one process, which has no actors to name"
 
 
@@ -118,24 +109,6 @@ def answers(theirs: Theirs) -> Mapping[str, Any]:
     return {f"data.train.{name}": value for name, value in settings.items()}
 
 
-@written_by(write_expert)
-def expert(theirs: Theirs) -> Mapping[str, Any]:
-    """Under mix an auxiliary buffer has the expert's answers."""
-    if kind(theirs) != "mix":
-        return {}
-    buffers, name = theirs[AUXILIARY] or {}, theirs[_EXPERT]
-    if list(buffers) != [name]:
-        there = f"it has {', '.join(buffers)}" if buffers else "there is none"
-        raise theirs.fault(
-            AUXILIARY,
-            f"algorithm_type mix learns from one auxiliary buffer, {AUXILIARY}.{name}, and {there}. Name it "
-            f"so, or say its name in {_EXPERT}.",
-        )
-    at = f"{AUXILIARY}.{name}"
-    settings = {**formats.place(theirs, at), **formats.answer_columns(theirs, at)}
-    return {f"data.expert.{field}": value for field, value in settings.items()}
-
-
 @written_by(write_template)
 def template(theirs: Theirs) -> Mapping[str, Any]:
     """The data's own chat template comes before the model's."""
@@ -161,9 +134,8 @@ _priority = either(
     _queue,
     lambda theirs: None if theirs[f"{EXPERIENCE}.use_priority_queue"] else "use_priority_queue is False",
 )
-_dpo, _sft, _mix = only_types("dpo"), only_types("sft"), only_types("mix")
+_dpo, _sft = only_types("dpo"), only_types("sft")
 _OURS = "data.train"
-_THEIRS = f"{AUXILIARY}.*"
 ROWS: tuple[Row, ...] = (
     placement(
         f"{EXPERIENCE}.name",
@@ -244,43 +216,8 @@ ROWS: tuple[Row, ...] = (
         off=_priority,
         note="null reads each once",
     ),
-    mapped(
-        AUXILIARY,
-        None,
-        "data.expert",
-        read=expert,
-        kind=or_null(MAPPING),
-        off=_mix,
-        note="mix reads one of them; no other type reads any",
-    ),
-    *(
-        also_off(row, _mix)
-        for row in (
-            placement(f"{_THEIRS}.name", None, _NO_ACTORS, can=always, kind=ANY),
-            mapped(
-                f"{_THEIRS}.storage_type",
-                None,
-                "data.expert.path",
-                read=expert,
-                kind=or_null(one_of("file", "sql", "queue")),
-                note="file, or sql",
-            ),
-            mapped(f"{_THEIRS}.path", None, "data.expert.path", read=expert, kind=or_null(TEXT)),
-            *_rows(_THEIRS, expert, "data.expert", _mix),
-            *formats.rows(_THEIRS, expert, "data.expert", answer="response"),
-            formats.turns_row(_THEIRS, expert, "data.expert", _mix),
-            refused(
-                f"{_THEIRS}.format.chat_template",
-                None,
-                "one template encodes the whole run; write model.custom_chat_template",
-                can=only(None, ""),
-            ),
-            refused(f"{_THEIRS}.*", UNSET, "an expert's answers have no such key; leave it out", can=never),
-        )
-    ),
 )
 ARGUMENTS: tuple[Row, ...] = beyond_the_page(
-    mapped(_EXPERT, "sft_dataset", "data.expert", read=expert, kind=TEXT, off=_mix),
     mapped(
         f"{EXPERIENCE}.capacity",
         None,

@@ -13,6 +13,7 @@ from strop.config.schema.buffer import FileBuffer, PriorityBuffer, QueueBuffer, 
 from strop.config.schema.data import Taskset
 from strop.config.schema.reward import Reward
 from strop.config.schema.rollout import Sampling
+from strop.config.schema.sample import StalenessSample, WarmUpSample
 
 TASKSET = "buffer.explorer_input.taskset"
 EVAL = "buffer.explorer_input.eval_tasksets"
@@ -136,9 +137,31 @@ def write_answers(run: Run) -> Mapping[str, Any]:
     return {**values, f"{form}.chosen_key": train.chosen, f"{form}.rejected_key": train.rejected}
 
 
-def write_expert(run: Run) -> Mapping[str, Any]:
-    """Under mix, one auxiliary buffer."""
-    return {} if run.data.expert is None else _answers(f"{AUXILIARY}.sft_dataset", run.data.expert)
+def write_auxiliary(run: Run) -> Mapping[str, Any]:
+    """Given answers that a strategy reads, each set under its name."""
+    values: dict[str, Any] = {}
+    for answers in run.data.auxiliary:
+        values |= _answers(f"{AUXILIARY}.{answers.name}", answers)
+        values["algorithm.sample_strategy_args.sft_dataset_name"] = answers.name
+    return values
+
+
+def write_sample(run: Run) -> Mapping[str, Any]:
+    """A strategy that is not the type's own."""
+    args = "algorithm.sample_strategy_args"
+    match run.trainer.sample:
+        case WarmUpSample(steps=steps):
+            return {
+                "algorithm.sample_strategy": "warmup",
+                "buffer.trainer_input.sft_warmup_steps": int(steps.count),
+            }
+        case StalenessSample(max_staleness=oldest):
+            return {
+                "algorithm.sample_strategy": "staleness_control",
+                f"{args}.max_staleness": int(oldest.count) + 1,
+            }
+        case _:
+            return {}
 
 
 def write_storage(run: Run) -> Mapping[str, Any]:
