@@ -126,6 +126,31 @@ def test_only_what_was_taken_can_be_acknowledged(place: Place) -> None:
         buffer.acknowledge(["g1"])
 
 
+def test_what_is_discarded_is_done_whether_it_waits_or_was_taken(place: Place) -> None:
+    buffer = place.open()
+    buffer.put(make_groups(4))
+    assert ids(buffer.take(2)) == ["g0", "g1"]
+    buffer.discard(["g1", "g3", "never seen"])
+    buffer.discard(["g1"])
+    assert buffer.counts() == BufferCounts(queued=1, claimed=1, done=2)
+    buffer.put(make_groups(4))
+    buffer.acknowledge(["g0"])
+    assert ids(buffer.take(9, timeout_seconds=0)) == ["g2"]
+    with pytest.raises(StoreError, match="acknowledged"):
+        buffer.acknowledge(["never seen"])
+
+
+def test_who_takes_a_readers_place_discards_what_that_one_held(lasting: Place) -> None:
+    """As a trainer that was killed after its checkpoint and before the acknowledgement."""
+    first = lasting.open(member="trainer")
+    first.put(make_groups(3))
+    first.take(2)
+    first.close()
+    second = lasting.open(member="trainer")
+    second.discard(["g0", "g1"])
+    assert ids(second.take(9, timeout_seconds=0)) == ["g2"]
+
+
 def test_a_stop_ends_a_wait(place: Place) -> None:
     def stop() -> None:
         raise Interrupted("Stopped by SIGTERM.", 15)

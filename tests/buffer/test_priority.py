@@ -78,6 +78,15 @@ def test_a_cooldown_of_zero_lets_a_group_be_read_again_at_once() -> None:
     assert [ids(order.take(1)) for _ in range(3)] == [["a"]] * 3
 
 
+def test_what_is_discarded_does_not_come_back() -> None:
+    order = Priority(10, 0.0)
+    for name in "ab":
+        order.add(make_group(name), uses=0)
+    order.take(1)
+    order.remove(["a", "never seen"])
+    assert (ids(order.take(2)), order.comes_back("a")) == (["b"], False)
+
+
 def test_a_groups_version_is_its_oldest() -> None:
     group = make_group("a", version=4)
     assert version_of(group) == 4

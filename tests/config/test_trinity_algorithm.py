@@ -80,15 +80,14 @@ def test_anothers_advantages_make_another_algorithm() -> None:
 
 def test_mix_is_grpo_and_an_experts_answers() -> None:
     run = read(*MIX, "algorithm.policy_loss_fn_args={mu: 0.3, clip_range: 0.1}").run
-    assert isinstance(run.algorithm, Mix) and run.data.expert is not None
+    assert isinstance(run.algorithm, Mix)
+    (expert,) = run.data.auxiliary
+    assert run.algorithm.expert == expert.name == "sft_dataset"
     assert (run.algorithm.mu, run.algorithm.expert_share, run.algorithm.rollouts_per_task) == (0.3, 0.5, 8)
     assert run.algorithm.policy_loss == ClippedLoss(clip_low=0.1, clip_high=0.1, dual_clip=None)
-    assert (run.data.expert.path, run.data.expert.prompt, run.data.expert.response) == (
-        "expert.jsonl",
-        "q",
-        "a",
-    )
-    assert str(read(*MIX).sources["data.expert.path"]).startswith("override +buffer.trainer_input.auxiliary")
+    assert (expert.path, expert.prompt, expert.response) == ("expert.jsonl", "q", "a")
+    source = read(*MIX).sources["data.auxiliary.0.path"]
+    assert str(source).startswith("override +buffer.trainer_input.auxiliary")
 
 
 def test_train_batch_size_counts_the_experts_answers_too() -> None:
@@ -155,11 +154,11 @@ def test_functions_and_their_arguments(overrides: list[str], field: str, expecte
         ),
         ([*MIX, "algorithm.policy_loss_fn=ppo"], "write policy_loss_fn mix"),
         ([*MIX, "algorithm.advantage_fn=rloo"], "write advantage_fn: grpo"),
-        ([*MIX[:1]], r"learns from one auxiliary buffer, .*sft_dataset, and there is none"),
+        ([*MIX[:1]], r"learns from the auxiliary buffer .*sft_dataset, and there is none"),
         ([*MIX, "algorithm.sample_strategy_args.sft_dataset_name=other"], "and it has sft_dataset"),
         ([*MIX, "+buffer.trainer_input.auxiliary_buffers.sft_dataset.capacity=3"], "no such key"),
         ([*MIX, "+buffer.trainer_input.auxiliary_buffers.sft_dataset.pat=3"], "no such key"),
-        (["algorithm.sample_strategy=warmup"], r"write default, .*stages say a warm-up now"),
+        ([*MIX, "algorithm.sample_strategy=warmup"], "does not go with algorithm_type mix here; write mix"),
         (["algorithm.sample_strategy=mix"], "does not go with algorithm_type grpo"),
         (["algorithm.advantage_fn_args.std_threshold=0.1"], "not known; leave it out"),
         (["algorithm.policy_loss_fn_args.mask_clip=0.1"], "not known; leave it out"),
@@ -184,6 +183,6 @@ def test_what_means_nothing_is_said() -> None:
     notes = read(f"{CRITIC}.optim.lr=1e-4", "algorithm.advantage_fn_args.lam=0.9", *MIX[1:]).notes
     assert Counter(note.partition("inactive, because ")[2] for note in notes) == {
         "the advantages are grpo's.": 2,
-        "algorithm_type is grpo.": 3,
+        "algorithm_type is grpo, and sample_strategy default, which read none.": 3,
     }
     assert read(PPO, f"{CRITIC}.optim.lr=1e-4").notes == ()

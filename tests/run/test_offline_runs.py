@@ -81,7 +81,7 @@ def test_dpo_widens_the_margin(offline):
 def test_mix_learns_from_both(values, pairs):
     run = values(
         algorithm={"type": "mix", "rollouts_per_task": 4, "mu": 0.5, "expert_share": 0.2},
-        data__expert={"path": str(pairs), "response": "better"},
+        data__auxiliary=[{"path": str(pairs), "response": "better"}],
         trainer__duration="12 steps",
         trainer__optimizer__lr=3e-3,
     )
@@ -123,7 +123,7 @@ def test_a_run_that_goes_on_equals_one_that_never_stopped(kind, offline, values,
         changes = {"name": name, "trainer__duration": duration}
         if kind == "mix":
             run = values(**changes, algorithm={"type": "mix", "rollouts_per_task": 2})
-            run["data"]["expert"] = {"path": str(pairs), "response": "better"}
+            run["data"]["auxiliary"] = [{"path": str(pairs), "response": "better"}]
         else:
             run = offline(kind, **changes)
         run["model"]["lora"] = {"rank": 4, "dropout": 0.1}
@@ -209,7 +209,7 @@ def test_the_reference_is_asked_once_for_the_whole_dataset(offline, monkeypatch)
         ("sft", {"algorithm__rollouts_per_task": 4}, "rollouts_per_task: unknown key.*means nothing.*sft"),
         ("sft", {"data__train__response": None}, r"data.train.response: missing.*sft needs the column"),
         ("sft", {"data__train__chosen": "better"}, r"data.train.chosen means nothing under algorithm sft"),
-        ("sft", {"data__expert": {"path": "x", "response": "y"}}, r"data.expert means nothing"),
+        ("sft", {"data__auxiliary": [{"path": "x", "response": "y"}]}, r"\(answers\) is read by nothing"),
         ("sft", {"trainer__passes": 2}, r"trainer.passes .* 3 epochs"),
         ("sft", {"rollout": {"sampling": {"top_k": 5}}}, r"rollout.sampling means nothing"),
         ("sft", {"record__rollouts_every": "2 steps"}, r"record.rollouts_every means nothing"),
@@ -236,7 +236,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(offline, kind, c
 
 
 def test_mix_without_an_expert_and_grpo_with_answers_are_refused(values):
-    with pytest.raises(ConfigError, match=r"data.expert: missing. algorithm mix needs"):
+    with pytest.raises(ConfigError, match=r"data.auxiliary: missing. algorithm.expert says whose"):
         train(values(algorithm={"type": "mix"}))
     with pytest.raises(ConfigError, match=r"data.train.response means nothing under algorithm grpo"):
         train(values(data__train__response="answer"))

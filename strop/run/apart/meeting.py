@@ -15,7 +15,7 @@ from strop.run.folder import RunFolder
 from strop.run.tasks import TrainTasks
 from strop.sync.halves import Half, at_work
 
-_OF_ONE_HALF = ("buffer", "data.expert", "rollout.engine", "rollout.runners", "rollout.env")
+_OF_ONE_HALF = ("buffer", "data.auxiliary", "rollout.engine", "rollout.runners", "rollout.env")
 """Sections that may differ: where the buffer is to be reached from here, and what one half alone has to do
 with, or is machinery of its machine."""
 _CONTENTS = ("model.path", "data.train.path")

@@ -123,28 +123,41 @@ def _only_strategy(name: str) -> Off:
     return lambda theirs: None if _strategy(theirs) == name else f"sample_strategy is {_strategy(theirs)}"
 
 
+def _warms_nothing_up(theirs: Theirs) -> str | None:
+    idle = _strategy(theirs) == "warmup" and not _warms_up(theirs)
+    return f"it warms nothing up, because {_STEPS} is {theirs[_STEPS]}" if idle else None
+
+
 def _no_dataset(theirs: Theirs) -> str | None:
     return not_read(theirs) or (f"{_DATASET} is written" if theirs.wrote(f"{_DATASET}.path") else None)
 
 
 def _rows(at: str, off: Off) -> tuple[Row, ...]:
     """The rows of one buffer of given answers."""
-    ours = "data.auxiliary"
+    ours = "data.auxiliary.0"
     text = partial(mapped, read=answers, kind=or_null(TEXT))
     queue = "takes effect for a queue alone, and given answers are in a file or a database"
     rows = (
-        placement(f"{at}.name", None, "no actor to name; in a database, its table", can=always, kind=ANY),
+        placement(
+            f"{at}.name",
+            None,
+            "no actor to name; in a database, its table",
+            can=always,
+            kind=ANY,
+            ours=(f"{ours}.table",),
+            read=answers,
+        ),
         mapped(
             f"{at}.storage_type",
             None,
-            ours,
+            f"{ours}.path",
             read=answers,
             kind=or_null(one_of("file", "sql", "queue")),
             note="file, or sql; nobody fills a queue",
         ),
-        text(f"{at}.path", None, ours),
-        text(f"{at}.subset_name", None, ours),
-        text(f"{at}.split", None, ours, note="of a single file there is none"),
+        text(f"{at}.path", None, f"{ours}.path"),
+        text(f"{at}.subset_name", None, f"{ours}.subset"),
+        text(f"{at}.split", None, f"{ours}.split", note="of a single file there is none"),
         *formats.rows(at, answers, ours, answer="response"),
         formats.turns_row(at, answers, ours, off),
         refused(
@@ -168,6 +181,7 @@ STRATEGY = mapped(
     read=sample,
     kind=or_null(one_of(*_STRATEGIES)),
     note="mix under algorithm_type mix, which also reads an expert's answers; else default",
+    warn=_warms_nothing_up,
 )
 ROWS: tuple[Row, ...] = (
     mapped(
@@ -185,7 +199,7 @@ ARGUMENTS: tuple[Row, ...] = beyond_the_page(
     mapped(
         _NAME,
         "sft_dataset",
-        "data.auxiliary",
+        "data.auxiliary.0.name",
         "algorithm.expert",
         "trainer.sample.answers",
         read=answers,
