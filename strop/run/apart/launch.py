@@ -32,6 +32,7 @@ from strop.run.policy import require_reward
 from strop.run.resume import find_start
 from strop.run.stopping import StopSignal
 from strop.sync import table
+from strop.training import checkpoint
 
 _POLL_SECONDS = 0.1
 
