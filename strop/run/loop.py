@@ -102,13 +102,19 @@ class Loop(ABC):
             self._save()
             self._saver.wait()
             raise Interrupted(
-                f"{interrupted} The state after step {self._state.step} is in {self._folder.checkpoints}; "
-                "the same command goes on from there.",
-                interrupted.exit_code - 128,
+                f"{interrupted} {self._where_it_stands()}", interrupted.exit_code - 128
             ) from None
         self._save()
         self._saver.wait()
         return self._state
+
+    def _where_it_stands(self) -> str:
+        if self._state.step == 0:
+            return "No step was done; the same command begins."
+        return (
+            f"The state after step {self._state.step} is in {self._folder.checkpoints}; the same command "
+            "goes on from there."
+        )
 
     def _step(self, step: int) -> None:
         run, before = self._run, self._state

@@ -28,26 +28,30 @@ def at_work(folder: Path, half: Half, said: Mapping[str, str]) -> Iterator[None]
 
     Raises `RunFolderError`, which names the fields, where the other one has left something else.
     """
-    own, other = folder / f"{half}.json", folder / f"{_other(half)}.json"
-    _leave(own, said)  # before the other's is read: of two that start at once, one at least sees the other
+    own = _file(folder, half)
+    _compare(half, said, folder, half)  # one that was killed, or is at work and will be replaced
+    left = _leave(own, said)  # before the other's is read: of two that start at once, one at least sees it
     try:
-        _compare(half, said, other)
+        _compare(half, said, folder, "trainer" if half == "explorer" else "explorer")
         yield
     finally:
-        own.unlink(missing_ok=True)
+        if own.exists() and own.read_text(encoding="utf-8") == left:
+            own.unlink()
 
 
-def _other(half: Half) -> Half:
-    return "trainer" if half == "explorer" else "explorer"
+def _file(folder: Path, half: Half) -> Path:
+    return folder / f"{half}.json"
 
 
-def _leave(path: Path, said: Mapping[str, str]) -> None:
+def _leave(path: Path, said: Mapping[str, str]) -> str:
     who = f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%Y-%m-%d %H:%M:%S}"
+    text = json.dumps({"who": who, "said": dict(said)}, indent=1) + "\n"
     beside = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps({"who": who, "said": dict(said)}, indent=1) + "\n", encoding="utf-8")
+        beside.write_text(text, encoding="utf-8")
         beside.replace(path)
+        return text
     except OSError as error:
         raise RunFolderError(
             f"{path} cannot be written ({error.strerror}). Explorer and trainer meet in the folder "
@@ -55,7 +59,8 @@ def _leave(path: Path, said: Mapping[str, str]) -> None:
         ) from error
 
 
-def _compare(half: Half, said: Mapping[str, str], path: Path) -> None:
+def _compare(half: Half, said: Mapping[str, str], folder: Path, other: Half) -> None:
+    path = _file(folder, other)
     try:
         left: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -67,9 +72,9 @@ def _compare(half: Half, said: Mapping[str, str], path: Path) -> None:
     named = [f"{f} is {_show(said.get(f))} here and {_show(there.get(f))} there" for f in fields]
     rest = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     raise RunFolderError(
-        f"This {half} and the {_other(half)} that it meets in {path.parent} ({left['who']}) are not of one "
+        f"This {half} and the {other} that it meets in {folder} ({left['who']}) are not of one "
         f"run: {'; '.join(named[:_MOST_NAMED])}{rest}. Start both with the same run file; only where things "
-        f"are may differ. If that {_other(half)} is no longer at work, delete {path}; and let each run have "
+        f"are may differ. If that {other} is no longer at work, delete {path}; and let each run have "
         "a `synchronizer.folder` of its own."
     )
 

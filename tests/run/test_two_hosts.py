@@ -20,6 +20,7 @@ from strop.run.apart.explore import explore
 from strop.run.apart.meeting import said_by
 from strop.run.tasks import load_tasks
 from strop.run.tokenizer import tokenizer_of
+from strop.run.train import train
 from strop.sync.folder import FolderVersions
 from strop.sync.halves import at_work
 from tests.buffer.postgres import Server, find_binaries
@@ -143,6 +144,15 @@ def test_halves_of_two_runs_notice_it_at_the_start(values, tmp_path, changes, na
     assert all(name in message for name in names), message
     assert message.startswith("This explorer and the trainer that it meets in ") and "\n" not in message
     assert not (tmp_path / "shared" / "explorer.json").exists()
+
+
+def test_a_second_run_that_comes_into_the_folder_of_another_is_told_so(values, tmp_path):
+    trainer = strop.load(pair(values, tmp_path), ["mode=train"])
+    other = strop.load(pair(values, tmp_path, name="other", seed=2), ["mode=train"])
+    with leave(trainer.run):
+        with pytest.raises(RunFolderError, match=r"This trainer and the trainer that it meets .* seed is 2"):
+            train(other)
+        assert (tmp_path / "shared" / "trainer.json").exists()
 
 
 def test_a_model_of_the_same_shape_with_other_weights_is_noticed(values, tiny, tmp_path):
