@@ -14,7 +14,7 @@ import yaml
 from strop.models.tiny import make_model
 from strop.run.apart.explore_driver import ExploreState
 from strop.run.folder import RunFolder
-from strop.sync.versions import Versions
+from strop.sync.folder import FolderVersions
 
 from .conftest import Cli
 
@@ -150,7 +150,7 @@ def test_weights_of_another_model(cli: Cli, run_yaml: Path, tmp_path: Path) -> N
     """In the folder that explorer and trainer share, and in a checkpoint."""
     folder = RunFolder(tmp_path / "runs" / "strop" / "run")
     ExploreState().save(folder.explorer)
-    Versions(folder.path / "sync").write(1, [("model.embed_tokens.weight", torch.zeros(3, 3))])
+    FolderVersions(folder.path / "sync").write(1, [("model.embed_tokens.weight", torch.zeros(3, 3))])
     said = paragraph(cli, "train", run_yaml, "mode=explore", "synchronizer.style=free", *APART)
     assert "is of another model than the explorer's" in said
     assert cli("train", run_yaml, "name=first").exit_code == 0
