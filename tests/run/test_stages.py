@@ -22,6 +22,32 @@ def staged(values, **changes):
     return run | {"stages": [warm_up, rl]}
 
 
+class Killed(BaseException):
+    """Ends the run where it stands, as a kill would: nothing is saved any more."""
+
+
+@pytest.mark.parametrize("kind", ["OfflineDriver", "Driver"])
+def test_a_killed_run_goes_on_in_its_stage_from_its_last_checkpoint(values, monkeypatch, kind):
+    whole = strop.train(strop.load(staged(values, name="whole")))
+    run = staged(values, name="killed")
+    begun = []
+
+    def killed_at_step_4(self, step, learn=loop.Loop._step):
+        begun.append((type(self).__name__, step))
+        if begun.count((kind, 4)) == 1 and begun[-1] == (kind, 4):
+            raise Killed
+        learn(self, step)
+
+    monkeypatch.setattr(loop.Loop, "_step", killed_at_step_4)
+    with pytest.raises(Killed):
+        strop.train(strop.load(run))
+    again = len(begun)
+    result = strop.train(strop.load(run))
+    assert begun[again] == (kind, 3), "after the checkpoint of step 2, in the same stage"
+    weights = "model.safetensors"
+    assert (result.model / weights).read_bytes() == (whole.model / weights).read_bytes()
+
+
 def test_a_stopped_run_goes_on_in_its_stage_to_the_same_end(values, monkeypatch):
     whole = strop.train(strop.load(staged(values, name="whole")))
     assert whole.folder.name == "whole-rl"
