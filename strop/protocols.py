@@ -50,15 +50,21 @@ class InferenceEngine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """What a file is that was written, to know it again."""
+
+    bytes: int
+    crc32: str
+    """Eight hexadecimal digits."""
+
+
 class Snapshot(Protocol):
     """A training engine's state between two updates, not yet on disk."""
 
-    def copied(self) -> Snapshot:
-        """The same in memory of its own, so that training may go on before it is written."""
-        ...
-
-    def write(self, folder: Path) -> None:
-        """Write its files into an existing folder."""
+    def begin(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, WrittenFile]]:
+        """Begin to write into an existing folder. What is returned does the rest, in any thread, and says by
+        their paths what those files are that it has checked; with `copied`, training may go on before."""
         ...
 
 

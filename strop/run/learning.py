@@ -14,7 +14,7 @@ from strop.run.expert import ExpertRows
 from strop.run.folder import RunState
 from strop.run.length import Length
 from strop.run.rates import Rates
-from strop.run.saving import Snapshots
+from strop.run.saving import Snapshots, engines_together
 from strop.run.trainer import Trained, Trainer
 from strop.run.warm_up import WarmUp
 from strop.types import ExperienceGroup
@@ -35,6 +35,7 @@ class Learning:
     ) -> None:
         """`auxiliary` are the sets of given answers, by name."""
         self.engine = engine
+        self._run = run
         self._critic = critic
         self._expert = None
         if isinstance(algorithm, Mix):
@@ -78,5 +79,5 @@ class Learning:
 
     def snapshot(self) -> Snapshots:
         """What learns, for a checkpoint."""
-        parts = {".": self.engine.snapshot()}
-        return Snapshots(parts if self._critic is None else parts | {FOLDER: self._critic.snapshot()})
+        policy = Snapshots({".": self.engine.snapshot()}, together=engines_together(self._run))
+        return policy if self._critic is None else policy.beside(FOLDER, self._critic.snapshot())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from strop.config.schema import Run
 from strop.config.units import Amount
 from strop.errors import Interrupted, TrainingError
-from strop.protocols import Snapshot
+from strop.protocols import Snapshot, WrittenFile
 from strop.run.best import better, known_best
 from strop.run.folder import RunFolder, RunState
 from strop.run.length import Length
@@ -24,6 +25,7 @@ from strop.training import checkpoint
 from strop.types import Group
 
 Export = Callable[[Path], None]
+Write = Callable[[], Mapping[str, WrittenFile]]
 EXPORT_FOLDER = "model"
 """Where a checkpoint has the Hugging Face folder that `checkpoint.export` asks for."""
 
@@ -91,6 +93,10 @@ class Loop(ABC):
         """
         self._export = export
         self._rates.plateau = self._state.plateau
+        with closing(self._saver):
+            return self._run_steps()
+
+    def _run_steps(self) -> RunState:
         try:
             if self._state.step == 0 and self._run.evaluate.at_start:
                 self._recorder.step(0, self._evaluate(0))
@@ -161,22 +167,23 @@ class Loop(ABC):
             return
 
         started = time.perf_counter()
-        snapshot = self._snapshot()
-        if self._run.checkpoint.beside:
-            snapshot = snapshot.copied()
-        self._saver.save(partial(self._write, snapshot, self._state), self._once_kept())
+        self._saver.wait()
+        draft = checkpoint.begin(self._folder.checkpoints, self._state.step)
+        write = self._snapshot().begin(draft.folder, copied=self._run.checkpoint.beside)
+        self._saver.save(partial(self._finish, draft, write, self._state), self._once_kept())
         self._save_seconds = time.perf_counter() - started
         self._saved_step = self._state.step
 
-    def _write(self, snapshot: Snapshot, state: RunState) -> None:
-        def fill(folder: Path) -> None:
-            snapshot.write(folder)
+    def _finish(self, draft: checkpoint.Draft, write: Write, state: RunState) -> None:
+        def fill(folder: Path) -> Mapping[str, WrittenFile]:
+            written = write()
             state.save(folder)
             if self._export is not None:
                 self._export(folder / EXPORT_FOLDER)
+            return written
 
         best = state.best.step if state.best else None
         keep = self._run.checkpoint.keep
-        checkpoint.write(self._folder.checkpoints, state.step, fill, keep=keep, best=best)
+        checkpoint.finish(draft, fill, keep=keep, best=best)
         if self._second is not None:
             self._second.mirror(self._folder)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from strop.protocols import Snapshot
+from strop.config.schema import Run
+from strop.config.schema.trainer import SingleEngine
+from strop.protocols import Snapshot, WrittenFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,16 +17,42 @@ class Snapshots:
     """Those of several engines, each in a folder of its own inside the checkpoint's; `.` is that itself."""
 
     parts: Mapping[str, Snapshot]
+    together: bool
+    """Whether they are written side by side."""
 
-    def copied(self) -> Snapshots:
-        """See `strop.protocols.Snapshot`."""
-        return Snapshots({name: part.copied() for name, part in self.parts.items()})
+    def beside(self, folder: str, part: Snapshot) -> Snapshots:
+        """These and another one."""
+        return Snapshots({**self.parts, folder: part}, self.together)
 
-    def write(self, folder: Path) -> None:
+    def begin(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, WrittenFile]]:
         """See `strop.protocols.Snapshot`."""
+        writes = {}
         for name, part in self.parts.items():
             (folder / name).mkdir(exist_ok=True)
-            part.write(folder / name)
+            writes[name] = part.begin(folder / name, copied=copied)
+
+        def write() -> Mapping[str, WrittenFile]:
+            with ThreadPoolExecutor(len(writes) if self.together else 1, "strop-save") as threads:
+                written = {name: threads.submit(write) for name, write in writes.items()}
+            return {
+                (PurePosixPath(name) / file).as_posix(): what
+                for name, future in written.items()
+                for file, what in future.result().items()
+            }
+
+        return write
+
+
+def engines_together(run: Run) -> bool:
+    """Whether `checkpoint.writers` lets all engines be written at once. Ranks take turns by engine: where
+    they have to, one engine's come after the other's."""
+    match run.checkpoint.writers:
+        case "all":
+            return True
+        case "thread":
+            return False
+        case "process" | "node":
+            return isinstance(run.trainer.engine, SingleEngine)
 
 
 class Saver:
@@ -40,7 +68,7 @@ class Saver:
         self._under_way: tuple[Future[None], Callable[[], None]] | None = None
 
     def save(self, write: Callable[[], None], then: Callable[[], None]) -> None:
-        """Write, and then, in the caller's thread, do the other."""
+        """Write, once the one before is there, and then, in the caller's thread, do the other."""
         self.wait()
         if self._threads is None:
             write()
@@ -59,3 +87,8 @@ class Saver:
             (saved, then), self._under_way = self._under_way, None
             saved.result()
             then()
+
+    def close(self) -> None:
+        """Let a save under way come to its end, however the run ended, and be kept."""
+        if self._threads is not None:
+            self._threads.shutdown()

@@ -3,7 +3,7 @@
     checkpoints/
       step-000010/  manifest.json, and what the run put there
       step-000020/
-      .step-000030.tmp/  being written; never resumed from, removed by the next write
+      .step-000030.1f0c93ab.tmp/  being written; never resumed from, removed by the next write
 
 A folder named `step-*` is whole, for it gets that name in one rename after everything in it is on
 disk. Its manifest holds each file's size and CRC-32, so that later damage is noticed.
@@ -12,20 +12,22 @@ disk. Its manifest holds each file's size and CRC-32, so that later damage is no
 from __future__ import annotations
 
 import json
-import os
 import re
+import secrets
 import shutil
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from strop.errors import CheckpointError
+from strop.protocols import WrittenFile
+from strop.training.writing import crc32, seal, sync
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{6,})")
-_CHUNK = 1 << 22
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -33,14 +35,45 @@ def folder_of(root: Path, step: int) -> Path:
     return root / f"step-{step:06d}"
 
 
-def write(
-    root: Path, step: int, fill: Callable[[Path], None], *, keep: int | None, best: int | None = None
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint that is being written."""
+
+    root: Path
+    """The folder of all checkpoints of the run."""
+    step: int
+    folder: Path
+    """Where its files go, for the time being."""
+
+
+def begin(root: Path, step: int) -> Draft:
+    """Make the folder that a checkpoint is written in; what is left of unfinished ones goes.
+
+    Raises:
+        CheckpointError: the disk may not be written.
+    """
+    # A name of its own: a process of a run that was killed may still be writing what it began.
+    draft = Draft(root, step, root / f".step-{step:06d}.{secrets.token_hex(4)}.tmp")
+    with _told(draft):
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(root)
+        draft.folder.mkdir()
+    return draft
+
+
+def finish(
+    draft: Draft,
+    fill: Callable[[Path], Mapping[str, WrittenFile]],
+    *,
+    keep: int | None,
+    best: int | None = None,
 ) -> Path:
-    """Write the checkpoint of `step`, which `latest` gives from then on.
+    """Write the checkpoint, which `latest` gives from then on.
 
     Args:
-        root: the folder of all checkpoints of the run; made where it is missing.
-        fill: puts the files into the folder that it is given.
+        draft: from `begin`.
+        fill: puts the files into the folder that it is given, and says what those are that it has brought
+            to the disk itself.
         keep: delete all but so many of the newest; None keeps all. Checkpoints of later steps are
             of a course that the run has gone back from, and go in any case.
         best: a step whose checkpoint is never deleted, and counts among `keep`. With the one of
@@ -50,22 +83,14 @@ def write(
         CheckpointError: the disk is full, say, or may not be written. Older checkpoints stay and
             nothing half-written does.
     """
-    final, beside = folder_of(root, step), root / f".step-{step:06d}.tmp"
+    final = folder_of(draft.root, draft.step)
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(root)
-        beside.mkdir()
-        fill(beside)
-        _seal(beside, step)
-        _rename(beside, final)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = _why_not_written(error)
-        if reason is None:
-            raise
-        raise CheckpointError(_cannot_write(root, step, reason)) from error
+        with _told(draft):
+            _seal(draft, fill(draft.folder))
+            _rename(draft.folder, final)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    _prune(root, step, keep, best)
+        shutil.rmtree(draft.folder, ignore_errors=True)
+    _prune(draft.root, draft.step, keep, best)
     return final
 
 
@@ -78,7 +103,7 @@ def verify(folder: Path) -> None:
         found = path.stat().st_size
         if found != size:
             raise CheckpointError(f"The checkpoint {folder} is damaged: {name} has {found} bytes of {size}.")
-        if _crc32(path) != checksum:
+        if crc32(path) != checksum:
             raise CheckpointError(f"The checkpoint {folder} is damaged: the checksum of {name} is wrong.")
 
 
@@ -109,17 +134,21 @@ def folders(root: Path) -> list[Path]:
     return sorted((f for f in there if _NAME.fullmatch(f.name) and f.is_dir()), key=step_of)
 
 
-def _seal(folder: Path, step: int) -> None:
+def _seal(draft: Draft, written: Mapping[str, WrittenFile]) -> None:
     """Write the manifest, and see to it that all is on the disk and not only on its way there."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    files = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "crc32": _crc32(path)}
-        for path in paths
-    }
+    folder = draft.folder
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    absent = sorted(written.keys() - found.keys())
+    if absent:
+        raise CheckpointError(
+            f"The checkpoint of step {draft.step} was written, and {', '.join(absent)} cannot be seen in "
+            f"{draft.root} by the trainer's first rank. `output` must name a folder that all its nodes share."
+        )
+    files = {name: asdict(written.get(name) or seal(path)) for name, path in sorted(found.items())}
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"step": step, "files": files}, indent=1) + "\n")
-    for path in (*paths, manifest, *(p for p in folder.rglob("*") if p.is_dir()), folder):
-        _fsync(path)
+    manifest.write_text(json.dumps({"step": draft.step, "files": files}, indent=1) + "\n")
+    for path in (manifest, *(p for p in folder.rglob("*") if p.is_dir()), folder):
+        sync(path)
 
 
 def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
@@ -141,7 +170,7 @@ def _rename(beside: Path, final: Path) -> None:
         shutil.rmtree(old)
     else:
         beside.rename(final)
-    _fsync(final.parent)
+    sync(final.parent)
 
 
 def _prune(root: Path, step: int, keep: int | None, best: int | None) -> None:
@@ -163,23 +192,19 @@ def _remove_leftovers(root: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _crc32(path: Path) -> str:
-    total = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            total = zlib.crc32(chunk, total)
-    return f"{total:08x}"
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+@contextmanager
+def _told(draft: Draft) -> Iterator[None]:
+    """Say of a failed write what it means."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = why_not_written(error)
+        if reason is None:
+            raise
+        raise CheckpointError(_cannot_write(draft, reason)) from error
 
 
-def _why_not_written(error: Exception) -> str | None:
+def why_not_written(error: Exception) -> str | None:
     """What a failed write says, in the words of Python, safetensors or torch; None for anything else."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
@@ -189,13 +214,14 @@ def _why_not_written(error: Exception) -> str | None:
     return f"torch.save failed, {error}" if "inline_container" in str(error) else None
 
 
-def _cannot_write(root: Path, step: int, reason: str) -> str:
+def _cannot_write(draft: Draft, reason: str) -> str:
+    root = draft.root
     older = folders(root)
     left = f"The last one before it, {older[-1].name}, is untouched" if older else "There is none before it"
     place = next(folder for folder in (root, *root.parents) if folder.exists())
     free = shutil.disk_usage(place).free / 1e6
     return (
-        f"The checkpoint of step {step} could not be written to {root}: {reason} ({free:,.0f} MB were free). "
-        f"{left}, and nothing half-written is left. Make room on that disk, lower `checkpoint.keep`, or move "
-        "`output` to where you may write; then the same command goes on from the last checkpoint."
+        f"The checkpoint of step {draft.step} could not be written to {root}: {reason} ({free:,.0f} MB were "
+        f"free). {left}, and nothing half-written is left. Make room on that disk, lower `checkpoint.keep`, "
+        "or move `output` to where you may write; then the same command goes on from the last checkpoint."
     )

@@ -6,7 +6,7 @@ A policy and a critic differ in what they compute, and in nothing that is here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from strop.config.schema.optimizer import Optimizer, ScheduleFreeSgd
 from strop.config.schema.run import Checkpoint
 from strop.errors import CheckpointError, TrainingError
-from strop.models.shards import spread_like, whole
+from strop.models.shards import whole
 from strop.training.fused import FusedBackward, require_whole
 from strop.training.optim import ScheduleFree, build_optimizer
 from strop.training.optim_state import (
@@ -26,9 +26,9 @@ from strop.training.optim_state import (
     optimizer_tensors,
     read_optimizer,
 )
+from strop.training.parts import StoredTensors
 from strop.training.precision import ComputeCopy, trainable_parameters
 from strop.training.snapshot import Snapshot
-from strop.training.state import read_tensors
 from strop.types import GlobalCounts, LossOutput, MicroBatch
 
 WEIGHTS = "weights.safetensors"
@@ -131,46 +131,31 @@ class Learner:
     def snapshot(self) -> Snapshot:
         """What is trained (with LoRA the adapter alone), and the optimizer's state unless
         `checkpoint.optimizer` says no."""
-        tensors = {
-            file: {name: whole(tensor.detach()).cpu() for name, tensor in named}
-            for file, named in self._state()
-        }
+        self._show_average()
+        tensors: dict[str, Mapping[str, Tensor]] = {WEIGHTS: self._parameters}
         texts = {}
         if self._checkpoint.optimizer:
-            texts = {NUMBERS: optimizer_numbers(self._optimizer, self._names)}
-        return Snapshot(tensors, texts)
-
-    def attend_snapshot(self) -> None:
-        """Take part in the snapshot of another rank, and keep nothing of it."""
-        for _, named in self._state():
-            for _, tensor in named:
-                whole(tensor.detach())
+            tensors[TENSORS] = dict(optimizer_tensors(self._optimizer, self._names))
+            texts[NUMBERS] = optimizer_numbers(self._optimizer, self._names)
+        return Snapshot(tensors, texts, self._checkpoint.writers)
 
     def load(self, folder: Path) -> None:
         """Take back exactly what a snapshot wrote, but the optimizer where `resume_optimizer` says no.
 
         Raises CheckpointError if it is of another model.
         """
-        saved = read_tensors(folder / WEIGHTS)
-        shapes = {name: p.shape for name, p in self._parameters.items()}
-        if {name: t.shape for name, t in saved.items()} != shapes:
+        saved = StoredTensors(folder, WEIGHTS)
+        if saved.shapes != {name: p.shape for name, p in self._parameters.items()}:
             raise CheckpointError(
                 f"{folder / WEIGHTS} holds other weights than this run trains: `{self._model_key}` in the "
                 "run file is not what it was when the checkpoint was written."
             )
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                parameter.copy_(spread_like(saved[name], parameter))
+                parameter.copy_(saved.read_like(name, parameter))
         if self._checkpoint.optimizer and self._checkpoint.resume_optimizer:
             read_optimizer(folder, self._optimizer, self._names)
         self._refresh()
-
-    def _state(self) -> Iterator[tuple[str, Iterable[tuple[str, Tensor]]]]:
-        """The tensors of each file of a checkpoint, by name; the average where there is one."""
-        self._show_average()
-        yield WEIGHTS, self._parameters.items()
-        if self._checkpoint.optimizer:
-            yield TENSORS, optimizer_tensors(self._optimizer, self._names)
 
     @property
     def _names(self) -> dict[Tensor, str]:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from strop.errors import CheckpointError
-from strop.models.shards import spread_like
-from strop.training.state import read_tensors
+from strop.training.parts import StoredTensors
 
 TENSORS, NUMBERS = "optimizer.safetensors", "optimizer.json"
 """The files of an optimizer's state."""
@@ -49,12 +48,11 @@ def _state(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Ite
 
 def read_optimizer(folder: Path, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
     """Take back what the two files hold. Raises CheckpointError if it is of another optimizer."""
-    saved: dict[str, Any] = dict(read_tensors(folder / TENSORS))
+    stored = StoredTensors(folder, TENSORS)
     try:
         numbers = json.loads((folder / NUMBERS).read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / NUMBERS} cannot be read: {error}") from error
-    saved |= numbers["state"]
     kind = type(optimizer).__name__
     if numbers["kind"] != kind:
         raise CheckpointError(
@@ -62,9 +60,10 @@ def read_optimizer(folder: Path, optimizer: torch.optim.Optimizer, names: Mappin
             "`optimizer` in the run file is not what it was when the checkpoint was written."
         )
     owner = {names[p]: (p, group) for group in optimizer.param_groups for p in group["params"]}
-    for path, value in saved.items():
+    for path in (*stored.shapes, *numbers["state"]):
         name, key = path.rsplit("/", 1)
         parameter, group = owner[name]
+        value = stored.read_like(path, parameter) if path in stored.shapes else numbers["state"][path]
         optimizer.state[parameter][key] = _restore(key, value, parameter, group)
     for group, counters in zip(optimizer.param_groups, numbers["groups"], strict=True):
         group.update(counters)
@@ -76,7 +75,7 @@ def _restore(key: str, value: Any, parameter: nn.Parameter, group: Mapping[str, 
     if key != "step" or group.get("fused"):  # torch's unfused optimizers count on the CPU
         value = value.to(parameter.device)
     if key != PROJECTOR:
-        return spread_like(value, parameter)
+        return value
     from pytorch_optimizer.optimizer.utils.galore import GaLoreProjector
 
     settings = ("rank", "update_proj_gap", "scale", "projection_type")

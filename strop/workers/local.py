@@ -54,6 +54,11 @@ class LocalWorker:
         """Whether `receive` has something to give or to raise, within this time."""
         return self._connection.poll(seconds)
 
+    def check(self) -> None:
+        """Raises WorkerDied where it has ended."""
+        if self._process.poll() is not None:
+            raise self._died()
+
     def end(self) -> None:
         """Kill it. A thread that waits in `receive` hears of it, so the pipe goes with this object."""
         self._process.kill()

@@ -77,6 +77,10 @@ class RayWorker:
         """Whether `receive` has something to give or to raise, within this time."""
         return bool(self._ray.wait([self._asked()], timeout=seconds)[0])
 
+    def check(self) -> None:
+        """Raises WorkerDied where its process has ended."""
+        self._answer(self._actor.here.remote())
+
     def end(self) -> None:
         """Kill it."""
         self._ray.kill(self._actor)
@@ -133,6 +137,9 @@ class _Actor:
     def put(self, message: object) -> None:
         """A message to the worker."""
         self._incoming.put(message)
+
+    def here(self) -> None:
+        """Says by its answer that the process is there."""
 
     def take(self) -> Any:
         """The worker's next one, waited for."""

@@ -42,6 +42,10 @@ class Worker(Protocol):
         """Whether `receive` has something to give or to raise, within this time."""
         ...
 
+    def check(self) -> None:
+        """Raises WorkerDied where it has ended; any thread may ask."""
+        ...
+
     def end(self) -> None:
         """Kill it, whatever it is doing."""
         ...

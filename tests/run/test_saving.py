@@ -31,17 +31,18 @@ def test_checkpoints_are_the_same_files(values, algorithm):
 
 
 def test_steps_go_on_while_a_slow_disk_writes_and_the_end_waits(values, monkeypatch):
-    write, written = checkpoint.write, []
+    finish, written = checkpoint.finish, []
 
-    def slow(root, step, fill, **rest):
+    def slow(draft, fill, **rest):
+        root, step = draft.root, draft.step
         deadline = time.monotonic() + 60
         while step == 2 and (root.parent / "metrics.jsonl").read_text().count('"step": 3,') == 0:
             assert time.monotonic() < deadline, "step 3 waits for the checkpoint of step 2"
             time.sleep(0.01)
         written.append(step)
-        return write(root, step, fill, **rest)
+        return finish(draft, fill, **rest)
 
-    monkeypatch.setattr(checkpoint, "write", slow)
+    monkeypatch.setattr(checkpoint, "finish", slow)
     run = values(checkpoint={"every": "2 steps", "beside": True}, evaluate={"at_start": False})
     result = strop.train(strop.load(run))
     assert written == [2, 4]
@@ -49,10 +50,10 @@ def test_steps_go_on_while_a_slow_disk_writes_and_the_end_waits(values, monkeypa
 
 
 def test_a_fault_of_a_save_beside_stops_the_run(values, monkeypatch):
-    def fails(root, step, fill, **rest):
+    def fails(draft, fill, **rest):
         raise CheckpointError("The disk is full.")
 
-    monkeypatch.setattr(checkpoint, "write", fails)
+    monkeypatch.setattr(checkpoint, "finish", fails)
     with pytest.raises(CheckpointError, match="The disk is full"):
         strop.train(strop.load(values(checkpoint={"every": "1 steps", "beside": True})))
 

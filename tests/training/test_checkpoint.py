@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,18 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from strop.errors import CheckpointError
+from strop.protocols import WrittenFile
 from strop.training import checkpoint
+
+
+def write(root: Path, step: int, fill: Callable[[Path], object], **kept: int | None) -> Path:
+    """In one go; whatever `fill` returns, nothing is known of its files."""
+
+    def filled(folder: Path) -> dict[str, WrittenFile]:
+        fill(folder)
+        return {}
+
+    return checkpoint.finish(checkpoint.begin(root, step), filled, **kept)  # type: ignore[arg-type]
 
 
 def fill(folder: Path) -> None:
@@ -29,7 +41,7 @@ def names(root: Path) -> list[str]:
 
 
 def test_written_verified_found(tmp_path: Path) -> None:
-    path = checkpoint.write(tmp_path / "deep" / "checkpoints", 20, fill, keep=3)
+    path = write(tmp_path / "deep" / "checkpoints", 20, fill, keep=3)
     assert path.name == "step-000020"
     assert checkpoint.step_of(path) == 20
     checkpoint.verify(path)
@@ -46,7 +58,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 def test_pruned_to_the_newest(tmp_path: Path) -> None:
     for step in (5, 10, 1_000_000, 15):
-        checkpoint.write(tmp_path, step, fill, keep=2)
+        write(tmp_path, step, fill, keep=2)
     # 15 was written after 1000000: the run went back, and that one is of a course it left.
     assert names(tmp_path) == ["step-000010", "step-000015"]
 
@@ -67,21 +79,21 @@ def test_the_best_stays_and_counts_among_what_is_kept(
     tmp_path: Path, keep: int | None, best: int, left: list[int]
 ) -> None:
     for step in range(1, 6):
-        checkpoint.write(tmp_path, step, fill, keep=keep, best=best)
+        write(tmp_path, step, fill, keep=keep, best=best)
     assert names(tmp_path) == [f"step-{step:06d}" for step in left]
 
 
 def test_keep_none_keeps_all(tmp_path: Path) -> None:
     for step in range(1, 6):
-        checkpoint.write(tmp_path, step, fill, keep=None)
+        write(tmp_path, step, fill, keep=None)
     assert len(names(tmp_path)) == 5
 
 
 @given(st.integers(0, 256 * 40 - 1), st.sampled_from(["cut", "flip", "gone", "grown"]))
 def test_any_damage_is_noticed(tmp_path_factory: pytest.TempPathFactory, at: int, how: str) -> None:
     root = tmp_path_factory.mktemp("checkpoints")
-    older = checkpoint.write(root, 10, fill, keep=3)
-    newer = checkpoint.write(root, 20, fill, keep=3)
+    older = write(root, 10, fill, keep=3)
+    newer = write(root, 20, fill, keep=3)
     victim = newer / "model" / "weights.bin"
     content = bytearray(victim.read_bytes())
     match how:
@@ -102,25 +114,25 @@ def test_any_damage_is_noticed(tmp_path_factory: pytest.TempPathFactory, at: int
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 20}'])
 def test_a_broken_manifest_is_noticed(tmp_path: Path, content: str) -> None:
-    older = checkpoint.write(tmp_path, 10, fill, keep=3)
-    (checkpoint.write(tmp_path, 20, fill, keep=3) / checkpoint.MANIFEST).write_text(content)
+    older = write(tmp_path, 10, fill, keep=3)
+    (write(tmp_path, 20, fill, keep=3) / checkpoint.MANIFEST).write_text(content)
     found, passed_over = checkpoint.latest(tmp_path)
     assert found == older and "manifest" in passed_over[0]
 
 
 def test_a_damaged_one_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path, 10, fill, keep=1)
-    damaged = checkpoint.write(tmp_path, 20, fill, keep=2)
+    write(tmp_path, 10, fill, keep=1)
+    damaged = write(tmp_path, 20, fill, keep=2)
     (damaged / "state.json").unlink()
-    again = checkpoint.write(tmp_path, 20, fill, keep=2)
+    again = write(tmp_path, 20, fill, keep=2)
     assert checkpoint.latest(tmp_path) == (again, ())
     assert names(tmp_path) == ["step-000010", "step-000020"]
 
 
 def test_a_damaged_later_one_never_pushes_out_a_good_one(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path, 10, fill, keep=1)
-    (checkpoint.write(tmp_path, 30, fill, keep=2) / "state.json").unlink()
-    good = checkpoint.write(tmp_path, 20, fill, keep=1)
+    write(tmp_path, 10, fill, keep=1)
+    (write(tmp_path, 30, fill, keep=2) / "state.json").unlink()
+    good = write(tmp_path, 20, fill, keep=1)
     assert checkpoint.latest(tmp_path) == (good, ())
 
 
@@ -129,7 +141,7 @@ def test_leftovers_are_never_resumed_from_and_go_with_the_next_write(tmp_path: P
     leftover.mkdir()
     fill(leftover)
     assert checkpoint.latest(tmp_path) == (None, ())
-    checkpoint.write(tmp_path, 20, fill, keep=3)
+    write(tmp_path, 20, fill, keep=3)
     assert names(tmp_path) == ["step-000020"]
 
 
@@ -138,16 +150,16 @@ def test_an_error_of_another_kind_passes_through_and_leaves_nothing(tmp_path: Pa
         fill(folder)
         raise RuntimeError("a fault in the program")
 
-    checkpoint.write(tmp_path, 10, fill, keep=3)
+    write(tmp_path, 10, fill, keep=3)
     with pytest.raises(RuntimeError, match="a fault in the program"):
-        checkpoint.write(tmp_path, 20, broken, keep=3)
+        write(tmp_path, 20, broken, keep=3)
     assert names(tmp_path) == ["step-000010"]
 
 
 def test_a_folder_that_cannot_be_made_is_one_paragraph(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"step 20 .* Not a directory") as caught:
-        checkpoint.write(tmp_path / "file" / "checkpoints", 20, fill, keep=3)
+        write(tmp_path / "file" / "checkpoints", 20, fill, keep=3)
     assert "\n" not in str(caught.value)
 
 
@@ -175,11 +187,12 @@ def fill(folder):
         case "python": (folder / "a").write_bytes(bytes(1 << 20))
         case "torch": torch.save(tensors, folder / "a.pt")
         case "safetensors": save_file(tensors, folder / "a.safetensors")
+    return {}
 
-checkpoint.write(root, 10, fill, keep=1)
+checkpoint.finish(checkpoint.begin(root, 10), fill, keep=1)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))
 try:
-    checkpoint.write(root, 20, fill, keep=1)
+    checkpoint.finish(checkpoint.begin(root, 20), fill, keep=1)
 except CheckpointError as error:
     print(error)
 """
@@ -214,11 +227,11 @@ def test_a_full_disk(small_disk: Path) -> None:
     def fill_with(elements: int):  # type: ignore[no-untyped-def]
         return lambda folder: save_file({"a": torch.zeros(elements)}, folder / "a.safetensors")
 
-    older = checkpoint.write(small_disk, 10, fill_with(1 << 17), keep=1)
+    older = write(small_disk, 10, fill_with(1 << 17), keep=1)
     with pytest.raises(CheckpointError, match="No space left on device"):
-        checkpoint.write(small_disk, 20, fill_with(1 << 17), keep=1)
+        write(small_disk, 20, fill_with(1 << 17), keep=1)
     assert checkpoint.latest(small_disk) == (older, ())
-    checkpoint.write(small_disk, 20, fill_with(1 << 10), keep=1)
+    write(small_disk, 20, fill_with(1 << 10), keep=1)
     assert names(small_disk) == ["step-000020"]
 
 
@@ -230,11 +243,12 @@ from strop.training import checkpoint
 def fill(folder):
     for number in range(4):
         (folder / f"{number}.bin").write_bytes(bytes([number]) * 200_000)
+    return {}
 
 root = Path(sys.argv[1])
 print("ready", flush=True)
 for step in range(1, 100_000):
-    checkpoint.write(root, step, fill, keep=2)
+    checkpoint.finish(checkpoint.begin(root, step), fill, keep=2)
 """
 
 

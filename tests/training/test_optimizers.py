@@ -78,7 +78,7 @@ def test_it_steps_saves_and_resumes_to_the_bit(
         assert norm > 0
     assert not same(weights(engine), start)
     before = weights(engine)
-    engine.snapshot().write(tmp_path)
+    engine.snapshot().begin(tmp_path)()
     assert same(weights(engine), before)
     expected = [update(engine, number) for number in range(3, 6)]
     resumed = SingleEngine(run_with(folder, name, model))
@@ -285,7 +285,7 @@ def test_schedule_free_shows_its_average_and_learns_elsewhere(folder: Path, mode
 def test_the_state_of_another_optimizer_is_refused(folder: Path, tmp_path: Path) -> None:
     engine = SingleEngine(run_with(folder, "sgd"))
     update(engine, 0)
-    engine.snapshot().write(tmp_path)
+    engine.snapshot().begin(tmp_path)()
     with pytest.raises(CheckpointError, match="state of SGD, and this run's optimizer is Adagrad"):
         SingleEngine(run_with(folder, "adagrad")).load(tmp_path)
 
@@ -293,7 +293,7 @@ def test_the_state_of_another_optimizer_is_refused(folder: Path, tmp_path: Path)
 def test_settings_are_the_run_files_and_not_the_checkpoints(folder: Path, tmp_path: Path) -> None:
     engine = SingleEngine(run_with(folder, "ademamix"))
     update(engine, 0)
-    engine.snapshot().write(tmp_path)
+    engine.snapshot().begin(tmp_path)()
     run = run_with(folder, "ademamix")
     changed = run.trainer.optimizer.model_copy(update={"alpha": 2.0, "weight_decay": 0.3})
     other = SingleEngine(

@@ -125,7 +125,7 @@ def test_what_two_ranks_saved_goes_on_with_two_and_with_one(pair, model_folder, 
     run = the_run(model_folder, model)
     ranked = RankedEngine(pair, run)
     learn(ranked, run, range(2))
-    ranked.snapshot().write(tmp_path)
+    ranked.snapshot().begin(tmp_path)()
     expected = learn(ranked, run, range(2, 4))
     again = RankedEngine(pair, run)
     again.load(tmp_path)
@@ -139,7 +139,7 @@ def test_dropout_goes_on_where_it_was_on_each_rank(pair, model_folder, tmp_path)
     run = the_run(model_folder, {"lora": {"rank": 4, "dropout": 0.3}})
     ranked = RankedEngine(pair, run)
     learn(ranked, run, range(1))
-    ranked.snapshot().write(tmp_path)
+    ranked.snapshot().begin(tmp_path)()
     expected = learn(ranked, run, range(1, 2))
     assert learn(RankedEngine(pair, run), run, range(1, 2)) != expected
     again = RankedEngine(pair, run)
@@ -175,13 +175,13 @@ def test_a_critic_on_two_ranks_learns_what_it_learns_on_one(pair, model_folder, 
     close(rows[:2], rows[2:])
     batches = micro_batches(engines[0])
     close(engines[1].values(batches), engines[0].values(batches))
-    engines[1].snapshot().write(tmp_path)
+    engines[1].snapshot().begin(tmp_path)()
     engines[0].load(tmp_path)
     close(engines[1].values(batches), engines[0].values(batches), 1e-6)
 
 
 def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(pair, model_folder, tmp_path):
-    RankedEngine(pair, the_run(model_folder)).snapshot().write(tmp_path)
+    RankedEngine(pair, the_run(model_folder)).snapshot().begin(tmp_path)()
     with pytest.raises(CheckpointError, match="other weights"):
         RankedEngine(pair, the_run(model_folder, LORA)).load(tmp_path)
 

@@ -195,7 +195,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
 
     engine = SingleEngine(make_run(folder, model))
     train(engine, range(3))
-    engine.snapshot().write(tmp_path)
+    engine.snapshot().begin(tmp_path)()
     expected = train(engine, range(3, 6))
     resumed = SingleEngine(make_run(folder, model))
     resumed.load(tmp_path)
@@ -205,7 +205,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
 
 
 def test_only_the_adapter_is_saved(folder: Path, tmp_path: Path) -> None:
-    SingleEngine(make_run(folder, {"lora": {"rank": 4}})).snapshot().write(tmp_path)
+    SingleEngine(make_run(folder, {"lora": {"rank": 4}})).snapshot().begin(tmp_path)()
     full = (folder / "model.safetensors").stat().st_size
     assert (tmp_path / "weights.safetensors").stat().st_size < full / 2
 
@@ -215,7 +215,7 @@ def test_the_optimizer_is_left_out_when_told_so(folder: Path, tmp_path: Path) ->
     engine = SingleEngine(run)
     accumulate(engine, micro_batches(engine))
     engine.step()
-    engine.snapshot().write(tmp_path)
+    engine.snapshot().begin(tmp_path)()
     assert not (tmp_path / "optimizer.safetensors").exists()
     again = SingleEngine(run)
     again.load(tmp_path)
@@ -228,7 +228,7 @@ def test_the_optimizer_starts_anew_when_told_so(folder: Path, tmp_path: Path) ->
     engine = SingleEngine(make_run(folder))
     accumulate(engine, micro_batches(engine))
     engine.step()
-    engine.snapshot().write(tmp_path)
+    engine.snapshot().begin(tmp_path)()
     again = SingleEngine(make_run(folder, checkpoint={"resume_optimizer": False}))
     again.load(tmp_path)
     assert same(weights(again), weights(engine))
@@ -239,14 +239,14 @@ def test_the_optimizer_starts_anew_when_told_so(folder: Path, tmp_path: Path) ->
 
 
 def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
-    SingleEngine(make_run(folder)).snapshot().write(tmp_path)
+    SingleEngine(make_run(folder)).snapshot().begin(tmp_path)()
     with pytest.raises(CheckpointError, match="other weights"):
         SingleEngine(make_run(folder, {"lora": {"rank": 4}})).load(tmp_path)
 
 
 def test_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
     engine = SingleEngine(make_run(folder))
-    engine.snapshot().write(tmp_path)
+    engine.snapshot().begin(tmp_path)()
     for name in ("weights", "optimizer", "rng"):
         broken = Path(shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-{name}")))
         (broken / f"{name}.safetensors").write_bytes(b"not tensors")

@@ -87,7 +87,7 @@ def test_a_resumed_critic_is_the_uninterrupted_one_to_the_bit(
 
     engine = make_engine(folder, model)
     train(engine, range(3))
-    engine.snapshot().write(tmp_path)
+    engine.snapshot().begin(tmp_path)()
     state = torch.get_rng_state()
     expected = train(engine, range(3, 6))
     resumed = make_engine(folder, model)
@@ -143,6 +143,6 @@ def test_a_loss_that_is_no_number_changes_nothing(folder: Path) -> None:
 
 
 def test_weights_of_another_critic_are_refused(folder: Path, tmp_path: Path) -> None:
-    make_engine(folder).snapshot().write(tmp_path)
+    make_engine(folder).snapshot().begin(tmp_path)()
     with pytest.raises(CheckpointError, match="other weights"):
         make_engine(folder, {"lora": {"rank": 4}}).load(tmp_path)

@@ -36,6 +36,9 @@ class Best(Section):
     """Whether more of the metric is better, or less."""
 
 
+Writers = Literal["thread", "process", "node", "all"]
+
+
 class Checkpoint(Section):
     """What is kept to go on from. The last step is always kept."""
 
@@ -54,6 +57,9 @@ class Checkpoint(Section):
     """A second place for checkpoints, a path or any URL of fsspec; an empty run folder goes on from there."""
     beside: bool = False
     """Write them while training goes on, from a copy of the state, which takes the memory of that copy."""
+    writers: Writers = "all"
+    """Who may write one at the same time: one `thread` of the run, the threads of one `process` (of several
+    ranks, they take turns), the processes of one `node`, or `all` that have a part of it."""
     export: bool = False
     """Put a Hugging Face folder, `model`, into each checkpoint too. The end of the run always writes one."""
 

@@ -109,7 +109,7 @@ class TrainDriver(Loop):
 
     def _snapshot(self) -> Snapshots:
         learned, versions = self._learning.snapshot(), self._publisher.snapshot()
-        return learned if versions is None else Snapshots({**learned.parts, SAVED: versions})
+        return learned if versions is None else learned.beside(SAVED, versions)
 
     def _once_kept(self) -> Callable[[], None]:
         return partial(self._intake.acknowledge, self._intake.hand_over())

@@ -6,7 +6,7 @@ folder.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from strop.config.schema.synchronizer import CollectiveSync
+from strop.protocols import WrittenFile
 from strop.sync.collective.parcel import Bucket, pack
 from strop.sync.collective.server import Server
 from strop.sync.collective.session import Sessions
@@ -25,16 +26,21 @@ from strop.sync.versions import Word
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Versions, to be written: a `Snapshot`. They never change, so it is its own copy."""
+    """Versions, to be written: a `Snapshot`. They never change, so nothing is copied."""
 
     versions: Mapping[int, tuple[Bucket, ...]]
 
-    def copied(self) -> Packed:
+    def begin(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, WrittenFile]]:
         """See `strop.protocols.Snapshot`."""
-        return self
+
+        def write() -> Mapping[str, WrittenFile]:
+            self.write(folder)
+            return {}
+
+        return write
 
     def write(self, folder: Path) -> None:
-        """See `strop.protocols.Snapshot`."""
+        """Put them into an existing folder."""
         files = FolderVersions(folder)
         for version, buckets in self.versions.items():
             files.write(version, chain.from_iterable(bucket.weights() for bucket in buckets))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -15,14 +14,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from strop.config.schema import Run
 from strop.config.schema.critic import Critic
+from strop.config.schema.run import Writers
 from strop.models.export import attend_export
 from strop.protocols import LossFn, ValueLossFn
 from strop.training.learner import summed
 from strop.training.place import Shards
 from strop.training.ranks.deal import OfTargets, deal, on
 from strop.training.ranks.group import RankGroup
-from strop.training.single import RNG, SingleEngine
-from strop.training.snapshot import Snapshot
+from strop.training.ranks.part import rng_name
+from strop.training.ranks.snapshot import RankedSnapshot
+from strop.training.single import SingleEngine
 from strop.training.state import read_tensors, rng_tensors, set_rng
 from strop.training.value import ValueEngine
 from strop.types import GlobalCounts, MicroBatch
@@ -36,11 +37,12 @@ class _Ranked:
     device = CPU
     """Micro-batches are packed here, and go from here to their ranks."""
 
-    def __init__(self, group: RankGroup, name: str, own: Any) -> None:
+    def __init__(self, group: RankGroup, name: str, own: Any, writers: Writers) -> None:
         """`own` is this rank's engine; the others know theirs by `name`."""
         self._group = group
         self._name = name
         self._own = own
+        self._writers = writers
         self.shares_prompts: bool = own.shares_prompts
 
     def set_lr(self, lr: float) -> None:
@@ -50,6 +52,10 @@ class _Ranked:
     def set_weight_decay(self, weight_decay: float) -> None:
         """The same for the weight decay."""
         self._on_all(methodcaller("set_weight_decay", weight_decay))
+
+    def snapshot(self) -> RankedSnapshot:
+        """Each rank's part of the state, until it is written or training goes on."""
+        return RankedSnapshot(self._group, self._name, self._writers)
 
     def step(self) -> float:
         """Clip by the norm over all ranks, and update; returns the norm before clipping."""
@@ -90,7 +96,8 @@ class RankedEngine(_Ranked):
 
     def __init__(self, group: RankGroup, run: Run) -> None:
         self._own: SingleEngine
-        super().__init__(group, "policy", group.make("policy", partial(_policy, run, group.device.type)))
+        build = partial(_policy, run, group.device.type)
+        super().__init__(group, "policy", group.make("policy", build), run.checkpoint.writers)
         self.why_not_shared = self._own.why_not_shared
         self.compute_dtype: torch.dtype = getattr(torch, run.model.compute_dtype or run.model.dtype)
         kind = "processes" if group.device.type == "cpu" else "GPUs"
@@ -142,13 +149,6 @@ class RankedEngine(_Ranked):
         with self._group.others(self._name, _attend_export):
             self._own.export(tokenizer, folder)
 
-    def snapshot(self) -> Snapshot:
-        """Whole tensors, as one process would write them, and each rank's random state."""
-        with self._group.others(self._name, _attend_snapshot) as states:
-            own = self._own.snapshot()
-        others = {_rng_file(rank): state for rank, state in enumerate(states, start=1)}
-        return replace(own, tensors={**own.tensors, **others})
-
     def load(self, folder: Path) -> None:
         """Take back what a snapshot wrote, of however many ranks. Raises CheckpointError if it is of another
         model. What is drawn in training (dropout) goes on exactly where the ranks are as many."""
@@ -163,7 +163,7 @@ class RankedValueEngine(_Ranked):
     def __init__(self, group: RankGroup, run: Run, critic: Critic) -> None:
         self._own: ValueEngine
         build = partial(_critic, run, critic, group.device.type)
-        super().__init__(group, "critic", group.make("critic", build))
+        super().__init__(group, "critic", group.make("critic", build), run.checkpoint.writers)
 
     def forward_backward(
         self, micro_batches: Sequence[MicroBatch], loss_fn: ValueLossFn, counts: GlobalCounts
@@ -174,11 +174,6 @@ class RankedValueEngine(_Ranked):
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """[T] of each, without gradient, by the current weights."""
         return self._ask(ValueEngine.values, micro_batches, lambda: None)
-
-    def snapshot(self) -> Snapshot:
-        """Whole tensors, as one process would write them."""
-        with self._group.others(self._name, methodcaller("attend_snapshot")):
-            return self._own.snapshot()
 
     def load(self, folder: Path) -> None:
         """Take back what a snapshot wrote. Raises CheckpointError if it is of another model."""
@@ -220,17 +215,8 @@ def _attend_export(engine: SingleEngine) -> None:
     attend_export(engine.master)
 
 
-def _attend_snapshot(engine: SingleEngine) -> dict[str, Tensor]:
-    engine.attend_snapshot()
-    return rng_tensors(engine.device)
-
-
 def _load(engine: SingleEngine, folder: Path, rank: int) -> None:
     drawn = rng_tensors(engine.device)
     engine.load(folder)
-    states = folder / _rng_file(rank)
+    states = folder / rng_name(rank)
     set_rng(engine.device, read_tensors(states) if states.exists() else drawn)
-
-
-def _rng_file(rank: int) -> str:
-    return f"rank-{rank}-{RNG}"

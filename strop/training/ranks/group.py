@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,8 +11,11 @@ from typing import Any, Literal, TypeVar
 from torch import distributed
 
 from strop.errors import TrainingError, WorkerDied
+from strop.protocols import WrittenFile
 from strop.training.ranks.follower import follow
-from strop.training.ranks.messages import Call, Done, Failed, Make, Setting
+from strop.training.ranks.member import Member
+from strop.training.ranks.messages import Call, Done, Failed, Make, Save, Setting
+from strop.training.ranks.part import gather
 from strop.workers.start import Local, start_worker
 
 T = TypeVar("T")
@@ -31,13 +34,16 @@ class RankGroup:
         store = str(Path(self._folder.name) / "store")
         settings = [Setting(rank, ranks, device, store) for rank in range(ranks)]
         self._followers = [_Follower(setting) for setting in settings[1:]]
-        with self._meanwhile(settings[1:]):
-            self.device = settings[0].join()
+        with self._meanwhile(settings[1:]) as nodes:
+            self._member = Member(settings[0])
+        self.device = self._member.device
+        self.nodes: tuple[str, ...] = (self._member.node, *nodes)
+        """Where each rank is."""
 
     def make(self, name: str, build: Callable[[], T]) -> T:
         """Build an object on every rank, from then on called by its name; returns this rank's."""
         with self._meanwhile([Make(name, build)] * (self.ranks - 1)):
-            return build()
+            return self._member.make(name, build)
 
     @contextmanager
     def others(self, name: str, *calls: Callable[[Any], Any]) -> Iterator[list[Any]]:
@@ -50,6 +56,18 @@ class RankGroup:
         with self._meanwhile([Call(name, call) for call in each]) as results:
             yield results
 
+    def begin(self, save: Save) -> Callable[[], Mapping[str, WrittenFile]]:
+        """Begin to write a checkpoint on all ranks; what is returned ends it, in any thread, and says what
+        is there. Raises TrainingError where a rank has failed, and OSError where the disk did not take it."""
+        with self._meanwhile([save] * (self.ranks - 1)):
+            write_own = self._member.begin(save)
+
+        def write() -> Mapping[str, WrittenFile]:
+            write_own()
+            return gather(save, self._member.store, self._check)
+
+        return write
+
     def close(self) -> None:
         """End the others, whatever they are doing: nothing of theirs is to be kept."""
         for follower in self._followers:
@@ -57,6 +75,10 @@ class RankGroup:
         if distributed.is_initialized():
             distributed.destroy_process_group()
         self._folder.cleanup()
+
+    def _check(self) -> None:
+        for follower in self._followers:
+            follower.check()
 
     @contextmanager
     def _meanwhile(self, messages: Sequence[object]) -> Iterator[list[Any]]:
@@ -96,6 +118,13 @@ class _Follower:
                 raise TrainingError(f"{self._worker.name} failed:\n{answer.message}")
             raise answer.kind(answer.message)
         return answer.result
+
+    def check(self) -> None:
+        """Raises TrainingError where it has ended."""
+        try:
+            self._worker.check()
+        except WorkerDied as death:
+            raise _lost(death) from None
 
     def raise_last_words(self, cause: Exception) -> None:
         """Raise what it failed of, if it failed."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from strop.errors import StropError
 
@@ -27,20 +30,22 @@ class Setting:
     store: str
     """A file that is not there yet, by which they find each other."""
 
-    def join(self) -> torch.device:
-        """Become one of them; returns as soon as all are there."""
+    def join(self) -> tuple[torch.device, Store]:
+        """Become one of them, as soon as all are there; this one's device, and where any thread may leave
+        word for the others."""
         backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
         device = torch.device(self.device, *([self.rank] if self.device == "cuda" else []))
         if self.device == "cuda":
             torch.cuda.set_device(device)
+        store, _, _ = next(rendezvous(f"file://{self.store}", self.rank, self.ranks))
         distributed.init_process_group(
             backend,
-            init_method=f"file://{self.store}",
+            store=store,
             rank=self.rank,
             world_size=self.ranks,
             timeout=timedelta(seconds=COLLECTIVE_SECONDS),
         )
-        return device
+        return device, store
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,24 @@ class Call:
 
     name: str
     call: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Take a snapshot of an engine, and go on while this rank's part of it is written."""
+
+    key: str
+    """Under which word is left, of this save alone."""
+    folder: Path
+    """Where it goes."""
+    engine: str
+    """The name of what is saved."""
+    copied: bool
+    """Whether training goes on meanwhile."""
+    together: bool
+    """Whether a rank's files are written side by side."""
+    turns: tuple[frozenset[int], ...]
+    """The ranks that may write at once, in the order of their turns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from strop.config.dialects.lines import draft_of
 from strop.config.dialects.read import read_dialect
-from strop.config.dialects.row import MAPPING, TEXT, always, mapped, one_of, or_null, placement
+from strop.config.dialects.row import MAPPING, TEXT, mapped, or_null
 from strop.config.dialects.theirs import Ledger
 from strop.config.dialects.trinity import (
     algorithm,
@@ -31,7 +31,6 @@ from strop.errors import ConfigError
 
 _CONFIG = "trainer.trainer_config"
 _PATH = "trainer.trainer_config_path"
-_SAVE = ("unrestricted", "single_thread", "single_process", "single_node")
 LEDGER = Ledger(
     "trinity",
     (
@@ -45,9 +44,7 @@ LEDGER = Ledger(
         *parts.ROWS,
         *general.TRAINER,
         buffer.TOTAL_STEPS,
-        placement(
-            "trainer.save_strategy", "unrestricted", "one process saves", kind=one_of(*_SAVE), can=always
-        ),
+        general.SAVERS,
         mapped(_CONFIG, None, note="verl's keys, each in a row of its own", kind=or_null(MAPPING)),
         mapped(_PATH, "", note="a file with the same keys", kind=or_null(TEXT)),
         *general.REST,

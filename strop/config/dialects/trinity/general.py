@@ -85,6 +85,21 @@ def saving(theirs: Theirs) -> Mapping[str, Any]:
     return {"checkpoint.every": every(theirs["trainer.save_interval"])}
 
 
+_WRITERS = {"unrestricted": "all"} | {f"single_{one}": one for one in ("thread", "process", "node")}
+
+
+def write_savers(run: Run) -> Mapping[str, Any]:
+    """Under Trinity's name."""
+    theirs = {ours: name for name, ours in _WRITERS.items()}
+    return {"trainer.save_strategy": theirs[run.checkpoint.writers]}
+
+
+@written_by(write_savers)
+def savers(theirs: Theirs) -> Mapping[str, Any]:
+    """Who writes a checkpoint at the same time."""
+    return {"checkpoint.writers": _WRITERS[theirs["trainer.save_strategy"]]}
+
+
 GLOBAL = (
     *unstated(
         mapped("project", "Trinity-RFT", "project", read=folder),
@@ -143,6 +158,14 @@ TRAINER = (
         placement("trainer.trainer_type", "verl", "Strop's own trainer, by verl's keys", can=only("verl")),
         mapped("trainer.save_interval", 0, "checkpoint.every", read=saving, note="counts steps"),
     ),
+)
+SAVERS = mapped(
+    "trainer.save_strategy",
+    "unrestricted",
+    "checkpoint.writers",
+    read=savers,
+    kind=one_of(*_WRITERS),
+    note="who writes a checkpoint at the same time",
 )
 REST = (
     *(
