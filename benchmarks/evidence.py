@@ -22,6 +22,7 @@ TABLES = {
     "sft": ["benchmarks/sft.py"],
     "cost": ["benchmarks/step_cost.py"],
     "sampler": ["benchmarks/sampler.py"],
+    "engines": ["benchmarks/engines.py"],
     "logprobs": ["benchmarks/logprobs_memory.py"],
     "learning": ["benchmarks/learning.py"],
     "apart": ["benchmarks/apart.py"],
@@ -33,7 +34,7 @@ PAGES = {"learning": DOCS / "algorithms" / "learning.md", "apart": DOCS / "modes
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
     "mutations": (["tests/config/test_mutations.py"], {"STROP_MUTATIONS": "1000"}),
-    "kills": (["-m", "faults"], {"STROP_KILLS": "20", "STROP_APART_KILLS": "10"}),
+    "kills": (["-m", "faults"], {"STROP_KILLS": "20", "STROP_APART_KILLS": "10", "STROP_ENGINE_KILLS": "10"}),
 }
 """Tests that go further here than in CI: which they are, and what they are told by the environment."""
 

@@ -38,6 +38,7 @@ FREE = (
     "reward.judges.*.key_variable",
     "rollout.max_error_share",
     "rollout.pool",
+    "rollout.runners",
     "trainer.engine",
     "cluster",
 )

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from strop.config.dialects.row import UNSET
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity import LEDGER
+from strop.config.dialects.trinity.explorer import write_engines
 from strop.config.draft import Draft, Source, split
 from strop.config.schema.algorithm import KlLoss, Opmd, OpmdLoss
+from strop.config.schema.rollout import Pool
 from strop.config.schema.walk import all_keys
 from strop.config.units import Amount
 from strop.errors import ConfigError, PlacementError, StropError
@@ -188,6 +190,21 @@ def test_placement() -> None:
     )
     assert len(loaded.set_aside) == 3 and loaded.run == read().run
     assert read("explorer.runner_per_model=32", "synchronizer.sync_method=nccl").set_aside == ()
+
+
+def test_engines_and_their_runners() -> None:
+    several = (
+        "explorer.rollout_model.engine_num=3",
+        "explorer.runner_per_model=2",
+        "algorithm.repeat_times=4",
+    )
+    run = read(*several, here=False).run
+    assert run.rollout.pool == Pool(engines=3) and run.rollout.runners == 3 * 2 * 4
+    assert write_engines(run) == {"explorer.rollout_model.engine_num": 3, "explorer.runner_per_model": 2}
+    here = read(*several)
+    assert here.run.rollout.pool is None and here.run.rollout.runners == 2 * 4
+    assert [aside.key for aside in here.set_aside] == ["explorer.rollout_model.engine_num"]
+    assert read().run.rollout.runners is None
 
 
 def test_a_config_in_a_file_of_its_own() -> None:

@@ -17,8 +17,15 @@ from strop.errors import ConfigError
 
 Takes = Callable[[str, Any], bool]
 """Whether a key may be written with that value."""
-_ALWAYS = ("model.path", "data.train.path", "trainer.tasks_per_step", "trainer.tasks_per_update")
-"""What is trained on what, and how much at once, is always said, though it be the default."""
+_ALWAYS = (
+    "model.path",
+    "data.train.path",
+    "trainer.tasks_per_step",
+    "trainer.tasks_per_update",
+    "rollout.runners",
+)
+"""What is trained on what, and how much at once, is always said, though it be the default; how many rollouts
+are under way at once is bounded only where it is said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,11 @@ class NativeEngine:
         return f"{self._runner.describe()}, {shared}{self._why}"
 
     @property
+    def device(self) -> torch.device:
+        """Where it computes, and so where new weights are best given to it."""
+        return self._runner.device
+
+    @property
     def forward(self) -> str:
         """The same without what is shared."""
         return f"{self._runner.describe()}{self._why}"

@@ -52,6 +52,9 @@ class EnginePool:
             raise
         self._forward = forwards[0]
 
+    device = torch.device("cpu")
+    """Where new weights are best given to it: from there they go into a file."""
+
     @property
     def description(self) -> str:
         """One line: how many there are, and what each of them is."""

@@ -30,7 +30,6 @@ from strop.run.tasks import load_tasks
 from strop.run.tokenizer import tokenizer_of
 from strop.sync.publish import Subscriber
 from strop.sync.table import ApartSync, clear, open_inbox
-from strop.training.device import find_device
 
 MEMBER = "explorer-0"
 """Its name in the buffer."""
@@ -64,13 +63,12 @@ def explore(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Explore
         save_resolved(run, own.run_file)
         notes = (*tasks.notes(), f"sampling: {sampler.description}")
         start = Start(RunState(step=state.step), None, notes)
-        device = find_device(run.trainer.engine.device)
         with (
             closing(
                 open_buffer(run.buffer, folder.path, part="writer", member=MEMBER, check=stop.check)
             ) as buffer,
             closing(
-                open_inbox(section, folder.path, host=own_host(run), device=device, check=stop.check)
+                open_inbox(section, folder.path, host=own_host(run), device=sampler.device, check=stop.check)
             ) as inbox,
             Recorder(own, loaded, length, start) as recorder,
         ):

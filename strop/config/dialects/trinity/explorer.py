@@ -25,10 +25,12 @@ from strop.config.dialects.row import (
 )
 from strop.config.dialects.theirs import Theirs
 from strop.config.dialects.trinity.cluster import name_row
+from strop.config.dialects.trinity.presets import is_offline, repeat_times
 from strop.config.dialects.trinity.workflows import RUNS
 from strop.config.dialects.verl.trainer import every, frequency
 from strop.config.schema import Run
 
+_RUNNERS, _ENGINES = "explorer.runner_per_model", "explorer.rollout_model.engine_num"
 _HELPERS = "explorer.auxiliary_models"
 _WHOLE = "one process holds the whole model"
 _NATIVE = "the native sampler, in the trainer's process"
@@ -72,10 +74,38 @@ def helpers(theirs: Theirs) -> Mapping[str, Any]:
     return {"rollout.auxiliary_models": models}
 
 
+def write_engines(run: Run) -> Mapping[str, Any]:
+    """Runners by whole ones alone."""
+    engines = run.rollout.pool.engines if run.rollout.pool else 1
+    written: dict[str, Any] = {_ENGINES: engines}
+    each = engines * getattr(run.algorithm, "rollouts_per_task", 1)
+    if run.rollout.runners is not None and run.rollout.runners % each == 0:
+        written[_RUNNERS] = run.rollout.runners // each
+    return written
+
+
+@written_by(write_engines)
+def engines(theirs: Theirs) -> Mapping[str, Any]:
+    """A runner has a task, with all its rollouts."""
+    engines = 1 if theirs.here else theirs[_ENGINES]
+    settings: dict[str, Any] = {} if engines == 1 else {"rollout.pool.engines": engines}
+    if theirs.wrote(_RUNNERS) and not is_offline(theirs):
+        settings["rollout.runners"] = theirs[_RUNNERS] * engines * repeat_times(theirs)
+    return settings
+
+
 EXPLORER = (
     *unstated(
         name_row("explorer"),
-        placement("explorer.runner_per_model", 8, _NATIVE, can=always),
+        placement(
+            _RUNNERS,
+            8,
+            "for each engine so many tasks, with all their rollouts, are under way at most; left out, all of "
+            "a step's",
+            can=always,
+            ours=("rollout.runners",),
+            read=engines,
+        ),
         *RUNS,
         placement(
             "explorer.rollout_model.engine_type",
@@ -84,7 +114,14 @@ EXPLORER = (
             kind=one_of("vllm", "vllm_async"),
             can=never,
         ),
-        placement("explorer.rollout_model.engine_num", 1, _NATIVE, can=only(1)),
+        placement(
+            _ENGINES,
+            1,
+            "one is in the explorer's process, several are in a process each; with --here one",
+            can=lambda theirs, value: value == 1 or not theirs.here,
+            ours=("rollout.pool.engines",),
+            read=engines,
+        ),
         placement("explorer.rollout_model.tensor_parallel_size", 1, _WHOLE, can=only(1)),
     ),
     placement(
