@@ -107,6 +107,9 @@ class RunState:
     taken: tuple[str, ...] = ()
     """The ids of the groups learned from since the checkpoint before, where an explorer apart samples them:
     once this one is in its place the buffer is told that they are done."""
+    shift: int = 0
+    """By how many those that the steps so far learned from were fewer than they are for, less those that the
+    buffer or `trainer.sample` dropped: so many groups earlier, or later, the next one's turn comes."""
     owes_evaluation: bool = False
     """Whether the run was stopped in the evaluation after this step, which is then made up for."""
 

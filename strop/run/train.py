@@ -162,7 +162,7 @@ def _open_trainer(
         ) as buffer:
 
             def driver(recorder: Recorder) -> TrainDriver:
-                intake = open_intake(run, buffer)
+                intake = open_intake(run, buffer, publisher.tell_shift)
                 return TrainDriver(run, learning, intake, publisher, state, length, folder, recorder)
 
             yield Prepared(engine, length, tasks.notes(), driver)

@@ -8,13 +8,14 @@ Subscriber  consumes published versions; waits for one that its step may be samp
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from strop.buffer.wait import Check, Wait
 from strop.config.schema.synchronizer import Fixed, Style
 from strop.errors import CheckpointError, ModelError
 from strop.protocols import InferenceEngine, Snapshot, TrainingEngine
-from strop.sync.style import Window, asks, kept, publishes, window
-from strop.sync.versions import ANSWERED, ASKED, TAKEN, Inbox, Outbox, VersionGone
+from strop.sync.style import Window, asks, kept, learned_in, publishes, window
+from strop.sync.versions import ANSWERED, ASKED, SHIFT, TAKEN, Inbox, Outbox, VersionGone
 
 _PAUSE_SECONDS = 0.05
 
@@ -54,6 +55,10 @@ class Publisher:
         if asked > self._outbox.said(ANSWERED):
             self._publish()
             self._outbox.say(ANSWERED, asked)
+
+    def tell_shift(self, groups: int) -> None:
+        """See `SHIFT`."""
+        self._outbox.say(SHIFT, groups)
 
     def snapshot(self) -> Snapshot | None:
         """What a checkpoint of now must hold, so that the explorer can go on with it."""
@@ -104,14 +109,22 @@ class Subscriber:
         self.load_seconds = 0.0
         """What the last load took."""
 
-    def before(self, step: int, learned_in: int | None = None) -> int:
-        """Give the sampler what step `step` is to be sampled with; returns its version.
-
-        `learned_in` is the trainer's step that will learn from it, where that is another one.
-        """
+    def before(self, step: int) -> int:
+        """Give the sampler what step `step` is to be sampled with; returns its version."""
         if asks(self._style, step, self._first):
             self._ask(step)
-        return self.take(window(self._style, learned_in or step, self._first))
+        return self.take(window(self._style, step, self._first))
+
+    def before_groups(self, step: int, put: int, size: int) -> int:
+        """The same where the trainer takes `size` groups as they come, of which so many are `put`."""
+        if asks(self._style, step, self._first):
+            self._ask(step)
+
+        def wanted() -> Window:
+            shift = self._inbox.said(SHIFT)
+            return window(self._style, learned_in(put, shift, size, self._first), self._first)
+
+        return self._take(wanted)
 
     def after(self, step: int) -> None:
         """Step `step` will not be done again: say so, where that says which versions are no longer wanted."""
@@ -134,6 +147,9 @@ class Subscriber:
 
         Raises `CheckpointError` when that takes too long, and for weights of another model.
         """
+        return self._take(lambda: wanted)
+
+    def _take(self, wanted: Callable[[], Window]) -> int:
         wait = Wait(self._timeout_seconds, self._check)
         while True:
             found = self._find(wanted, wait)
@@ -144,13 +160,14 @@ class Subscriber:
                 continue
             return found
 
-    def _find(self, wanted: Window, wait: Wait) -> int:
+    def _find(self, wanted: Callable[[], Window], wait: Wait) -> int:
         while True:
             own = [] if self.version is None else [self.version]
-            found = wanted.newest([*own, *self._inbox.all()])
+            now = wanted()
+            found = now.newest([*own, *self._inbox.all()])
             if found is not None:
                 return found
-            self._sleep(wait, f"version {wanted.lowest} of the weights")
+            self._sleep(wait, f"version {now.lowest} of the weights")
 
     def _load(self, version: int) -> None:
         started = time.perf_counter()

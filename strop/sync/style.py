@@ -44,6 +44,12 @@ def window(style: Style, step: int, first: int = 0) -> Window:
             assert_never(style)
 
 
+def learned_in(put: int, shift: int, size: int, first: int = 0) -> int:
+    """The trainer's step that learns from the next group, after `put` ones, where it takes `size` as they
+    come: they count, not the explorer's steps, some of which gave fewer. `shift` is the trainer's account."""
+    return first + max(0, put + shift) // size + 1
+
+
 def asks(style: Style, step: int, first: int = 0) -> bool:
     """Whether the explorer, before it samples step `step`, asks the trainer for its newest weights."""
     done = step - 1 - first

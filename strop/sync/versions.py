@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from strop.protocols import Snapshot
 
-Word = Literal["asked", "answered", "taken", "ended"]
+Word = Literal["asked", "answered", "taken", "ended", "shift"]
 ASKED: Word = "asked"
 """The explorer's: the number of its last wish for new weights."""
 ANSWERED: Word = "answered"
@@ -22,7 +22,12 @@ TAKEN: Word = "taken"
 """The explorer's: it wants no version before this one any more, even if it has to do its step again."""
 ENDED: Word = "ended"
 """The trainer's: the version with which it ended; 0 while it is at work."""
-WORDS: tuple[Word, ...] = (ASKED, ANSWERED, TAKEN, ENDED)
+SHIFT: Word = "shift"
+"""The trainer's, where it takes groups as they come: by how many its steps have been given fewer groups than
+they are for, less those that no step was given."""
+WORDS: tuple[Word, ...] = (ASKED, ANSWERED, TAKEN, ENDED, SHIFT)
+TRAINERS: tuple[Word, ...] = (ANSWERED, SHIFT)
+"""What the trainer says while it is at work."""
 
 
 class VersionGone(Exception):

@@ -28,6 +28,7 @@ class Meeting:
     def __init__(self, folder: Path, **values: Any) -> None:
         self.section = TypeAdapter(Section).validate_python({"type": "sql", **values})
         self.folder = folder
+        self.shifts: list[int] = []
         self.explorer = self.open("writer", "explorer-0")
 
     def open(self, part: Any, member: str) -> Buffer:
@@ -35,7 +36,13 @@ class Meeting:
 
     def intake(self, size: int = 3, *, timeout: float = 5.0, oldest: int | None = None) -> ByArrival:
         reader = self.open("reader", "trainer")
-        return ByArrival(reader, size, read_timeout_seconds=timeout, max_staleness=oldest)
+        return ByArrival(
+            reader,
+            size,
+            read_timeout_seconds=timeout,
+            max_staleness=oldest,
+            tell_shift=self.shifts.append,
+        )
 
 
 @pytest.fixture
@@ -61,6 +68,7 @@ def test_batches_are_the_next_groups_whatever_step_they_are_of(meeting: Meeting)
     rest = whole | {"groups/trained": 1, "groups/missing": 2, "groups/waiting": 0}
     assert taken(intake, 3) == (["b4"], rest)
     assert taken(intake, 4) is None, "the explorer has finished"
+    assert (meeting.shifts, intake.shift) == ([2], 2), "step 3 lacked two"
     assert intake.owed == ("a0", "a1", "b0", "b1", "b2", "b3", "b4")
 
 
@@ -88,6 +96,7 @@ def test_what_is_too_old_is_thrown_away_and_the_batch_filled_with_younger_ones(m
     meeting.explorer.put([make_group("old again", version=0)])
     meeting.explorer.finish()
     assert intake.take(6) is None, "only what is too old was left"
+    assert meeting.shifts == [-1, -2, -3], "said at once, for who waits for their steps"
     intake.acknowledge(intake.hand_over())
     assert meeting.explorer.counts() == BufferCounts(0, 0, 9)
 
@@ -134,7 +143,7 @@ def test_a_buffer_that_gives_groups_again(tmp_path: Path) -> None:
     """Newest and least used first: v2 before v1, then what has come since, then the first ones again."""
     values = {"type": "priority", "capacity_groups": 4, "reuse_cooldown_seconds": 0.2, "backup": "b.db"}
     buffer = Meeting(tmp_path, **values).explorer
-    intake = Reusing(buffer, 2, read_timeout_seconds=5.0, max_staleness=3)
+    intake = Reusing(buffer, 2, read_timeout_seconds=5.0, max_staleness=3, tell_shift=lambda _: None)
     buffer.put([make_group("v1", version=1), make_group("v2", version=2)])
     first, again = [], []
     for step in (3, 4):

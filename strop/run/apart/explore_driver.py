@@ -150,16 +150,13 @@ class ExploreDriver:
     def _fetch(self, step: int) -> int:
         if self._state.version is not None:
             return self._subscriber.take(Window(self._state.version, self._state.version))
-        version = self._subscriber.before(step, self._learned_in(step))
+        version = (
+            self._subscriber.before(step)
+            if self._by_step
+            else self._subscriber.before_groups(step, self._state.groups, self._run.trainer.tasks_per_step)
+        )
         self._keep(replace(self._state, version=version))
         return version
-
-    def _learned_in(self, step: int) -> int:
-        """The trainer's step that learns from the first group of step `step`, or would. Where groups are
-        taken as they come, they count, and not the explorer's steps, some of which gave fewer."""
-        if self._by_step:
-            return step
-        return self._first + self._state.groups // self._run.trainer.tasks_per_step + 1
 
     def _is_measured_now(self, version: int) -> bool:
         """The weights pass through here one version after the other, but not each of them."""

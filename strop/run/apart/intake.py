@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from strop.buffer.priority import version_of
@@ -38,6 +38,8 @@ class Intake(ABC):
         self._buffer = buffer
         self._size = tasks_per_step
         self._owed: list[str] = []
+        self.shift = 0
+        """See `RunState.shift`; set it for an exact resume."""
 
     @abstractmethod
     def take(self, step: int) -> Batch | None:
@@ -101,10 +103,17 @@ class ByArrival(Intake):
     """
 
     def __init__(
-        self, buffer: Buffer, tasks_per_step: int, *, read_timeout_seconds: float, max_staleness: int | None
+        self,
+        buffer: Buffer,
+        tasks_per_step: int,
+        *,
+        read_timeout_seconds: float,
+        max_staleness: int | None,
+        tell_shift: Callable[[int], None],
     ) -> None:
-        """`max_staleness` in steps; None throws nothing away."""
+        """`max_staleness` in steps; None throws nothing away. The explorer is told what `shift` becomes."""
         super().__init__(buffer, tasks_per_step)
+        self._tell_shift = tell_shift
         self._read_timeout_seconds = read_timeout_seconds
         self._max_staleness = max_staleness
         self._evicted = 0
@@ -123,26 +132,41 @@ class ByArrival(Intake):
             except BufferEnded:
                 break
             old = [group.id for group in groups if self._is_too_old(group, step)]
-            self._buffer.discard(old)
+            if old:
+                self._throw_away(old)
+                self._move(-len(old))
             batch += [group for group in groups if group.id not in old]
             too_old += len(old)
             if len(groups) < wanted and batch:
                 break
             if not groups:
                 raise self._nothing_came(step)
+        if not batch:
+            return None
         self._owed += [group.id for group in batch]
-        return Batch(batch, self._metrics(batch, too_old)) if batch else None
+        metrics = self._metrics(batch) | {"groups/too_old": float(too_old)}
+        not_new = metrics["groups/missing"] + metrics.get("groups/again", 0.0)
+        self._move(int(not_new - metrics["groups/evicted"]))
+        return Batch(batch, metrics)
+
+    def _throw_away(self, ids: Sequence[str]) -> None:
+        """With the next checkpoint: from an older one they come again, and are too old again, or not."""
+        self._owed += ids
+
+    def _move(self, groups: int) -> None:
+        if groups:
+            self.shift += groups
+            self._tell_shift(self.shift)
 
     def _is_too_old(self, group: ExperienceGroup, step: int) -> bool:
         return self._max_staleness is not None and step - 1 - version_of(group) > self._max_staleness
 
-    def _metrics(self, batch: Sequence[ExperienceGroup], too_old: int) -> dict[str, float]:
+    def _metrics(self, batch: Sequence[ExperienceGroup]) -> dict[str, float]:
         counts = self._buffer.counts()
         evicted, self._evicted = counts.evicted - self._evicted, counts.evicted
         return {
             "groups/trained": float(len(batch)),
             "groups/missing": float(self._size - len(batch)),
-            "groups/too_old": float(too_old),
             "groups/evicted": float(evicted),
             "groups/waiting": float(counts.queued),
         }
@@ -163,13 +187,17 @@ class Reusing(ByArrival):
     def settle(self, ids: Sequence[str]) -> None:
         """They may come again in any case."""
 
-    def _metrics(self, batch: Sequence[ExperienceGroup], too_old: int) -> dict[str, float]:
+    def _throw_away(self, ids: Sequence[str]) -> None:
+        """At once: acknowledged, they would come again."""
+        self._buffer.discard(ids)
+
+    def _metrics(self, batch: Sequence[ExperienceGroup]) -> dict[str, float]:
         ids = frozenset(group.id for group in batch)
         again, self._seen = len(ids & self._seen), self._seen | ids
-        return super()._metrics(batch, too_old) | {"groups/again": float(again)}
+        return super()._metrics(batch) | {"groups/again": float(again)}
 
 
-def open_intake(run: Run, buffer: Buffer) -> Intake:
+def open_intake(run: Run, buffer: Buffer, tell_shift: Callable[[int], None]) -> Intake:
     """By step where a step's number says which weights it is sampled with, else by arrival."""
     assert not isinstance(run.synchronizer, MemorySync)
     size, sample = run.trainer.tasks_per_step, run.trainer.sample
@@ -178,5 +206,9 @@ def open_intake(run: Run, buffer: Buffer) -> Intake:
     reuses = isinstance(run.buffer, PriorityBuffer) and run.buffer.reuse_cooldown_seconds is not None
     oldest = int(sample.max_staleness.count) if isinstance(sample, StalenessSample) else None
     return (Reusing if reuses else ByArrival)(
-        buffer, size, read_timeout_seconds=run.buffer.read_timeout_seconds, max_staleness=oldest
+        buffer,
+        size,
+        read_timeout_seconds=run.buffer.read_timeout_seconds,
+        max_staleness=oldest,
+        tell_shift=tell_shift,
     )

@@ -58,10 +58,13 @@ class TrainDriver(Loop):
     def run(self, export: Export | None = None) -> RunState:
         """As any driver; first it puts right what an earlier start left half done."""
         self._intake.settle(self._state.taken)
+        self._intake.shift = self._state.shift
         self._publisher.begin()
+        self._publisher.tell_shift(self._state.shift)
         self._publisher.after(self._state.step, self._length.steps)
         state = super().run(export)
         self._publisher.finish()
+        self._intake.acknowledge(self._intake.hand_over())  # what was thrown away since the last checkpoint
         if state.step < self._length.steps:
             self._recorder.say(
                 f"The run ends after step {state.step} of {self._length.steps}: the explorer has finished, "
@@ -102,7 +105,7 @@ class TrainDriver(Loop):
         }
         updates = self._state.updates + trained.updates
         state = self._learning.state(step, updates, self._state.position)
-        return Stepped(replace(state, taken=self._intake.owed), metrics)
+        return Stepped(replace(state, taken=self._intake.owed, shift=self._intake.shift), metrics)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         return {}

@@ -21,7 +21,7 @@ from strop.sync.collective.line import ANSWER_SECONDS, HungUp, Line, LineBroken
 from strop.sync.collective.pair import Backend, Meeting, Pair, PairBroken, gpu_of, open_store
 from strop.sync.collective.parcel import Bucket
 from strop.sync.collective.shelf import Shelf
-from strop.sync.versions import ANSWERED
+from strop.sync.versions import TRAINERS
 
 log = logging.getLogger("strop.sync")
 
@@ -49,7 +49,7 @@ class Sessions:
             versions = self._shelf.all()
             wanted = versions.get(request["version"])
             answer: dict[str, Any] = {
-                "said": {ANSWERED: self._shelf.said(ANSWERED)},
+                "said": {word: self._shelf.said(word) for word in TRAINERS},
                 "versions": list(versions),
             }
             if wanted is None:

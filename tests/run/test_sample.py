@@ -1,0 +1,189 @@
+"""What a step learns from: whole small runs of each sample strategy, in one process and apart."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import strop
+from strop.errors import ConfigError, StoreError
+from strop.run.apart.explore import explore
+from strop.run.folder import RunFolder
+from strop.run.train import train
+
+from .test_apart import numbers, rows_of, run_apart, states_of
+
+pytest.importorskip("sqlalchemy")
+WEIGHTS = "model.safetensors"
+BY_ARRIVAL = [f"groups/{name}" for name in ("trained", "missing", "too_old", "evicted", "waiting")]
+
+
+@pytest.fixture
+def worked(tmp_path):
+    """Given answers to the tiny tasks."""
+    rows = [{"prompt": f"max {a} {b}", "answer": str(max(a, b))} for a in range(10) for b in range(5)]
+    path = tmp_path / "worked.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def warming_up(values, worked, **changes):
+    """Two steps of given answers, three of rollouts."""
+    answers = [{"name": "worked", "path": worked, "response": "answer"}]
+    sample = {"type": "warmup", "steps": "2 steps", "answers_per_update": 6}
+    return values(data__auxiliary=answers, trainer__sample=sample, trainer__duration="5 steps", **changes)
+
+
+def test_a_warm_up_learns_given_answers_and_rollouts_begin_after_it(values, worked):
+    result = strop.train(strop.load(warming_up(values, worked, trainer__optimizer__lr=1e-2)))
+    rows = rows_of(result.folder)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert [("sft_loss" in row, "reward/mean" in row) for row in rows[1:]] == [
+        (True, False),
+        (True, False),
+        (False, True),
+        (False, True),
+        (False, True),
+    ]
+    assert [row["updates"] for row in rows[1:]] == [2] * 5, "updates go on as in any step"
+    assert rows[2]["sft_loss"] < rows[1]["sft_loss"] - 0.1
+    assert rows[2]["eval/held-out/reward"] >= rows[0]["eval/held-out/reward"]
+
+
+def test_its_answers_are_those_of_sft_in_their_order(values, worked):
+    """The same answers, in the same updates, by algorithm sft: the same losses, to the bit."""
+    run = warming_up(values, worked)
+    found = rows_of(strop.train(strop.load(run)).folder)[1:3]
+    given = {"path": worked, "response": "answer"}
+    alone = values(
+        name="sft", algorithm={"type": "sft"}, data__train=given, data__eval=[], record={"report": False},
+        evaluate={}, trainer__duration="2 steps", trainer__tasks_per_step=12, trainer__tasks_per_update=6,
+    )  # fmt: skip
+    alone.pop("reward")
+    expected = rows_of(strop.train(strop.load(alone)).folder)[-2:]
+    for name in ("sft_loss", "grad_norm", "lr", "trained_tokens"):
+        assert [row[name] for row in found] == [row[name] for row in expected], name
+
+
+@pytest.mark.parametrize("stopped", [1, 2])
+def test_stopped_in_the_warm_up_or_at_its_end_it_goes_on_as_if_nothing_had_been(values, worked, stopped):
+    whole = strop.train(strop.load(warming_up(values, worked, name="whole")))
+    run = warming_up(values, worked, name="parts", checkpoint__every="1 steps")
+    first = strop.train(strop.load(run, ["trainer.duration=3 steps"]))
+    for later in range(stopped + 1, 4):
+        shutil.rmtree(first.folder / "checkpoints" / f"step-{later:06d}")
+    second = strop.train(strop.load(run))
+    assert (second.model / WEIGHTS).read_bytes() == (whole.model / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize("style", [{"type": "fixed"}, {"type": "free", "max_staleness": "0 steps"}])
+def test_apart_a_warm_up_is_the_same_run(values, worked, style):
+    """In turns both styles are; the explorer begins with what the warm-up has left."""
+    whole = strop.train(strop.load(warming_up(values, worked, name="one")))
+    section = {"type": "checkpoint", "style": style}
+    folder = run_apart(warming_up(values, worked, name="two", synchronizer=section))
+    apart = [{k: v for k, v in row.items() if k not in BY_ARRIVAL} for row in rows_of(folder)]
+    assert apart == rows_of(whole.folder)
+    assert (folder / "model" / WEIGHTS).read_bytes() == (whole.model / WEIGHTS).read_bytes()
+    assert min(row["sampled_version"] for row in sampled(folder)) == 2
+
+
+def sampled(folder):
+    lines = RunFolder(folder).explorer.metrics.read_text().splitlines()
+    return [row for row in map(json.loads, lines) if "sampled_version" in row]
+
+
+def test_too_few_groups_end_a_run_early_and_say_so(values, capsys):
+    """Of eight tasks a step, those whose answers were all alike are left out; the rest make fewer steps."""
+    algorithm = {"type": "grpo", "rollouts_per_task": 4, "dynamic_sampling": {"max_tries": 1}}
+    style = {"type": "checkpoint", "style": {"type": "free", "max_staleness": "1 steps"}}
+    folder = run_apart(values(algorithm=algorithm, synchronizer=style, trainer__duration="6 steps"))
+    left_out = sum(row["groups/left_out"] for row in sampled(folder))
+    ids, trained = states_of(folder), numbers(folder, "groups/trained")
+    assert left_out > 0
+    assert len(ids) == 48 - left_out == sum(trained) and set(ids.values()) == {"done"}
+    assert [*trained[:-1], trained[-1]] == [8] * (len(ids) // 8) + ([len(ids) % 8] if len(ids) % 8 else [])
+    assert max(numbers(folder, "staleness/max")) <= 2
+    if len(trained) < 6:
+        assert f"The run ends after step {len(trained)} of 6" in capsys.readouterr().out
+    assert any("eval/held-out/reward" in row for row in rows_of(folder)[1:]), "its last weights are measured"
+
+
+def test_what_is_too_old_is_thrown_away_and_shown(values, capsys):
+    """An explorer that never waits fills the buffer with answers of the model as it was; step by step they
+    grow older than one step, and only the first two steps find any that are young enough."""
+    run = values(
+        synchronizer={"type": "checkpoint", "style": {"type": "trainer"}},
+        trainer__sample={"type": "staleness", "max_staleness": "1 steps"},
+        buffer="file",
+        data__eval=[],
+        evaluate={},
+    )
+    explore(strop.load(run, ["mode=explore"]))
+    result = strop.train(strop.load(run, ["mode=train"]))
+    assert result.steps == 2
+    assert numbers(result.folder, "staleness/max") == [0, 1]
+    assert "The run ends after step 2 of 4" in capsys.readouterr().out
+    done = (result.folder / "experiences" / "done.txt").read_text().split()
+    assert len(done) == len(set(done)) == 32, "what was thrown away is done, too"
+
+
+def test_an_explorer_that_gave_nothing_is_an_error(values):
+    algorithm = {"type": "grpo", "rollouts_per_task": 2, "dynamic_sampling": {"max_tries": 1}}
+    constant = values(
+        algorithm=algorithm,
+        reward=f"{Path(__file__).parent / 'rewards.py'}:constant",
+        synchronizer={"type": "checkpoint", "style": "free"},
+        data__eval=[],
+        evaluate={},
+    )
+    with pytest.raises(StoreError, match="gave not one group that can be learned from"):
+        run_apart(constant)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"trainer__sample": {"type": "warmup", "steps": "2 steps"}}, "data.auxiliary: missing"),
+        ({"data__auxiliary": [{"path": "x", "response": "y"}]}, r"\(answers\) is read by nothing"),
+        (
+            {
+                "trainer__sample": {"type": "staleness", "max_staleness": "1 steps"},
+                "synchronizer": {"type": "checkpoint", "style": {"type": "fixed", "ahead": "2 steps"}},
+            },
+            "would throw whole steps away",
+        ),
+        (
+            {
+                "trainer__sample": {"type": "warmup", "steps": "1 steps"},
+                "data__auxiliary": [{"path": "x", "response": "y"}],
+                "algorithm": {"type": "ppo", "critic": {"warmup_steps": 1}},
+            },
+            "critic.warmup_steps lets a critic learn alone",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(values, changes, says):
+    with pytest.raises(ConfigError, match=says):
+        strop.load(values(**changes))
+
+
+def test_a_warm_up_that_leaves_no_rollouts_is_refused(values, worked):
+    with pytest.raises(ConfigError, match=r"trainer.sample.steps \(2\) leaves no step of 2"):
+        train(strop.load(warming_up(values, worked), ["trainer.duration=2 steps"]))
+
+
+def test_two_sets_by_name_for_mix_and_its_warm_up(values, worked, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"prompt": "max 1 2", "answer": "2"}\n' * 16)
+    run = warming_up(values, worked, algorithm={"type": "mix", "rollouts_per_task": 4, "expert": "expert"})
+    run["data"]["auxiliary"].append({"name": "expert", "path": str(other), "response": "answer"})
+    run["trainer"]["sample"]["answers"] = "worked"
+    rows = rows_of(strop.train(strop.load(run)).folder)[1:]
+    assert ["policy_loss" in row for row in rows] == [False, False, True, True, True]
+    assert all("sft_loss" in row for row in rows)
+    assert np.mean([row["sft_loss"] for row in rows[2:]]) > 0
