@@ -18,7 +18,7 @@ from strop.errors import CheckpointError
 from strop.run.apart.explore_driver import ExploreState
 from strop.run.apart.host import own_host
 from strop.run.apart.intake import open_intake
-from strop.run.apart.meeting import met
+from strop.run.apart.meeting import meeting_place, met
 from strop.run.apart.train_driver import TrainDriver
 from strop.run.best import checkpoint_of
 from strop.run.critic import open_critic
@@ -165,4 +165,4 @@ def _open_trainer(
                 intake = open_intake(run, buffer, publisher.tell_shift)
                 return TrainDriver(run, learning, intake, publisher, state, length, folder, recorder)
 
-            yield Prepared(engine, length, tasks.notes(), driver)
+            yield Prepared(engine, length, (*tasks.notes(), *meeting_place(run)), driver)

@@ -102,15 +102,45 @@ def test_two_hosts_are_one_run_though_their_database_goes_away_for_a_while(serve
     assert "does not answer" in together and "answers again" in together
     assert "Traceback" not in together
 
+    assert f"is met in {tmp_path / 'shared'} and in the buffer 'strop/two' in postgresql" in said["explore"]
+    is_the_same(folders, whole)
+    assert not list((tmp_path / "shared").glob("*.json")), "neither is at work any more"
+
+
+def is_the_same(folders: dict[str, Path], whole: strop.RunResult) -> None:
+    """As the run in one process, to the bit."""
     one = {row["step"]: row for row in learned(whole.folder / "metrics.jsonl")}
     trained = learned(folders["train"] / "metrics.jsonl")
     explored = learned(folders["explore"] / "explorer" / "metrics.jsonl")
-    assert [row["step"] for row in trained if "loss" in row] == [1, 2, 3, 4]
+    assert [row["step"] for row in trained if "loss" in row] == list(range(1, whole.steps + 1))
     for row in (*trained, *explored):
         assert row.items() <= one[row["step"]].items()
     weights = "model.safetensors"
     assert (folders["train"] / "model" / weights).read_bytes() == (whole.model / weights).read_bytes()
-    assert not list((tmp_path / "shared").glob("*.json")), "neither is at work any more"
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_either_half_is_killed_and_started_again_by_hand(values, tiny, tmp_path):
+    length = {"trainer__duration": "8 steps"}
+    whole = strop.train(strop.load(values(name="one", **length)))
+    shared = {
+        "buffer": {"type": "sql", "url": f"sqlite:///{tmp_path / 'groups.db'}"},
+        "synchronizer": {"type": "checkpoint", "folder": str(tmp_path / "shared")},
+    }
+    both = ("explore", "train")
+    hosts = {mode: host(tmp_path, mode, tiny, values(name="two", **shared, **length)) for mode in both}
+    folders = {mode: hosts[mode] / f"{mode}-runs" / "strop" / "two" for mode in both}
+    at_work = {mode: half(hosts[mode], mode) for mode in both}
+    for lines, mode in ((2, "train"), (4, "explore"), (5, "train"), (6, "explore")):
+        wait_for(folders["train"] / "metrics.jsonl", lines=lines, process=at_work["train"])
+        at_work[mode].kill()
+        at_work[mode].communicate()
+        at_work[mode] = half(hosts[mode], mode)
+    for process in at_work.values():
+        said, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, said
+    is_the_same(folders, whole)
 
 
 def pair(values, tmp_path: Path, **changes) -> dict:

@@ -14,7 +14,7 @@ from strop.config.schema.synchronizer import MemorySync
 from strop.protocols import Buffer
 from strop.run.apart.explore_driver import ExploreDriver, ExploreState
 from strop.run.apart.host import own_host
-from strop.run.apart.meeting import met
+from strop.run.apart.meeting import meeting_place, met
 from strop.run.collect import Collector
 from strop.run.explorer import Explorer
 from strop.run.folder import RunFolder, RunState
@@ -61,7 +61,7 @@ def explore(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Explore
         explorer = Explorer(runners, helpers.rewards, stop, seed=run.seed)
         state = ExploreState.load(own) or _begin(run, section, folder)
         save_resolved(run, own.run_file)
-        notes = (*tasks.notes(), f"sampling: {sampler.description}")
+        notes = (*tasks.notes(), *meeting_place(run), f"sampling: {sampler.description}")
         start = Start(RunState(step=state.step), None, notes)
         with (
             closing(

@@ -8,7 +8,9 @@ from pathlib import PurePath
 from typing import Any
 
 from strop.config.compare import learned_by
+from strop.config.redact import redact_text
 from strop.config.schema import Run
+from strop.config.schema.buffer import SqlBuffer
 from strop.config.schema.synchronizer import CheckpointSync
 from strop.models.contents import contents_of
 from strop.run.folder import RunFolder
@@ -36,21 +38,36 @@ def _by_itself() -> Iterator[None]:
     yield
 
 
+def meeting_place(run: Run) -> tuple[str, ...]:
+    """Where one half looks for the other, for whoever reads its first lines; nothing in mode both."""
+    section, buffer = run.synchronizer, run.buffer
+    if run.mode == "both" or not isinstance(section, CheckpointSync):
+        return ()
+    folder = RunFolder.of(run).path
+    other = "trainer" if run.mode == "explore" else "explorer"
+    url = redact_text(buffer.url) if isinstance(buffer, SqlBuffer) and buffer.url else str(folder.absolute())
+    weights = (folder / section.folder).absolute()
+    return (f"the {other} is met in {weights} and in the buffer {buffer_name(run)!r} in {url}",)
+
+
 def said_by(run: Run, tasks: TrainTasks) -> dict[str, str]:
     """What the other half must have been told too, field by field."""
-    folder = RunFolder.of(run).path
     fields = {
         field: str(_without_folder(value))
         for field, value in learned_by(run).items()
         if field not in _CONTENTS and not any(f"{field}.".startswith(f"{one}.") for one in _OF_ONE_HALF)
     }
-    named = getattr(run.buffer, "name", None) or "/".join(folder.absolute().parts[-2:])
     return {
         "model.path": contents_of(run.model.path),
         "data.train": tasks.contents,
-        "buffer.name": named,
+        "buffer.name": buffer_name(run),
         **fields,
     }
+
+
+def buffer_name(run: Run) -> str:
+    """By which the two find each other in a database of many runs."""
+    return getattr(run.buffer, "name", None) or "/".join(RunFolder.of(run).path.absolute().parts[-2:])
 
 
 def _without_folder(value: Any) -> Any:
