@@ -51,14 +51,22 @@ class TrainingError(StropError):
     """The update went wrong: a loss that is NaN or infinite, say."""
 
 
+class RankLost(TrainingError):
+    """One of the trainer's ranks was killed. From the last checkpoint the run can go on."""
+
+    exit_code = 75  # the system's own word for: a failure that passes, try again
+
+
 class WorkerDied(StropError):
     """A process that was started for the run has ended before its time."""
 
-    def __init__(self, name: str, how: str) -> None:
-        """`how` goes on from `it ended`: by which signal, with which exit code."""
+    def __init__(self, name: str, how: str, *, killed: bool) -> None:
+        """`how` goes on from `it ended`: by which signal, with which exit code. `killed`: from outside, so
+        that another in its place may do better."""
         super().__init__(f"{name} ended {how}")
         self.name = name
         self.how = how
+        self.killed = killed
 
 
 class StoreError(StropError):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from strop.config.draft import Source
 from strop.config.load import Loaded
@@ -15,6 +16,7 @@ from strop.config.schema.data import Taskset, is_template
 from strop.config.schema.reward import Reward
 from strop.config.schema.scoring import needs_reward, written_rewards
 from strop.config.schema.workflow import Workflow
+from strop.errors import ConfigError
 
 NO_REWARD = (
     "reward: nothing says how an answer is scored. Write a built-in (`reward: gsm8k`), a function of "
@@ -65,6 +67,12 @@ def missing_files(loaded: Loaded) -> list[str]:
             f"{_at('output', sources)}: {run.folder_path} cannot be made: {parent} is not writable."
         )
     return faults
+
+
+def require_reward(run: Run, reward: Callable[..., Any] | None) -> None:
+    """Raises `ConfigError` where neither the run file nor Python says how an answer is scored."""
+    if reward is None and needs_reward(run):
+        raise ConfigError(NO_REWARD)
 
 
 def _workflow(workflow: Workflow, field: str, sources: Mapping[str, Source]) -> list[str]:

@@ -9,14 +9,10 @@ from typing import Any
 
 from strop.config.load import Loaded
 from strop.config.schema.parts import is_apart
-from strop.run.apart.explore import explore
-from strop.run.apart.launch import launch
-from strop.run.bench import bench
 from strop.run.folder import RunFolder
 from strop.run.records.rows import joined, last_row, read_rows
 from strop.run.records.sessions import read_sessions
 from strop.run.resume import find_start
-from strop.run.train import train
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +30,29 @@ class Outcome:
 
 
 def start(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Outcome:
-    """Run to the end, or on from where an earlier start of the same run was stopped."""
+    """Run to the end, or on from where an earlier start of the same run was stopped.
+
+    Each mode is imported where it is needed: what launches others starts at once, without torch.
+    """
     run = loaded.run
     folder = RunFolder.of(run)
     if run.mode == "bench":
+        from strop.run.bench import bench
+
         benched = bench(loaded, reward)
         return Outcome(folder.path, None, len(benched), benched[-1].step, benched[-1].metrics)
     if run.mode == "explore":
+        from strop.run.apart.explore import explore
+
         steps = explore(loaded, reward).step
         return Outcome(folder.explorer.path, None, steps, steps, _last(folder))
     if is_apart(run) and run.mode == "both":
+        from strop.run.apart.launch import launch
+
         steps = launch(loaded, reward)
         return Outcome(folder.path, folder.model, steps, steps, _last(folder))
+    from strop.run.train import train
+
     trained = train(loaded, reward)
     return Outcome(folder.path, folder.model, trained.state.step, trained.model_step, _last(folder))
 

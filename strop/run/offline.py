@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.config.check import require_reward
 from strop.config.load import Loaded, load_run
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
@@ -15,7 +16,7 @@ from strop.errors import CheckpointError, ConfigError
 from strop.protocols import TrainingEngine
 from strop.run.evaluate import evaluate as evaluate_tasksets
 from strop.run.folder import RunFolder
-from strop.run.policy import open_policy, require_reward, restore
+from strop.run.policy import open_policy, restore
 from strop.run.pupil import load_held_out, open_pupil, require_measures
 from strop.run.tasks import load_eval_tasks
 from strop.run.tokenizer import tokenizer_of

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.config.check import NO_REWARD
 from strop.config.schema import Run
-from strop.config.schema.scoring import needs_reward
-from strop.errors import ConfigError
 from strop.protocols import TrainingEngine
 from strop.run.explorer import Explorer
 from strop.run.folder import RunState
@@ -39,12 +36,6 @@ class Policy:
     """Asks whoever waits to stop."""
     notes: tuple[str, ...]
     """How it is sampled from and trained on, in words."""
-
-
-def require_reward(run: Run, reward: Callable[..., Any] | None) -> None:
-    """Raises `ConfigError` where neither the run file nor Python says how an answer is scored."""
-    if reward is None and needs_reward(run):
-        raise ConfigError(NO_REWARD)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from strop.config.schema import Run
-from strop.config.schema.cluster import RayCluster
 from strop.config.schema.rollout import Pool
 from strop.config.schema.trainer import Fsdp2Engine
 from strop.inference.native import NativeEngine
@@ -18,10 +17,9 @@ from strop.inference.pool import EnginePool, Wanted
 from strop.models.fuse import fuse_storage
 from strop.models.load import load_model
 from strop.protocols import TrainingEngine
-from strop.run.apart.gpus import gpus_of_engine
+from strop.run.apart.place import engines_place
 from strop.run.tokenizer import tokenizer_of
 from strop.training.device import find_device
-from strop.workers.start import Local, OnRay, Place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,16 +60,8 @@ def open_own_sampler(run: Run, tokenizer: PreTrainedTokenizerBase) -> Iterator[S
 
 @contextmanager
 def _open_pool(run: Run, section: Pool) -> Iterator[EnginePool]:
-    place: Place = Local()
-    prefix = ""
-    if isinstance(run.cluster, RayCluster):
-        limit = run.cluster.start_timeout_seconds
-        place = OnRay(gpus=gpus_of_engine(run, run.cluster), start_timeout_seconds=limit)
-        prefix = f"{run.cluster.explorer}-"
-    wanted = [
-        Wanted(f"{prefix}engine-{number}", MakeEngine(run, number)) for number in range(section.engines)
-    ]
-    with closing(EnginePool(wanted, place, section.max_restarts)) as pool:
+    wanted = [Wanted(f"engine-{number}", MakeEngine(run, number)) for number in range(section.engines)]
+    with closing(EnginePool(wanted, engines_place(run), section.max_restarts)) as pool:
         yield pool
 
 

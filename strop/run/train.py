@@ -9,16 +9,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strop.buffer.table import clear_buffer, open_buffer
+from strop.config.check import require_reward
 from strop.config.load import Loaded, save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.parts import is_apart
 from strop.config.schema.synchronizer import MemorySync
 from strop.errors import CheckpointError
-from strop.run.apart.explore_driver import ExploreState
+from strop.run.apart.explore_state import ExploreState
 from strop.run.apart.host import own_host
 from strop.run.apart.intake import open_intake
 from strop.run.apart.meeting import meeting_place, met
+from strop.run.apart.place import ranks_place
 from strop.run.apart.train_driver import TrainDriver
 from strop.run.best import checkpoint_of
 from strop.run.critic import open_critic
@@ -27,7 +29,7 @@ from strop.run.folder import RunFolder, RunState
 from strop.run.learning import Learning
 from strop.run.length import length_of
 from strop.run.offline_train import open_offline
-from strop.run.policy import open_policy, require_reward, restore
+from strop.run.policy import open_policy, restore
 from strop.run.prepared import Prepared
 from strop.run.pupil import require_measures
 from strop.run.records.record import Recorder
@@ -141,7 +143,7 @@ def _open_trainer(
     with (
         met(run, tasks.train, "trainer"),
         StopSignal() as stop,
-        open_engines(run) as engines,
+        open_engines(run, ranks_place(run)) as engines,
         closing(
             open_outbox(section, folder.path, host=host, device=device, checkpoint=start.checkpoint)
         ) as outbox,

@@ -16,6 +16,7 @@ from strop.training.ranks.engines import RankedEngine, RankedValueEngine
 from strop.training.ranks.group import RankGroup
 from strop.training.single import SingleEngine
 from strop.training.value import ValueEngine
+from strop.workers.start import HERE, OnRay, Place
 
 
 class Engines(Protocol):
@@ -31,8 +32,9 @@ class Engines(Protocol):
 
 
 @contextmanager
-def open_engines(run: Run) -> Iterator[Engines]:
-    """What makes the engines of `trainer.engine`; at the end of the context they are gone.
+def open_engines(run: Run, place: Place = HERE) -> Iterator[Engines]:
+    """What makes the engines of `trainer.engine`; at the end of the context they are gone. Ranks that are
+    not this process are in that kind of place.
 
     Raises PlacementError for devices that are not there.
     """
@@ -40,7 +42,8 @@ def open_engines(run: Run) -> Iterator[Engines]:
         case Single():
             yield _InOneProcess(run)
         case Fsdp2Engine(ranks=ranks, device=device):
-            with closing(RankGroup(ranks, find_devices(device, ranks))) as group:
+            here = 1 if isinstance(place, OnRay) else ranks
+            with closing(RankGroup(ranks, find_devices(device, here), place)) as group:
                 yield _OnRanks(run, group)
         case engine:
             assert_never(engine)

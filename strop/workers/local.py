@@ -67,7 +67,7 @@ class LocalWorker:
     def _died(self) -> WorkerDied:
         code = self._process.wait()
         how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with exit code {code}"
-        return WorkerDied(self.name, how)
+        return WorkerDied(self.name, how, killed=code < 0)
 
 
 class _Pipe:

@@ -18,10 +18,15 @@ from strop.errors import ConfigError, MissingExtraError, PlacementError, WorkerD
 from strop.workers.worker import Serve
 
 _PAUSE_SECONDS = 0.5
+_SKIPPED, _ALL = "RAY_DEDUP_LOGS_SKIP_REGEX", "."
+"""What Ray does not repeat here of what its nodes say, such as twenty lines of an actor's death."""
+_NAME_SECONDS = 15.0
+"""So long an actor that was killed may keep its name."""
 
 
 def import_ray() -> ModuleType:
-    """Ray. Raises MissingExtraError where it is not installed."""
+    """Ray, which leaves this process's console alone. Raises MissingExtraError where it is not installed."""
+    os.environ.setdefault(_SKIPPED, _ALL)
     try:
         import ray
     except ImportError as error:
@@ -37,16 +42,61 @@ def resources(ray: ModuleType) -> str:
     return f"{there.get('CPU', 0):g} CPUs, {there.get('GPU', 0):g} GPUs"
 
 
+def is_on_ray() -> bool:
+    """Whether this process belongs to a Ray cluster."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def node_address() -> str:
+    """By which the other nodes of the cluster reach this one."""
+    import_ray()
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The folder `log` of a run, with a file for each actor."""
+
+    run: Path
+    """The run's own folder, absolute."""
+    by_node: bool
+    """An actor's file is in a folder of its node's."""
+
+    def take_over(self, name: str) -> None:
+        """From now on all that this process says goes into its file. Where this node does not have the run's
+        folder, none is made."""
+        if not self.run.is_dir():
+            return
+        folder = self.run / "log" / (node_address() if self.by_node else "")
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{name}.log").open("a") as file:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+                os.dup2(file.fileno(), stream.fileno())
+
+
 class RayWorker:
     """A `Worker` on any node of the cluster; Ray ends it where the process that started it ends."""
 
-    def __init__(self, name: str, serve: Serve, *, cpus: float, gpus: float, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        serve: Serve,
+        *,
+        cpus: float,
+        gpus: float,
+        timeout_seconds: float,
+        log: Log | None = None,
+    ) -> None:
         """Raises PlacementError where no node has room in time, ConfigError where the name stays taken."""
         self.name = name
         self._ray = import_ray()
         self._deadline = time.monotonic() + timeout_seconds
         wanted = self._ray.remote(_Actor).options(name=name, num_cpus=cpus, num_gpus=gpus, max_concurrency=3)
-        self._actor = self._created(wanted)
+        self._actor = self._created(wanted, log)
         try:
             left = max(0.0, self._deadline - time.monotonic())
             self.pid: int = self._ray.get(self._actor.start.remote(serve), timeout=left)
@@ -55,7 +105,7 @@ class RayWorker:
             raise PlacementError(
                 f"cluster: no node had room for {name} ({cpus:g} CPUs, {gpus:g} GPUs) in "
                 f"{timeout_seconds:g} s; free now: {resources(self._ray)}. End what else runs there, add "
-                "nodes, or set cluster.start_timeout_seconds higher."
+                "nodes, or set cluster.start_timeout_seconds higher; with --here the run needs no cluster."
             ) from error
         self._coming: Any = None
         """What Ray will give for the next message, where that was asked for already."""
@@ -70,7 +120,7 @@ class RayWorker:
         message = self._answer(asked)
         self._coming = None
         if isinstance(message, _Over):
-            raise WorkerDied(self.name, message.how)
+            raise WorkerDied(self.name, message.how, killed=False)
         return message
 
     def poll(self, seconds: float) -> bool:
@@ -94,18 +144,21 @@ class RayWorker:
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayActorError as error:
-            raise WorkerDied(self.name, f"with its actor: {str(error).splitlines()[0]}") from error
+            how = f"with its actor: {str(error).splitlines()[0]}"
+            raise WorkerDied(self.name, how, killed=True) from error
 
-    def _created(self, wanted: Any) -> Any:
+    def _created(self, wanted: Any, log: Log | None) -> Any:
         """Of a run that goes on, one of the same name may just be dying."""
+        deadline = min(self._deadline, time.monotonic() + _NAME_SECONDS)
         while True:
             try:
-                return wanted.remote(Path.cwd())
+                return wanted.remote(self.name, Path.cwd(), log)
             except (ValueError, self._ray.exceptions.ActorAlreadyExistsError) as error:
-                if time.monotonic() > self._deadline:
+                if time.monotonic() > deadline:
                     raise ConfigError(
                         f"cluster: there is an actor {self.name!r} in this namespace already, of another "
-                        "run. Write another `cluster.namespace`."
+                        "run. Write another `cluster.namespace`, or other names (`cluster.explorer`, "
+                        "`cluster.trainer`)."
                     ) from error
                 time.sleep(_PAUSE_SECONDS)
 
@@ -120,11 +173,15 @@ class _Over:
 class _Actor:
     """The worker's process: it serves in a thread, beside which the other methods are called."""
 
-    def __init__(self, workdir: Path) -> None:
+    def __init__(self, name: str, workdir: Path, log: Log | None) -> None:
         """The run file's paths are relative to `workdir`, where this node has it."""
+        if log is not None:
+            log.take_over(name)
         if workdir.is_dir():
             os.chdir(workdir)
             sys.path.insert(0, str(workdir))
+        if not import_ray().get_gpu_ids():
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # where it has none, Ray would let it see all
         self._incoming: SimpleQueue[Any] = SimpleQueue()
         self._outgoing: SimpleQueue[Any] = SimpleQueue()
 

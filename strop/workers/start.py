@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from strop.workers.local import LocalWorker
-from strop.workers.ray_worker import RayWorker
+from strop.workers.ray_worker import Log, RayWorker
 from strop.workers.worker import Serve, Worker
 
 
@@ -24,13 +24,18 @@ class OnRay:
     """Of both, so many are kept for it; it sees those GPUs alone."""
     start_timeout_seconds: float = 120.0
     """Longest wait for a node that has them."""
+    prefix: str = ""
+    """What the actor's name begins with, before the worker's own."""
+    log: Log | None = None
+    """Where all that it says is written; None leaves it to Ray."""
 
 
 Place = Local | OnRay
+HERE = Local()
 
 
 def start_worker(name: str, serve: Serve, place: Place) -> Worker:
-    """A process that does what `serve` does. On Ray the actor has this name.
+    """A process that does what `serve` does. On Ray the actor has this name, behind the place's prefix.
 
     Raises PlacementError where no node has room for an actor, or its name stays taken.
     """
@@ -39,7 +44,12 @@ def start_worker(name: str, serve: Serve, place: Place) -> Worker:
             return LocalWorker(name, serve)
         case OnRay():
             return RayWorker(
-                name, serve, cpus=place.cpus, gpus=place.gpus, timeout_seconds=place.start_timeout_seconds
+                f"{place.prefix}{name}",
+                serve,
+                cpus=place.cpus,
+                gpus=place.gpus,
+                timeout_seconds=place.start_timeout_seconds,
+                log=place.log,
             )
         case _:
             assert_never(place)

@@ -19,7 +19,7 @@ from strop.buffer.codec import encode
 from strop.errors import CheckpointError, StoreError
 from strop.models import load
 from strop.run.apart.explore import explore
-from strop.run.apart.explore_driver import ExploreState
+from strop.run.apart.explore_state import ExploreState
 from strop.run.folder import RunFolder
 from strop.run.records.rows import joined, read_rows
 from strop.run.train import train

@@ -1,14 +1,11 @@
-"""Explorer and trainer as Ray actors: the same run, wherever it is and whatever befalls it."""
+"""Explorer, trainer and ranks as Ray actors: the same run, wherever it is and whatever befalls it."""
 
 from __future__ import annotations
 
 import json
-import os
+import re
 import signal
-import time
-from typing import Any
 
-import psutil
 import pytest
 from pydantic import ValidationError
 
@@ -16,58 +13,108 @@ import strop
 from strop.config.schema import Run
 from strop.errors import PlacementError
 from strop.run.apart.gpus import gpus_of
+from strop.run.apart.part import Order
+from strop.run.apart.ray_serve import MARK, Errand
 
 from .test_apart import rows_of, states_of
 from .test_launch import start, wait_for
+from .test_ranks import close, on
 
-pytest.importorskip("ray")
-RAY = {"type": "ray", "logs_by_node": True, "timeline": True}
-
-
-def kill_one(process: Any, number: int) -> None:
-    found = sorted(
-        (child.create_time(), child.pid)
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if child.is_running() and "ray::PartActor" in " ".join(child.cmdline()[:1])
-    )
-    os.kill(found[number][1], signal.SIGKILL)
+ray = pytest.importorskip("ray")
+WEIGHTS = "model.safetensors"
 
 
-def test_a_run_on_ray_is_the_run_in_one_process_though_an_actor_is_killed_and_it_is_stopped(values, tmp_path):
+@pytest.fixture(scope="module")
+def cluster():
+    from .clusters import nodes
+
+    with nodes(2, 1) as cluster:
+        yield cluster
+
+
+def finish(process) -> str:
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert "Traceback" not in said and "(raylet" not in said, said
+    return said
+
+
+def test_a_run_on_ray_is_the_run_in_one_process_though_it_is_stopped_in_between(values, tmp_path, cluster):
     whole = strop.train(strop.load(values(name="one")))
-    run = values(name="two", cluster=RAY)
+    run = values(name="two", cluster=cluster.section(logs_by_node=True, timeline=True, trainer="learner"))
     folder = tmp_path / "runs" / "strop" / "two"
     process = start(tmp_path, run)
     wait_for(folder / "metrics.jsonl", lines=2, process=process)
-    kill_one(process, 1)
-    wait_for(folder / "metrics.jsonl", lines=4, process=process)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=180)
-    assert "actor died" in said and "placed again" in said
-    assert "Traceback" not in said
-    if process.returncode:  # it may have been through before it heard
-        assert process.returncode == 128 + signal.SIGTERM, said
-        assert "Explorer and trainer have saved their states" in said
-        process = start(tmp_path, run)
-        said, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, said
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert "Explorer and trainer have saved their states" in said
+    finish(start(tmp_path, run))
     assert rows_of(folder) == rows_of(whole.folder)
-    weights = "model.safetensors"
-    assert (folder / "model" / weights).read_bytes() == (whole.model / weights).read_bytes()
+    assert (folder / "model" / WEIGHTS).read_bytes() == (whole.model / WEIGHTS).read_bytes()
     assert set(states_of(folder).values()) == {"done"}
     logs = sorted(path.name for path in (folder / "log").glob("*/*.log"))
-    assert logs == ["explorer.log", "trainer.log"]
+    assert logs == ["explorer.log", "learner.log"]
     assert json.loads((folder / "monitor" / "timeline.json").read_text())
 
 
+def test_a_rank_that_is_killed_is_placed_again_with_its_trainer_and_nothing_is_learned_otherwise(
+    values, tmp_path, cluster
+):
+    from .clusters import kill
+
+    whole = strop.train(strop.load(values(name="one")))
+    run = values(name="ranks", cluster=cluster.section(), trainer__engine=on(2), checkpoint__every="1 steps")
+    folder = tmp_path / "runs" / "strop" / "ranks"
+    process = start(tmp_path, run)
+    wait_for(folder / "metrics.jsonl", lines=2, process=process)
+    with cluster.joined("ranks"):
+        assert kill("trainer-rank-1")
+    said = finish(process)
+    assert "Rank 1 of the trainer ended with its actor" in said and "It is placed again" in said
+    close(rows_of(folder), rows_of(whole.folder))
+    assert set(states_of(folder).values()) == {"done"}
+    logs = sorted(path.name for path in (folder / "log").glob("*.log"))
+    assert logs == ["explorer.log", "trainer-rank-1.log", "trainer.log"]
+
+
+def test_too_little_of_a_cluster_is_said_before_the_start(values, cluster):
+    def refused(match, **changes):
+        section = cluster.section(start_timeout_seconds=1) | changes.pop("cluster", {})
+        with pytest.raises(PlacementError, match=match):
+            strop.train(strop.load(values(cluster=section, **changes)))
+
+    refused(r"wants 3 nodes .* of the cluster's 2 nodes 2 have as many .*--here", cluster={"nodes": 3})
+    refused(r"wants 1 nodes with 8 GPUs each, .* 0 have as many", cluster={"gpus_per_node": 8})
+    refused(r"wants 5 CPUs, .* 2 nodes have 3 in all", trainer__engine=on(4))
+    refused(r"no Ray cluster answers at 127\.0\.0\.1:9", cluster={"address": "127.0.0.1:9"})
+
+
+class Sitting:
+    """An actor of somebody else's."""
+
+
 @pytest.mark.faults
-def test_a_cluster_that_is_too_small_or_not_there_is_said_so_and_not_waited_for(values):
-    began = time.monotonic()
-    with pytest.raises(PlacementError, match=r"wants 3 nodes .* of the cluster's 1 nodes 1 have as many"):
-        strop.train(strop.load(values(cluster={"type": "ray", "nodes": 3})))
-    with pytest.raises(PlacementError, match=r"no Ray cluster answers at 127\.0\.0\.1:9"):
-        strop.train(strop.load(values(cluster={"type": "ray", "address": "127.0.0.1:9"})))
-    assert time.monotonic() - began < 120
+@pytest.mark.parametrize(
+    ("cpus", "name", "match"),
+    [
+        (3, "other", r"no node had room for explorer \(1 CPUs, 0 GPUs\) in 2 s; free now: 0 CPUs"),
+        (1, "explorer", r"an actor 'explorer' in this namespace already, of another run\. Write another"),
+    ],
+    ids=["full", "name"],
+)
+def test_a_cluster_that_others_use_has_no_room_and_no_name(values, tmp_path, cluster, cpus, name, match):
+    with cluster.joined():
+        options = {"num_cpus": 1, "lifetime": "detached"}
+        names = [name, *(f"sitting-{number}" for number in range(1, cpus))]
+        others = [ray.remote(Sitting).options(name=one, **options).remote() for one in names]
+        ray.get([other.__ray_ready__.remote() for other in others])
+        process = start(tmp_path, values(cluster=cluster.section(start_timeout_seconds=2)))
+        said, _ = process.communicate(timeout=120)
+        for other in others:
+            ray.kill(other)
+    assert process.returncode == 2, said
+    assert re.search(match, " ".join(said.split())), said
 
 
 FAULTS = {
@@ -86,7 +133,7 @@ def test_what_cannot_be_on_ray_is_refused_before_the_start(values, changes, mess
 
 @pytest.mark.parametrize(
     ("nodes", "per_node", "ranks", "expected"),
-    [(1, 0, 1, (0, 0)), (1, 1, 1, (0.5, 0.5)), (1, 8, 1, (1, 1)), (2, 4, 4, (1, 4))],
+    [(1, 0, 1, (0, 0)), (1, 1, 1, (0.5, 0.5)), (1, 8, 1, (1, 1)), (2, 4, 4, (1, 1))],
 )
 def test_gpus_are_divided(values, nodes, per_node, ranks, expected):
     cluster = {"type": "ray", "nodes": nodes, "gpus_per_node": per_node}
@@ -100,3 +147,9 @@ def test_ranks_without_gpus_for_them_are_refused(values):
     run = Run.model_validate(values(cluster=cluster, trainer__engine={"type": "fsdp2", "ranks": 4}))
     with pytest.raises(PlacementError, match="have 4 in all; the trainer wants 4"):
         gpus_of(run, run.cluster)
+
+
+def test_a_node_that_does_not_see_the_runs_folder_is_said(tmp_path):
+    (tmp_path / MARK).write_text("another disk's")
+    with pytest.raises(PlacementError, match=r"trainer was placed, does not see the run's folder"):
+        Errand(Order("trainer", None, None, []), tmp_path, "mark").check_folder()

@@ -7,12 +7,14 @@ from contextlib import closing
 from typing import Any
 
 from strop.buffer.table import clear_buffer, open_buffer
+from strop.config.check import require_reward
 from strop.config.load import Loaded, save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.synchronizer import MemorySync
 from strop.protocols import Buffer
-from strop.run.apart.explore_driver import ExploreDriver, ExploreState
+from strop.run.apart.explore_driver import ExploreDriver
+from strop.run.apart.explore_state import ExploreState
 from strop.run.apart.host import own_host
 from strop.run.apart.meeting import meeting_place, met
 from strop.run.collect import Collector
@@ -20,7 +22,6 @@ from strop.run.explorer import Explorer
 from strop.run.folder import RunFolder, RunState
 from strop.run.helpers import open_helpers
 from strop.run.length import length_of
-from strop.run.policy import require_reward
 from strop.run.records.record import Recorder
 from strop.run.resume import Start, find_start
 from strop.run.runners import make_runners

@@ -8,15 +8,13 @@ Gives       each step's groups to the buffer, and at the end its word that no mo
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from strop.config.schema import Run
 from strop.config.schema.synchronizer import Fixed, MemorySync
 from strop.protocols import Buffer
+from strop.run.apart.explore_state import ExploreState
 from strop.run.apart.step_groups import padded
 from strop.run.collect import Collected, Collector
 from strop.run.evaluate import evaluate
@@ -29,40 +27,6 @@ from strop.run.tasks import Tasks
 from strop.sync.publish import Subscriber
 from strop.sync.style import Window
 from strop.types import ExperienceGroup
-
-
-@dataclass(frozen=True, slots=True)
-class ExploreState:
-    """Where an explorer stands: all that it needs to go on after a kill."""
-
-    step: int = 0
-    """Steps whose groups are in the buffer."""
-    position: int = 0
-    """Training tasks taken so far, over all epochs."""
-    version: int | None = None
-    """What the next step is sampled with, once that is settled: if it has to be done again, with the same,
-    so that it gives the same groups."""
-    groups: int = 0
-    """Groups that were put into the buffer so far."""
-    measured: int | None = None
-    """The last version whose eval tasksets were measured."""
-
-    @classmethod
-    def load(cls, folder: RunFolder) -> ExploreState | None:
-        """What `save` wrote last; None where an explorer has never been."""
-        path = _file(folder)
-        return cls(**json.loads(path.read_text())) if path.exists() else None
-
-    def save(self, folder: RunFolder) -> None:
-        """Write it into the explorer's folder, whole or not at all."""
-        path = _file(folder)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.tmp")
-        with beside.open("w") as file:
-            file.write(json.dumps(asdict(self)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
 
 
 class ExploreDriver:
@@ -180,7 +144,3 @@ class ExploreDriver:
     def _keep(self, state: ExploreState) -> None:
         state.save(self._folder)
         self._state = state
-
-
-def _file(folder: RunFolder) -> Path:
-    return folder.path / "explorer.json"

@@ -12,13 +12,13 @@ from strop.run.apart.part import Name
 
 
 def gpus_of(run: Run, section: RayCluster) -> Mapping[Name, float]:
-    """How many each part gets: the trainer one for each rank, the explorer one, or one for each engine of its
-    pool and none for itself; where there is one in all, they share it.
+    """How many each part gets for itself: the trainer one, and each of its further ranks one, too; the
+    explorer one, or one for each engine of its pool and none for itself. A single one is shared.
 
     Raises PlacementError where they are too few.
     """
     there = section.nodes * section.gpus_per_node
-    pool, ranks = run.rollout.pool, _ranks(run)
+    pool, ranks = run.rollout.pool, ranks_of(run)
     if there == 0 or run.trainer.engine.device == "cpu":
         return {"explorer": 0, "trainer": 0}
     if there == 1 and ranks == 1:
@@ -30,7 +30,7 @@ def gpus_of(run: Run, section: RayCluster) -> Mapping[Name, float]:
             f"cluster: {section.nodes} nodes of {section.gpus_per_node} GPUs have {there} in all; the "
             f"trainer wants {ranks} (trainer.engine.ranks), and {more}. Write fewer of them, or more nodes."
         )
-    return {"explorer": 0 if pool else 1, "trainer": ranks}
+    return {"explorer": 0 if pool else 1, "trainer": 1}
 
 
 def gpus_of_engine(run: Run, section: RayCluster) -> float:
@@ -38,9 +38,10 @@ def gpus_of_engine(run: Run, section: RayCluster) -> float:
     there, pool = section.nodes * section.gpus_per_node, run.rollout.pool
     if pool is None or there == 0 or run.trainer.engine.device == "cpu":
         return 0
-    return 0.5 / pool.engines if there == 1 and _ranks(run) == 1 else 1
+    return 0.5 / pool.engines if there == 1 and ranks_of(run) == 1 else 1
 
 
-def _ranks(run: Run) -> int:
+def ranks_of(run: Run) -> int:
+    """How many the trainer has, itself among them."""
     engine = run.trainer.engine
     return engine.ranks if isinstance(engine, Fsdp2Engine) else 1

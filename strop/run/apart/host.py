@@ -6,6 +6,7 @@ from typing import assert_never
 
 from strop.config.schema import Run
 from strop.config.schema.cluster import LocalCluster, RayCluster
+from strop.workers.ray_worker import node_address
 
 LOOPBACK = "127.0.0.1"
 
@@ -16,8 +17,6 @@ def own_host(run: Run) -> str:
         case LocalCluster():
             return LOOPBACK
         case RayCluster():
-            from ray.util import get_node_ip_address  # here, where Ray is
-
-            return str(get_node_ip_address())  # type: ignore[no-untyped-call]
+            return node_address()
         case _:
             assert_never(run.cluster)

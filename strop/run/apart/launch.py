@@ -17,21 +17,19 @@ from dataclasses import replace
 from typing import Any, assert_never
 
 from strop.buffer.table import clear_buffer
+from strop.config.check import require_reward
 from strop.config.load import Loaded
 from strop.config.schema import Run
 from strop.config.schema.cluster import LocalCluster, RayCluster
 from strop.config.schema.synchronizer import MemorySync
 from strop.errors import Interrupted
-from strop.run.apart.explore_driver import ExploreState
-from strop.run.apart.gpus import gpus_of
+from strop.run.apart.explore_state import ExploreState
 from strop.run.apart.local_part import LocalPart
 from strop.run.apart.part import Name, Order, Part, say
-from strop.run.apart.ray_part import RayPart, ray_cluster
+from strop.run.apart.ray_cluster import open_ray_parts
 from strop.run.folder import RunFolder, RunState
-from strop.run.policy import require_reward
 from strop.run.resume import find_start
 from strop.run.stopping import StopSignal
-from strop.sync import table
 from strop.training import checkpoint
 
 _POLL_SECONDS = 0.1
@@ -73,15 +71,16 @@ def _open_parts(run: Run, orders: Sequence[Order], restarts: int) -> Iterator[Se
         case LocalCluster():
             yield [LocalPart(order, restarts) for order in orders]
         case RayCluster() as section:
-            with ray_cluster(run, section) as ray:
-                gpus = gpus_of(run, section)
-                yield [RayPart(ray, order, run, section, gpus[order.name], restarts) for order in orders]
+            with open_ray_parts(run, section, orders, restarts) as parts:
+                yield parts
         case _:
             assert_never(run.cluster)
 
 
 def _begin(loaded: Loaded, folder: RunFolder) -> None:
     """A new run: nothing of an older one may be left where the two meet."""
+    from strop.sync import table  # torch, which no launcher needs that goes on with a run
+
     section = loaded.run.synchronizer
     assert not isinstance(section, MemorySync)
     clear_buffer(loaded.run.buffer, folder.path)

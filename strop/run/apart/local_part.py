@@ -12,7 +12,7 @@ from typing import IO
 
 import cloudpickle
 
-from strop.errors import StropError
+from strop.errors import RankLost, StropError
 from strop.interpreter import child_environment
 from strop.run.apart.part import Order, say
 
@@ -38,12 +38,14 @@ class LocalPart:
         if code is None or code == 0:
             return
         self._pump.join()
-        if code < 0 and self._restarted < self._restarts:
+        lost = code == RankLost.exit_code
+        if (lost or code < 0) and self._restarted < self._restarts:
             self._restarted += 1
+            why = self._words() if lost else f"The {self.name} was ended by {_signal(code)}."
             say(
                 "run",
-                f"The {self.name} was ended by signal {-code} ({signal.strsignal(-code)}). It is started "
-                f"again and goes on from its last state ({self._restarted} of {self._restarts} times).",
+                f"{why} It is started again and goes on from its last state ({self._restarted} of "
+                f"{self._restarts} times).",
             )
             self._start()
             return
@@ -78,17 +80,25 @@ class LocalPart:
         self._pump = threading.Thread(target=_show, args=(self.name, self._process.stdout), daemon=True)
         self._pump.start()
 
-    def _error(self, code: int) -> StropError:
+    def _words(self) -> str:
+        """What Strop raised in it on purpose."""
         self._last_words.seek(0)
-        words = self._last_words.read().decode(errors="replace")
+        return self._last_words.read().decode(errors="replace")
+
+    def _error(self, code: int) -> StropError:
+        words = self._words()
         if not words:
-            how = f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exit code {code}"
+            how = _signal(code) if code < 0 else f"exit code {code}"
             words = f"The {self.name} ended with {how}; what it said stands above."
             if code < 0:
                 words += f" It was started again {self._restarts} times (synchronizer.max_restarts)."
         error = StropError(words)
         error.exit_code = code if code > 0 else 128 - code
         return error
+
+
+def _signal(code: int) -> str:
+    return f"signal {-code} ({signal.strsignal(-code)})"
 
 
 def _show(name: str, said: IO[bytes]) -> None:

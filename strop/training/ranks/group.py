@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from torch import distributed
 
-from strop.errors import TrainingError, WorkerDied
+from strop.errors import RankLost, TrainingError, WorkerDied
 from strop.protocols import WrittenFile
+from strop.training.ranks.address import meeting_on_cluster
 from strop.training.ranks.follower import follow
 from strop.training.ranks.member import Member
 from strop.training.ranks.messages import Call, Done, Failed, Make, Save, Setting
 from strop.training.ranks.part import gather
-from strop.workers.start import Local, start_worker
+from strop.workers.start import HERE, OnRay, Place, start_worker
 
 T = TypeVar("T")
 
@@ -27,15 +28,24 @@ _LAST_WORDS_SECONDS = 5.0
 class RankGroup:
     """Ranks that hold objects under names, one of each on every rank, and call them together."""
 
-    def __init__(self, ranks: int, device: Literal["cpu", "cuda"]) -> None:
-        """Start the others, and join them. Raises TrainingError where one of them cannot."""
+    def __init__(self, ranks: int, device: Literal["cpu", "cuda"], place: Place = HERE) -> None:
+        """Start the others in that kind of place, and join them.
+
+        Raises TrainingError where one of them cannot join, PlacementError where there is no room for one.
+        """
         self.ranks = ranks
+        self._followers: list[_Follower] = []
         self._folder = tempfile.TemporaryDirectory(prefix="strop-ranks-")
-        store = str(Path(self._folder.name) / "store")
-        settings = [Setting(rank, ranks, device, store) for rank in range(ranks)]
-        self._followers = [_Follower(setting) for setting in settings[1:]]
-        with self._meanwhile(settings[1:]) as nodes:
-            self._member = Member(settings[0])
+        alone = isinstance(place, OnRay)  # Ray shows each its own GPU, and no other
+        meeting = meeting_on_cluster() if alone else f"file://{self._folder.name}/store"
+        settings = [Setting(rank, ranks, device, 0 if alone else rank, meeting) for rank in range(ranks)]
+        try:
+            self._start(place)
+            with self._meanwhile(settings[1:]) as nodes:
+                self._member = Member(settings[0])
+        except BaseException:
+            self.close()
+            raise
         self.device = self._member.device
         self.nodes: tuple[str, ...] = (self._member.node, *nodes)
         """Where each rank is."""
@@ -80,6 +90,14 @@ class RankGroup:
         for follower in self._followers:
             follower.check()
 
+    def _start(self, place: Place) -> None:
+        """All at once, since a node may be long in coming up."""
+        with ThreadPoolExecutor(self.ranks) as pool:
+            started = [pool.submit(_Follower, rank, place) for rank in range(1, self.ranks)]
+        self._followers = [follower.result() for follower in started if follower.exception() is None]
+        for follower in started:
+            follower.result()
+
     @contextmanager
     def _meanwhile(self, messages: Sequence[object]) -> Iterator[list[Any]]:
         results: list[Any] = []
@@ -97,25 +115,26 @@ class RankGroup:
 class _Follower:
     """One of the other ranks."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._worker = start_worker(f"Rank {setting.rank} of the trainer", follow, Local())
+    def __init__(self, rank: int, place: Place) -> None:
+        self._name = f"Rank {rank} of the trainer"
+        self._worker = start_worker(f"rank-{rank}", follow, place)
 
     def send(self, message: object) -> None:
         """Raises TrainingError where nobody is there any more."""
         try:
             self._worker.send(message)
         except WorkerDied as death:
-            raise _lost(death) from None
+            raise self._lost(death) from None
 
     def result(self) -> Any:
         """Of the oldest message not yet answered. Raises what it raised, or TrainingError if it died."""
         try:
             answer: Done | Failed = self._worker.receive()
         except WorkerDied as death:
-            raise _lost(death) from None
+            raise self._lost(death) from None
         if isinstance(answer, Failed):
             if answer.kind is None:
-                raise TrainingError(f"{self._worker.name} failed:\n{answer.message}")
+                raise TrainingError(f"{self._name} failed:\n{answer.message}")
             raise answer.kind(answer.message)
         return answer.result
 
@@ -124,7 +143,7 @@ class _Follower:
         try:
             self._worker.check()
         except WorkerDied as death:
-            raise _lost(death) from None
+            raise self._lost(death) from None
 
     def raise_last_words(self, cause: Exception) -> None:
         """Raise what it failed of, if it failed."""
@@ -138,9 +157,8 @@ class _Follower:
         """Kill it."""
         self._worker.end()
 
-
-def _lost(death: WorkerDied) -> TrainingError:
-    return TrainingError(
-        f"{death}. A signal 9 that nobody sent is the kernel's, for want of memory. The same command goes on "
-        "from the last checkpoint."
-    )
+    def _lost(self, death: WorkerDied) -> TrainingError:
+        return (RankLost if death.killed else TrainingError)(
+            f"{self._name} ended {death.how}. A signal 9 that nobody sent is the kernel's, for want of "
+            "memory. The trainer has ended; the same command goes on from its last checkpoint."
+        )

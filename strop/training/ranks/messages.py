@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from strop.errors import StropError
+from strop.training.ranks.address import speak_towards
 
 COLLECTIVE_SECONDS = 1800.0
 """So long one rank waits for the others in the middle of a collective."""
@@ -26,18 +27,21 @@ class Setting:
     rank: int
     ranks: int
     device: Literal["cpu", "cuda"]
-    """`cuda` is a GPU for each rank, by its number."""
-    store: str
-    """A file that is not there yet, by which they find each other."""
+    """`cuda` is a GPU for each rank."""
+    gpu: int
+    """Its number in this process, where it is on one."""
+    meeting: str
+    """Where they find each other: a file that is not there yet, or an address of the first one's node."""
 
     def join(self) -> tuple[torch.device, Store]:
         """Become one of them, as soon as all are there; this one's device, and where any thread may leave
         word for the others."""
         backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
-        device = torch.device(self.device, *([self.rank] if self.device == "cuda" else []))
+        device = torch.device(self.device, *([self.gpu] if self.device == "cuda" else []))
         if self.device == "cuda":
             torch.cuda.set_device(device)
-        store, _, _ = next(rendezvous(f"file://{self.store}", self.rank, self.ranks))
+        speak_towards(self.meeting)
+        store, _, _ = next(rendezvous(self.meeting, self.rank, self.ranks))
         distributed.init_process_group(
             backend,
             store=store,
