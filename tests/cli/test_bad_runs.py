@@ -159,6 +159,12 @@ def test_weights_of_another_model(cli: Cli, run_yaml: Path, tmp_path: Path) -> N
     assert "step-000002" in said and "model" in said
 
 
+@pytest.mark.parametrize("mode", ["train", "explore"])
+def test_a_collective_with_one_half_alone(cli: Cli, run_yaml: Path, mode: str) -> None:
+    said = paragraph(cli, "train", run_yaml, f"mode={mode}", "synchronizer=collective", code=2)
+    assert "joins two processes that one command starts" in said and "write checkpoint here" in said
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [

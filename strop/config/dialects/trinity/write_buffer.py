@@ -62,21 +62,21 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
     if sampled:
         values[f"{TASKSET}.workflow_args"] = main[f"{TASKSET}.workflow_args"]
     if run.reward.functions:
-        function = run.reward.functions[0]
-        values["buffer.default_reward_fn_type"] = _REWARDS.get(function.function, function.function)
+        values["buffer.default_reward_fn_type"] = _reward_name(run.reward)
         if sampled:
-            values[f"{TASKSET}.reward_fn_args"] = function.args or None
+            values[f"{TASKSET}.reward_fn_args"] = run.reward.functions[0].args or None
     for index, taskset in enumerate(measured):
-        values |= _own_reward(f"{EVAL}.{index}", run.reward if taskset.reward is None else taskset.reward)
+        scored = run.reward if taskset.reward is None else taskset.reward
+        if scored.functions:
+            values[f"{EVAL}.{index}.reward_fn_args"] = scored.functions[0].args or None
+        if scored.functions and taskset.reward is not None:
+            values[f"{EVAL}.{index}.default_reward_fn_type"] = _reward_name(scored)
     return values
 
 
-def _own_reward(at: str, reward: Reward) -> dict[str, Any]:
-    if not reward.functions:
-        return {}
-    function = reward.functions[0]
-    name = _REWARDS.get(function.function, function.function)
-    return {f"{at}.default_reward_fn_type": name, f"{at}.reward_fn_args": function.args or None}
+def _reward_name(reward: Reward) -> str:
+    name = reward.functions[0].function
+    return _REWARDS.get(name, name)
 
 
 def _place(at: str, taskset: Taskset) -> dict[str, Any]:
