@@ -37,6 +37,12 @@ GIVEN = ("mode=train", f"{BUFFER}.path=given.jsonl", "buffer.train_batch_size=16
             "algorithm.sample_strategy_args.expert_data_ratio=0.25",
             f"+{EXPERT}={{path: e.jsonl, format: {{messages_key: m, tools_key: t}}}}",
         ],
+        [
+            "algorithm.sample_strategy=warmup",
+            "+buffer.trainer_input.sft_warmup_steps=5",
+            f"+{EXPERT}={{path: e.jsonl, format: {{prompt_key: q, response_key: a}}}}",
+        ],
+        ["algorithm.sample_strategy=staleness_control", "algorithm.sample_strategy_args.max_staleness=3"],
         [f"+{BUFFER}={{use_priority_queue: true, reuse_cooldown_time: 3, capacity: 64, path: b.jsonl}}"],
         [f"+{BUFFER}={{storage_type: sql, path: 'postgresql://u@h/d', name: n, max_read_timeout: 60}}"],
         [f"+{BUFFER}={{storage_type: file, path: seen}}"],

@@ -25,6 +25,9 @@ from strop.run.records.rows import joined, read_rows
 from strop.run.train import train
 from strop.types import ExperienceGroup
 
+from .groups_by_id import assert_each_once
+from .groups_by_id import states as states_of
+
 pytest.importorskip("sqlalchemy")
 CLOCKS = ("time/", "tokens_per_second", "memory/", "sampled_version")
 
@@ -82,12 +85,6 @@ def run_both(loaded, *, explorer=None, explorer_first=False):
     return loaded.run.folder_path
 
 
-def states_of(folder):
-    with sqlite3.connect(folder / "buffer.db") as database:
-        return dict(database.execute("SELECT id, state FROM strop_groups").fetchall())
-
-
-@pytest.mark.parametrize("way", ["checkpoint", "collective"])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -143,6 +140,7 @@ def test_every_style_trains_on_each_group_once(values, style, bound, way):
     folder = run_apart(values(synchronizer={"type": way, "style": style}))
     assert max(numbers(folder, "staleness/max")) <= bound
     assert states_of(folder) == {f"train-{s:06d}-{n:05d}": "done" for s in range(1, 5) for n in range(8)}
+    assert_each_once(folder, states_of(folder))
     assert numbers(folder, "eval/held-out/reward")[-1:], "the last weights are measured"
 
 
@@ -166,9 +164,10 @@ def test_a_step_that_is_done_again_is_done_with_the_same_weights_and_adds_nothin
     assert [row["reward/mean"] for row in last] == [row["reward/mean"] for row in first]
 
 
-def test_groups_that_a_checkpoint_has_and_nobody_acknowledged_are_not_learned_from_again(values):
+@pytest.mark.parametrize("style", ["fixed", "trainer"])
+def test_groups_that_a_checkpoint_has_and_nobody_acknowledged_are_not_learned_from_again(values, style):
     """As if the trainer had been killed between its checkpoint and the acknowledgement."""
-    run = values()
+    run = values(synchronizer={"type": "checkpoint", "style": style})
     folder = run_apart(run)
     rows = rows_of(folder)
     with sqlite3.connect(folder / "buffer.db") as database:
@@ -177,8 +176,8 @@ def test_groups_that_a_checkpoint_has_and_nobody_acknowledged_are_not_learned_fr
         for (id,) in database.execute("SELECT id FROM strop_groups WHERE state = 'queued'").fetchall():
             content = encode(ExperienceGroup(id, ()))
             database.execute("UPDATE strop_groups SET content = ? WHERE id = ?", (content, id))
-    loaded = strop.load({"synchronizer": {"type": "checkpoint"}} | run)
-    train(loaded)
+    train(strop.load(run))
+    assert_each_once(folder, states_of(folder))
     assert set(states_of(folder).values()) == {"done"}
     assert rows_of(folder) == rows
 

@@ -15,7 +15,8 @@ import yaml
 import strop
 from strop.errors import StropError
 
-from .test_apart import rows_of, states_of
+from .groups_by_id import states as states_of
+from .test_apart import rows_of
 
 pytest.importorskip("sqlalchemy")
 

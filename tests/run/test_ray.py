@@ -16,7 +16,8 @@ from strop.run.apart.gpus import gpus_of
 from strop.run.apart.part import Order
 from strop.run.apart.ray_serve import MARK, Errand
 
-from .test_apart import rows_of, states_of
+from .groups_by_id import states as states_of
+from .test_apart import rows_of
 from .test_launch import start, wait_for
 from .test_ranks import close, on
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +78,27 @@ def _sqlite_engine(file: Path) -> sa.Engine:
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # sqlite3 begins no transactions of its own
-    connection.execute("PRAGMA journal_mode = WAL")
+    # Of two that make a new file WAL at once SQLite refuses one, without a wait.
+    _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
     connection.execute("PRAGMA synchronous = NORMAL")  # safe against the end of any process
     connection.execute("PRAGMA busy_timeout = 0")
 
 
 def _begin_at_once(connection: sa.Connection) -> None:
     """Take the write lock first, so that no transaction has to be given up half-way."""
+    _patiently(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+
+
+def _patiently(work: Callable[[], object]) -> None:
+    """Again and again while others hold the file."""
     deadline = time.monotonic() + _SQLITE_TIMEOUT_SECONDS
     while True:
         try:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            work()
             return
-        except OperationalError as error:
-            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+        except (OperationalError, sqlite3.OperationalError) as error:
+            cause = error.orig if isinstance(error, OperationalError) else error
+            if getattr(cause, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
                 raise
             if time.monotonic() > deadline:
                 raise

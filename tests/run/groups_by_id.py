@@ -1,0 +1,41 @@
+"""Which groups of a finished run were trained on how often: by their ids in the buffer that it leaves."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection
+from pathlib import Path
+
+from strop.run.apart.step_groups import step_of
+
+
+def states(folder: Path) -> dict[str, str]:
+    """The state of every group that was ever put into a run's `buffer.db`, by id."""
+    with sqlite3.connect(folder / "buffer.db") as database:
+        return dict(database.execute("SELECT id, state FROM strop_groups").fetchall())
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    """The trainer's rows of its steps: each once, however often it was killed."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in found if row["step"] > 0]
+    numbers = [row["step"] for row in steps]
+    assert numbers == list(range(1, len(steps) + 1)), f"a step is missing, or there twice: {numbers}"
+    return steps
+
+
+def assert_each_once(folder: Path, explored: Collection[str]) -> None:
+    """Every group that was explored has been trained on exactly once, or is left over in the buffer.
+
+    The buffer acknowledges a group once, after the checkpoint that has it, and the record has each step once.
+    So where the steps trained on as many groups as are done, none was trained on twice and none was lost.
+    """
+    found, steps = states(folder), rows(folder)
+    assert found.keys() == set(explored), "every group came into the buffer, under one id"
+    assert set(found.values()) <= {"done", "queued"}, "a group was taken, and never acknowledged"
+    done = [id for id, state in found.items() if state == "done"]
+    if "groups/trained" in steps[-1]:
+        assert sum(int(row.get("groups/trained", 0)) for row in steps) == len(done)
+    else:  # by step: a step's groups, and no others, are trained on in it
+        assert {step_of(id) for id in done} == {int(row["step"]) for row in steps}
