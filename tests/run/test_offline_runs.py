@@ -69,6 +69,15 @@ def test_sft_measures_sampled_answers_where_there_is_a_reward(offline, values):
     assert {"eval/held-out/loss", "eval/held-out/reward"} <= row.keys()
 
 
+def test_sft_samples_only_for_the_eval_taskset_that_has_a_reward(offline):
+    run = offline("sft", trainer__duration="1 steps")
+    (given,) = run["data"]["eval"]
+    sampled = {"name": "sampled", "path": given["path"], "answer": "better", "limit_tasks": 4}
+    run["data"]["eval"] = [given, sampled | {"reward": "exact"}]
+    measured = {name for name in rows(train(run).folder)[-1] if name.endswith(("/loss", "/reward"))}
+    assert measured == {"eval/held-out/loss", "eval/sampled/reward"}
+
+
 def test_dpo_widens_the_margin(offline):
     result = train(offline("dpo", trainer__duration="20 steps", trainer__optimizer__lr=3e-3))
     first, *_, last = (row for row in rows(result.folder) if "eval/held-out/loss" in row)
