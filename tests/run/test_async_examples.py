@@ -49,6 +49,13 @@ def test_two_processes_side_by_side(quickstart, name, bound):
     assert "importance/mean" in rows[-1] and "eval/held-out/reward" in rows[-1]
 
 
+def test_a_warm_up_and_then_two_side_by_side(quickstart):
+    folder = run_both(load("warm_up", quickstart, *SMALL, "trainer.sample.steps=2 steps"))
+    rows = rows_of(folder)
+    assert ["sft_loss" in row for row in rows] == [False, True, True, False, False]
+    assert ["reward/mean" in row for row in rows] == [False, False, False, True, True]
+
+
 def test_a_pair_on_postgresql_with_a_folder_that_both_reach(quickstart, monkeypatch):
     pytest.importorskip("psycopg")
     binaries = find_binaries()
