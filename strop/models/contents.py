@@ -29,7 +29,11 @@ def contents_of(path: str) -> str:
 
 def _configuration(folder: Path) -> str:
     file = folder / "config.json"
-    values = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return text  # who loads the model says what is wrong with it
     return json.dumps({key: values[key] for key in values if key not in _OF_THE_WRITER}, sort_keys=True)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import PurePath
 from typing import Any
 
@@ -29,13 +29,8 @@ def met(run: Run, tasks: TrainTasks, half: Half) -> AbstractContextManager[None]
     is of another. In mode both there is nothing to compare: one run file was read for both."""
     section = run.synchronizer
     if run.mode == "both" or not isinstance(section, CheckpointSync):
-        return _by_itself()
+        return nullcontext()
     return at_work(RunFolder.of(run).path / section.folder, half, said_by(run, tasks))
-
-
-@contextmanager
-def _by_itself() -> Iterator[None]:
-    yield
 
 
 def meeting_place(run: Run) -> tuple[str, ...]:
