@@ -97,7 +97,7 @@ def test_what_is_too_old_is_thrown_away_and_the_batch_filled_with_younger_ones(m
     meeting.explorer.finish()
     assert intake.take(6) is None, "only what is too old was left"
     assert meeting.shifts == [-1, -2, -3], "said at once, for who waits for their steps"
-    intake.acknowledge(intake.hand_over())
+    intake.acknowledge(intake.hand_over(intake.owed))
     assert meeting.explorer.counts() == BufferCounts(0, 0, 9)
 
 
@@ -113,7 +113,7 @@ def test_killed_between_checkpoint_and_acknowledgement_nothing_is_learned_twice(
     meeting.explorer.put(make_groups(8))
     first = meeting.intake()
     first.take(1)
-    first.acknowledge(first.hand_over())
+    first.acknowledge(first.hand_over(first.owed))
     first.take(2)
     checkpoint = first.owed
     first.take(3)
@@ -151,7 +151,7 @@ def test_a_buffer_that_gives_groups_again(tmp_path: Path) -> None:
         assert batch is not None
         first.append(sorted(ids(batch.groups)))
         again.append(batch.metrics["groups/again"])
-        intake.acknowledge(intake.hand_over())
+        intake.acknowledge(intake.hand_over(intake.owed))
     assert (first, again) == ([["v1", "v2"], ["v1", "v2"]], [0, 2])
     buffer.put([make_group(f"n{version}", version=version) for version in (5, 6, 7)])
     batch = intake.take(7)

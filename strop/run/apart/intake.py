@@ -54,13 +54,13 @@ class Intake(ABC):
 
     @property
     def owed(self) -> tuple[str, ...]:
-        """The ids of all that the trainer is done with since `hand_over`, for the checkpoint."""
+        """The ids of all that the trainer is done with and that were not handed over, for the checkpoint."""
         return tuple(self._owed)
 
-    def hand_over(self) -> list[str]:
-        """The same; from now on they are the caller's to acknowledge."""
-        owed, self._owed = self._owed, []
-        return owed
+    def hand_over(self, ids: Sequence[str]) -> Sequence[str]:
+        """The oldest of these, which a checkpoint has: from now on they are the caller's to acknowledge."""
+        del self._owed[: len(ids)]
+        return ids
 
     def waiting(self) -> int:
         """How many groups are in the buffer that nobody has taken."""
@@ -116,7 +116,7 @@ class ByArrival(Intake):
         self._tell_shift = tell_shift
         self._read_timeout_seconds = read_timeout_seconds
         self._max_staleness = max_staleness
-        self._evicted = 0
+        self._evicted = buffer.counts().evicted
 
     def take(self, step: int) -> Batch | None:
         """See `Intake`. Raises `WritersGone` where the explorer is gone before it has finished."""

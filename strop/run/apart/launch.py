@@ -27,10 +27,10 @@ from strop.run.apart.explore_state import ExploreState
 from strop.run.apart.local_part import LocalPart
 from strop.run.apart.part import Name, Order, Part, say
 from strop.run.apart.ray_cluster import open_ray_parts
-from strop.run.folder import RunFolder, RunState
+from strop.run.folder import RunFolder
+from strop.run.records.rows import last_row, read_rows
 from strop.run.resume import find_start
 from strop.run.stopping import StopSignal
-from strop.training import checkpoint
 
 _POLL_SECONDS = 0.1
 
@@ -59,9 +59,7 @@ def launch(loaded: Loaded, reward: Callable[..., Any] | None = None) -> int:
             _watch(parts, stop)
         finally:
             _end(parts)
-    found, _ = checkpoint.latest(folder.checkpoints)
-    assert found is not None, "the trainer has saved its last step"
-    return RunState.load(found).step
+    return int(last_row(read_rows(folder.metrics))["step"])
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class TrainDriver(Loop):
         self._publisher.after(self._state.step, self._length.steps)
         state = super().run(export)
         self._publisher.finish()
-        self._intake.acknowledge(self._intake.hand_over())  # what was thrown away since the last checkpoint
+        self._intake.acknowledge(self._intake.owed)  # what was thrown away since the last checkpoint
         if state.step < self._length.steps:
             self._recorder.say(
                 f"The run ends after step {state.step} of {self._length.steps}: the explorer has finished, "
@@ -115,4 +115,4 @@ class TrainDriver(Loop):
         return learned if versions is None else learned.beside(SAVED, versions)
 
     def _once_kept(self) -> Callable[[], None]:
-        return partial(self._intake.acknowledge, self._intake.hand_over())
+        return partial(self._intake.acknowledge, self._intake.hand_over(self._state.taken))
