@@ -15,38 +15,29 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import torch
 from sampler import SIZES, Work, make_work
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from transformers.utils import logging
 
-from strop.config.schema.rollout import NativeEngine as NativeSection
-from strop.inference.native import NativeEngine
+import strop
+from strop.config.schema import Run
 from strop.inference.pool import EnginePool, Wanted
-from strop.models.fuse import fuse_storage
 from strop.protocols import InferenceEngine
+from strop.run.sampler import MakeEngine
 from strop.types import SampleRequest, Sampling
 from strop.workers.start import Local
 
 
-@dataclass(frozen=True, slots=True)
-class Make:
-    """The engine of a model folder, with one thread."""
-
-    folder: Path
-
-    def __call__(self) -> NativeEngine:
-        torch.set_num_threads(1)
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
-        fuse_storage(model)
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.folder)
-        return NativeEngine.from_model(model, NativeSection(), tokenizer)
+def run_of(folder: Path, engines: int) -> Run:
+    """A run that samples from the model in this folder."""
+    values = {
+        "model": {"path": str(folder)},
+        "data": {"train": {"path": "unread.jsonl"}},
+        "rollout": {"pool": {"engines": engines, "max_restarts": 0}},
+        "trainer": {"engine": {"device": "cpu"}, "duration": "1 steps"},
+    }
+    return strop.load(values).run
 
 
 def requests_of(work: Work, seed: int) -> list[SampleRequest]:
@@ -85,10 +76,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as opened:
         folder = Path(scratch) / "model"
         work = make_work(SIZES[args.model], folder, stops=False)
-        make = Make(folder)
-        engines: dict[str, InferenceEngine] = {"1, in the process": make()}
+        engines: dict[str, InferenceEngine] = {"1, in the process": MakeEngine(run_of(folder, 1), 0)()}
         for many in args.engines:
-            wanted = [Wanted(f"engine-{number}", make) for number in range(many)]
+            run = run_of(folder, many)
+            wanted = [Wanted(f"engine-{number}", MakeEngine(run, number)) for number in range(many)]
             pool = opened.enter_context(closing(EnginePool(wanted, Local(), max_restarts=0)))
             engines[f"{many}, a process each"] = pool
         for engine in engines.values():

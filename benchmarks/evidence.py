@@ -22,7 +22,7 @@ TABLES = {
     "sft": ["benchmarks/sft.py"],
     "cost": ["benchmarks/step_cost.py"],
     "sampler": ["benchmarks/sampler.py"],
-    "engines": ["benchmarks/engines.py"],
+    "engines": ["benchmarks/engines.py", "--engines", "2", "3"],
     "logprobs": ["benchmarks/logprobs_memory.py"],
     "learning": ["benchmarks/learning.py"],
     "apart": ["benchmarks/apart.py"],

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 import strop
 from strop.config.schema import Run
 from strop.errors import PlacementError
-from strop.run.apart.gpus import gpus_of
+from strop.run.apart.gpus import gpus_of, gpus_of_engine
 from strop.run.apart.part import Order
 from strop.run.apart.ray_serve import MARK, Errand
 
@@ -79,6 +79,23 @@ def test_a_rank_that_is_killed_is_placed_again_with_its_trainer_and_nothing_is_l
     assert logs == ["explorer.log", "trainer-rank-1.log", "trainer.log"]
 
 
+@pytest.mark.faults
+def test_an_engine_that_is_killed_is_placed_again_and_its_explorer_goes_on(values, tmp_path, cluster):
+    from .clusters import kill
+
+    whole = strop.train(strop.load(values(name="one")))
+    run = values(name="engine", cluster=cluster.section(), rollout__pool={"engines": 1})
+    folder = tmp_path / "runs" / "strop" / "engine"
+    process = start(tmp_path, run)
+    wait_for(folder / "metrics.jsonl", lines=2, process=process)
+    with cluster.joined("engine"):
+        assert kill("explorer-engine-0")
+    said = finish(process)
+    assert "explorer-engine-0 ended with its actor" in said and "(1 of 3 times)" in said
+    close(rows_of(folder), rows_of(whole.folder))
+    assert (folder / "log" / "explorer-engine-0.log").exists()
+
+
 def test_too_little_of_a_cluster_is_said_before_the_start(values, cluster):
     def refused(match, **changes):
         section = cluster.section(start_timeout_seconds=1) | changes.pop("cluster", {})
@@ -141,6 +158,21 @@ def test_gpus_are_divided(values, nodes, per_node, ranks, expected):
     engine = {"type": "fsdp2", "ranks": ranks}
     run = Run.model_validate(values(cluster=cluster, trainer__engine=engine))
     assert tuple(gpus_of(run, run.cluster).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "engines", "expected"),
+    [(1, 0, 2, (0, 0, 0)), (1, 1, 2, (0, 0.5, 0.25)), (1, 8, 6, (0, 1, 1)), (2, 4, 6, (0, 1, 1))],
+)
+def test_gpus_are_divided_where_the_explorer_has_several_engines(values, nodes, per_node, engines, expected):
+    cluster = {"type": "ray", "nodes": nodes, "gpus_per_node": per_node}
+    pool = {"rollout__pool": {"engines": engines}, "trainer__engine": {"type": "fsdp2", "ranks": 1}}
+    run = Run.model_validate(values(cluster=cluster, **pool))
+    assert (*gpus_of(run, run.cluster).values(), gpus_of_engine(run, run.cluster)) == expected
+    more = Run.model_validate(values(cluster=cluster, **pool, rollout__pool__engines=8))
+    if nodes * per_node > 1:
+        with pytest.raises(PlacementError, match=r"its engines 8 more \(rollout\.pool\.engines\)"):
+            gpus_of(more, more.cluster)
 
 
 def test_ranks_without_gpus_for_them_are_refused(values):

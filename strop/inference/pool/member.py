@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -152,15 +153,24 @@ class Member:
                 self._worker.send(message)
 
     def _listen(self) -> None:
-        while self._worker is not None:
-            try:
-                reply: Reply = self._worker.receive()
-            except WorkerDied as death:
-                self._worker = self._replaced(self._worker, death)
-            else:
-                with self._changed:
-                    self._take(reply)
-                    self._changed.notify_all()
+        try:
+            while self._worker is not None:
+                self._worker = self._heard(self._worker)
+        except StropError as error:
+            self._lose(error)
+        except Exception:  # noqa: BLE001  (whoever waits is told, and raises it)
+            self._lose(InferenceError(f"{self.name}:\n{traceback.format_exc()}"))
+
+    def _heard(self, worker: Worker) -> Worker | None:
+        """Hear of it once; returns who is there then."""
+        try:
+            reply: Reply = worker.receive()
+        except WorkerDied as death:
+            return self._replaced(worker, death)
+        with self._changed:
+            self._take(reply)
+            self._changed.notify_all()
+        return worker
 
     def _take(self, reply: Reply) -> None:
         match reply:
@@ -186,7 +196,10 @@ class Member:
             _deliver(self._owed.pop(number).tickets[number], result)
 
     def _replaced(self, old: Worker, death: WorkerDied) -> Worker | None:
-        """Another worker in the place of one that died; None where there is to be none."""
+        """Another worker in the place of one that died; None where there is to be none.
+
+        Raises PlacementError where no node of a cluster has room for it.
+        """
         with self._changed:
             self._worker = None
             if self._ended or self._fault is not None:
@@ -202,12 +215,7 @@ class Member:
             self._max_restarts,
         )
         old.end()  # on Ray its name is free then
-        try:
-            worker = self._start()
-        except StropError as error:
-            with self._changed:
-                self._lose(error)
-            return None
+        worker = self._start()
         with self._changed:
             if self._ended:
                 worker.end()
@@ -225,11 +233,12 @@ class Member:
         return [*known, *map(_asked, dict.fromkeys(self._owed.values()))]
 
     def _lose(self, fault: StropError) -> None:
-        self._fault = fault
-        if self._worker is not None:
-            self._worker.end()
-        self._give_up(fault)
-        self._changed.notify_all()
+        with self._changed:  # which the caller may hold already
+            self._fault = fault
+            if self._worker is not None:
+                self._worker.end()
+            self._give_up(fault)
+            self._changed.notify_all()
 
     def _give_up(self, fault: StropError) -> None:
         for number in tuple(self._owed):

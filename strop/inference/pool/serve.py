@@ -48,22 +48,23 @@ class _Served:
 
     async def run(self) -> None:
         """Until nobody is there any more."""
-        inbox: asyncio.Queue[Message | None] = asyncio.Queue()
+        inbox: asyncio.Queue[Message | Exception] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def listen() -> None:
             try:
                 while True:
                     loop.call_soon_threadsafe(inbox.put_nowait, self._channel.receive())
-            except EOFError:
-                loop.call_soon_threadsafe(inbox.put_nowait, None)
+            except Exception as error:  # noqa: BLE001  (nobody is there any more, or it cannot be unpickled)
+                loop.call_soon_threadsafe(inbox.put_nowait, error)
 
         threading.Thread(target=listen, daemon=True).start()
-        while (message := await inbox.get()) is not None:
+        while not isinstance(message := await inbox.get(), Exception):
             try:
                 self._do(message)
             except Exception as error:  # noqa: BLE001  (the pool is told, and raises it)
                 self._say(_failed(None, error))
+        self._say(_failed(None, message))
 
     def _do(self, message: Message) -> None:
         match message:
