@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import IO, Any, Protocol
 from filelock import FileLock, Timeout
 
 from strop.buffer.codec import decode, encode, from_row, to_json
+from strop.buffer.order import Use
 from strop.config.schema.buffer import SQLITE_SUFFIXES
 from strop.errors import StoreError
 from strop.types import ExperienceGroup
@@ -28,6 +29,8 @@ class Kept:
     """Those not done, oldest first, with how often they were used."""
     done: frozenset[str] = field(default_factory=frozenset)
     """The ids of those that are done, which are never taken in again."""
+    writers: Mapping[str, bool] = field(default_factory=dict)
+    """Of a buffer that is a process of its own: who writes into it, and whether they have finished."""
 
 
 class Backup(Protocol):
@@ -41,12 +44,16 @@ class Backup(Protocol):
         """A group came in."""
         ...
 
-    def used(self, ids: Sequence[str]) -> None:
+    def used(self, uses: Sequence[Use]) -> None:
         """Groups were used, and will be again."""
         ...
 
     def done(self, ids: Sequence[str]) -> None:
         """Groups were used for the last time, or dropped."""
+        ...
+
+    def writers(self, states: Mapping[str, bool]) -> None:
+        """Who writes, and whether they have finished."""
         ...
 
     def close(self) -> None:
@@ -64,10 +71,13 @@ class NoBackup:
     def put(self, group: ExperienceGroup) -> None:
         """Keep nothing."""
 
-    def used(self, ids: Sequence[str]) -> None:
+    def used(self, uses: Sequence[Use]) -> None:
         """Keep nothing."""
 
     def done(self, ids: Sequence[str]) -> None:
+        """Keep nothing."""
+
+    def writers(self, states: Mapping[str, bool]) -> None:
         """Keep nothing."""
 
     def close(self) -> None:
@@ -117,41 +127,57 @@ class SqliteBackup:
             "CREATE TABLE IF NOT EXISTS groups (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, "
             "uses INTEGER NOT NULL DEFAULT 0, content BLOB)"
         )
+        self._rows.execute(
+            "CREATE TABLE IF NOT EXISTS writers (name TEXT PRIMARY KEY, finished INTEGER NOT NULL)"
+        )
 
     def restore(self) -> Kept:
         """What is in it."""
         kept = "SELECT content, uses FROM groups WHERE content IS NOT NULL ORDER BY number"
         groups = [(decode(content), uses) for content, uses in self._rows.execute(kept)]
         done = self._rows.execute("SELECT id FROM groups WHERE content IS NULL")
-        return Kept(groups, frozenset(id for (id,) in done))
+        writers = self._rows.execute("SELECT name, finished FROM writers")
+        states = {name: bool(finished) for name, finished in writers}
+        return Kept(groups, frozenset(id for (id,) in done), states)
 
     def put(self, group: ExperienceGroup) -> None:
         """A new row."""
         with _about(self._path):
             self._rows.execute("INSERT INTO groups (id, content) VALUES (?, ?)", (group.id, encode(group)))
 
-    def used(self, ids: Sequence[str]) -> None:
-        """One use more."""
-        self._each("UPDATE groups SET uses = uses + 1 WHERE id = ?", ids)
+    def used(self, uses: Sequence[Use]) -> None:
+        """So many uses, unless there were more."""
+        with self._transaction():
+            by_use = [(use, id) for id, use in uses]
+            self._rows.executemany("UPDATE groups SET uses = max(uses, ?) WHERE id = ?", by_use)
 
     def done(self, ids: Sequence[str]) -> None:
         """Forget the content; its room is used again."""
-        self._each("UPDATE groups SET content = NULL WHERE id = ?", ids)
+        with self._transaction():
+            self._rows.executemany("UPDATE groups SET content = NULL WHERE id = ?", [(id,) for id in ids])
+
+    def writers(self, states: Mapping[str, bool]) -> None:
+        """A row for each."""
+        with self._transaction():
+            self._rows.execute("DELETE FROM writers")
+            self._rows.executemany("INSERT INTO writers (name, finished) VALUES (?, ?)", states.items())
 
     def close(self) -> None:
         """Let go of the file."""
         self._rows.close()
         self._lock.release()
 
-    def _each(self, statement: str, ids: Sequence[str]) -> None:
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
         with _about(self._path):
             self._rows.execute("BEGIN")
-            self._rows.executemany(statement, [(id,) for id in ids])
+            yield
             self._rows.execute("COMMIT")
 
 
 class JsonLinesBackup:
-    """A line per event: `{"put": group}`, `{"used": [ids]}`, `{"done": [ids]}`.
+    """A line per event: `{"put": group}`, `{"used": {id: uses}}`, `{"done": [ids]}`, and of a buffer that is
+    a process of its own `{"writers": {name: finished}}`.
 
     It grows with the run; when it is opened again, what is done is taken out, and its ids stay.
     """
@@ -159,25 +185,28 @@ class JsonLinesBackup:
     def __init__(self, path: Path) -> None:
         self._lock = _lock(path)
         self._path = path
-        self._kept = self._read() if path.exists() else Kept()
-        self._compact()
+        self._compact(self._read() if path.exists() else Kept())
         self._lines: IO[str] = path.open("a", encoding="utf-8")
 
     def restore(self) -> Kept:
-        """What was in it when it was opened."""
-        return self._kept
+        """What is in it."""
+        return self._read()
 
     def put(self, group: ExperienceGroup) -> None:
         """A line with the group."""
         self._write(_put_line(group))
 
-    def used(self, ids: Sequence[str]) -> None:
-        """A line with the ids."""
-        self._write(json.dumps({"used": list(ids)}) + "\n")
+    def used(self, uses: Sequence[Use]) -> None:
+        """A line with the ids and their uses."""
+        self._write(json.dumps({"used": dict(uses)}) + "\n")
 
     def done(self, ids: Sequence[str]) -> None:
         """A line with the ids."""
         self._write(json.dumps({"done": list(ids)}) + "\n")
+
+    def writers(self, states: Mapping[str, bool]) -> None:
+        """A line with all of them."""
+        self._write(json.dumps({"writers": dict(states)}) + "\n")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -194,6 +223,7 @@ class JsonLinesBackup:
         groups: dict[str, ExperienceGroup] = {}
         uses: dict[str, int] = {}
         done: set[str] = set()
+        writers: dict[str, bool] = {}
         with self._path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.endswith("\n"):
@@ -203,21 +233,28 @@ class JsonLinesBackup:
                     case "put":
                         groups[content.id] = content
                     case "used":
-                        uses |= {id: uses.get(id, 0) + 1 for id in content}
+                        uses |= {id: max(use, uses.get(id, 0)) for id, use in content.items()}
                     case "done":
                         done |= set(content)
                         for id in content:
                             groups.pop(id, None)
-        return Kept([(group, uses.get(group.id, 0)) for group in groups.values()], frozenset(done))
+                    case "writers":
+                        writers = content
+        kept = [(group, uses.get(group.id, 0)) for group in groups.values()]
+        return Kept(kept, frozenset(done), writers)
 
     def _event(self, line: str, number: int) -> tuple[str, Any]:
-        """What a line says: the group that was put, or the ids that were used or are done."""
+        """What a line says: the group that was put, the ids that were used or are done, who writes."""
         try:
             [(event, content)] = json.loads(line).items()
             if event == "put":
                 return event, from_row(content)
-            if event in ("used", "done"):
+            if event == "done":
                 return event, [str(id) for id in content]
+            if event == "used":
+                return event, {str(id): int(use) for id, use in content.items()}
+            if event == "writers":
+                return event, {str(name): bool(finished) for name, finished in content.items()}
             why = f"it says {event!r}"
         except (ValueError, TypeError, AttributeError, StoreError) as error:
             why = str(error)
@@ -226,14 +263,16 @@ class JsonLinesBackup:
             "`buffer.backup` to another file."
         )
 
-    def _compact(self) -> None:
+    def _compact(self, kept: Kept) -> None:
         """Write what is kept into a new file, and put that in the place of the old one."""
         beside = self._path.with_name(self._path.name + ".new")
         with beside.open("w", encoding="utf-8") as lines:
-            lines.write(json.dumps({"done": sorted(self._kept.done)}) + "\n")
-            for group, uses in self._kept.groups:
+            lines.write(json.dumps({"done": sorted(kept.done)}) + "\n")
+            lines.write(json.dumps({"writers": dict(kept.writers)}) + "\n")
+            for group, uses in kept.groups:
                 lines.write(_put_line(group))
-                lines.writelines([json.dumps({"used": [group.id]}) + "\n"] * uses)
+                if uses:
+                    lines.write(json.dumps({"used": {group.id: uses}}) + "\n")
         beside.replace(self._path)
 
 

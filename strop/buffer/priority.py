@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from strop.buffer.order import Taken, Use
 from strop.types import ExperienceGroup
 
 USE_PENALTY = 2
@@ -64,25 +65,29 @@ class Priority:
         return False
 
     def add(self, group: ExperienceGroup, uses: int) -> list[str]:
-        """Take in a group; returns what was dropped for want of room."""
+        """Take in a group, which cools down if it was used; returns what was dropped for want of room."""
         self._added += 1
-        self._entries[group.id] = _Entry(group, version_of(group), self._added, uses, ready_at=self._clock())
+        cooldown = (self._cooldown_seconds or 0.0) if uses else 0.0
+        ready_at = self._clock() + cooldown
+        self._entries[group.id] = _Entry(group, version_of(group), self._added, uses, ready_at)
         if len(self._entries) <= self.capacity_groups:
             return []
         lowest = min(self._entries.values(), key=lambda entry: entry.rank)
         del self._entries[lowest.group.id]
         return [lowest.group.id]
 
-    def take(self, groups: int) -> list[ExperienceGroup]:
+    def take(self, groups: int) -> list[Taken]:
         """Those of highest priority; they come back after the cooldown, with one use more."""
         taken = heapq.nlargest(groups, self._ready(), key=lambda entry: entry.rank)
-        for entry in taken:
-            if self._cooldown_seconds is None:
-                del self._entries[entry.group.id]
-            else:
-                entry.uses += 1
-                entry.ready_at = self._clock() + self._cooldown_seconds
-        return [entry.group for entry in taken]
+        return [(entry.group, self._use(entry, entry.uses + 1)) for entry in taken]
+
+    def claim(self, use: Use) -> bool:
+        """As if it had been taken now; False where it was used as often already, and is to come back."""
+        entry = self._entries[use[0]]
+        if self._cooldown_seconds is not None and entry.uses >= use[1]:
+            return False
+        self._use(entry, use[1])
+        return True
 
     def comes_back(self, id: str) -> bool:
         """Whether a taken group is still held."""
@@ -101,6 +106,14 @@ class Priority:
         for id in cooling:
             del self._entries[id]
         return cooling
+
+    def _use(self, entry: _Entry, use: int) -> int:
+        if self._cooldown_seconds is None:
+            del self._entries[entry.group.id]
+        else:
+            entry.uses = use
+            entry.ready_at = self._clock() + self._cooldown_seconds
+        return use
 
     def _ready(self) -> list[_Entry]:
         now = self._clock()

@@ -6,16 +6,23 @@ import importlib.util
 import os
 import socket
 import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, assert_never
 
+from strop.buffer.apart.desk import Desk
+from strop.buffer.apart.remote import Member, RemoteStock
 from strop.buffer.backup import Backup, NoBackup, open_backup, remove_backup
 from strop.buffer.file import FileBuffer, clear_folder
+from strop.buffer.order import Fifo, Order
 from strop.buffer.priority import Priority
-from strop.buffer.queue import Fifo, Queue
+from strop.buffer.queue import Queue
+from strop.buffer.stock import OwnStock, Stock
 from strop.buffer.wait import Check, never_stop
 from strop.config.schema import buffer as schema
 from strop.errors import MissingExtraError
+from strop.workers.server import Server
 
 if TYPE_CHECKING:
     from strop.buffer.sql.store import SqlBuffer
@@ -24,6 +31,11 @@ Part = Literal["both", "writer", "reader"]
 """What a process does with a buffer. A reader waits as long as a writer may still write."""
 _DRIVER = "driver"
 """The one process of a run that both explores and trains."""
+ADDRESS = "buffer-address.json"
+"""The file of the run's folder by which explorer and trainer find a buffer's process."""
+OWN_BACKUP = "buffer.db"
+"""The backup of a queue that is a process of its own, where none is named."""
+InMemory = schema.QueueBuffer | schema.PriorityBuffer
 
 
 def open_buffer(
@@ -36,28 +48,20 @@ def open_buffer(
 ) -> Queue | FileBuffer | SqlBuffer:
     """The buffer that the section asks for, with all that an interrupted run left in it; close it.
 
+    A queue of which this process is to be a writer or a reader is a process of its own (`serve_buffer`).
     `folder` is the run's: relative paths stand in it. `member` names the process among those that
     share a database: it takes the place of an earlier one of its name, with its claims at once.
     Left out, it is `driver` for one that does both, alone, and a new name for any other. `check` is
     called at least once a second by whatever waits, and may raise.
     """
     match section:
-        case schema.QueueBuffer():
-            return Queue(
-                Fifo(section.capacity_groups),
-                _backup(section.backup, folder),
-                read_timeout_seconds=section.read_timeout_seconds,
-                write_timeout_seconds=section.write_timeout_seconds,
-                check=check,
-            )
-        case schema.PriorityBuffer():
-            return Queue(
-                Priority(section.capacity_groups, section.reuse_cooldown_seconds),
-                _backup(section.backup, folder),
-                read_timeout_seconds=section.read_timeout_seconds,
-                write_timeout_seconds=0.0,  # it never makes a writer wait
-                check=check,
-            )
+        case schema.QueueBuffer() | schema.PriorityBuffer():
+            if part == "both":
+                stock: Stock = _stock(section, folder)
+            else:
+                named = Member(member or _new_name(part), reads=part == "reader", writes=part == "writer")
+                stock = RemoteStock(folder / ADDRESS, named, check)
+            return queue_of(stock, section, check)
         case schema.FileBuffer():
             return FileBuffer(
                 _in(folder, section.path),
@@ -69,6 +73,41 @@ def open_buffer(
             return _open_sql(section, folder, part, member, check)
         case _:
             assert_never(section)
+
+
+def queue_of(stock: Stock, section: InMemory, check: Check) -> Queue:
+    """A queue with the section's limits; one by priority never makes a writer wait."""
+    return Queue(
+        stock,
+        capacity_groups=section.capacity_groups,
+        read_timeout_seconds=section.read_timeout_seconds,
+        write_timeout_seconds=getattr(section, "write_timeout_seconds", 0.0),
+        check=check,
+    )
+
+
+def with_backup(section: InMemory) -> InMemory:
+    """What a queue means that is a process of its own: it always has a backup."""
+    return section.model_copy(update={"backup": section.backup or OWN_BACKUP})
+
+
+@contextmanager
+def serve_buffer(section: InMemory, folder: Path, host: str) -> Iterator[Server]:
+    """Inside, this process is a run's buffer, which others open as writers and readers.
+
+    `host` is an address of this machine that they can reach.
+    """
+    stock = _stock(with_backup(section), folder)
+    with closing(stock), closing(Server(host, Desk(stock).serve, "strop-buffer")) as server:
+        server.address.save(folder / ADDRESS)
+        yield server
+
+
+def forget_ends(section: InMemory, folder: Path) -> None:
+    """For a run that goes on: that writers have finished counted for its last start, and is said anew."""
+    backup = _backup(with_backup(section).backup, folder)
+    backup.writers({})
+    backup.close()
 
 
 def clear_buffer(section: schema.Buffer, folder: Path, *, member: str = _DRIVER) -> None:
@@ -96,9 +135,23 @@ def _open_sql(
         raise MissingExtraError("`buffer: sql` needs SQLAlchemy: pip install 'strop[sql]'")
     from strop.buffer.sql.store import SqlBuffer
 
-    new = _DRIVER if part == "both" else f"{part}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-    name = new if member is None else member
+    name = _new_name(part) if member is None else member
     return SqlBuffer(section, folder, writes=part != "reader", member=name, check=check)
+
+
+def _new_name(part: Part) -> str:
+    if part == "both":
+        return _DRIVER
+    return f"{part}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+
+
+def _stock(section: InMemory, folder: Path) -> OwnStock:
+    def empty() -> Order:
+        if isinstance(section, schema.PriorityBuffer):
+            return Priority(section.capacity_groups, section.reuse_cooldown_seconds)
+        return Fifo(section.capacity_groups)
+
+    return OwnStock(empty, _backup(section.backup, folder))
 
 
 def _backup(path: str | None, folder: Path) -> Backup:

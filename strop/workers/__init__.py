@@ -1,1 +1,1 @@
-"""Processes that this one starts, talks with and ends: on this machine, or as Ray actors."""
+"""Processes that this one starts, talks with and ends, here or as Ray actors; and lines to any other."""

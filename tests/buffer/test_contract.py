@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from strop.buffer.table import open_buffer
 from strop.errors import BufferEnded, Interrupted, StoreError
 from strop.protocols import BufferCounts
 from tests.buffer.conftest import KINDS, Place
@@ -155,7 +154,7 @@ def test_a_stop_ends_a_wait(place: Place) -> None:
     def stop() -> None:
         raise Interrupted("Stopped by SIGTERM.", 15)
 
-    with open_buffer(place.section(), place.folder, check=stop) as buffer, pytest.raises(Interrupted):
+    with place.open(check=stop) as buffer, pytest.raises(Interrupted):
         buffer.take(1)
 
 

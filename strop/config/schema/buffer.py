@@ -35,29 +35,35 @@ class BufferBase(Section):
 
 
 class QueueBuffer(BufferBase):
-    """First in, first out, in the memory of one process."""
+    """First in, first out, in memory; a process of its own where explorer and trainer are apart."""
 
     type: Literal["queue"] = "queue"
+    name: str = Field("experience_buffer", min_length=1)
+    """On Ray, its name as an actor."""
     capacity_groups: int = Field(4096, gt=0)
     """So many groups wait at most; then writers wait."""
     write_timeout_seconds: float = Field(1800.0, ge=0)
     """Longest wait of a writer for room; after it the run stops and says so."""
     backup: BackupPath | None = None
     """A file (`.db` for SQLite, `.jsonl` for JSON Lines) in the run's folder, or an absolute path; from it
-    a run that was interrupted takes up what was not yet trained on."""
+    a run that was interrupted takes up what was not yet trained on. Null keeps none in one process, and
+    `buffer.db` where explorer and trainer are apart."""
 
 
 class PriorityBuffer(BufferBase):
-    """The newest and least used first, in the memory of one process: highest version minus twice the uses."""
+    """The newest and least used first, in memory as a queue is: highest version minus twice the uses."""
 
     type: Literal["priority"] = "priority"
+    name: str = Field("experience_buffer", min_length=1)
+    """On Ray, its name as an actor."""
     capacity_groups: int = Field(4096, gt=0)
     """So many groups are held at most; when there are more, the one of lowest priority is dropped."""
     reuse_cooldown_seconds: float | None = Field(None, ge=0)
     """So long after it was read, a group can be read again; null reads each once."""
     backup: BackupPath | None = None
     """A file (`.db` for SQLite, `.jsonl` for JSON Lines) in the run's folder, or an absolute path; from it
-    a run that was interrupted takes up what was not yet trained on."""
+    a run that was interrupted takes up what was not yet trained on. Null keeps none in one process, and
+    `buffer.db` where explorer and trainer are apart."""
 
 
 class SqlBuffer(BufferBase):

@@ -7,7 +7,6 @@ is through, it has left the last versions in the run's folder.
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -18,12 +17,13 @@ import torch
 from torch import Tensor
 
 from strop.buffer.wait import Check
-from strop.sync.collective.address import Address
-from strop.sync.collective.line import ANSWER_SECONDS, SLICE_SECONDS, Line, LineBroken
+from strop.sync.collective.outbox import ADDRESS
 from strop.sync.collective.pair import Meeting, Pair, PairBroken, gpu_of
 from strop.sync.collective.parcel import Bucket
 from strop.sync.folder import FolderVersions
 from strop.sync.versions import VersionGone, Word
+from strop.workers.address import Address
+from strop.workers.line import ANSWER_SECONDS, SLICE_SECONDS, Line, LineBroken, reach
 
 log = logging.getLogger("strop.sync")
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class CollectiveInbox:
     def _ask(self, version: int | None = None) -> dict[str, Any] | None:
         """What the trainer answers; None where it is not there."""
         if self._line is None:
-            self._line = self._reach()
+            self._line = reach(Address.load(self._folder / ADDRESS), self._check)
         if self._line is None:
             return None
         request = {"said": self._numbers, "version": version, "gpu": gpu_of(self._device)}
@@ -108,22 +108,6 @@ class CollectiveInbox:
             self.close()
             return None
         return answer
-
-    def _reach(self) -> Line | None:
-        address = Address.load(self._folder)
-        if address is None:
-            return None
-        try:
-            connection = socket.create_connection((address.host, address.port), timeout=SLICE_SECONDS)
-        except OSError:
-            return None
-        line = Line(connection, self._check)
-        try:
-            line.send(address.token, limit_seconds=ANSWER_SECONDS)
-        except LineBroken:
-            line.close()
-            return None
-        return line
 
     def _receive(self, answer: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
         assert self._line is not None

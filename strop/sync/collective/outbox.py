@@ -17,11 +17,14 @@ from torch import Tensor
 from strop.config.schema.synchronizer import CollectiveSync
 from strop.protocols import WrittenFile
 from strop.sync.collective.parcel import Bucket, pack
-from strop.sync.collective.server import Server
 from strop.sync.collective.session import Sessions
 from strop.sync.collective.shelf import Shelf
 from strop.sync.folder import FolderVersions
 from strop.sync.versions import Word
+from strop.workers.server import Server
+
+ADDRESS = "address.json"
+"""The file by which the explorer finds the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,8 @@ class CollectiveOutbox:
             files = FolderVersions(saved)
             for version in files.all():
                 self._shelf.put(version, pack(files.read(version), self._sessions.home))
-        self._server = Server(host, self._sessions.serve)
-        self._server.address.save(folder)
+        self._server = Server(host, self._sessions.serve, "strop-sync")
+        self._server.address.save(folder / ADDRESS)
 
     def all(self) -> list[int]:
         """Those that are there, oldest first."""

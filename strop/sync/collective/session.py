@@ -17,11 +17,11 @@ import torch
 
 from strop.config.schema.synchronizer import CollectiveSync
 from strop.errors import PlacementError
-from strop.sync.collective.line import ANSWER_SECONDS, HungUp, Line, LineBroken
 from strop.sync.collective.pair import Backend, Meeting, Pair, PairBroken, gpu_of, open_store
 from strop.sync.collective.parcel import Bucket
 from strop.sync.collective.shelf import Shelf
 from strop.sync.versions import TRAINERS
+from strop.workers.line import ANSWER_SECONDS, HungUp, Line, LineBroken
 
 log = logging.getLogger("strop.sync")
 

@@ -1,4 +1,4 @@
-"""Messages between two processes: JSON over a socket, each with its length before it."""
+"""Messages between two processes: JSON or bytes over a socket, each with its length before it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from strop.buffer.wait import Check
+from strop.workers.address import Address
 
 SLICE_SECONDS = 0.2
 """No wait is longer without a check."""
@@ -18,6 +18,8 @@ ANSWER_SECONDS = 60.0
 """Who takes longer to say or hear a word is taken for dead."""
 _LENGTH = struct.Struct("!I")
 _MOST_BYTES = 1 << 28
+
+Check = Callable[[], None]
 
 
 class LineBroken(Exception):
@@ -39,8 +41,11 @@ class Line:
 
     def send(self, message: Any, *, limit_seconds: float) -> None:
         """Raises `LineBroken` where the other end does not take it."""
-        text = json.dumps(message).encode()
-        left, until = memoryview(_LENGTH.pack(len(text)) + text), time.monotonic() + limit_seconds
+        self.send_bytes(json.dumps(message).encode(), limit_seconds=limit_seconds)
+
+    def send_bytes(self, content: bytes, *, limit_seconds: float) -> None:
+        """The same for what is no JSON."""
+        left, until = memoryview(_LENGTH.pack(len(content)) + content), time.monotonic() + limit_seconds
         while left:
             self.check()
             with self._broken_after(until):
@@ -48,14 +53,18 @@ class Line:
 
     def receive(self, *, limit_seconds: float | None = None) -> Any:
         """The next message. Raises `LineBroken` where none comes."""
+        try:
+            return json.loads(self.receive_bytes(limit_seconds=limit_seconds))
+        except ValueError as error:
+            raise LineBroken from error
+
+    def receive_bytes(self, *, limit_seconds: float | None = None) -> bytes:
+        """The same for what is no JSON."""
         until = None if limit_seconds is None else time.monotonic() + limit_seconds
         (length,) = _LENGTH.unpack(self._bytes(_LENGTH.size, until))
         if length > _MOST_BYTES:
             raise LineBroken
-        try:
-            return json.loads(self._bytes(length, until))
-        except ValueError as error:
-            raise LineBroken from error
+        return self._bytes(length, until)
 
     def close(self) -> None:
         """The other end hears of it."""
@@ -81,3 +90,20 @@ class Line:
                 raise LineBroken from error
         except OSError as error:
             raise LineBroken from error
+
+
+def reach(address: Address | None, check: Check) -> Line | None:
+    """A line to whoever listens there; None where nobody does."""
+    if address is None:
+        return None
+    try:
+        connection = socket.create_connection((address.host, address.port), timeout=SLICE_SECONDS)
+    except OSError:
+        return None
+    line = Line(connection, check)
+    try:
+        line.send(address.token, limit_seconds=ANSWER_SECONDS)
+    except LineBroken:
+        line.close()
+        return None
+    return line

@@ -1,6 +1,6 @@
-"""The trainer's threads that listen: each line has one of its own.
+"""The threads of a process that listens: each line has one of its own.
 
-So one whose explorer was killed in the middle of a transfer keeps nobody from serving the next.
+So one whose other end was killed in the middle of a message keeps nobody from serving the next.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 
-from strop.sync.collective.address import Address
-from strop.sync.collective.line import ANSWER_SECONDS, SLICE_SECONDS, HungUp, Line, LineBroken
+from strop.workers.address import Address
+from strop.workers.line import ANSWER_SECONDS, SLICE_SECONDS, HungUp, Line, LineBroken
 
 Serve = Callable[[Line], None]
 
@@ -21,16 +21,23 @@ Serve = Callable[[Line], None]
 class Server:
     """Listens until it is closed, and serves whoever knows the token."""
 
-    def __init__(self, host: str, serve: Serve) -> None:
-        """`host` is an address of this machine; `serve` may go on until the line breaks."""
+    def __init__(self, host: str, serve: Serve, name: str) -> None:
+        """`host` is an address of this machine; `serve` may go on until the line breaks; `name` is the
+        threads'."""
+        self._name = name
         self._serve = serve
         self._fault: Exception | None = None
         self._closing = threading.Event()
         self._listening = socket.create_server((host, 0))
         self._listening.settimeout(SLICE_SECONDS)
         self.address = Address(host, self._listening.getsockname()[1], secrets.token_hex(16))
-        self._threads = [threading.Thread(target=self._listen, name="strop-sync", daemon=True)]
+        self._threads = [threading.Thread(target=self._listen, name=name, daemon=True)]
         self._threads[0].start()
+
+    @property
+    def lines(self) -> int:
+        """How many are open."""
+        return sum(thread.is_alive() for thread in self._threads[1:])
 
     def look(self) -> None:
         """Raises what went wrong in a thread."""
@@ -50,7 +57,7 @@ class Server:
                 connection, _ = self._listening.accept()
             except TimeoutError:
                 continue
-            thread = threading.Thread(target=self._talk, args=(connection,), name="strop-sync", daemon=True)
+            thread = threading.Thread(target=self._talk, args=(connection,), name=self._name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -62,7 +69,7 @@ class Server:
                     self._serve(line)
         except LineBroken:
             pass
-        except Exception as error:  # noqa: BLE001  (`look` raises it in the trainer's own thread)
+        except Exception as error:  # noqa: BLE001  (`look` raises it in the thread that made this)
             self._fault = error
 
     def _check(self) -> None:
