@@ -101,6 +101,7 @@ def serve_buffer(section: InMemory, folder: Path, host: str) -> Iterator[Server]
     with closing(stock), closing(Server(host, Desk(stock).serve, "strop-buffer")) as server:
         server.address.save(folder / ADDRESS)
         yield server
+        (folder / ADDRESS).unlink(missing_ok=True)
 
 
 def forget_ends(section: InMemory, folder: Path) -> None:
