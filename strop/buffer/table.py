@@ -57,7 +57,7 @@ def open_buffer(
     match section:
         case schema.QueueBuffer() | schema.PriorityBuffer():
             if part == "both":
-                stock: Stock = _stock(section, folder)
+                stock: Stock = _stock(section, _backup(section.backup, folder))
             else:
                 named = Member(member or _new_name(part), reads=part == "reader", writes=part == "writer")
                 stock = RemoteStock(folder / ADDRESS, named, check)
@@ -86,9 +86,9 @@ def queue_of(stock: Stock, section: InMemory, check: Check) -> Queue:
     )
 
 
-def with_backup(section: InMemory) -> InMemory:
-    """What a queue means that is a process of its own: it always has a backup."""
-    return section.model_copy(update={"backup": section.backup or OWN_BACKUP})
+def backup_of(section: InMemory) -> str:
+    """Of a queue that is a process of its own, which always has one."""
+    return section.backup or OWN_BACKUP
 
 
 @contextmanager
@@ -97,29 +97,34 @@ def serve_buffer(section: InMemory, folder: Path, host: str) -> Iterator[Server]
 
     `host` is an address of this machine that they can reach.
     """
-    stock = _stock(with_backup(section), folder)
+    stock = _stock(section, _backup(backup_of(section), folder))
     with closing(stock), closing(Server(host, Desk(stock).serve, "strop-buffer")) as server:
         server.address.save(folder / ADDRESS)
         yield server
         (folder / ADDRESS).unlink(missing_ok=True)
 
 
-def forget_ends(section: InMemory, folder: Path) -> None:
-    """For a run that goes on: that writers have finished counted for its last start, and is said anew."""
-    backup = _backup(with_backup(section).backup, folder)
+def forget_ends(section: schema.Buffer, folder: Path) -> None:
+    """Before the process of a run that goes on: who had finished says it anew."""
+    assert isinstance(section, InMemory)
+    backup = _backup(backup_of(section), folder)
     backup.writers({})
     backup.close()
 
 
-def clear_buffer(section: schema.Buffer, folder: Path, *, member: str = _DRIVER) -> None:
+def clear_buffer(
+    section: schema.Buffer, folder: Path, *, member: str = _DRIVER, is_process: bool = False
+) -> None:
     """Take out what an earlier run left: for a run that starts anew, before it opens the buffer.
 
-    Raises `StoreError` while another process, of another name than `member`, is at work in it.
+    `is_process` says that a queue is a process of its own. Raises `StoreError` while another process, of
+    another name than `member`, is at work in it.
     """
     match section:
         case schema.QueueBuffer() | schema.PriorityBuffer():
-            if section.backup is not None:
-                remove_backup(_in(folder, section.backup))
+            path = backup_of(section) if is_process else section.backup
+            if path is not None:
+                remove_backup(_in(folder, path))
         case schema.FileBuffer():
             clear_folder(_in(folder, section.path))
         case schema.SqlBuffer():
@@ -146,13 +151,13 @@ def _new_name(part: Part) -> str:
     return f"{part}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
 
-def _stock(section: InMemory, folder: Path) -> OwnStock:
+def _stock(section: InMemory, backup: Backup) -> OwnStock:
     def empty() -> Order:
         if isinstance(section, schema.PriorityBuffer):
             return Priority(section.capacity_groups, section.reuse_cooldown_seconds)
         return Fifo(section.capacity_groups)
 
-    return OwnStock(empty, _backup(section.backup, folder))
+    return OwnStock(empty, backup)
 
 
 def _backup(path: str | None, folder: Path) -> Backup:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from strop.buffer.apart.remote import Member, RemoteStock
-from strop.buffer.table import ADDRESS, clear_buffer, open_buffer, queue_of, serve_buffer, with_backup
+from strop.buffer.table import ADDRESS, clear_buffer, open_buffer, queue_of, serve_buffer
 from strop.buffer.wait import Check, never_stop
 from strop.config.schema.buffer import Buffer as Section
 from strop.protocols import Buffer
@@ -66,11 +66,9 @@ class Place:
 
     def clear(self) -> None:
         """Take out what is there."""
-        section = self.section()
         if self.served is not None:
             self.served.close()
-            section = with_backup(section)
-        clear_buffer(section, self.folder)
+        clear_buffer(self.section(), self.folder, is_process=self.served is not None)
 
 
 @pytest.fixture(scope="session")

@@ -7,19 +7,17 @@ many kills: `STROP_APART_KILLS`, 2 unless set (`make evidence ARGS=kills` sets 1
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from .groups_by_id import assert_each_once
 from .groups_by_id import states as states_of
 from .test_apart import rows_of, run_apart
-from .test_launch import start
+from .test_launch import kill_one, start
 
 KILLS = int(os.environ.get("STROP_APART_KILLS", "2"))
 STEPS = 12
@@ -36,16 +34,6 @@ def settings(values, name, way, style):
         algorithm__rollouts_per_task=8,
         data__max_response_tokens=16,
     )
-
-
-def kill_one(process, name: str) -> bool:
-    """SIGKILL the half of this name, if it is at work; whether it was."""
-    for child in psutil.Process(process.pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile, or has not been buried yet
-            if child.cmdline()[-1:] == [name]:
-                child.kill()
-                return True
-    return False
 
 
 def run_killed(tmp_path: Path, run: dict, seed: int) -> tuple[Path, int, str]:

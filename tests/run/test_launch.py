@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -52,6 +55,40 @@ def test_stopped_and_gone_on_with_it_is_the_same_run_as_in_one_process(values, t
     weights = "model.safetensors"
     assert (folder / "model" / weights).read_bytes() == (whole.model / weights).read_bytes()
     assert set(states_of(folder).values()) == {"done"}
+
+
+def test_a_queue_is_a_process_of_its_own_and_when_that_is_killed_nothing_is_lost(values, tmp_path):
+    whole = strop.train(strop.load(values(name="one")))
+    run = values(name="two", synchronizer="checkpoint", buffer="queue")
+    folder = tmp_path / "runs" / "strop" / "two"
+    process = start(tmp_path, run)
+    wait_for(folder / "metrics.jsonl", lines=2, process=process)
+    assert kill_one(process, "buffer")
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert "The buffer was ended by signal 9 (Killed). It is started again" in said
+    assert "Traceback" not in said
+    assert rows_of(folder) == rows_of(whole.folder)
+    assert kept_of(folder) == dict.fromkeys(
+        (f"train-{s:06d}-{n:05d}" for s in range(1, 5) for n in range(8)), 0
+    )
+    assert not (folder / "buffer-address.json").exists()
+
+
+def kill_one(process: subprocess.Popen, name: str) -> bool:
+    """SIGKILL the part of this name, if it is at work; whether it was."""
+    for child in psutil.Process(process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile, or has not been buried yet
+            if child.cmdline()[-1:] == [name]:
+                child.kill()
+                return True
+    return False
+
+
+def kept_of(folder: Path) -> dict[str, int]:
+    """The ids in a queue's backup, with the size of what is not done of them."""
+    with sqlite3.connect(folder / "buffer.db") as database:
+        return dict(database.execute("SELECT id, length(coalesce(content, '')) FROM groups").fetchall())
 
 
 def wait_for(file: Path, *, lines: int, process: subprocess.Popen) -> None:

@@ -50,6 +50,11 @@ def is_apart(run: Run) -> bool:
     return not isinstance(run.synchronizer, MemorySync)
 
 
+def has_own_buffer(run: Run) -> bool:
+    """Whether the buffer is a process of its own: a queue that explorer and trainer reach from theirs."""
+    return run.mode == "both" and is_apart(run) and isinstance(run.buffer, QueueBuffer | PriorityBuffer)
+
+
 def steps_ahead(style: Style) -> int | None:
     """Steps that may wait in the buffer while the explorer samples on; None: as many as fit."""
     match style:
@@ -129,10 +134,10 @@ def _apart(run: Run, section: CheckpointSync | CollectiveSync) -> Iterator[str]:
     if run.mode in _ALONE and isinstance(run.cluster, RayCluster):
         yield f"cluster.type: ray runs both parts, and mode {run.mode} is one of them; write mode: both"
     buffer, style = run.buffer, section.style
-    if isinstance(buffer, QueueBuffer | PriorityBuffer):
+    if isinstance(buffer, QueueBuffer | PriorityBuffer) and run.mode in _ALONE:
         yield (
-            f"buffer.type: {buffer.type} is in the memory of one process, and with synchronizer.type "
-            f"{section.type} explorer and trainer are two; write `buffer: sql`"
+            f"buffer.type: {buffer.type} is a process that one command starts with explorer and trainer, and "
+            f"mode {run.mode} is one of these alone; write `buffer: sql`, or mode: both"
         )
     if run.mode in _ALONE and run.resume != "auto":
         yield (

@@ -1,7 +1,8 @@
-"""Explorer and trainer as two processes, here or on a cluster: started, watched, stopped together.
+"""Explorer and trainer as two processes, here or on a cluster: started, watched, stopped together. Where
+the buffer is a third one, it is there before them and after them.
 
-Consumes    what the two say, line by line, and how they end.
-Waits for   the end of both.
+Consumes    what they say, line by line, and how they end.
+Waits for   the end of explorer and trainer.
 Unblocked   by a signal, which it hands on to both; by the end of one that cannot be helped, which ends the
             other. One that was killed from outside is started again and goes on from its last state.
 """
@@ -16,11 +17,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, assert_never
 
-from strop.buffer.table import clear_buffer
 from strop.config.check import require_reward
+from strop.buffer.table import clear_buffer, forget_ends
 from strop.config.load import Loaded
 from strop.config.schema import Run
 from strop.config.schema.cluster import LocalCluster, RayCluster
+from strop.config.schema.parts import has_own_buffer
 from strop.config.schema.synchronizer import MemorySync
 from strop.errors import Interrupted
 from strop.run.apart.explore_state import ExploreState
@@ -51,8 +53,11 @@ def launch(loaded: Loaded, reward: Callable[..., Any] | None = None) -> int:
     folder.create()
     if ExploreState.load(folder.explorer) is None:
         _begin(loaded, folder)
+    elif has_own_buffer(run):
+        forget_ends(run.buffer, folder.path)
     calm = replace(loaded, run=run.model_copy(update={"resume": "auto"}), sources=dict(loaded.sources))
-    names: tuple[Name, ...] = ("explorer", "trainer")
+    halves: tuple[Name, ...] = ("explorer", "trainer")
+    names: tuple[Name, ...] = ("buffer", *halves) if has_own_buffer(run) else halves
     orders = [Order(name, calm, reward, sys.argv) for name in names]
     with _open_parts(run, orders, section.max_restarts) as parts, StopSignal() as stop:
         try:
@@ -81,13 +86,14 @@ def _begin(loaded: Loaded, folder: RunFolder) -> None:
 
     section = loaded.run.synchronizer
     assert not isinstance(section, MemorySync)
-    clear_buffer(loaded.run.buffer, folder.path)
+    clear_buffer(loaded.run.buffer, folder.path, is_process=has_own_buffer(loaded.run))
     table.clear(section, folder.path)
     ExploreState().save(folder.explorer)
 
 
 def _watch(parts: Sequence[Part], stop: StopSignal) -> None:
-    while not all(part.is_done for part in parts):
+    halves = parts[-2:]
+    while not all(part.is_done for part in halves):
         if stop.received is not None:
             _end(parts)
             name = signal.Signals(stop.received).name
@@ -99,12 +105,14 @@ def _watch(parts: Sequence[Part], stop: StopSignal) -> None:
         for part in parts:
             part.check()
         time.sleep(_POLL_SECONDS)
-    for part in parts:
+    for part in halves:
         part.wait()
 
 
 def _end(parts: Sequence[Part]) -> None:
-    for part in parts:
-        part.stop()
-    for part in parts:
-        part.wait()
+    """Explorer and trainer first: what they leave in the buffer is still to be put right."""
+    for those in (parts[-2:], parts[:-2]):
+        for part in those:
+            part.stop()
+        for part in those:
+            part.wait()

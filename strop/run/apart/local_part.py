@@ -1,4 +1,4 @@
-"""One half of a run as a process of this machine, seen from the launcher."""
+"""One part of a run as a process of this machine, seen from the launcher."""
 
 from __future__ import annotations
 

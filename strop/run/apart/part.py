@@ -1,4 +1,4 @@
-"""One half of a run, and what it is as a local process: `launch.py` starts it and hears how it ended.
+"""One part of a run, and what it is as a local process: `launch.py` starts it and hears how it ended.
 
 A fresh interpreter, like a reward's worker: a fork would not survive torch's threads, and a
 `multiprocessing` child would run the user's script a second time.
@@ -13,12 +13,12 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, assert_never
 
 from strop.config.load import Loaded
 from strop.errors import StropError
 
-Name = Literal["explorer", "trainer"]
+Name = Literal["buffer", "explorer", "trainer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Order:
 
 
 class Part(Protocol):
-    """One of the two, seen from the launcher."""
+    """One of them, seen from the launcher."""
 
     @property
     def is_done(self) -> bool:
@@ -77,14 +77,21 @@ def main() -> None:
 
 def run_part(order: Order) -> None:
     """To the end of the part; raises what Strop raises."""
-    if order.name == "explorer":
-        from strop.run.apart.explore import explore
+    match order.name:
+        case "buffer":
+            from strop.run.apart.keep import keep
 
-        explore(order.loaded, order.reward)
-    else:
-        from strop.run.train import train
+            keep(order.loaded)
+        case "explorer":
+            from strop.run.apart.explore import explore
 
-        train(order.loaded)
+            explore(order.loaded, order.reward)
+        case "trainer":
+            from strop.run.train import train
+
+            train(order.loaded)
+        case _:
+            assert_never(order.name)
 
 
 def _end_with_the_launcher(stdin: int) -> None:

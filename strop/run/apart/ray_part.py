@@ -1,4 +1,4 @@
-"""One half of a run as an actor of a Ray cluster, seen from the launcher."""
+"""One part of a run as an actor of a Ray cluster, seen from the launcher."""
 
 from __future__ import annotations
 
