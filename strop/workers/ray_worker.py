@@ -158,7 +158,7 @@ class RayWorker:
                     raise ConfigError(
                         f"cluster: there is an actor {self.name!r} in this namespace already, of another "
                         "run. Write another `cluster.namespace`, or other names (`cluster.explorer`, "
-                        "`cluster.trainer`)."
+                        "`cluster.trainer`, `buffer.name`)."
                     ) from error
                 time.sleep(_PAUSE_SECONDS)
 

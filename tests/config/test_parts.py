@@ -48,8 +48,10 @@ def test_a_style_may_be_said_by_its_name() -> None:
     ("overrides", "says"),
     [
         (["mode=train", "synchronizer=memory"], r"one half of a run.*write checkpoint here, or mode: both"),
-        (["synchronizer=checkpoint", "buffer=queue"], r"buffer.type: queue .* two; write `buffer: sql`"),
-        (["mode=explore", "buffer=priority"], r"in the memory of one process"),
+        (["mode=train", "buffer=queue"], r"buffer.type: queue .* write `buffer: sql`, or mode: both"),
+        (["synchronizer=checkpoint", "buffer={type: priority, reuse_cooldown_seconds: 1}"], r"or some again"),
+        (["synchronizer.style.ahead=1 steps", "buffer=priority"], r"gives the newest groups first.* free`"),
+        (["mode=explore", "buffer=priority"], r"mode explore is one of these alone"),
         (["synchronizer.style={type: free, every: 4 steps}"], r"would wait for each other.*3 steps or more"),
         (
             ["synchronizer.style.ahead=100 steps"],
@@ -63,7 +65,6 @@ def test_a_style_may_be_said_by_its_name() -> None:
             ["mode=train", "synchronizer=collective"],
             r"mode train is one of them alone; write checkpoint here",
         ),
-        (["synchronizer=collective", "buffer=queue"], r"synchronizer.type collective .* write `buffer: sql`"),
         (
             ["synchronizer={type: collective, backend: nccl}", "trainer.engine.device=cpu"],
             r"nccl joins GPUs, and trainer.engine.device is cpu; write gloo, or auto",

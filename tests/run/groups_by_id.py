@@ -11,9 +11,13 @@ from strop.run.apart.step_groups import step_of
 
 
 def states(folder: Path) -> dict[str, str]:
-    """The state of every group that was ever put into a run's `buffer.db`, by id."""
+    """The state of every group that was ever put into a run's `buffer.db`, by id: of an sql buffer's, or of a
+    queue's backup."""
     with sqlite3.connect(folder / "buffer.db") as database:
-        return dict(database.execute("SELECT id, state FROM strop_groups").fetchall())
+        if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'strop_groups'").fetchone():
+            return dict(database.execute("SELECT id, state FROM strop_groups").fetchall())
+        kept = "SELECT id, CASE WHEN content IS NULL THEN 'done' ELSE 'queued' END FROM groups"
+        return dict(database.execute(kept).fetchall())
 
 
 def rows(folder: Path) -> list[dict[str, float]]:

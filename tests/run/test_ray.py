@@ -18,7 +18,7 @@ from strop.run.apart.ray_serve import MARK, Errand
 
 from .groups_by_id import states as states_of
 from .test_apart import rows_of
-from .test_launch import start, wait_for
+from .test_launch import group_ids, start, wait_for
 from .test_ranks import close, on
 
 ray = pytest.importorskip("ray")
@@ -42,10 +42,16 @@ def finish(process) -> str:
 
 def test_a_run_on_ray_is_the_run_in_one_process_though_it_is_stopped_in_between(values, tmp_path, cluster):
     whole = strop.train(strop.load(values(name="one")))
-    run = values(name="two", cluster=cluster.section(logs_by_node=True, timeline=True, trainer="learner"))
+    run = values(
+        name="two",
+        cluster=cluster.section(logs_by_node=True, timeline=True, trainer="learner"),
+        buffer={"type": "queue", "name": "experiences"},
+    )
     folder = tmp_path / "runs" / "strop" / "two"
     process = start(tmp_path, run)
     wait_for(folder / "metrics.jsonl", lines=2, process=process)
+    with cluster.joined("two"):
+        assert ray.get_actor("experiences", namespace="strop/two")
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=180)
     assert process.returncode == 128 + signal.SIGTERM, said
@@ -53,9 +59,9 @@ def test_a_run_on_ray_is_the_run_in_one_process_though_it_is_stopped_in_between(
     finish(start(tmp_path, run))
     assert rows_of(folder) == rows_of(whole.folder)
     assert (folder / "model" / WEIGHTS).read_bytes() == (whole.model / WEIGHTS).read_bytes()
-    assert set(states_of(folder).values()) == {"done"}
+    assert states_of(folder) == dict.fromkeys(group_ids(4), "done")
     logs = sorted(path.name for path in (folder / "log").glob("*/*.log"))
-    assert logs == ["explorer.log", "learner.log"]
+    assert logs == ["experiences.log", "explorer.log", "learner.log"]
     assert json.loads((folder / "monitor" / "timeline.json").read_text())
 
 
@@ -138,7 +144,7 @@ def test_a_cluster_that_others_use_has_no_room_and_no_name(values, tmp_path, clu
 FAULTS = {
     "memory": ({"synchronizer": "memory"}, "on Ray explorer and trainer are two actors"),
     "mode": ({"mode": "explore"}, "mode explore is one of them"),
-    "queue": ({"buffer": "queue"}, "is in the memory of one process"),
+    "buffer": ({"buffer": {"type": "queue", "name": "trainer"}}, "two actors .* both named 'trainer'"),
     "names": ({"cluster": {"type": "ray", "explorer": "trainer"}}, "both named 'trainer'"),
 }
 
@@ -157,7 +163,7 @@ def test_gpus_are_divided(values, nodes, per_node, ranks, expected):
     cluster = {"type": "ray", "nodes": nodes, "gpus_per_node": per_node}
     engine = {"type": "fsdp2", "ranks": ranks}
     run = Run.model_validate(values(cluster=cluster, trainer__engine=engine))
-    assert tuple(gpus_of(run, run.cluster).values()) == expected
+    assert tuple(gpus_of(run, run.cluster).values()) == (0, *expected)
 
 
 @pytest.mark.parametrize(

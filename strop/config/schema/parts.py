@@ -128,17 +128,34 @@ def _collective(run: Run, section: CollectiveSync) -> Iterator[str]:
         )
 
 
+def _queue(run: Run, style: Style) -> Iterator[str]:
+    buffer, cluster = run.buffer, run.cluster
+    if not isinstance(buffer, QueueBuffer | PriorityBuffer):
+        return
+    if run.mode in _ALONE:
+        yield (
+            f"buffer.type: {buffer.type} is a process that one command starts with explorer and trainer, and "
+            f"mode {run.mode} is one of these alone; write `buffer: sql`, or mode: both"
+        )
+    if isinstance(cluster, RayCluster) and buffer.name in (cluster.explorer, cluster.trainer):
+        yield f"buffer.name: two actors of the run are both named {buffer.name!r}; write another name"
+    if not isinstance(buffer, PriorityBuffer) or not isinstance(style, Fixed):
+        return
+    if steps_ahead(style) != 1 or buffer.reuse_cooldown_seconds is not None:
+        yield (
+            "buffer.type: priority gives the newest groups first, or some again, and with synchronizer.style "
+            "fixed the trainer takes one step after the other; write another style, such as `style: free`, "
+            "or `buffer: queue`"
+        )
+
+
 def _apart(run: Run, section: CheckpointSync | CollectiveSync) -> Iterator[str]:
     if isinstance(section, CollectiveSync):
         yield from _collective(run, section)
     if run.mode in _ALONE and isinstance(run.cluster, RayCluster):
         yield f"cluster.type: ray runs both parts, and mode {run.mode} is one of them; write mode: both"
     buffer, style = run.buffer, section.style
-    if isinstance(buffer, QueueBuffer | PriorityBuffer) and run.mode in _ALONE:
-        yield (
-            f"buffer.type: {buffer.type} is a process that one command starts with explorer and trainer, and "
-            f"mode {run.mode} is one of these alone; write `buffer: sql`, or mode: both"
-        )
+    yield from _queue(run, style)
     if run.mode in _ALONE and run.resume != "auto":
         yield (
             f"resume: {run.resume} would begin anew in what the other part of the run goes on with; in mode "

@@ -20,9 +20,9 @@ def gpus_of(run: Run, section: RayCluster) -> Mapping[Name, float]:
     there = section.nodes * section.gpus_per_node
     pool, ranks = run.rollout.pool, ranks_of(run)
     if there == 0 or run.trainer.engine.device == "cpu":
-        return {"explorer": 0, "trainer": 0}
+        return {"buffer": 0, "explorer": 0, "trainer": 0}
     if there == 1 and ranks == 1:
-        return {"explorer": 0 if pool else 0.5, "trainer": 0.5}
+        return {"buffer": 0, "explorer": 0 if pool else 0.5, "trainer": 0.5}
     engines = pool.engines if pool else 1
     if there < ranks + engines:
         more = f"its engines {engines} more (rollout.pool.engines)" if pool else "the explorer one more"
@@ -30,7 +30,7 @@ def gpus_of(run: Run, section: RayCluster) -> Mapping[Name, float]:
             f"cluster: {section.nodes} nodes of {section.gpus_per_node} GPUs have {there} in all; the "
             f"trainer wants {ranks} (trainer.engine.ranks), and {more}. Write fewer of them, or more nodes."
         )
-    return {"explorer": 0 if pool else 1, "trainer": 1}
+    return {"buffer": 0, "explorer": 0 if pool else 1, "trainer": 1}
 
 
 def gpus_of_engine(run: Run, section: RayCluster) -> float:

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, assert_never
 
-from strop.config.check import require_reward
 from strop.buffer.table import clear_buffer, forget_ends
+from strop.config.check import require_reward
 from strop.config.load import Loaded
 from strop.config.schema import Run
 from strop.config.schema.cluster import LocalCluster, RayCluster
@@ -58,7 +58,7 @@ def launch(loaded: Loaded, reward: Callable[..., Any] | None = None) -> int:
     calm = replace(loaded, run=run.model_copy(update={"resume": "auto"}), sources=dict(loaded.sources))
     halves: tuple[Name, ...] = ("explorer", "trainer")
     names: tuple[Name, ...] = ("buffer", *halves) if has_own_buffer(run) else halves
-    orders = [Order(name, calm, reward, sys.argv) for name in names]
+    orders = [Order(name, calm, reward if name == "explorer" else None, sys.argv) for name in names]
     with _open_parts(run, orders, section.max_restarts) as parts, StopSignal() as stop:
         try:
             _watch(parts, stop)

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import assert_never
 
 from strop.config.schema import Run
+from strop.config.schema.buffer import PriorityBuffer, QueueBuffer
 from strop.config.schema.cluster import RayCluster
 from strop.run.apart.gpus import gpus_of, gpus_of_engine
+from strop.run.apart.part import Name
 from strop.run.folder import RunFolder
 from strop.workers.ray_worker import Log, is_on_ray
 from strop.workers.start import HERE, OnRay, Place
 
+CPUS: dict[Name, float] = {"buffer": 0, "explorer": 1, "trainer": 1}
+"""What is kept for each part; the buffer does little but wait."""
 
-def place_of(run: Run, section: RayCluster, gpus: float) -> OnRay:
-    """Of an actor with so many GPUs for itself."""
+
+def actor_name(run: Run, section: RayCluster, part: Name) -> str:
+    """What a part is called on Ray."""
+    match part:
+        case "buffer":
+            assert isinstance(run.buffer, QueueBuffer | PriorityBuffer)
+            return run.buffer.name
+        case "explorer":
+            return section.explorer
+        case "trainer":
+            return section.trainer
+        case _:
+            assert_never(part)
+
+
+def place_of(run: Run, section: RayCluster, gpus: float, *, cpus: float = 1) -> OnRay:
+    """Of an actor with so many CPUs and GPUs for itself."""
     log = Log(RunFolder.of(run).path.absolute(), section.logs_by_node)
-    return OnRay(gpus=gpus, start_timeout_seconds=section.start_timeout_seconds, log=log)
+    return OnRay(cpus, gpus, start_timeout_seconds=section.start_timeout_seconds, log=log)
 
 
 def engines_place(run: Run) -> Place:

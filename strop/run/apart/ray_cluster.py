@@ -14,7 +14,7 @@ from strop.config.schema.cluster import RayCluster
 from strop.errors import MissingExtraError, PlacementError
 from strop.run.apart.gpus import gpus_of, ranks_of
 from strop.run.apart.part import Order
-from strop.run.apart.place import place_of
+from strop.run.apart.place import CPUS, actor_name, place_of
 from strop.run.apart.ray_part import RayPart
 from strop.run.apart.ray_serve import MARK, Errand
 from strop.run.folder import RunFolder
@@ -41,9 +41,9 @@ def open_ray_parts(
         _wait_for_resources(ray, run, section)
         parts = []
         for order in orders:
-            name = section.explorer if order.name == "explorer" else section.trainer
             errand = Errand(order, folder, mark)
-            parts.append(RayPart(errand, name, place_of(run, section, gpus[order.name]), restarts))
+            place = place_of(run, section, gpus[order.name], cpus=CPUS[order.name])
+            parts.append(RayPart(errand, actor_name(run, section, order.name), place, restarts))
         yield parts
         if section.timeline:
             path = folder / "monitor" / "timeline.json"
