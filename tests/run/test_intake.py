@@ -142,7 +142,7 @@ def test_by_step_the_padding_is_left_out_and_another_step_refused(meeting: Meeti
 def test_a_buffer_that_gives_groups_again(tmp_path: Path) -> None:
     """Newest and least used first: v2 before v1, then what has come since, then the first ones again."""
     values = {"type": "priority", "capacity_groups": 4, "reuse_cooldown_seconds": 0.2, "backup": "b.db"}
-    buffer = Meeting(tmp_path, **values).explorer
+    buffer = open_buffer(TypeAdapter(Section).validate_python(values), tmp_path)
     intake = Reusing(buffer, 2, read_timeout_seconds=5.0, max_staleness=3, tell_shift=lambda _: None)
     buffer.put([make_group("v1", version=1), make_group("v2", version=2)])
     first, again = [], []
