@@ -34,7 +34,11 @@ PAGES = {"learning": DOCS / "algorithms" / "learning.md", "apart": DOCS / "modes
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
     "mutations": (["tests/config/test_mutations.py"], {"STROP_MUTATIONS": "1000"}),
-    "kills": (["-m", "faults"], {"STROP_KILLS": "20", "STROP_APART_KILLS": "10", "STROP_ENGINE_KILLS": "10"}),
+    "kills": (
+        ["-m", "faults"],
+        {"STROP_KILLS": "20"}
+        | dict.fromkeys(("STROP_APART_KILLS", "STROP_ENGINE_KILLS", "STROP_RAY_KILLS"), "10"),
+    ),
 }
 """Tests that go further here than in CI: which they are, and what they are told by the environment."""
 

@@ -130,7 +130,7 @@ class Loop(ABC):
         except TrainingError as error:
             good, _ = checkpoint.latest(self._folder.checkpoints)
             kept = f"The last good checkpoint is {good}." if good else "There is no checkpoint yet."
-            raise TrainingError(f"Step {step}: {error} {kept}") from error
+            raise type(error)(f"Step {step}: {error} {kept}") from error
         self._state = replace(stepped.state, plateau=before.plateau, best=before.best)
         metrics = {
             **stepped.metrics,

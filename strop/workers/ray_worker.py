@@ -144,7 +144,7 @@ class RayWorker:
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayActorError as error:
-            how = f"with its actor: {str(error).splitlines()[0]}"
+            how = f"with its actor: {str(error).splitlines()[0].rstrip('.')}"
             raise WorkerDied(self.name, how, killed=True) from error
 
     def _created(self, wanted: Any, log: Log | None) -> Any:

@@ -105,3 +105,22 @@ def test_a_function_of_the_users_scores_in_the_other_process_and_what_it_breaks_
         strop.train(strop.load(run), reward=broken)
     assert caught.value.exit_code == 1
     assert "Traceback" not in capfd.readouterr().out
+
+
+@pytest.mark.faults
+def test_a_trainer_whose_rank_is_killed_is_started_again(values, tmp_path):
+    run = values(synchronizer="checkpoint", trainer__engine={"type": "fsdp2", "ranks": 2, "device": "cpu"})
+    folder = tmp_path / "runs" / "strop" / "small"
+    process = start(tmp_path, run)
+    wait_for(folder / "metrics.jsonl", lines=2, process=process)
+    (rank,) = (
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if child.cmdline()[-1:] == ["rank-1"]
+    )
+    rank.kill()
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert "Rank 1 of the trainer ended by signal 9" in said and "It is started again" in said
+    assert [row["step"] for row in rows_of(folder)] == list(range(5))
+    assert set(states_of(folder).values()) == {"done"}

@@ -29,7 +29,7 @@ WEIGHTS = "model.safetensors"
 def cluster():
     from .clusters import nodes
 
-    with nodes(2, 1) as cluster:
+    with nodes(2, 2) as cluster:
         yield cluster
 
 
@@ -72,6 +72,7 @@ def test_a_rank_that_is_killed_is_placed_again_with_its_trainer_and_nothing_is_l
 
     whole = strop.train(strop.load(values(name="one")))
     run = values(name="ranks", cluster=cluster.section(), trainer__engine=on(2), checkpoint__every="1 steps")
+    run["rollout"] = {"pool": {"engines": 1}}
     folder = tmp_path / "runs" / "strop" / "ranks"
     process = start(tmp_path, run)
     wait_for(folder / "metrics.jsonl", lines=2, process=process)
@@ -82,7 +83,7 @@ def test_a_rank_that_is_killed_is_placed_again_with_its_trainer_and_nothing_is_l
     close(rows_of(folder), rows_of(whole.folder))
     assert set(states_of(folder).values()) == {"done"}
     logs = sorted(path.name for path in (folder / "log").glob("*.log"))
-    assert logs == ["explorer.log", "trainer-rank-1.log", "trainer.log"]
+    assert logs == ["explorer-engine-0.log", "explorer.log", "trainer-rank-1.log", "trainer.log"]
 
 
 @pytest.mark.faults
@@ -110,7 +111,7 @@ def test_too_little_of_a_cluster_is_said_before_the_start(values, cluster):
 
     refused(r"wants 3 nodes .* of the cluster's 2 nodes 2 have as many .*--here", cluster={"nodes": 3})
     refused(r"wants 1 nodes with 8 GPUs each, .* 0 have as many", cluster={"gpus_per_node": 8})
-    refused(r"wants 5 CPUs, .* 2 nodes have 3 in all", trainer__engine=on(4))
+    refused(r"wants 5 CPUs, .* 2 nodes have 4 in all", trainer__engine=on(4))
     refused(r"no Ray cluster answers at 127\.0\.0\.1:9", cluster={"address": "127.0.0.1:9"})
 
 
@@ -122,7 +123,7 @@ class Sitting:
 @pytest.mark.parametrize(
     ("cpus", "name", "match"),
     [
-        (3, "other", r"no node had room for explorer \(1 CPUs, 0 GPUs\) in 2 s; free now: 0 CPUs"),
+        (4, "other", r"no node had room for explorer \(1 CPUs, 0 GPUs\) in 2 s; free now: 0 CPUs"),
         (1, "explorer", r"an actor 'explorer' in this namespace already, of another run\. Write another"),
     ],
     ids=["full", "name"],

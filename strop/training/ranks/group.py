@@ -160,5 +160,5 @@ class _Follower:
     def _lost(self, death: WorkerDied) -> TrainingError:
         return (RankLost if death.killed else TrainingError)(
             f"{self._name} ended {death.how}. A signal 9 that nobody sent is the kernel's, for want of "
-            "memory. The trainer has ended; the same command goes on from its last checkpoint."
+            "memory."
         )
