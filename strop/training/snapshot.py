@@ -35,8 +35,8 @@ class Snapshot:
         """What writes each file: of this process's tensors or parts of them, or of a copy made now."""
         tensors = {file: _held(named, copied=copied) for file, named in self.tensors.items()}
         return {
-            **{file: partial(write_tensors, tensors=named) for file, named in tensors.items()},
             **{file: partial(_write_text, text=text) for file, text in self.texts.items()},
+            **{file: partial(write_tensors, tensors=named) for file, named in tensors.items()},
         }
 
 

@@ -32,9 +32,10 @@ def step_of(row: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_gives_the_same_metrics_on_one_two_and_three_ranks_and_goes_on_with_any(values: Values) -> None:
     algorithm = ppo(schedule="constant")
     alone = train(values(name="alone", algorithm=algorithm))
-    two = train(values(name="two", algorithm=algorithm, trainer__engine=on(2), trainer__duration="2 steps"))
+    short = {"name": "two", "algorithm": algorithm, "checkpoint": {"every": "1 steps", "beside": True}}
+    two = train(values(**short, trainer__engine=on(2), trainer__duration="2 steps"))
     close(two, alone[:3])
-    three = train(values(name="two", algorithm=algorithm, trainer__engine=on(3), trainer__duration="3 steps"))
+    three = train(values(**short, trainer__engine=on(3), trainer__duration="3 steps"))
     close(three, alone[:4])
     one = values(name="two", algorithm=algorithm, trainer__engine=on(1))
     close(train(one), alone)

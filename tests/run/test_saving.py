@@ -9,7 +9,8 @@ import pytest
 
 import strop
 from strop.errors import CheckpointError, ConfigError
-from strop.run.saving import Saver
+from strop.protocols import WrittenFile
+from strop.run.saving import Saver, Snapshots, engines_together
 from strop.training import checkpoint
 
 from .test_apart import rows_of
@@ -68,6 +69,44 @@ def test_what_depends_on_a_save_waits_for_it():
     assert done == [threading.current_thread()]
     saver.wait()
     assert len(done) == 1
+
+
+class Part:
+    """A snapshot whose writer notes when it begins and ends, and between waits for another to begin too."""
+
+    def __init__(self, log: list[str], meeting: threading.Barrier | None) -> None:
+        self.log, self.meeting = log, meeting
+
+    def begin(self, folder, *, copied=False):
+        def write():
+            self.log.append(f"begin {folder.name}")
+            if self.meeting is not None:
+                self.meeting.wait()
+            self.log.append(f"end {folder.name}")
+            return {"file": WrittenFile(1, "00000000")}
+
+        return write
+
+
+@pytest.mark.parametrize(("writers", "together"), [("all", True), ("process", True), ("thread", False)])
+def test_policy_and_critic_are_written_at_once_where_writers_may(values, writers, together, tmp_path):
+    run = strop.load(values(checkpoint={"writers": writers})).run
+    log, meeting = [], threading.Barrier(2, timeout=30) if together else None
+    parts = {".": Part(log, meeting), "critic": Part(log, meeting)}
+    written = Snapshots(parts, together=engines_together(run)).begin(tmp_path)()
+    assert set(written) == {"file", "critic/file"}
+    policy = tmp_path.name
+    if not together:
+        assert log == [f"begin {policy}", f"end {policy}", "begin critic", "end critic"]
+
+
+def test_of_ranks_that_take_turns_the_critic_comes_after_the_policy(values):
+    engine = {"type": "fsdp2", "ranks": 2, "device": "cpu"}
+    runs = [
+        strop.load(values(checkpoint={"writers": writers}, trainer__engine=engine)).run
+        for writers in ("all", "node", "process", "thread")
+    ]
+    assert [engines_together(run) for run in runs] == [True, False, False, False]
 
 
 def test_an_export_wants_the_weights_to_stand_still(values):
