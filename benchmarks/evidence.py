@@ -26,10 +26,15 @@ TABLES = {
     "logprobs": ["benchmarks/logprobs_memory.py"],
     "learning": ["benchmarks/learning.py"],
     "apart": ["benchmarks/apart.py"],
+    "sync": ["benchmarks/sync.py"],
 }
 """Scripts that print a table."""
 
-PAGES = {"learning": DOCS / "algorithms" / "learning.md", "apart": DOCS / "modes.md"}
+PAGES = {
+    "learning": DOCS / "algorithms" / "learning.md",
+    "apart": DOCS / "modes.md",
+    "sync": DOCS / "modes.md",
+}
 """Where a table stands; the others are in `docs/benchmarks.md`."""
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {

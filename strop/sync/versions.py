@@ -99,7 +99,7 @@ class Inbox(Protocol):
         ...
 
     def said(self, word: Word) -> int:
-        """What the trainer has left under this word; 0 where that is nothing, or it is not there."""
+        """What the trainer has left under this word last; 0 where that is nothing."""
         ...
 
     def close(self) -> None:

@@ -77,6 +77,10 @@ def test_a_style_may_be_said_by_its_name() -> None:
             ],
             r"wants 2 GPUs for the trainer and one .* 2 nodes of 1",
         ),
+        (
+            ["synchronizer={type: collective, backend: nccl}", "rollout.pool.engines=2"],
+            r"take them from host memory; write gloo",
+        ),
         (["synchronizer={type: collective, folder: x}"], r"means nothing under `type: collective`"),
         (["mode=explore", *SFT], r"sft learns from given answers; write train"),
         ([*SFT, "synchronizer=checkpoint"], r"under algorithm sft there is none; take the section out"),

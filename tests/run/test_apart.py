@@ -23,6 +23,8 @@ from strop.run.apart.explore_state import ExploreState
 from strop.run.folder import RunFolder
 from strop.run.records.rows import joined, read_rows
 from strop.run.train import train
+from strop.sync.folder import FolderVersions
+from strop.sync.versions import TAKEN
 from strop.types import ExperienceGroup
 
 from .groups_by_id import assert_each_once
@@ -152,6 +154,7 @@ def test_a_step_that_is_done_again_is_done_with_the_same_weights_and_adds_nothin
     before, rows = states_of(folder), own.metrics.read_text()
     done = ExploreState.load(own)
     version = int(read_rows(own.metrics)[-2]["sampled_version"])
+    FolderVersions(folder / "sync").say(TAKEN, version)
     ExploreState(step=3, position=24, version=version, groups=24).save(own)
     (folder / "sync" / "ended").unlink()
     run_apart(run)

@@ -64,6 +64,7 @@ class Pair:
     def start_trainer(self, checkpoint: Path | None = None, pinned: int | None = None) -> None:
         self.outbox = open_outbox(self.section, self.folder, checkpoint=checkpoint, **HERE)
         self.publisher = Publisher(self.trainer, self.section.style, self.outbox, pinned=pinned)  # type: ignore[arg-type]
+        self.publisher.begin()
 
     def train(self, step: int, last: int = 100) -> None:
         self.trainer.weight.fill_(step)

@@ -119,6 +119,11 @@ def _collective(run: Run, section: CollectiveSync) -> Iterator[str]:
         return
     if run.trainer.engine.device == "cpu":
         yield "synchronizer.backend: nccl joins GPUs, and trainer.engine.device is cpu; write gloo, or auto"
+    if run.rollout.pool is not None:
+        yield (
+            "synchronizer.backend: nccl brings weights to one GPU, and the engines of rollout.pool take them "
+            "from host memory; write gloo, or auto"
+        )
     cluster, engine = run.cluster, run.trainer.engine
     ranks = engine.ranks if isinstance(engine, Fsdp2Engine) else 1
     if isinstance(cluster, RayCluster) and cluster.nodes * cluster.gpus_per_node < ranks + 1:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from typing import IO
 
 import cloudpickle
@@ -20,10 +21,12 @@ from strop.run.apart.part import Order, say
 class LocalPart:
     """A process of this machine, and another one where that was killed."""
 
-    def __init__(self, order: Order, restarts: int) -> None:
+    def __init__(self, order: Order, restarts: int, environment: Mapping[str, str]) -> None:
+        """`environment` is over this process's."""
         self.name = order.name
         self._order = cloudpickle.dumps(order)
         self._restarts = restarts
+        self._environment = child_environment(**environment)
         self._restarted = 0
         self._start()
 
@@ -70,7 +73,7 @@ class LocalPart:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=child_environment(),
+            env=self._environment,
             start_new_session=True,  # so Ctrl-C is the launcher's, which hands it on once
         )
         assert self._process.stdin is not None and self._process.stdout is not None

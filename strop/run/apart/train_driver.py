@@ -59,8 +59,8 @@ class TrainDriver(Loop):
         """As any driver; first it puts right what an earlier start left half done."""
         self._intake.settle(self._state.taken)
         self._intake.shift = self._state.shift
-        self._publisher.begin()
         self._publisher.tell_shift(self._state.shift)
+        self._publisher.begin()
         self._publisher.after(self._state.step, self._length.steps)
         state = super().run(export)
         self._publisher.finish()

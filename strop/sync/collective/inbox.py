@@ -1,7 +1,7 @@
 """The explorer's end of a collective: asks the trainer, wherever that is and whichever of its lives it is in.
 
-While it is not there, there are no versions; what was said to it is said again to the next one. Once its run
-is through, it has left the last versions in the run's folder.
+While it is not there, there are no versions, and its words still count; what was said to it is said again to
+its next life. Once its run is through, it has left the last versions in the run's folder.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class CollectiveInbox:
         self._device = device
         self._check = check
         self._numbers: dict[Word, int] = {}
+        self._heard: dict[Word, int] = {}
         self._line: Line | None = None
         self._pair: Pair | None = None
 
@@ -80,9 +81,9 @@ class CollectiveInbox:
         self._ask()
 
     def said(self, word: Word) -> int:
-        """What the trainer has left under this word; 0 where that is nothing, or it is not there."""
-        answer = self._ask()
-        return int(answer["said"][word]) if answer else 0
+        """What the trainer has left under this word; 0 where that is nothing."""
+        self._ask()
+        return self._heard.get(word, 0)
 
     def ended(self) -> int:
         """What stands in the folder."""
@@ -107,6 +108,7 @@ class CollectiveInbox:
         except LineBroken:
             self.close()
             return None
+        self._heard |= answer["said"]
         return answer
 
     def _receive(self, answer: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -66,7 +66,6 @@ class CollectiveOutbox:
             for version in files.all():
                 self._shelf.put(version, pack(files.read(version), self._sessions.home))
         self._server = Server(host, self._sessions.serve, "strop-sync")
-        self._server.address.save(folder / ADDRESS)
 
     def all(self) -> list[int]:
         """Those that are there, oldest first."""
@@ -100,8 +99,9 @@ class CollectiveOutbox:
         return Packed(others) if others else None
 
     def begin(self) -> None:
-        """Take back an earlier end's word, in the folder."""
+        """From now on the explorer finds this trainer; an earlier end's word is taken back."""
         self._left.begin()
+        self._server.address.save(self._left.folder / ADDRESS)
 
     def finish(self, version: int) -> None:
         """Leave the versions in the folder, and the word there."""

@@ -49,7 +49,7 @@ class Sessions:
             versions = self._shelf.all()
             wanted = versions.get(request["version"])
             answer: dict[str, Any] = {
-                "said": {word: self._shelf.said(word) for word in TRAINERS},
+                "said": self._shelf.spoken(TRAINERS),
                 "versions": list(versions),
             }
             if wanted is None:
@@ -67,8 +67,8 @@ class Sessions:
                 raise
             except (LineBroken, PairBroken) as error:
                 log.warning(
-                    "The explorer was lost while version %d of the weights went to it; once it is back it is "
-                    "given them again.",
+                    "The explorer was lost while version %d of the weights went to it; it gets them again "
+                    "when it is back.",
                     request["version"],
                 )
                 raise LineBroken from error

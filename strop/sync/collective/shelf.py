@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Mapping
 
 from strop.sync.collective.parcel import Bucket
-from strop.sync.versions import WORDS, Word
+from strop.sync.versions import Word
 
 
 class Shelf:
@@ -15,7 +15,7 @@ class Shelf:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._versions: dict[int, tuple[Bucket, ...]] = {}
-        self._numbers: dict[Word, int] = dict.fromkeys(WORDS, 0)
+        self._numbers: dict[Word, int] = {}
 
     def all(self) -> dict[int, tuple[Bucket, ...]]:
         """The versions, oldest first. Their tensors never change."""
@@ -39,6 +39,11 @@ class Shelf:
             self._numbers.update(numbers)
 
     def said(self, word: Word) -> int:
-        """The number under a word."""
+        """The number under a word; 0 where there is none."""
         with self._lock:
-            return self._numbers[word]
+            return self._numbers.get(word, 0)
+
+    def spoken(self, words: Collection[Word]) -> dict[Word, int]:
+        """Those of the words that there is a number under."""
+        with self._lock:
+            return {word: self._numbers[word] for word in words if word in self._numbers}
