@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from strop.config.schema import Run
+from strop.config.schema.cluster import LocalCluster
 from strop.config.schema.rollout import Pool
-from strop.config.schema.trainer import Fsdp2Engine
+from strop.config.schema.synchronizer import CollectiveSync
+from strop.errors import PlacementError
 from strop.inference.native import NativeEngine
 from strop.inference.pool import EnginePool, Wanted
 from strop.models.fuse import fuse_storage
 from strop.models.load import load_model
 from strop.protocols import TrainingEngine
+from strop.run.apart.gpus import ranks_of
 from strop.run.apart.place import engines_place
 from strop.run.tokenizer import tokenizer_of
 from strop.training.device import find_device
@@ -55,7 +58,29 @@ def open_own_sampler(run: Run, tokenizer: PreTrainedTokenizerBase) -> Iterator[S
         with _open_pool(run, run.rollout.pool) as pool:
             yield pool
         return
-    yield _of_model(run, tokenizer, find_device(run.trainer.engine.device))
+    yield _of_model(run, tokenizer, own_device(run))
+
+
+def own_device(run: Run) -> torch.device:
+    """Where an explorer of its own samples: on a GPU behind those of the trainer's ranks, where there is one
+    more; an actor sees its own alone.
+
+    Raises PlacementError where the run file wants one for each of the two, and this machine has too few.
+    """
+    device, section = find_device(run.trainer.engine.device), run.synchronizer
+    there = torch.cuda.device_count() if device.type == "cuda" else 0
+    ranks = ranks_of(run)
+    nccl = isinstance(section, CollectiveSync) and section.backend == "nccl"
+    if nccl and there <= ranks and isinstance(run.cluster, LocalCluster):
+        raise PlacementError(
+            f"synchronizer.backend: nccl wants {ranks} GPUs for the trainer and one for the explorer, and "
+            f"torch sees {there} here; write gloo, or auto."
+        )
+    if there == 0:
+        return device
+    device = torch.device("cuda", ranks if there > ranks else 0)
+    torch.cuda.set_device(device)
+    return device
 
 
 @contextmanager
@@ -84,8 +109,7 @@ class MakeEngine:
 
     def _gpu(self, engines: int) -> int:
         """Behind those of the trainer's ranks, where there are so many; an actor sees its own alone."""
-        there, trainer = torch.cuda.device_count(), self.run.trainer.engine
-        ranks = trainer.ranks if isinstance(trainer, Fsdp2Engine) else 1
+        there, ranks = torch.cuda.device_count(), ranks_of(self.run)
         first = ranks if there >= ranks + engines else 0
         return (first + self.number) % there
 

@@ -62,15 +62,15 @@ class Server:
             thread.start()
 
     def _talk(self, connection: socket.socket) -> None:
-        try:
-            with closing(Line(connection, self._check)) as line:
+        with closing(Line(connection, self._check)) as line:
+            try:
                 said = line.receive(limit_seconds=ANSWER_SECONDS)
                 if hmac.compare_digest(str(said).encode(), self.address.token.encode()):
                     self._serve(line)
-        except LineBroken:
-            pass
-        except Exception as error:  # noqa: BLE001  (`look` raises it in the thread that made this)
-            self._fault = error
+            except LineBroken:
+                return
+            except Exception as error:  # noqa: BLE001  (`look` raises it in the thread that made this)
+                self._fault = error
 
     def _check(self) -> None:
         if self._closing.is_set():

@@ -7,31 +7,41 @@ import torch
 
 from strop.config.schema import Run
 from strop.errors import PlacementError
-from strop.run.apart.gpus import explorers_environment
+from strop.run.sampler import own_device
 
 NCCL = {"type": "collective", "backend": "nccl"}
+TWO_RANKS = {"type": "fsdp2", "ranks": 2}
+
+
+def told(monkeypatch: pytest.MonkeyPatch, gpus: int) -> list[torch.device]:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    return chosen
 
 
 @pytest.mark.parametrize(
-    ("there", "visible", "engine", "expected"),
+    ("gpus", "engine", "expected"),
     [
-        (0, None, {}, {}),
-        (1, None, {}, {}),
-        (2, None, {}, {"CUDA_VISIBLE_DEVICES": "1"}),
-        (3, "4,6,7", {"type": "fsdp2", "ranks": 2}, {"CUDA_VISIBLE_DEVICES": "7"}),
-        (2, None, {"type": "fsdp2", "ranks": 2}, {}),
-        (2, None, {"device": "cpu"}, {}),
+        (0, {}, "cpu"),
+        (1, {}, "cuda:0"),
+        (2, {}, "cuda:1"),
+        (2, {"device": "cpu"}, "cpu"),
+        (2, TWO_RANKS, "cuda:0"),
+        (4, TWO_RANKS, "cuda:2"),
     ],
 )
-def test_the_explorer_gets_one_that_no_rank_takes(values, monkeypatch, there, visible, engine, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: there > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+def test_the_explorer_gets_one_that_no_rank_takes(values, monkeypatch, gpus, engine, expected):
+    chosen = told(monkeypatch, gpus)
     run = Run.model_validate(values(synchronizer="collective", trainer__engine=engine))
-    assert explorers_environment(run) == expected
-    if not expected and engine.get("device") != "cpu":
-        run = Run.model_validate(values(synchronizer=NCCL, trainer__engine=engine))
-        with pytest.raises(PlacementError, match=rf"torch sees {there} here; write gloo, or auto"):
-            explorers_environment(run)
+    assert str(own_device(run)) == expected
+    assert [str(device) for device in chosen] == ([expected] if "cuda" in expected else [])
+
+
+@pytest.mark.parametrize(("gpus", "engine"), [(0, {}), (1, {}), (2, TWO_RANKS)])
+def test_nccl_without_a_gpu_for_each_is_refused(values, monkeypatch, gpus, engine):
+    told(monkeypatch, gpus)
+    run = Run.model_validate(values(synchronizer=NCCL, trainer__engine=engine))
+    with pytest.raises(PlacementError, match=rf"torch sees {gpus} here; write gloo, or auto"):
+        own_device(run)

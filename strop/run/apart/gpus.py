@@ -1,21 +1,14 @@
-"""How GPUs are divided between the parts of a run: a cluster's, and this machine's."""
+"""How a cluster's GPUs are divided between the parts of a run."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-
-import torch
 
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayCluster
-from strop.config.schema.synchronizer import CollectiveSync
 from strop.config.schema.trainer import Fsdp2Engine
 from strop.errors import PlacementError
 from strop.run.apart.part import Name
-from strop.training.device import find_device
-
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def gpus_of(run: Run, section: RayCluster) -> Mapping[Name, float]:
@@ -46,26 +39,6 @@ def gpus_of_engine(run: Run, section: RayCluster) -> float:
     if pool is None or there == 0 or run.trainer.engine.device == "cpu":
         return 0
     return 0.5 / pool.engines if there == 1 and ranks_of(run) == 1 else 1
-
-
-def explorers_environment(run: Run) -> Mapping[str, str]:
-    """What the explorer's process is to see of this machine: the first GPU that no rank of the trainer takes.
-    Where there is none the two share, and the engines of a pool find theirs themselves: then it is empty.
-
-    Raises PlacementError where the run file wants one for each of the two, and there are too few.
-    """
-    ranks, section = ranks_of(run), run.synchronizer
-    device = find_device(run.trainer.engine.device)
-    there = torch.cuda.device_count() if device.type == "cuda" else 0
-    if there <= ranks and isinstance(section, CollectiveSync) and section.backend == "nccl":
-        raise PlacementError(
-            f"synchronizer.backend: nccl wants {ranks} GPUs for the trainer and one for the explorer, and "
-            f"torch sees {there} here; write gloo, or auto."
-        )
-    if there <= ranks or run.rollout.pool is not None:
-        return {}
-    visible = os.environ.get(_VISIBLE, ",".join(map(str, range(there)))).split(",")
-    return {_VISIBLE: visible[ranks]}
 
 
 def ranks_of(run: Run) -> int:

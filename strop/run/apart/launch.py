@@ -26,7 +26,6 @@ from strop.config.schema.parts import has_own_buffer
 from strop.config.schema.synchronizer import MemorySync
 from strop.errors import Interrupted
 from strop.run.apart.explore_state import ExploreState
-from strop.run.apart.gpus import explorers_environment
 from strop.run.apart.local_part import LocalPart
 from strop.run.apart.part import Name, Order, Part, say
 from strop.run.apart.ray_cluster import open_ray_parts
@@ -73,8 +72,7 @@ def _open_parts(run: Run, orders: Sequence[Order], restarts: int) -> Iterator[Se
     """Start them where `cluster` says."""
     match run.cluster:
         case LocalCluster():
-            own = {"explorer": explorers_environment(run), "trainer": {}}
-            yield [LocalPart(order, restarts, own[order.name]) for order in orders]
+            yield [LocalPart(order, restarts) for order in orders]
         case RayCluster() as section:
             with open_ray_parts(run, section, orders, restarts) as parts:
                 yield parts

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
 from typing import IO
 
 import cloudpickle
@@ -21,12 +20,10 @@ from strop.run.apart.part import Order, say
 class LocalPart:
     """A process of this machine, and another one where that was killed."""
 
-    def __init__(self, order: Order, restarts: int, environment: Mapping[str, str]) -> None:
-        """`environment` is over this process's."""
+    def __init__(self, order: Order, restarts: int) -> None:
         self.name = order.name
         self._order = cloudpickle.dumps(order)
         self._restarts = restarts
-        self._environment = child_environment(**environment)
         self._restarted = 0
         self._start()
 
@@ -73,7 +70,7 @@ class LocalPart:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=self._environment,
+            env=child_environment(),
             start_new_session=True,  # so Ctrl-C is the launcher's, which hands it on once
         )
         assert self._process.stdin is not None and self._process.stdout is not None
