@@ -25,14 +25,14 @@ from strop.models.load import load_model
 from strop.models.lora import add_lora, merged_weights
 from strop.models.tiny import make_model
 from strop.sync.collective import pair, parcel
-from strop.sync.collective.address import Address
 from strop.sync.collective.inbox import CollectiveInbox
-from strop.sync.collective.outbox import CollectiveOutbox
+from strop.sync.collective.outbox import ADDRESS, CollectiveOutbox
 from strop.sync.collective.parcel import Bucket, pack
 from strop.sync.folder import FolderVersions
 from strop.sync.publish import Publisher, Subscriber
 from strop.sync.style import Window
 from strop.sync.versions import ASKED, SHIFT, TAKEN, VersionGone
+from strop.workers.address import Address
 
 from .test_publish import Sampler, Trainer
 from .trainer_process import BUCKETS, WEIGHTS
@@ -110,8 +110,8 @@ def test_what_was_published_does_not_change_with_the_trainers_weights(tmp_path):
 
 def test_whoever_does_not_know_the_token_hears_nothing(tmp_path):
     with both_ends(tmp_path) as (outbox, inbox):
-        right = Address.load(tmp_path)
-        assert right is not None and (tmp_path / "address.json").stat().st_mode & 0o777 == 0o600
+        right = Address.load(tmp_path / ADDRESS)
+        assert right is not None and (tmp_path / ADDRESS).stat().st_mode & 0o777 == 0o600
         outbox.write(1, [("w", torch.ones(1))])
         for wrong in (b'"guess"', b"[1]", '"é"'.encode(), b"\xff"):
             with socket.create_connection((right.host, right.port)) as stranger:
