@@ -34,15 +34,17 @@ class Queue:
         wait = Wait(self._write_timeout_seconds, self._check)
         seconds = 0.0
         while groups:
-            groups = groups[self._stock.put(groups, seconds) :]
-            if groups and wait.left <= 0:
+            taken = self._stock.put(groups, seconds)  # perhaps as many as are sent at once
+            groups, seconds = groups[taken:], 0.0
+            if taken:
+                continue
+            if wait.left <= 0:
                 raise StoreError(
                     f"The buffer has been full ({self._capacity_groups} groups) for {wait.seconds:.0f} s. "
                     "Either nobody reads from it, or the trainer is that slow: then set "
                     "`buffer.write_timeout_seconds` higher."
                 )
-            if groups:
-                seconds = wait.slice(f"room in the buffer, which holds {self._capacity_groups} groups")
+            seconds = wait.slice(f"room in the buffer, which holds {self._capacity_groups} groups")
 
     def take(self, groups: int, *, timeout_seconds: float | None = None) -> list[ExperienceGroup]:
         """See `strop.protocols.Buffer`."""

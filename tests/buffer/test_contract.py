@@ -47,6 +47,13 @@ def test_groups_come_out_whole_and_in_order(place: Place) -> None:
     assert buffer.counts() == BufferCounts(queued=0, claimed=0, done=5)
 
 
+def test_a_step_of_any_size_goes_in_at_once(place: Place) -> None:
+    buffer = place.open()
+    buffer.put(make_groups(50))
+    assert buffer.counts().queued == 50
+    assert ids(buffer.take(50)) == [f"g{number}" for number in range(50)]
+
+
 def test_no_group_is_put_twice(place: Place) -> None:
     buffer = place.open()
     buffer.put([*make_groups(2), *make_groups(1)])

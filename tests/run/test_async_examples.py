@@ -56,6 +56,15 @@ def test_a_warm_up_and_then_two_side_by_side(quickstart):
     assert ["reward/mean" in row for row in rows] == [False, False, False, True, True]
 
 
+def test_answers_used_again(quickstart):
+    """By processes: the priority queue is one of its own."""
+    fast = ["buffer.reuse_cooldown_seconds=0.1", "trainer.duration=8 steps"]
+    folder = strop.train(load("priority", quickstart, *SMALL, *fast)).folder
+    rows = [row for row in rows_of(folder) if "loss" in row]
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) >= 4
+    assert all("groups/again" in row and row["staleness/max"] <= 8 for row in rows)
+
+
 def test_a_pair_on_postgresql_with_a_folder_that_both_reach(quickstart, monkeypatch):
     pytest.importorskip("psycopg")
     binaries = find_binaries()
