@@ -28,6 +28,7 @@ def cluster():
     ray.shutdown()
 
 
+@pytest.mark.faults
 def test_actors_answer_take_weights_and_are_replaced(tmp_path, caplog):
     make = Make(make_model(tmp_path / "model", ["two and two is four"], vocab_size=300))
     model = AutoModelForCausalLM.from_pretrained(make.folder)

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 import strop
 from strop.errors import EngineLost
 
+from .groups_by_id import states as states_of
 from .test_apart import rows_of, run_apart
 from .test_launch import start, wait_for
 
@@ -28,8 +29,8 @@ def engines_of(pid: int) -> list[psutil.Process]:
     """A run's engines, those that work for its explorer included."""
     found = []
     for child in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "strop.workers.local" in child.cmdline():
+        with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # it has just ended
+            if child.cmdline()[-1].startswith("engine-"):
                 found.append(child)
     return found
 
@@ -116,6 +117,9 @@ def test_engines_killed_at_random_moments_change_nothing(values, tmp_path, apart
     said, _ = process.communicate(timeout=900)
     assert process.returncode == 0, said
     assert killed and said.count("is started again, and does again what it had under way") == killed
+    if apart:
+        everything = {f"train-{s:06d}-{n:05d}" for s in range(1, 10 * KILLS + 1) for n in range(8)}
+        assert states_of(folder) == dict.fromkeys(everything, "done")
     whole = strop.load(run | {"name": "whole"})
     strop.train(whole)
     assert rows_of(folder) == rows_of(Path(whole.run.folder_path))

@@ -274,7 +274,7 @@ def _deliver(ticket: Ticket, result: Completion | StropError) -> None:
 
 def _given_up(death: WorkerDied, restarts: int) -> EngineLost:
     return EngineLost(
-        f"{death}, and is not started again: that was done {restarts} times (rollout.pool.max_restarts). A "
+        f"{death}, and is not started again: rollout.pool.max_restarts is {restarts}. A "
         "signal 9 that nobody sent is the kernel's, for want of memory: each engine has a copy of the "
         "weights and a cache of rollout.engine.kv_cache_tokens. The same command goes on from the last "
         "state."
