@@ -1,4 +1,4 @@
-"""Writers and readers in processes of their own, killed at random moments and started again."""
+"""Writers, readers and the buffer in processes of their own, killed at random moments and started again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,15 +20,16 @@ from tests.buffer.worker import GROUPS
 ROOT = Path(__file__).parents[2]
 WRITERS = ("writer-0", "writer-1")
 READERS = ("reader-0", "reader-1")
+KEEPER = "keeper"
 
 
 class Crew:
     """The processes by name."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, names: Sequence[str], **changes: Any) -> None:
         self._place = place
-        self._values = place.section(lease_seconds=15, capacity_groups=16, read_timeout_seconds=60)
-        self._processes = {name: self._start(name) for name in (*WRITERS, *READERS)}
+        self._values = place.section(capacity_groups=16, read_timeout_seconds=60, **changes)
+        self._processes = {name: self._start(name) for name in names}
 
     def wait_for_work(self) -> None:
         """Until something was read."""
@@ -47,7 +49,7 @@ class Crew:
 
     def wait(self) -> None:
         """Until all have ended well."""
-        codes = {name: process.wait(120) for name, process in self._processes.items()}
+        codes = {name: self._processes[name].wait(120) for name in self._processes if name != KEEPER}
         assert set(codes.values()) == {0}, codes
 
     def end(self) -> None:
@@ -57,7 +59,7 @@ class Crew:
             process.wait()
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        what = "write" if name in WRITERS else "read"
+        what = "keep" if name == KEEPER else "write" if name in WRITERS else "read"
         values = self._values.model_dump_json()
         arguments = ["-m", "tests.buffer.worker", what, values, str(self._place.folder), name]
         return subprocess.Popen([sys.executable, *arguments], cwd=ROOT)
@@ -70,21 +72,50 @@ def test_each_group_is_trained_on_once_whoever_is_killed(
 ) -> None:
     place = place_of(kind)
     draw = random.Random(kills)
-    crew = Crew(place)
-    killed = 0
+    crew = Crew(place, (*WRITERS, *READERS), lease_seconds=15)
+    work_through(crew, [(READERS, WRITERS)[number % 2] for number in range(kills)], draw)
+    assert_each_once(place, READERS, kills)
+
+
+@pytest.mark.parametrize(
+    ("kills", "backup"),
+    [
+        (3, "backup.db"),
+        pytest.param(12, "backup.db", marks=pytest.mark.faults),
+        pytest.param(12, "backup.jsonl", marks=pytest.mark.faults),
+    ],
+)
+def test_a_queue_that_is_a_process_loses_nothing_and_gives_nothing_twice(
+    backup: str, kills: int, place_of: Callable[[str], Place]
+) -> None:
+    place = place_of("queue-apart")
+    draw = random.Random(kills)
+    reader = READERS[:1]
+    crew = Crew(place, (KEEPER, *WRITERS, *reader), backup=backup)
+    work_through(crew, [([KEEPER], reader, [KEEPER], WRITERS)[number % 4] for number in range(kills)], draw)
+    assert_each_once(place, reader, kills, backup=backup)
+
+
+def work_through(crew: Crew, victims: Sequence[Sequence[str]], draw: random.Random) -> None:
+    """Kill one of these, then one of those, while all are at work; and wait for the end."""
     try:
         crew.wait_for_work()
-        for number in range(kills):
+        for names in victims:
             time.sleep(draw.uniform(0.1, 0.5))
-            killed += crew.kill((READERS, WRITERS)[number % 2], draw)
+            assert crew.kill(names, draw), f"{' and '.join(names)} had ended before"
         crew.wait()
     finally:
         crew.end()
-    assert killed == kills
+
+
+def assert_each_once(place: Place, readers: Sequence[str], kills: int, **changes: Any) -> None:
+    """Each group was read, and acknowledged once."""
     everything = {f"{writer}-{number}" for writer in WRITERS for number in range(GROUPS)}
-    assert place.open().counts() == BufferCounts(queued=0, claimed=0, done=len(everything))
-    lines = [line.split() for name in READERS for line in (place.folder / name).read_text().splitlines()]
-    assert {id for line in lines if line[0] == "read" for id in line[1:]} == everything
+    assert place.open(**changes).counts() == BufferCounts(queued=0, claimed=0, done=len(everything))
+    lines = [line.split() for name in readers for line in (place.folder / name).read_text().splitlines()]
+    read = [id for line in lines if line[0] == "read" for id in line[1:]]
+    assert set(read) == everything
+    assert len(read) <= len(everything) + 4 * kills  # those that a killed reader held, once more
     done = Counter(id for line in lines if line[0] == "done" for id in line[1:])
     assert set(done.values()) == {1}
     assert len(done) >= len(everything) - 4 * kills  # the last line of a killed reader may be missing

@@ -41,7 +41,7 @@ QUEUE = {"read_timeout_seconds": 1800}
             SqlBuffer(url="postgresql://u@h/d", **QUEUE),
         ),
         ("{storage_type: file, path: seen}", FileBuffer(path="seen", read_timeout_seconds=1800)),
-        ("{name: countdown_buffer, wrap_in_ray: false}", QueueBuffer(**QUEUE)),
+        ("{name: countdown_buffer, wrap_in_ray: false}", QueueBuffer(name="countdown_buffer", **QUEUE)),
     ],
 )
 def test_where_rollouts_wait(written: str, expected: object) -> None:

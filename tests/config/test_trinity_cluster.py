@@ -10,7 +10,7 @@ from strop.config.dialects.lines import draft_of
 from strop.config.dialects.read import read_elsewhere
 from strop.config.dialects.trinity import LEDGER
 from strop.config.dialects.write import write_dialect
-from strop.config.schema.buffer import QueueBuffer, SqlBuffer
+from strop.config.schema.buffer import QueueBuffer
 from strop.config.schema.cluster import LocalCluster, RayCluster
 from strop.config.schema.synchronizer import MemorySync
 from strop.config.schema.trainer import Fsdp2Engine, SingleEngine
@@ -40,7 +40,7 @@ def test_a_file_that_asks_for_a_cluster_runs_on_ray(written: str, cluster: RayCl
     run = read(written, here=False).run
     assert run.cluster == cluster
     assert run.trainer.engine == (Fsdp2Engine(ranks=ranks) if ranks > 1 else SingleEngine())
-    assert not isinstance(run.synchronizer, MemorySync) and isinstance(run.buffer, SqlBuffer)
+    assert not isinstance(run.synchronizer, MemorySync) and isinstance(run.buffer, QueueBuffer)
 
 
 @pytest.mark.parametrize(("written", "cluster", "ranks"), ASKING.values(), ids=ASKING)

@@ -6,7 +6,7 @@ import pytest
 
 from strop.config.dialects.trinity import LEDGER
 from strop.config.dialects.write import write_dialect
-from strop.config.schema.buffer import QueueBuffer, SqlBuffer
+from strop.config.schema.buffer import PriorityBuffer, QueueBuffer, SqlBuffer
 from strop.config.schema.synchronizer import (
     ByExplorer,
     ByTrainer,
@@ -50,7 +50,7 @@ def steps(count: int) -> Amount:
 def test_who_waits_for_whom(written: str, expected: object) -> None:
     run = read(f"+{SYNC}={written}").run
     assert (run.synchronizer, run.mode) == (expected, "both")
-    assert isinstance(run.buffer, QueueBuffer if expected == MemorySync() else SqlBuffer)
+    assert isinstance(run.buffer, QueueBuffer)
     assert write_dialect(LEDGER, run).unsaid == ()
 
 
@@ -63,11 +63,21 @@ def test_one_half_meets_the_other_in_a_database_and_a_folder(mode: str) -> None:
     assert write_dialect(LEDGER, run).unsaid == ()
 
 
-def test_a_queue_between_two_processes_is_a_database() -> None:
-    buffer = read(APART, f"+{BUFFER}.path=sqlite:///q.db").run.buffer
-    assert isinstance(buffer, SqlBuffer) and buffer.url == "sqlite:///q.db"
+def test_a_queue_between_two_processes_is_a_third_one() -> None:
+    buffer = read(APART, f"+{BUFFER}={{path: 'sqlite:///q.db', name: between}}").run.buffer
+    assert isinstance(buffer, QueueBuffer) and (buffer.backup, buffer.name) == ("q.db", "between")
     large = read(APART, "buffer.batch_size=1000").run.buffer
-    assert isinstance(large, SqlBuffer) and large.capacity_groups == 12000
+    assert isinstance(large, QueueBuffer) and large.capacity_groups == 12000
+    by_priority = f"+{BUFFER}={{use_priority_queue: true, reuse_cooldown_time: 5}}"
+    reused = read(f"+{SYNC}.sync_style=dynamic_by_explorer", by_priority).run.buffer
+    assert isinstance(reused, PriorityBuffer) and reused.reuse_cooldown_seconds == 5
+
+
+def test_a_queue_in_postgresql_or_between_halves_that_are_started_apart_is_a_database() -> None:
+    buffer = read(APART, f"+{BUFFER}.path='postgresql://u@h/d'").run.buffer
+    assert isinstance(buffer, SqlBuffer) and buffer.url == "postgresql://u@h/d"
+    half = read("mode=train", f"+{BUFFER}.path=sqlite:///q.db").run.buffer
+    assert isinstance(half, SqlBuffer) and half.url == "sqlite:///q.db"
 
 
 def test_what_means_nothing_is_said() -> None:
@@ -82,8 +92,8 @@ def test_what_means_nothing_is_said() -> None:
     [
         (["mode=train", f"+{SYNC}.sync_method=nccl"], "Write sync_method: checkpoint"),
         (["mode=explore", "continue_from_checkpoint=false"], "has to find this one by its name"),
-        ([APART, f"+{BUFFER}.use_priority_queue=True"], "leave use_priority_queue out"),
-        ([APART, f"+{BUFFER}.path=b.jsonl"], r"write sqlite:///file\.db"),
+        ([APART, f"+{BUFFER}.use_priority_queue=True"], "Write sync_style: dynamic_by_explorer, or leave"),
+        (["mode=train", f"+{BUFFER}.use_priority_queue=True"], "use_priority_queue out, or write mode: both"),
         ([f"+{SYNC}.sync_style=free"], "fixed or dynamic_by_trainer or dynamic_by_explorer"),
         ([f"+{SYNC}.sync_interval=0"], "must be more than zero"),
     ],

@@ -1,4 +1,4 @@
-"""Explorer and trainer, killed at random moments: started again, they end as if nothing had been.
+"""Explorer, trainer and buffer, killed at random moments: started again, they end as if nothing had been.
 
 Under the style `fixed` the killed run's metrics and weights equal those of the one that nobody killed, bit
 for bit: so each group was trained on exactly once, in its place. Under `free` the groups' ids say it. How
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,10 @@ STEPS = 12
 TASKS = 8
 
 
-def settings(values, name, way, style):
+def settings(values, name, way, style, buffer="sql"):
     return values(
         name=name,
+        buffer=buffer,
         synchronizer={"type": way, "style": style, "max_restarts": 2 * KILLS},
         trainer__duration=f"{STEPS} steps",
         checkpoint__every="3 steps",
@@ -36,8 +38,10 @@ def settings(values, name, way, style):
     )
 
 
-def run_killed(tmp_path: Path, run: dict, seed: int) -> tuple[Path, int, str]:
-    """Kill the two in turns, each after the other has had time to do something; the folder, and how many."""
+def run_killed(
+    tmp_path: Path, run: dict, seed: int, victims: Sequence[str] = ("explorer", "trainer")
+) -> tuple[Path, int, str]:
+    """Kill these in turns, each after the other has had time to do something; the folder, and how many."""
     draw = random.Random(seed)
     process = start(tmp_path, run)
     folder = tmp_path / "runs" / "strop" / run["name"]
@@ -51,7 +55,7 @@ def run_killed(tmp_path: Path, run: dict, seed: int) -> tuple[Path, int, str]:
             time.sleep(0.02)
         time.sleep(draw.uniform(0, 0.5))
         if process.poll() is None:
-            killed += kill_one(process, ("explorer", "trainer")[number % 2])
+            killed += kill_one(process, victims[number % len(victims)])
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
     assert said.count("It is started again") == killed
@@ -84,7 +88,32 @@ def test_each_group_is_trained_on_once_whoever_is_killed(values, tmp_path, way, 
         assert max(row["staleness/max"] for row in rows[1:]) <= 2
     if style["type"] != "fixed":
         return
-    whole = run_apart(settings(values, "whole", "checkpoint", style))
-    assert rows == rows_of(whole)
+    assert_same(folder, run_apart(settings(values, "whole", "checkpoint", style)))
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("buffer", "style"),
+    [
+        ("queue", {"type": "fixed", "ahead": "1 steps"}),
+        ("priority", {"type": "free", "max_staleness": "2 steps"}),
+    ],
+    ids=["queue", "priority"],
+)
+def test_a_queue_whose_process_is_killed_gives_each_group_once(values, tmp_path, buffer, style):
+    run = settings(values, "killed", "checkpoint", style, buffer)
+    folder, killed, said = run_killed(tmp_path, run, KILLS, victims=["buffer"])
+    assert killed > 0, said
+    everything = {f"train-{s:06d}-{n:05d}" for s in range(1, STEPS + 1) for n in range(TASKS)}
+    assert states_of(folder) == dict.fromkeys(everything, "done")
+    assert_each_once(folder, everything)
+    if style["type"] == "fixed":
+        assert_same(folder, run_apart(settings(values, "whole", "checkpoint", style)))
+
+
+def assert_same(folder: Path, whole: Path) -> None:
+    """To the last bit."""
+    assert rows_of(folder) == rows_of(whole)
     weights = Path("model") / "model.safetensors"
     assert (folder / weights).read_bytes() == (whole / weights).read_bytes()

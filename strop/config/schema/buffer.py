@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from strop.config.schema.base import Section
 
+DEFAULT_NAME = "experience_buffer"
 SQLITE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 JSON_LINES_SUFFIXES = (".jsonl", ".json")
 
@@ -38,7 +39,7 @@ class QueueBuffer(BufferBase):
     """First in, first out, in memory; a process of its own where explorer and trainer are apart."""
 
     type: Literal["queue"] = "queue"
-    name: str = Field("experience_buffer", min_length=1)
+    name: str = Field(DEFAULT_NAME, min_length=1)
     """On Ray, its name as an actor."""
     capacity_groups: int = Field(4096, gt=0)
     """So many groups wait at most; then writers wait."""
@@ -54,7 +55,7 @@ class PriorityBuffer(BufferBase):
     """The newest and least used first, in memory as a queue is: highest version minus twice the uses."""
 
     type: Literal["priority"] = "priority"
-    name: str = Field("experience_buffer", min_length=1)
+    name: str = Field(DEFAULT_NAME, min_length=1)
     """On Ray, its name as an actor."""
     capacity_groups: int = Field(4096, gt=0)
     """So many groups are held at most; when there are more, the one of lowest priority is dropped."""

@@ -163,7 +163,7 @@ class ByArrival(Intake):
 
     def _metrics(self, batch: Sequence[ExperienceGroup]) -> dict[str, float]:
         counts = self._buffer.counts()
-        evicted, self._evicted = counts.evicted - self._evicted, counts.evicted
+        evicted, self._evicted = max(0, counts.evicted - self._evicted), counts.evicted
         return {
             "groups/trained": float(len(batch)),
             "groups/missing": float(self._size - len(batch)),

@@ -39,8 +39,6 @@ from strop.config.dialects.trinity.write_buffer import (
     write_template,
 )
 
-_NO_ACTORS = "one process, which has no actors to name"
-
 
 @written_by(write_storage)
 def storage(theirs: Theirs) -> Mapping[str, Any]:
@@ -51,13 +49,13 @@ def storage(theirs: Theirs) -> Mapping[str, Any]:
     path, held = theirs[f"{EXPERIENCE}.path"], theirs[f"{EXPERIENCE}.capacity"]
     held = parts.room(theirs) if held is None else held
     room = {} if held is None else {"buffer.capacity_groups": held}
-    match _shared(theirs, path) if parts.is_apart(theirs) else _storage_type(theirs):
+    name = theirs[f"{EXPERIENCE}.name"]
+    match _kept_in(theirs, path):
         case "file":
             folder = {} if path is None else {"buffer.path": path}
             return {**settings, "buffer.type": "file", **folder}
         case "sql":
             url = None if path is None else formats.database(path)
-            name = theirs[f"{EXPERIENCE}.name"]
             return {
                 **settings,
                 "buffer.type": "sql",
@@ -66,32 +64,35 @@ def storage(theirs: Theirs) -> Mapping[str, Any]:
                 **room,
             }
     backup = None if path is None else path.removeprefix("sqlite:///")
-    settings |= {"buffer.backup": backup, **room}
+    settings |= {"buffer.backup": backup, **room, **({} if name is None else {"buffer.name": name})}
     if not theirs[f"{EXPERIENCE}.use_priority_queue"]:
         return {**settings, "buffer.type": "queue"}
     cooldown = theirs[f"{EXPERIENCE}.reuse_cooldown_time"]
     return {**settings, "buffer.type": "priority", "buffer.reuse_cooldown_seconds": cooldown}
 
 
-def _shared(theirs: Theirs, path: str | None) -> str:
-    """What two processes can both reach: a database stands for a queue between them."""
+def _kept_in(theirs: Theirs, path: str | None) -> str:
+    """A queue is here what it is there, unless its two ends are started apart: those meet in a database."""
     said = _storage_type(theirs)
-    if said != "queue":
+    if said != "queue" or not parts.is_apart(theirs):
         return said
-    if theirs[f"{EXPERIENCE}.use_priority_queue"]:
+    by_priority = theirs[f"{EXPERIENCE}.use_priority_queue"]
+    if by_priority and parts.is_half(theirs):
         raise theirs.fault(
             f"{EXPERIENCE}.use_priority_queue",
-            f"{EXPERIENCE}.use_priority_queue is True, and a priority queue is in one process's memory: "
-            "with this synchronizer, explorer and trainer are two. Write sync_interval: 1 and "
-            "sync_offset: 0, or leave use_priority_queue out.",
+            f"{EXPERIENCE}.use_priority_queue is True, and a priority queue is a process of a run in mode "
+            f"both. With mode {theirs['mode']} the other half meets this one in a database: leave "
+            "use_priority_queue out, or write mode: both.",
         )
-    if path is not None and not path.startswith(("sqlite:///", "postgres")) and not path.endswith(".db"):
+    if by_priority and parts.style(theirs) == "fixed":
         raise theirs.fault(
-            f"{EXPERIENCE}.path",
-            f"{EXPERIENCE}.path is {path}, and explorer and trainer, which are two processes with this "
-            "synchronizer, meet in a database; write sqlite:///file.db, or leave it out.",
+            f"{EXPERIENCE}.use_priority_queue",
+            f"{EXPERIENCE}.use_priority_queue is True, and it gives the newest first: with sync_style fixed "
+            "and explorer and trainer apart, the trainer takes one step after the other. Write sync_style: "
+            "dynamic_by_explorer, or leave use_priority_queue out.",
         )
-    return "sql"
+    in_database = path is not None and path.startswith("postgres")
+    return "sql" if parts.is_half(theirs) or in_database else "queue"
 
 
 def _storage_type(theirs: Theirs) -> str:
@@ -140,7 +141,8 @@ ROWS: tuple[Row, ...] = (
     placement(
         f"{EXPERIENCE}.name",
         None,
-        f"{_NO_ACTORS}; of an sql buffer, and of given answers in a database, the name there",
+        "a queue's name as an actor, on a cluster; of an sql buffer, and of given answers in a database, the "
+        "name there",
         can=always,
         kind=or_null(TEXT),
         ours=("buffer.name",),
@@ -152,8 +154,8 @@ ROWS: tuple[Row, ...] = (
         "buffer.type",
         read=storage,
         kind=or_null(one_of("queue", "sql", "file")),
-        note="queue, or file under sft and dpo, where it is left out; between two processes a queue is a "
-        "database",
+        note="queue, or file under sft and dpo, where it is left out; between two halves that are started "
+        "apart a queue is a database",
     ),
     mapped(
         f"{EXPERIENCE}.path",
@@ -231,7 +233,11 @@ ARGUMENTS: tuple[Row, ...] = beyond_the_page(
         note="counts groups, the rollouts of one task; 4096 where it is left out",
     ),
     placement(
-        f"{EXPERIENCE}.wrap_in_ray", True, "one process needs no actor round it", can=always, kind=YES_NO
+        f"{EXPERIENCE}.wrap_in_ray",
+        True,
+        "a queue is an actor wherever there is a cluster",
+        can=always,
+        kind=YES_NO,
     ),
 )
 TEMPLATE = mapped(

@@ -9,7 +9,7 @@ from strop.config.dialects.trinity.workflows import write_workflow
 from strop.config.same import in_steps
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Mix, Sft
-from strop.config.schema.buffer import FileBuffer, PriorityBuffer, QueueBuffer, SqlBuffer
+from strop.config.schema.buffer import DEFAULT_NAME, FileBuffer, PriorityBuffer, QueueBuffer, SqlBuffer
 from strop.config.schema.data import Taskset
 from strop.config.schema.reward import Reward
 from strop.config.schema.rollout import Sampling
@@ -178,6 +178,7 @@ def write_storage(run: Run) -> Mapping[str, Any]:
             values[f"{EXPERIENCE}.name"] = buffer.name
         case QueueBuffer() | PriorityBuffer():
             values[f"{EXPERIENCE}.path"] = buffer.backup
+            values[f"{EXPERIENCE}.name"] = None if buffer.name == DEFAULT_NAME else buffer.name
     if isinstance(buffer, PriorityBuffer):
         values[f"{EXPERIENCE}.use_priority_queue"] = True
         values[f"{EXPERIENCE}.reuse_cooldown_time"] = buffer.reuse_cooldown_seconds
