@@ -69,6 +69,12 @@ def test_one_machine_with_a_gpu_or_without_is_one_process(monkeypatch: pytest.Mo
     assert isinstance(run.cluster, LocalCluster) and isinstance(run.synchronizer, MemorySync)
 
 
+def test_the_buffer_is_an_actor_too() -> None:
+    run = read(NODES, "+buffer.trainer_input.experience_buffer={name: b, path: q.db}", here=False).run
+    assert run.buffer == QueueBuffer(name="b", backup="q.db")
+    assert write_dialect(LEDGER, run).unsaid == ()
+
+
 def test_names_are_actors_on_a_cluster_and_inactive_elsewhere() -> None:
     names = ("explorer.name=e", "trainer.name=t")
     assert read(*names, NODES, here=False).run.cluster == RayCluster(

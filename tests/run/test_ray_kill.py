@@ -22,7 +22,7 @@ from .test_ray import finish
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 KILLS = int(os.environ.get("STROP_RAY_KILLS", "2"))
-STEPS = 8
+STEPS = max(8, 2 * KILLS)
 TASKS = 8
 EVERYTHING = {f"train-{step:06d}-{n:05d}" for step in range(1, STEPS + 1) for n in range(TASKS)}
 VICTIMS = ("trainer-rank-1", "explorer", "trainer")
@@ -56,10 +56,12 @@ def test_each_group_is_trained_on_once_whichever_worker_is_killed(values, tmp_pa
                 wanted = draw.randrange(1, max(2, STEPS * (number + 1) // (KILLS + 1)))
                 wait_for(folder / "metrics.jsonl", lines=wanted + 1, process=process)
                 time.sleep(draw.uniform(0, 1.5))
-                killed += process.poll() is None and kill(VICTIMS[number % len(VICTIMS)])
+                while process.poll() is None and not kill(VICTIMS[number % len(VICTIMS)]):
+                    time.sleep(0.1)  # it is just being placed again
+                killed += process.poll() is None
         said = finish(process)
-    assert killed > 0
-    assert said.count("It is placed again") == killed, said
+    assert killed > KILLS // 2
+    assert 1 <= said.count("It is placed again") <= killed, "a rank and its trainer are placed again at once"
     assert states_of(folder) == dict.fromkeys(EVERYTHING, "done")
     whole = strop.train(strop.load(settings(values, "whole")))
     close(rows_of(folder), rows_of(whole.folder))

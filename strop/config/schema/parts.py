@@ -40,9 +40,11 @@ def default_synchronizer(said: dict[str, Any]) -> Synchronizer:
 
 
 def default_buffer(said: dict[str, Any]) -> Buffer:
-    """The same for the buffer: a database where two processes meet in it."""
+    """The same for the buffer: a database where two processes of one machine meet in it, or two machines that
+    somebody starts; on a cluster a queue, which is an actor and needs no server."""
     apart = isinstance(said.get("synchronizer"), ApartSync)
-    return SqlBuffer() if apart else QueueBuffer()
+    on_ray = isinstance(said.get("cluster"), RayCluster) and said.get("mode") not in _ALONE
+    return SqlBuffer() if apart and not on_ray else QueueBuffer()
 
 
 def is_apart(run: Run) -> bool:
