@@ -46,6 +46,7 @@ def test_a_run_on_ray_is_the_run_in_one_process_though_it_is_stopped_in_between(
         name="two",
         cluster=cluster.section(logs_by_node=True, timeline=True, trainer="learner"),
         buffer={"type": "queue", "name": "experiences"},
+        synchronizer="collective",
     )
     folder = tmp_path / "runs" / "strop" / "two"
     process = start(tmp_path, run)
@@ -73,6 +74,7 @@ def test_a_rank_that_is_killed_is_placed_again_with_its_trainer_and_nothing_is_l
     whole = strop.train(strop.load(values(name="one")))
     run = values(name="ranks", cluster=cluster.section(), trainer__engine=on(2), checkpoint__every="1 steps")
     run["rollout"] = {"pool": {"engines": 1}}
+    run["synchronizer"] = "collective"
     folder = tmp_path / "runs" / "strop" / "ranks"
     process = start(tmp_path, run)
     wait_for(folder / "metrics.jsonl", lines=2, process=process)
