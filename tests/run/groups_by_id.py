@@ -43,3 +43,16 @@ def assert_each_once(folder: Path, explored: Collection[str]) -> None:
         assert sum(int(row.get("groups/trained", 0)) for row in steps) == len(done)
     else:  # by step: a step's groups, and no others, are trained on in it
         assert {step_of(id) for id in done} == {int(row["step"]) for row in steps}
+
+
+def assert_as_often_as_allowed(folder: Path, backup: Path) -> None:
+    """The same for a priority queue: the uses that its backup has noted are those that stand in the record.
+
+    A group's last use, after which it does not come back, is not noted, but makes it done; so does
+    being dropped.
+    """
+    with sqlite3.connect(backup) as database:
+        noted, done = database.execute("SELECT sum(uses), sum(content IS NULL) FROM groups").fetchone()
+    steps = rows(folder)
+    trained = sum(int(row["groups/trained"]) for row in steps)
+    assert noted <= trained <= noted + done, f"{trained} uses in the record, {noted} and {done} in the buffer"

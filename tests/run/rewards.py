@@ -1,5 +1,7 @@
 """Rewards for the tests' runs, named by file."""
 
+import time
+
 
 def digit_share(completion, answer):
     """The share of digits in the answer: something that a random model can learn."""
@@ -40,3 +42,8 @@ def breaks_on_some(completion, answer):
 
 def constant(completion, answer):
     return 1.0
+
+
+def slowly(completion, answer):
+    time.sleep(0.03)
+    return digit_share(completion, answer)

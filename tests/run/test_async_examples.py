@@ -10,6 +10,7 @@ import pytest
 import strop
 from tests.buffer.postgres import Server, find_binaries
 
+from .groups_by_id import assert_as_often_as_allowed, rows
 from .test_apart import rows_of, run_both
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "async"
@@ -57,12 +58,14 @@ def test_a_warm_up_and_then_two_side_by_side(quickstart):
 
 
 def test_answers_used_again(quickstart):
-    """By processes: the priority queue is one of its own."""
-    fast = ["buffer.reuse_cooldown_seconds=0.1", "trainer.duration=8 steps"]
+    """By processes: the priority queue is one of its own. Answers are scored slowly, the trainer is quicker."""
+    slowly = f"reward={Path(__file__).parent / 'rewards.py'}:slowly"
+    fast = ["buffer.reuse_cooldown_seconds=0.1", "trainer.duration=8 steps", slowly]
     folder = strop.train(load("priority", quickstart, *SMALL, *fast)).folder
-    rows = [row for row in rows_of(folder) if "loss" in row]
-    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) >= 4
-    assert all("groups/again" in row and row["staleness/max"] <= 8 for row in rows)
+    steps = rows(folder)
+    assert len(steps) >= 4 and all(row["staleness/max"] <= 8 for row in steps)
+    assert steps[0]["groups/again"] == 0 < sum(row["groups/again"] for row in steps)
+    assert_as_often_as_allowed(folder, folder / "groups.db")
 
 
 def test_a_pair_on_postgresql_with_a_folder_that_both_reach(quickstart, monkeypatch):
