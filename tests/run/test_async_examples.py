@@ -58,7 +58,7 @@ def test_a_warm_up_and_then_two_side_by_side(quickstart):
 
 
 def test_answers_used_again(quickstart):
-    """By processes: the priority queue is one of its own. Answers are scored slowly, the trainer is quicker."""
+    """By processes, the priority queue too. Answers are scored slowly, so that the trainer is quicker."""
     slowly = f"reward={Path(__file__).parent / 'rewards.py'}:slowly"
     fast = ["buffer.reuse_cooldown_seconds=0.1", "trainer.duration=8 steps", slowly]
     folder = strop.train(load("priority", quickstart, *SMALL, *fast)).folder
