@@ -16,7 +16,7 @@ class LocalCluster(Section):
 
 
 class RayCluster(Section):
-    """Two actors on a Ray cluster, on whichever nodes have room for them."""
+    """Explorer, trainer and what they start, as actors of a Ray cluster, on whichever nodes have room."""
 
     type: Literal["ray"] = "ray"
     address: str | None = None

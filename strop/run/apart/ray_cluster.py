@@ -100,15 +100,15 @@ def _wait_for_resources(ray: ModuleType, run: Run, section: RayCluster) -> None:
         if time.monotonic() >= until:
             break
         time.sleep(_PAUSE_SECONDS)
-    if found < cpus:
+    if len(fit) < section.nodes:
         raise PlacementError(
-            f"cluster: the run wants {cpus} CPUs, one for the explorer and for each engine of its pool, and "
-            f"one for each of the trainer's ranks; the cluster's {len(alive)} nodes have {found:g} in all. "
-            f"Start more nodes with `ray start --address=...`, or write fewer ranks and engines. {_OR_HERE}"
+            f"cluster: the run wants {section.nodes} nodes with {section.gpus_per_node} GPUs each, and of "
+            f"the cluster's {len(alive)} nodes {len(fit)} have as many ({resources(ray)} in all). Start more "
+            "with `ray start --address=...`, or write smaller cluster.nodes and cluster.gpus_per_node. "
+            f"{_OR_HERE}"
         )
     raise PlacementError(
-        f"cluster: the run wants {section.nodes} nodes with {section.gpus_per_node} GPUs each, and of the "
-        f"cluster's {len(alive)} nodes {len(fit)} have as many ({resources(ray)} in all). Start more with "
-        "`ray start --address=...`, or write smaller cluster.nodes and cluster.gpus_per_node. "
-        f"{_OR_HERE}"
+        f"cluster: the run wants {cpus} CPUs, one for the explorer and for each engine of its pool, and "
+        f"one for each of the trainer's ranks; the cluster's {len(alive)} nodes have {found:g} in all. "
+        f"Start more nodes with `ray start --address=...`, or write fewer ranks and engines. {_OR_HERE}"
     )
