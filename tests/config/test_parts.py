@@ -49,6 +49,7 @@ def test_a_style_may_be_said_by_its_name() -> None:
     [
         (["mode=train", "synchronizer=memory"], r"one half of a run.*write checkpoint here, or mode: both"),
         (["mode=train", "buffer=queue"], r"buffer.type: queue .* write `buffer: sql`, or mode: both"),
+        (["buffer={type: priority, reuse_cooldown_seconds: 1}"], r"memory each step learns from what it has"),
         (["synchronizer=checkpoint", "buffer={type: priority, reuse_cooldown_seconds: 1}"], r"or some again"),
         (["synchronizer.style.ahead=1 steps", "buffer=priority"], r"gives the newest groups first.* free`"),
         (["mode=explore", "buffer=priority"], r"mode explore is one of these alone"),

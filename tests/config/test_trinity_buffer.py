@@ -27,10 +27,6 @@ QUEUE = {"read_timeout_seconds": 1800}
         ),
         ("{path: back.jsonl, capacity: 64}", QueueBuffer(backup="back.jsonl", capacity_groups=64)),
         ("{use_priority_queue: true}", PriorityBuffer(**QUEUE)),
-        (
-            "{use_priority_queue: true, reuse_cooldown_time: 3.5}",
-            PriorityBuffer(reuse_cooldown_seconds=3.5, **QUEUE),
-        ),
         ("{storage_type: sql}", SqlBuffer(**QUEUE)),
         (
             "{storage_type: sql, name: shared, path: both.db}",
@@ -46,6 +42,15 @@ QUEUE = {"read_timeout_seconds": 1800}
 )
 def test_where_rollouts_wait(written: str, expected: object) -> None:
     assert read(f"+{BUFFER}={written}").run.buffer == expected
+
+
+def test_what_is_used_again_has_waited_beside_newer_ones() -> None:
+    written = f"+{BUFFER}={{use_priority_queue: true, reuse_cooldown_time: 3.5}}"
+    apart = read(written, "+synchronizer.sync_style=dynamic_by_explorer").run.buffer
+    assert apart == PriorityBuffer(reuse_cooldown_seconds=3.5, **QUEUE)
+    in_turns = read(written)
+    assert in_turns.run.buffer == PriorityBuffer(**QUEUE)
+    assert any("reuse_cooldown_time" in note and "take turns" in note for note in in_turns.notes)
 
 
 def test_a_cooldown_without_priorities_is_inactive() -> None:

@@ -43,7 +43,10 @@ GIVEN = ("mode=train", f"{BUFFER}.path=given.jsonl", "buffer.train_batch_size=16
             f"+{EXPERT}={{path: e.jsonl, format: {{prompt_key: q, response_key: a}}}}",
         ],
         ["algorithm.sample_strategy=staleness_control", "algorithm.sample_strategy_args.max_staleness=3"],
-        [f"+{BUFFER}={{use_priority_queue: true, reuse_cooldown_time: 3, capacity: 9, path: b.db}}"],
+        [
+            f"+{BUFFER}={{use_priority_queue: true, reuse_cooldown_time: 3, capacity: 9, path: b.db}}",
+            "+synchronizer.sync_style=dynamic_by_explorer",
+        ],
         [f"+{BUFFER}={{name: n, path: b.jsonl}}"],
         [f"+{BUFFER}={{storage_type: sql, path: 'postgresql://u@h/d', name: n, max_read_timeout: 60}}"],
         [f"+{BUFFER}={{storage_type: file, path: seen}}"],

@@ -96,6 +96,12 @@ def _faults(run: Run) -> Iterator[str]:
             f"synchronizer.type: memory hands weights over inside one process, and mode {run.mode} is one "
             "half of a run whose other half is another process; write checkpoint here, or mode: both"
         )
+    elif isinstance(run.buffer, PriorityBuffer) and run.buffer.reuse_cooldown_seconds is not None:
+        yield (
+            "buffer.reuse_cooldown_seconds has old groups used again where newer ones are not there yet, and "
+            "with synchronizer.type memory each step learns from what it has just sampled; take it out, or "
+            "write `synchronizer: {style: free}`, under which explorer and trainer go on side by side"
+        )
 
 
 def _offline(run: Run) -> Iterator[str]:

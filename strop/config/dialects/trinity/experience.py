@@ -67,7 +67,7 @@ def storage(theirs: Theirs) -> Mapping[str, Any]:
     settings |= {"buffer.backup": backup, **room, **({} if name is None else {"buffer.name": name})}
     if not theirs[f"{EXPERIENCE}.use_priority_queue"]:
         return {**settings, "buffer.type": "queue"}
-    cooldown = theirs[f"{EXPERIENCE}.reuse_cooldown_time"]
+    cooldown = theirs[f"{EXPERIENCE}.reuse_cooldown_time"] if parts.is_apart(theirs) else None
     return {**settings, "buffer.type": "priority", "buffer.reuse_cooldown_seconds": cooldown}
 
 
@@ -134,6 +134,14 @@ _queue = either(
 _priority = either(
     _queue,
     lambda theirs: None if theirs[f"{EXPERIENCE}.use_priority_queue"] else "use_priority_queue is False",
+)
+_reused = either(
+    _priority,
+    lambda theirs: (
+        None
+        if parts.is_apart(theirs)
+        else "explorer and trainer take turns, and each step learns from what it has just sampled"
+    ),
 )
 _dpo, _sft = only_types("dpo"), only_types("sft")
 _OURS = "data.train"
@@ -215,7 +223,7 @@ ROWS: tuple[Row, ...] = (
         "buffer.reuse_cooldown_seconds",
         read=storage,
         kind=or_null(NUMBER),
-        off=_priority,
+        off=_reused,
         note="null reads each once",
     ),
 )
