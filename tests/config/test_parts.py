@@ -76,7 +76,7 @@ def test_a_style_may_be_said_by_its_name() -> None:
                 "cluster={type: ray, nodes: 2, gpus_per_node: 1}",
                 "trainer.engine={type: fsdp2, ranks: 2}",
             ],
-            r"wants 2 GPUs for the trainer and one .* 2 nodes of 1",
+            r"wants 3 GPUs, one of them for the explorer, .* 2 nodes of 1",
         ),
         (
             ["synchronizer={type: collective, backend: nccl}", "rollout.pool.engines=2"],

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from strop.config.schema.parts import steps_ahead
 from strop.config.schema.synchronizer import Fixed, Free, Style
-from strop.sync.style import Window, asks, publishes, window
+from strop.sync.style import Window, asks, kept, publishes, window
 
 
 def style(text: str, **steps: int) -> Style:
@@ -112,3 +112,20 @@ def test_both_come_to_the_end_and_nothing_is_too_stale(chosen: Style, last: int,
                 versions_there.add(trained)
                 answered = asked
     assert last in versions_there, "the last weights are always published"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "there", "taken", "expected"),
+    [
+        (style("fixed"), [3, 4, 5], 4, [4, 5]),
+        (style("fixed"), [1, 2], 0, [1, 2]),
+        (style("free"), [3, 4, 5], 3, [3, 5]),
+        (style("free"), [4, 5], 3, [5]),
+        (style("trainer"), [2, 4], 4, [4]),
+        (style("explorer"), [], 0, []),
+    ],
+)
+def test_the_explorer_may_still_want(
+    chosen: Style, there: list[int], taken: int, expected: list[int]
+) -> None:
+    assert kept(chosen, there, taken) == expected

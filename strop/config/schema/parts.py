@@ -136,7 +136,7 @@ def _collective(run: Run, section: CollectiveSync) -> Iterator[str]:
     ranks = engine.ranks if isinstance(engine, Fsdp2Engine) else 1
     if isinstance(cluster, RayCluster) and cluster.nodes * cluster.gpus_per_node < ranks + 1:
         yield (
-            f"synchronizer.backend: nccl wants {ranks} GPUs for the trainer and one for the explorer, and "
+            f"synchronizer.backend: nccl wants {ranks + 1} GPUs, one of them for the explorer, and "
             f"cluster has {cluster.nodes} nodes of {cluster.gpus_per_node}; write larger ones, gloo, or auto"
         )
 
