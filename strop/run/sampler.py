@@ -73,8 +73,8 @@ def own_device(run: Run) -> torch.device:
     nccl = isinstance(section, CollectiveSync) and section.backend == "nccl"
     if nccl and there <= ranks and isinstance(run.cluster, LocalCluster):
         raise PlacementError(
-            f"synchronizer.backend: nccl wants {ranks + 1} GPUs, one of them for the explorer, and torch sees "
-            f"{there} here; write gloo, or auto."
+            f"synchronizer.backend: nccl wants {ranks + 1} GPUs, one of them for the explorer, and torch "
+            f"sees {there} here; write gloo, or auto."
         )
     if there == 0:
         return device
