@@ -3,9 +3,10 @@
     .venv/bin/python -m benchmarks.buffer
 
 Writers put one group at a time, the reader takes 16 and acknowledges them. A group is 8 experiences of
-1024 tokens. Buffers in memory have threads as writers, the others processes. Seconds are by the clock,
-from the start of all to the last acknowledgement; CPU time is that of all writers and the reader (not of
-the database server). The bare loop inserts as many encoded groups into a table, a transaction each.
+1024 tokens. Buffers in memory have threads as writers, the others processes; between those a queue is a
+process, too. Seconds are by the clock, from the start of all to the last acknowledgement; CPU time is that
+of all these processes (not of the database server). The bare loop inserts as many encoded groups into a
+table, a transaction each.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from strop.buffer.codec import encode
-from strop.buffer.table import Part, open_buffer
+from strop.buffer.table import Part, open_buffer, serve_buffer
 from strop.config.schema.buffer import Buffer as Section
 from strop.config.schema.buffer import FileBuffer, PriorityBuffer, QueueBuffer, SqlBuffer
 from strop.protocols import Buffer
@@ -119,6 +120,16 @@ def with_processes(name: str, section: Section, folder: Path, per_writer: int) -
     return Measured(name, ended - started, sum(float(output.split()[0]) for output in outputs))
 
 
+def with_a_process_between(name: str, section: Section, folder: Path, per_writer: int) -> Measured:
+    """The same, and the buffer is this process, whose CPU time counts too."""
+    assert isinstance(section, QueueBuffer | PriorityBuffer)
+    with serve_buffer(section, folder, "127.0.0.1"):
+        cpu = time.process_time()
+        measured = with_processes(name, section, folder, per_writer)
+        cpu = time.process_time() - cpu
+    return Measured(name, measured.seconds, measured.cpu_seconds + cpu)
+
+
 def work(number: str, values: str, folder: str, per_writer: int) -> None:
     """One process of `with_processes`."""
     section = TypeAdapter(Section).validate_json(values)
@@ -164,6 +175,8 @@ def measure(per_writer: int) -> list[Measured]:
             ("queue, backup in SQLite", with_threads, QueueBuffer(backup="backup.db")),
             ("queue, backup in JSON Lines", with_threads, QueueBuffer(backup="backup.jsonl")),
             ("priority", with_threads, PriorityBuffer()),
+            ("queue, a process of its own", with_a_process_between, QueueBuffer()),
+            ("the same, backup in JSON Lines", with_a_process_between, QueueBuffer(backup="backup.jsonl")),
             ("sql, SQLite", with_processes, SqlBuffer()),
             *([("sql, PostgreSQL", with_processes, SqlBuffer(url=url))] if url else []),
             ("file, Parquet", with_processes, FileBuffer(format="parquet")),

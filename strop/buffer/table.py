@@ -86,9 +86,10 @@ def queue_of(stock: Stock, section: InMemory, check: Check) -> Queue:
     )
 
 
-def backup_of(section: InMemory) -> str:
+def backup_of(section: schema.Buffer, folder: Path) -> Path:
     """Of a queue that is a process of its own, which always has one."""
-    return section.backup or OWN_BACKUP
+    assert isinstance(section, InMemory)
+    return _in(folder, section.backup or OWN_BACKUP)
 
 
 @contextmanager
@@ -97,7 +98,7 @@ def serve_buffer(section: InMemory, folder: Path, host: str) -> Iterator[Server]
 
     `host` is an address of this machine that they can reach.
     """
-    stock = _stock(section, _backup(backup_of(section), folder))
+    stock = _stock(section, open_backup(backup_of(section, folder)))
     with closing(stock), closing(Server(host, Desk(stock).serve, "strop-buffer")) as server:
         server.address.save(folder / ADDRESS)
         yield server
@@ -106,8 +107,7 @@ def serve_buffer(section: InMemory, folder: Path, host: str) -> Iterator[Server]
 
 def forget_ends(section: schema.Buffer, folder: Path) -> None:
     """Before the process of a run that goes on: who had finished says it anew."""
-    assert isinstance(section, InMemory)
-    backup = _backup(backup_of(section), folder)
+    backup = open_backup(backup_of(section, folder))
     backup.writers({})
     backup.close()
 
@@ -122,9 +122,10 @@ def clear_buffer(
     """
     match section:
         case schema.QueueBuffer() | schema.PriorityBuffer():
-            path = backup_of(section) if is_process else section.backup
-            if path is not None:
-                remove_backup(_in(folder, path))
+            if is_process:
+                remove_backup(backup_of(section, folder))
+            elif section.backup is not None:
+                remove_backup(_in(folder, section.backup))
         case schema.FileBuffer():
             clear_folder(_in(folder, section.path))
         case schema.SqlBuffer():

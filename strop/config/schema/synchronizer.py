@@ -64,7 +64,7 @@ class ApartSync(Section):
     timeout_seconds: float = Field(1200.0, gt=0)
     """Longest wait of the explorer for weights; after it the run stops and says so."""
     max_restarts: int = Field(3, ge=0)
-    """In mode both: how often a process that was killed is started again, each of the two."""
+    """In mode both: how often a process that was killed is started again, each of them."""
 
 
 class CheckpointSync(ApartSync):

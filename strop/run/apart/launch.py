@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, assert_never
 
-from strop.buffer.table import clear_buffer, forget_ends
+from strop.buffer.table import backup_of, clear_buffer, forget_ends
 from strop.config.check import require_reward
 from strop.config.load import Loaded
 from strop.config.schema import Run
@@ -55,6 +55,11 @@ def launch(loaded: Loaded, reward: Callable[..., Any] | None = None) -> int:
         _begin(loaded, folder)
     elif has_own_buffer(run):
         forget_ends(run.buffer, folder.path)
+    if has_own_buffer(run):
+        say(
+            "run",
+            f"The buffer is a process of its own, with a backup in {backup_of(run.buffer, folder.path)}.",
+        )
     calm = replace(loaded, run=run.model_copy(update={"resume": "auto"}), sources=dict(loaded.sources))
     halves: tuple[Name, ...] = ("explorer", "trainer")
     names: tuple[Name, ...] = ("buffer", *halves) if has_own_buffer(run) else halves
