@@ -87,6 +87,7 @@ def run_both(loaded, *, explorer=None, explorer_first=False):
     return loaded.run.folder_path
 
 
+@pytest.mark.parametrize("way", ["checkpoint", "collective"])
 @pytest.mark.parametrize(
     "changes",
     [
