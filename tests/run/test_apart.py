@@ -226,3 +226,20 @@ def test_an_explorer_without_a_trainer_fills_a_folder_that_a_trainer_reads_later
     assert result.steps == 4
     rows = [row for row in rows_of(result.folder) if "loss" in row]
     assert [row["staleness/max"] for row in rows] == [0, 1, 2, 3], "all of it by the model as it was"
+
+
+def test_an_explorer_that_waits_for_room_hears_that_the_trainer_has_ended(values):
+    style = {"type": "checkpoint", "style": {"type": "trainer"}}
+    run = values(buffer={"type": "sql", "capacity_groups": 8}, synchronizer=style, data__eval=[])
+    loaded = strop.load(run, ["mode=explore"])
+    folder = RunFolder.of(loaded.run)
+
+    def end() -> None:
+        while not (folder.explorer.metrics.exists() and read_rows(folder.explorer.metrics)):
+            time.sleep(0.02)
+        FolderVersions(folder.path / "sync").finish(4)
+
+    trainer = threading.Thread(target=end, daemon=True)
+    trainer.start()
+    assert explore(loaded).step == 1  # the buffer has room for one step, and nobody takes it
+    trainer.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from strop.buffer.table import clear_buffer, open_buffer
@@ -13,7 +14,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
 from strop.config.schema.synchronizer import MemorySync
 from strop.protocols import Buffer
-from strop.run.apart.explore_driver import ExploreDriver
+from strop.run.apart.explore_driver import ExploreDriver, TrainerEnded
 from strop.run.apart.explore_state import ExploreState
 from strop.run.apart.host import own_host
 from strop.run.apart.meeting import meeting_place, met
@@ -31,6 +32,7 @@ from strop.run.tasks import load_tasks
 from strop.run.tokenizer import tokenizer_of
 from strop.sync.publish import Subscriber
 from strop.sync.table import ApartSync, clear, open_inbox
+from strop.sync.versions import Inbox
 
 MEMBER = "explorer-0"
 """Its name in the buffer."""
@@ -66,11 +68,17 @@ def explore(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Explore
         start = Start(RunState(step=state.step), None, notes)
         with (
             closing(
-                open_buffer(run.buffer, folder.path, part="writer", member=MEMBER, check=stop.check)
-            ) as buffer,
-            closing(
                 open_inbox(section, folder.path, host=own_host(run), device=sampler.device, check=stop.check)
             ) as inbox,
+            closing(
+                open_buffer(
+                    run.buffer,
+                    folder.path,
+                    part="writer",
+                    member=MEMBER,
+                    check=partial(_check_both, stop, inbox, length.steps),
+                )
+            ) as buffer,
             Recorder(own, loaded, length, start) as recorder,
         ):
             subscriber = Subscriber(
@@ -86,6 +94,12 @@ def explore(loaded: Loaded, reward: Callable[..., Any] | None = None) -> Explore
                 run, explorer, collector, tasks, buffer, subscriber, state, length, own, recorder
             )
             return driver.run()
+
+
+def _check_both(stop: StopSignal, inbox: Inbox, last: int) -> None:
+    stop.check()
+    if inbox.ended() >= last:
+        raise TrainerEnded
 
 
 def _begin(run: Run, section: ApartSync, folder: RunFolder) -> ExploreState:

@@ -29,6 +29,10 @@ from strop.sync.style import Window
 from strop.types import ExperienceGroup
 
 
+class TrainerEnded(Exception):
+    """Raised by a wait for room in the buffer: nobody will make any more."""
+
+
 class ExploreDriver:
     """Explores from a state to the end of the run."""
 
@@ -85,7 +89,10 @@ class ExploreDriver:
         collected = self._collector.collect(step)
         explored = time.perf_counter()
         groups = self._groups(collected, step)
-        self._buffer.put(groups)
+        try:
+            self._buffer.put(groups)
+        except TrainerEnded:
+            return
         put = time.perf_counter()
         metrics = training_metrics(collected.sampled) | collected.metrics
         metrics |= {
