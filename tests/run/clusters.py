@@ -68,12 +68,15 @@ def nodes(*cpus: int) -> Iterator[Nodes]:
 
 
 def kill(name: str) -> bool:
-    """SIGKILL the process of an actor, if it is there; whether it was."""
+    """SIGKILL the process of an actor, if it is there; whether it was. One that is being placed has none yet:
+    its number is 0, which to the system is all of this process's own group."""
     try:
-        os.kill(_actor(name)["Pid"], signal.SIGKILL)
+        pid = int(_actor(name)["Pid"])
+        if pid > 0:
+            os.kill(pid, signal.SIGKILL)
     except (ValueError, ProcessLookupError):
         return False
-    return True
+    return pid > 0
 
 
 def _actor(name: str) -> dict[str, Any]:
