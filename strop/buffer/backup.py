@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -18,7 +19,11 @@ from strop.config.schema.buffer import SQLITE_SUFFIXES
 from strop.errors import StoreError
 from strop.types import ExperienceGroup
 
+log = logging.getLogger("strop.buffer")
+
 FORMAT = 1
+_PATIENCE_SECONDS = 30.0
+"""The buffer of a run that was killed may be there a little longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +289,12 @@ def _lock(path: Path) -> FileLock:
     """Two runs that share a backup would train on each other's groups."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.with_name(path.name + ".lock"))
-    try:
+    with suppress(Timeout):
         lock.acquire(timeout=0)
+        return lock
+    log.warning("Another process has the buffer's backup %s; waiting %.0f s for it.", path, _PATIENCE_SECONDS)
+    try:
+        lock.acquire(timeout=_PATIENCE_SECONDS)
     except Timeout:
         raise StoreError(
             f"The buffer's backup {path} is in use by another process. Set `buffer.backup` to a file of "

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from strop.buffer import backup
 from strop.buffer.table import open_buffer
 from strop.config.schema.buffer import Buffer as Section
 from strop.config.schema.buffer import QueueBuffer
@@ -102,7 +103,10 @@ def test_rows_of_groups_that_are_done_keep_only_their_id(place_of: Callable[[str
 
 
 @pytest.mark.parametrize("kind", BACKUPS)
-def test_two_processes_do_not_share_a_backup(kind: str, place_of: Callable[[str], Place]) -> None:
+def test_two_processes_do_not_share_a_backup(
+    kind: str, place_of: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup, "_PATIENCE_SECONDS", 0.1)
     place = place_of(kind)
     place.open().put(make_groups(1))
     with pytest.raises(StoreError, match="in use by another process"):
