@@ -107,6 +107,8 @@ class RayWorker:
                 f"{timeout_seconds:g} s; free now: {resources(self._ray)}. End what else runs there, add "
                 "nodes, or set cluster.start_timeout_seconds higher; with --here the run needs no cluster."
             ) from error
+        except self._ray.exceptions.RayActorError:
+            self.pid = 0  # it was killed as it came up; who sends or receives hears of it
         self._coming: Any = None
         """What Ray will give for the next message, where that was asked for already."""
 
