@@ -17,6 +17,8 @@ from strop.workers.ray_worker import import_ray
 from strop.workers.start import Local, OnRay, Place
 
 _MEMORY = Path("/dev/shm")
+_OPEN_FILES = Path("/proc/self/fd")
+"""Linux has it: there an open file can be read after it was deleted."""
 
 
 class Shared(Protocol):
@@ -33,15 +35,18 @@ class SharedFile:
 
     def __init__(self, write: Callable[[Path], None], size: int, place: Place) -> None:
         """`write` writes the content, of about `size` bytes, for workers that are in this `place`."""
-        with TemporaryDirectory(prefix="strop-", dir=_folder(size)) as folder:
-            path = Path(folder) / "content"
-            write(path)
-            # From here on nothing is left behind, however this process ends.
-            self._descriptor = os.open(path, os.O_RDONLY)
+        self._folder = TemporaryDirectory(prefix="strop-", dir=_folder(size))
+        path = Path(self._folder.name) / "content"
+        write(path)
+        self._descriptor = os.open(path, os.O_RDONLY)
+        if _OPEN_FILES.is_dir():
+            # So nothing is left behind, however this process ends.
+            self._folder.cleanup()
+            path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
         self.content: Shared
         match place:
             case Local():
-                self.content = _OfThisMachine(Path(f"/proc/{os.getpid()}/fd/{self._descriptor}"))
+                self.content = _OfThisMachine(path)
             case OnRay():
                 self.content = _OnTheCluster.of(self._descriptor)
             case _:
@@ -50,6 +55,7 @@ class SharedFile:
     def close(self) -> None:
         """Who has it open may read on."""
         os.close(self._descriptor)
+        self._folder.cleanup()
 
 
 @dataclass(frozen=True, slots=True)
