@@ -177,7 +177,8 @@ def test_gpus_are_divided_where_the_explorer_has_several_engines(values, nodes, 
     cluster = {"type": "ray", "nodes": nodes, "gpus_per_node": per_node}
     pool = {"rollout__pool": {"engines": engines}, "trainer__engine": {"type": "fsdp2", "ranks": 1}}
     run = Run.model_validate(values(cluster=cluster, **pool))
-    assert (*gpus_of(run, run.cluster).values(), gpus_of_engine(run, run.cluster)) == expected
+    each = gpus_of(run, run.cluster)
+    assert (each["explorer"], each["trainer"], gpus_of_engine(run, run.cluster)) == expected
     more = Run.model_validate(values(cluster=cluster, **pool, rollout__pool__engines=8))
     if nodes * per_node > 1:
         with pytest.raises(PlacementError, match=r"its engines 8 more \(rollout\.pool\.engines\)"):
