@@ -167,8 +167,14 @@ def _apart(run: Run, section: CheckpointSync | CollectiveSync) -> Iterator[str]:
         yield from _collective(run, section)
     if run.mode in _ALONE and isinstance(run.cluster, RayCluster):
         yield f"cluster.type: ray runs both parts, and mode {run.mode} is one of them; write mode: both"
-    buffer, style = run.buffer, section.style
-    yield from _queue(run, style)
+    yield from _queue(run, section.style)
+    yield from _resumed(run, section)
+    yield from _measured(run)
+    yield from _ahead(run, section.style)
+
+
+def _resumed(run: Run, section: CheckpointSync | CollectiveSync) -> Iterator[str]:
+    """The run goes on with all of its parts' states, or with none."""
     if run.mode in _ALONE and run.resume != "auto":
         yield (
             f"resume: {run.resume} would begin anew in what the other part of the run goes on with; in mode "
@@ -185,6 +191,10 @@ def _apart(run: Run, section: CheckpointSync | CollectiveSync) -> Iterator[str]:
             f"checkpoint.copy_to keeps the trainer's half; with synchronizer.type {section.type} a run goes "
             "on only with its explorer's state and its buffer, too: take it out, and keep the run's folder"
         )
+
+
+def _measured(run: Run) -> Iterator[str]:
+    """What follows evaluations, which the trainer does not see."""
     if run.checkpoint.best is not None:
         yield (
             "checkpoint.best follows the evaluations, which the explorer makes in a process of its own; "
@@ -195,6 +205,10 @@ def _apart(run: Run, section: CheckpointSync | CollectiveSync) -> Iterator[str]:
             "trainer.schedule: reduce_lr_on_plateau follows the evaluations, which the explorer makes in a "
             "process of its own; write another schedule, or `synchronizer: memory`"
         )
+
+
+def _ahead(run: Run, style: Style) -> Iterator[str]:
+    """How far the explorer may be ahead, and how old weights become by it."""
     if isinstance(style, Free) and style.max_staleness.count < style.every.count - 1:
         yield (
             f"synchronizer.style.max_staleness ({style.max_staleness}) can never be met: weights that are "
@@ -211,7 +225,7 @@ def _apart(run: Run, section: CheckpointSync | CollectiveSync) -> Iterator[str]:
                 f"synchronizer.style fixed they are sampled by weights up to {oldest} steps old; write "
                 f"{oldest} steps or more, a smaller `ahead` and `every`, or another style"
             )
-    steps, capacity = steps_ahead(style), getattr(buffer, "capacity_groups", None)
+    steps, capacity = steps_ahead(style), getattr(run.buffer, "capacity_groups", None)
     if steps is not None and capacity is not None and capacity < steps * run.trainer.tasks_per_step:
         yield (
             f"buffer.capacity_groups ({capacity}) holds fewer than the {steps} steps of "
