@@ -42,7 +42,7 @@ def kill_in_a_save(process, root: Path, step: int, rank: int) -> None:
     while not any(path.is_file() for path in root.glob(f".step-{step:06d}.*/*")):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
         time.sleep(0.001)
-    other = next(p for p in psutil.Process(process.pid).children() if "Rank 1 of the trainer" in p.cmdline())
+    other = next(p for p in psutil.Process(process.pid).children() if "rank-1" in p.cmdline())
     (other if rank else process).kill()
 
 
