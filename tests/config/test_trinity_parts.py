@@ -13,6 +13,7 @@ from strop.config.schema.synchronizer import (
     CheckpointSync,
     CollectiveSync,
     Fixed,
+    Free,
     MemorySync,
 )
 from strop.config.units import Amount
@@ -73,6 +74,14 @@ def test_a_queue_between_two_processes_is_a_third_one() -> None:
     assert isinstance(reused, PriorityBuffer) and reused.reuse_cooldown_seconds == 5
 
 
+def test_with_a_priority_queue_weights_get_no_older_than_they_would() -> None:
+    run = read(APART, f"+{BUFFER}.use_priority_queue=True").run
+    assert isinstance(run.buffer, PriorityBuffer)
+    style = Free(every=Amount(10, "steps"), max_staleness=Amount(11, "steps"))
+    assert run.synchronizer == CollectiveSync(style=style)
+    assert write_dialect(LEDGER, run).unsaid == ()
+
+
 def test_a_queue_in_postgresql_or_between_halves_that_are_started_apart_is_a_database() -> None:
     buffer = read(APART, f"+{BUFFER}.path='postgresql://u@h/d'").run.buffer
     assert isinstance(buffer, SqlBuffer) and buffer.url == "postgresql://u@h/d"
@@ -92,7 +101,6 @@ def test_what_means_nothing_is_said() -> None:
     [
         (["mode=train", f"+{SYNC}.sync_method=nccl"], "Write sync_method: checkpoint"),
         (["mode=explore", "continue_from_checkpoint=false"], "has to find this one by its name"),
-        ([APART, f"+{BUFFER}.use_priority_queue=True"], "Write sync_style: dynamic_by_explorer, or leave"),
         (["mode=train", f"+{BUFFER}.use_priority_queue=True"], "use_priority_queue out, or write mode: both"),
         ([f"+{SYNC}.sync_style=free"], "fixed or dynamic_by_trainer or dynamic_by_explorer"),
         ([f"+{SYNC}.sync_interval=0"], "must be more than zero"),

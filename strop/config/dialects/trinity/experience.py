@@ -76,20 +76,12 @@ def _kept_in(theirs: Theirs, path: str | None) -> str:
     said = _storage_type(theirs)
     if said != "queue" or not parts.is_apart(theirs):
         return said
-    by_priority = theirs[f"{EXPERIENCE}.use_priority_queue"]
-    if by_priority and parts.is_half(theirs):
+    if theirs[f"{EXPERIENCE}.use_priority_queue"] and parts.is_half(theirs):
         raise theirs.fault(
             f"{EXPERIENCE}.use_priority_queue",
             f"{EXPERIENCE}.use_priority_queue is True, and a priority queue is a process of a run in mode "
             f"both. With mode {theirs['mode']} the other half meets this one in a database: leave "
             "use_priority_queue out, or write mode: both.",
-        )
-    if by_priority and parts.style(theirs) == "fixed":
-        raise theirs.fault(
-            f"{EXPERIENCE}.use_priority_queue",
-            f"{EXPERIENCE}.use_priority_queue is True, and it gives the newest first: with sync_style fixed "
-            "and explorer and trainer apart, the trainer takes one step after the other. Write sync_style: "
-            "dynamic_by_explorer, or leave use_priority_queue out.",
         )
     in_database = path is not None and path.startswith("postgres")
     return "sql" if parts.is_half(theirs) or in_database else "queue"

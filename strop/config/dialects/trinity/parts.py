@@ -24,7 +24,8 @@ from strop.config.dialects.trinity.cluster import on_cluster
 from strop.config.dialects.trinity.presets import is_offline, kind, only_sampled
 from strop.config.schema import Run
 from strop.config.schema.algorithm import Dpo, Sft
-from strop.config.schema.synchronizer import CollectiveSync, Fixed, MemorySync
+from strop.config.schema.buffer import PriorityBuffer
+from strop.config.schema.synchronizer import CollectiveSync, Fixed, Free, MemorySync
 
 _STYLES = {"fixed": "fixed", "dynamic_by_trainer": "trainer", "dynamic_by_explorer": "explorer"}
 _HALVES = ("train", "explore")
@@ -50,6 +51,12 @@ def is_apart(theirs: Theirs) -> bool:
     at = "synchronizer"
     in_turns = theirs[f"{at}.sync_interval"] == 1 and theirs[f"{at}.sync_offset"] == 0
     return is_half(theirs) or on_cluster(theirs) or style(theirs) != "fixed" or not in_turns
+
+
+def is_by_priority(theirs: Theirs) -> bool:
+    """Whether a priority queue stands between them, which gives no step after the other."""
+    at = "buffer.trainer_input.experience_buffer"
+    return bool(theirs[f"{at}.use_priority_queue"]) and theirs[f"{at}.storage_type"] in (None, "queue")
 
 
 def room(theirs: Theirs) -> int | None:
@@ -102,6 +109,9 @@ def write_synchronizer(run: Run) -> Mapping[str, Any]:
     }
     if isinstance(section.style, Fixed):
         values["synchronizer.sync_offset"] = int(section.style.ahead.count)
+    if isinstance(section.style, Free) and isinstance(run.buffer, PriorityBuffer):
+        oldest = int(section.style.max_staleness.count)
+        values["synchronizer.sync_offset"] = oldest + 1 - int(section.style.every.count)
     return values
 
 
@@ -125,6 +135,9 @@ def synchronizer(theirs: Theirs) -> Mapping[str, Any]:
         f"{at}.style.type": _STYLES[style(theirs)],
         f"{at}.style.every": f"{theirs[f'{at}.sync_interval']} steps",
     }
+    if style(theirs) == "fixed" and is_by_priority(theirs):
+        oldest = theirs[f"{at}.sync_interval"] + theirs[f"{at}.sync_offset"] - 1
+        return settings | {f"{at}.style.type": "free", f"{at}.style.max_staleness": f"{oldest} steps"}
     if style(theirs) == "fixed":
         settings[f"{at}.style.ahead"] = f"{theirs[f'{at}.sync_offset']} steps"
     return settings
@@ -171,10 +184,11 @@ ROWS: tuple[Row, ...] = (
             "synchronizer.sync_offset",
             0,
             "synchronizer.style.ahead",
+            "synchronizer.style.max_staleness",
             read=synchronizer,
             kind=WHOLE,
             off=either(only_sampled, _not_fixed),
-            note="counts steps",
+            note="counts steps; with a priority queue, it and sync_interval bound how old weights may be",
         ),
         mapped(
             "synchronizer.sync_timeout",
