@@ -104,16 +104,17 @@ def test_what_is_written_while_the_first_rank_is_at_one_file(
 ):
     """A pipe that nobody reads stands in that file's place, so its writer hangs."""
     os.mkfifo(tmp_path / NUMBERS)
+    os.link(tmp_path / NUMBERS, tmp_path / "pipe")
     write = RankedEngine(pair, with_optimizer(model_folder, writers)).snapshot().begin(tmp_path)
     with ThreadPoolExecutor() as threads:
         writing = threads.submit(write)
         deadline = time.monotonic() + 30
         while not meanwhile <= others(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(0.2)
+        time.sleep(0.5)
         found = others(tmp_path)
-        reader = os.open(tmp_path / NUMBERS, os.O_RDONLY | os.O_NONBLOCK)
         (tmp_path / NUMBERS).unlink()
+        reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
         with pytest.raises(OSError, match=r"No such file .* rank 0"):  # it was there no more to be checked
             writing.result()
         os.close(reader)
