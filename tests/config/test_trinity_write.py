@@ -66,6 +66,7 @@ GIVEN = ("mode=train", f"{BUFFER}.path=given.jsonl", "buffer.train_batch_size=16
         ["algorithm.algorithm_type=sft", *GIVEN, f"+{BUFFER}.format={{messages_key: m}}"],
         ["algorithm.algorithm_type=sft", *GIVEN, f"+{BUFFER}.format={{system_prompt_key: s}}"],
         ["algorithm.algorithm_type=dpo", *GIVEN, "algorithm.policy_loss_fn_args={label_smoothing: 0.1}"],
+        ["algorithm.algorithm_type=dpo", *GIVEN, "model.min_response_tokens=5"],
         ["model.custom_chat_template='[{{ messages }}]'"],
     ],
     ids=str,

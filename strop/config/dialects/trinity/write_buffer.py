@@ -50,7 +50,9 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
         values |= _taskset(TASKSET, run.data.train) | _sampling(TASKSET, run.rollout.sampling)
         if run.data.queue is not None:
             values[f"{TASKSET}.storage_type"] = "queue"
-        values["model.min_response_tokens"] = run.rollout.sampling.min_response_tokens
+    drawn = [*([run.rollout.sampling] if sampled else []), *(taskset.sampling for taskset in measured)]
+    if drawn:
+        values["model.min_response_tokens"] = drawn[0].min_response_tokens
     for index, taskset in enumerate(measured):
         at = f"{EVAL}.{index}"
         values |= _taskset(at, taskset) | _sampling(at, taskset.sampling)
