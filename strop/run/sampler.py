@@ -19,7 +19,6 @@ from strop.inference.pool import EnginePool, Wanted
 from strop.models.fuse import fuse_storage
 from strop.models.load import load_model
 from strop.protocols import TrainingEngine
-from strop.run.apart.gpus import ranks_of
 from strop.run.apart.place import engines_place
 from strop.run.tokenizer import tokenizer_of
 from strop.training.device import find_device
@@ -69,7 +68,7 @@ def own_device(run: Run) -> torch.device:
     """
     device, section = find_device(run.trainer.engine.device), run.synchronizer
     there = torch.cuda.device_count() if device.type == "cuda" else 0
-    ranks = ranks_of(run)
+    ranks = run.trainer.engine.ranks
     nccl = isinstance(section, CollectiveSync) and section.backend == "nccl"
     if nccl and there <= ranks and isinstance(run.cluster, LocalCluster):
         raise PlacementError(
@@ -109,7 +108,7 @@ class MakeEngine:
 
     def _gpu(self, engines: int) -> int:
         """Behind those of the trainer's ranks, where there are so many; an actor sees its own alone."""
-        there, ranks = torch.cuda.device_count(), ranks_of(self.run)
+        there, ranks = torch.cuda.device_count(), self.run.trainer.engine.ranks
         first = ranks if there >= ranks + engines else 0
         return (first + self.number) % there
 

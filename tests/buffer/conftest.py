@@ -16,7 +16,7 @@ from strop.buffer.table import ADDRESS, clear_buffer, open_buffer, queue_of, ser
 from strop.buffer.wait import Check, never_stop
 from strop.config.schema.buffer import Buffer as Section
 from strop.protocols import Buffer
-from tests.buffer.postgres import Server, find_binaries
+from tests.buffer.postgres import Server, running_server
 
 KINDS: dict[str, dict[str, Any]] = {
     "queue": {"type": "queue"},
@@ -74,15 +74,8 @@ class Place:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A PostgreSQL server of this session's own."""
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server is installed")
-    server = Server(binaries)
-    try:
-        server.start()
+    with running_server() as server:
         yield server
-    finally:
-        server.remove()
 
 
 @pytest.fixture

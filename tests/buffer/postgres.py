@@ -9,7 +9,11 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 
 def find_binaries() -> Path | None:
@@ -81,3 +85,17 @@ def _unprivileged_user() -> str | None:
         return None
     known = {entry.pw_name for entry in pwd.getpwall()}
     return "postgres" if "postgres" in known else "nobody"
+
+
+@contextmanager
+def running_server() -> Iterator[Server]:
+    """One of its own for who asks; the test is skipped where PostgreSQL is not installed."""
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server is installed here")
+    server = Server(binaries)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import strop
-from tests.buffer.postgres import Server, find_binaries
+from tests.buffer.postgres import running_server
 
 from .groups_by_id import assert_as_often_as_allowed, rows
 from .test_apart import rows_of, run_both
@@ -70,12 +70,7 @@ def test_answers_used_again(quickstart):
 
 def test_a_pair_on_postgresql_with_a_folder_that_both_reach(quickstart, monkeypatch):
     pytest.importorskip("psycopg")
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server is installed here")
-    server = Server(binaries)
-    try:
-        server.start()
+    with running_server() as server:
         monkeypatch.setenv("STROP_DATABASE", server.url)
         monkeypatch.setenv("STROP_SYNC", str(quickstart / "shared"))
         halves = {
@@ -87,8 +82,6 @@ def test_a_pair_on_postgresql_with_a_folder_that_both_reach(quickstart, monkeypa
         assert max(row["staleness/max"] for row in rows[1:]) <= 2
         explored = halves["explore"].run.folder_path / "explorer" / "metrics.jsonl"
         assert explored.read_text().count("reward/mean") == 4
-    finally:
-        server.remove()
 
 
 def test_stages_and_a_bench_of_what_they_leave(quickstart):

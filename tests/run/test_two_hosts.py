@@ -23,7 +23,7 @@ from strop.run.tokenizer import tokenizer_of
 from strop.run.train import train
 from strop.sync.folder import FolderVersions
 from strop.sync.halves import at_work
-from tests.buffer.postgres import Server, find_binaries
+from tests.buffer.postgres import running_server
 
 from .test_apart import CLOCKS
 from .test_launch import wait_for
@@ -36,15 +36,8 @@ REWARDS = Path(__file__).parent / "rewards.py"
 def server():
     """A PostgreSQL server that both hosts reach."""
     pytest.importorskip("psycopg")
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server is installed here")
-    server = Server(binaries)
-    try:
-        server.start()
+    with running_server() as server:
         yield server
-    finally:
-        server.remove()
 
 
 def host(tmp_path: Path, name: str, tiny: Path, values: dict) -> Path:

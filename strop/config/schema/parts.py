@@ -23,7 +23,6 @@ from strop.config.schema.synchronizer import (
     Style,
     Synchronizer,
 )
-from strop.config.schema.trainer import Fsdp2Engine
 
 if TYPE_CHECKING:
     from strop.config.schema.run import Run
@@ -132,8 +131,7 @@ def _collective(run: Run, section: CollectiveSync) -> Iterator[str]:
             "synchronizer.backend: nccl brings weights to one GPU, and the engines of rollout.pool take them "
             "from host memory; write gloo, or auto"
         )
-    cluster, engine = run.cluster, run.trainer.engine
-    ranks = engine.ranks if isinstance(engine, Fsdp2Engine) else 1
+    cluster, ranks = run.cluster, run.trainer.engine.ranks
     if isinstance(cluster, RayCluster) and cluster.nodes * cluster.gpus_per_node < ranks + 1:
         yield (
             f"synchronizer.backend: nccl wants {ranks + 1} GPUs, one of them for the explorer, and "

@@ -20,6 +20,11 @@ class SingleEngine(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is the GPU where there is one."""
 
+    @property
+    def ranks(self) -> int:
+        """Itself alone."""
+        return 1
+
 
 class Fsdp2Engine(Section):
     """Several processes, each with a part of every parameter, gradient and optimizer state (FSDP2)."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayCluster
-from strop.config.schema.trainer import Fsdp2Engine
 from strop.errors import PlacementError
 from strop.run.apart.part import Name
 
@@ -18,7 +17,7 @@ def gpus_of(run: Run, section: RayCluster) -> Mapping[Name, float]:
     Raises PlacementError where they are too few.
     """
     there = section.nodes * section.gpus_per_node
-    pool, ranks = run.rollout.pool, ranks_of(run)
+    pool, ranks = run.rollout.pool, run.trainer.engine.ranks
     if there == 0 or run.trainer.engine.device == "cpu":
         return {"buffer": 0, "explorer": 0, "trainer": 0}
     if there == 1 and ranks == 1:
@@ -38,10 +37,4 @@ def gpus_of_engine(run: Run, section: RayCluster) -> float:
     there, pool = section.nodes * section.gpus_per_node, run.rollout.pool
     if pool is None or there == 0 or run.trainer.engine.device == "cpu":
         return 0
-    return 0.5 / pool.engines if there == 1 and ranks_of(run) == 1 else 1
-
-
-def ranks_of(run: Run) -> int:
-    """How many the trainer has, itself among them."""
-    engine = run.trainer.engine
-    return engine.ranks if isinstance(engine, Fsdp2Engine) else 1
+    return 0.5 / pool.engines if there == 1 and run.trainer.engine.ranks == 1 else 1

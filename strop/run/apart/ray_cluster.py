@@ -12,7 +12,7 @@ from uuid import uuid4
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayCluster
 from strop.errors import MissingExtraError, PlacementError
-from strop.run.apart.gpus import gpus_of, ranks_of
+from strop.run.apart.gpus import gpus_of
 from strop.run.apart.part import Order
 from strop.run.apart.place import CPUS, actor_name, place_of
 from strop.run.apart.ray_part import RayPart
@@ -90,7 +90,7 @@ def _wait_for_resources(ray: ModuleType, run: Run, section: RayCluster) -> None:
     """A cluster that was there already may grow: it is waited for."""
     until = time.monotonic() + section.start_timeout_seconds if section.address else 0.0
     pool = run.rollout.pool
-    cpus = 1 + ranks_of(run) + (pool.engines if pool else 0)
+    cpus = 1 + run.trainer.engine.ranks + (pool.engines if pool else 0)
     while True:
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         fit = [node for node in alive if node.get("GPU", 0) >= section.gpus_per_node]
