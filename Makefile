@@ -1,35 +1,42 @@
-# Two commands on a fresh machine: `make quickstart` runs the main job, `make test` passes the tests.
-# Each sets up all it needs in .venv, from the pinned versions in constraints.txt.
+# Two commands for a new machine: `make quickstart` trains a small model, `make test` runs the tests.
+# Each installs what it needs into .venv, in the versions of constraints.txt.
 
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: quickstart test check slow evidence docs clean
+.PHONY: quickstart test coverage check slow evidence docs clean
 
 quickstart: .venv/base
 	$(BIN)/python examples/quickstart/quickstart.py $(ARGS)
 
 test: .venv/dev
-	$(BIN)/pytest -n 2 -m "not learning and not faults" $(ARGS)
+	$(BIN)/pytest -n 2 -m "not learning and not faults" --durations=20 $(ARGS)
 
-slow: .venv/dev  ## the learning and fault tests that CI runs too
+coverage: .venv/dev  ## the same tests with line coverage and its floor; doubles their CPU time
+	$(BIN)/pytest -n 2 -m "not learning and not faults" --cov --cov-report=term:skip-covered $(ARGS)
+
+slow: .venv/dev  ## learning tests and fault tests, which CI runs too
 	$(BIN)/pytest -n 2 -m "learning or faults" $(ARGS)
 
-check: .venv/dev  ## lint, types, layers, generated pages
+check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m strop.config.reference --check
+	$(BIN)/python tools/check_imports.py
+	$(BIN)/python tools/check_names.py
+	$(BIN)/python tools/check_words.py
+	$(BIN)/codespell
+	$(BIN)/python -m strop.dialects.reference --check
 
-evidence: .venv/bench  ## all that is too long for CI; refreshes the tables in docs/
+evidence: .venv/bench  ## measurements that take too long for CI; updates the tables in docs/
 	$(BIN)/python benchmarks/evidence.py $(ARGS)
 
-docs: .venv/base  ## what is generated from the code
-	$(BIN)/python -m strop.run.metrics > docs/metrics.md
-	$(BIN)/python -m strop.config.reference
+docs: .venv/base  ## pages that are generated from the code
+	$(BIN)/python -m strop.runs.metrics > docs/metrics.md
+	$(BIN)/python -m strop.dialects.reference
 
 clean:
 	rm -rf .venv build dist runs

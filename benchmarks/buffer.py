@@ -1,12 +1,12 @@
-"""Every buffer's throughput with 8 writers and 1 reader, beside a bare loop of SQLite inserts.
+"""Throughput of each buffer with 8 writers and 1 reader, compared with a bare loop of SQLite inserts.
 
     .venv/bin/python -m benchmarks.buffer
 
-Writers put one group at a time, the reader takes 16 and acknowledges them. A group is 8 experiences of
-1024 tokens. Buffers in memory have threads as writers, the others processes; between those a queue is a
-process, too. Seconds are by the clock, from the start of all to the last acknowledgement; CPU time is that
-of all these processes (not of the database server). The bare loop inserts as many encoded groups into a
-table, a transaction each.
+Each writer puts one group at a time; the reader takes 16 groups and acknowledges them. A group has 8 experiences of
+1024 tokens. Writers are threads for a buffer in memory, and processes for the other buffers, including a queue in a
+separate process. The throughput is in wall time, from the start of all writers to the last acknowledgement; the CPU
+time is that of all these processes, without the database server. The bare loop inserts the same number of encoded
+groups into a table, in one transaction each.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from strop.buffer.codec import encode
-from strop.buffer.table import Part, open_buffer, serve_buffer
-from strop.config.schema.buffer import Buffer as Section
-from strop.config.schema.buffer import FileBuffer, PriorityBuffer, QueueBuffer, SqlBuffer
+from strop.buffer.factory import BufferRole, open_buffer, serve_buffer
+from strop.config.schema.buffer import (
+    BufferConfig,
+    FileBufferConfig,
+    PriorityBufferConfig,
+    QueueBufferConfig,
+    SqlBufferConfig,
+)
 from strop.protocols import Buffer
 from strop.types import ExperienceGroup
 from tests.buffer.groups import make_group
@@ -37,31 +42,33 @@ from tests.buffer.postgres import Server, find_binaries
 
 WRITERS, BATCH = 8, 16
 WARM_UP = 4
-"""Groups that each process writes before it is measured: SQLAlchemy compiles a statement the first time."""
+"""Groups that each writer puts before the measurement, because SQLAlchemy compiles a statement at its first use."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one buffer took."""
+    """Measurement of one buffer."""
 
     name: str
     seconds: float
+    """Wall time in seconds."""
     cpu_seconds: float
+    """CPU time of all processes in seconds."""
 
 
 def group(id: str) -> ExperienceGroup:
-    """One of realistic size."""
+    """Make a group of 8 experiences with 1024 tokens each."""
     return make_group(id, experiences=8, tokens=1024)
 
 
 def write(buffer: Buffer, groups: list[ExperienceGroup]) -> None:
-    """One group at a time."""
+    """Put one group at a time."""
     for each in groups:
         buffer.put([each])
 
 
 def read(buffer: Buffer, count: int) -> None:
-    """All of them."""
+    """Take and acknowledge this number of groups."""
     while count:
         taken = buffer.take(min(BATCH, count))
         buffer.acknowledge([each.id for each in taken])
@@ -69,23 +76,23 @@ def read(buffer: Buffer, count: int) -> None:
 
 
 def bare_loop(folder: Path, per_writer: int) -> Measured:
-    """SQLite as fast as it goes: one process, and nothing but INSERT."""
-    contents = [(f"g{i}", encode(group(f"g{i}"))) for i in range(WRITERS * per_writer)]
-    rows = sqlite3.connect(folder / "bare.db", isolation_level=None)
-    rows.execute("PRAGMA journal_mode = WAL")
-    rows.execute("PRAGMA synchronous = NORMAL")
-    rows.execute("CREATE TABLE groups (number INTEGER PRIMARY KEY, id TEXT UNIQUE, content BLOB)")
+    """Insert encoded groups into SQLite, in one process."""
+    rows = [(f"g{i}", encode(group(f"g{i}"))) for i in range(WRITERS * per_writer)]
+    database = sqlite3.connect(folder / "bare.db", isolation_level=None)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = NORMAL")
+    database.execute("CREATE TABLE groups (number INTEGER PRIMARY KEY, id TEXT UNIQUE, content BLOB)")
     started, cpu = time.perf_counter(), time.process_time()
-    for row in contents:
-        rows.execute("INSERT INTO groups (id, content) VALUES (?, ?)", row)
+    for row in rows:
+        database.execute("INSERT INTO groups (id, content) VALUES (?, ?)", row)
     return Measured("bare SQLite inserts", time.perf_counter() - started, time.process_time() - cpu)
 
 
-def with_threads(name: str, section: Section, folder: Path, per_writer: int) -> Measured:
-    """Writers are threads of the reader's process."""
+def with_threads(name: str, section: BufferConfig, folder: Path, per_writer: int) -> Measured:
+    """Measure a buffer whose writers are threads of the reader's process."""
     groups = [[group(f"w{w}-{i}") for i in range(per_writer)] for w in range(WRITERS)]
     with open_buffer(section, folder) as buffer:
-        threads = [threading.Thread(target=write, args=[buffer, mine]) for mine in groups]
+        threads = [threading.Thread(target=write, args=[buffer, part]) for part in groups]
         started, cpu = time.perf_counter(), time.process_time()
         for thread in threads:
             thread.start()
@@ -93,18 +100,18 @@ def with_threads(name: str, section: Section, folder: Path, per_writer: int) -> 
         return Measured(name, time.perf_counter() - started, time.process_time() - cpu)
 
 
-def with_processes(name: str, section: Section, folder: Path, per_writer: int) -> Measured:
-    """Writers and the reader are processes, which start together once all are ready."""
-    numbers = [*map(str, range(WRITERS)), "reader"]
-    arguments = [TypeAdapter(Section).dump_json(section).decode(), str(folder), str(per_writer)]
+def with_processes(name: str, section: BufferConfig, folder: Path, per_writer: int) -> Measured:
+    """Measure a buffer whose writers and reader are processes, which begin once all of them are ready."""
+    names = [*map(str, range(WRITERS)), "reader"]
+    arguments = [TypeAdapter(BufferConfig).dump_json(section).decode(), str(folder), str(per_writer)]
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.buffer", "--work", number, *arguments],
+            [sys.executable, "-m", "benchmarks.buffer", "--work", name, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for number in numbers
+        for name in names
     ]
     for worker in workers:
         assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
@@ -120,9 +127,9 @@ def with_processes(name: str, section: Section, folder: Path, per_writer: int) -
     return Measured(name, ended - started, sum(float(output.split()[0]) for output in outputs))
 
 
-def with_a_process_between(name: str, section: Section, folder: Path, per_writer: int) -> Measured:
-    """The same, and the buffer is this process, whose CPU time counts too."""
-    assert isinstance(section, QueueBuffer | PriorityBuffer)
+def with_buffer_process(name: str, section: BufferConfig, folder: Path, per_writer: int) -> Measured:
+    """Measure a buffer in this process, whose CPU time is included, with processes as writers and reader."""
+    assert isinstance(section, QueueBufferConfig | PriorityBufferConfig)
     with serve_buffer(section, folder, "127.0.0.1"):
         cpu = time.process_time()
         measured = with_processes(name, section, folder, per_writer)
@@ -130,17 +137,17 @@ def with_a_process_between(name: str, section: Section, folder: Path, per_writer
     return Measured(name, measured.seconds, measured.cpu_seconds + cpu)
 
 
-def work(number: str, values: str, folder: str, per_writer: int) -> None:
-    """One process of `with_processes`."""
-    section = TypeAdapter(Section).validate_json(values)
-    is_reader = number == "reader"
-    part: Part = "reader" if is_reader else "writer"
-    groups = [] if is_reader else [group(f"w{number}-{i}") for i in range(per_writer)]
-    with open_buffer(section, Path(folder), part=part) as buffer:
+def work(name: str, values: str, folder: str, per_writer: int) -> None:
+    """Run one writer or the reader, in a process of `with_processes`."""
+    section = TypeAdapter(BufferConfig).validate_json(values)
+    is_reader = name == "reader"
+    role: BufferRole = "reader" if is_reader else "writer"
+    groups = [] if is_reader else [group(f"w{name}-{i}") for i in range(per_writer)]
+    with open_buffer(section, Path(folder), role=role) as buffer:
         if is_reader:
             read(buffer, WRITERS * WARM_UP)
         else:
-            write(buffer, [group(f"w{number}-warm-{i}") for i in range(WARM_UP)])
+            write(buffer, [group(f"w{name}-warm-{i}") for i in range(WARM_UP)])
         print("ready", flush=True)
         sys.stdin.readline()
         cpu = time.process_time()
@@ -153,7 +160,7 @@ def work(number: str, values: str, folder: str, per_writer: int) -> None:
 
 @contextmanager
 def postgresql() -> Iterator[str | None]:
-    """The URL of a server of our own; None where none is installed."""
+    """Start a PostgreSQL server and yield its URL; None if PostgreSQL is not installed."""
     binaries = find_binaries()
     if binaries is None:
         yield None
@@ -167,56 +174,60 @@ def postgresql() -> Iterator[str | None]:
 
 
 def measure(per_writer: int) -> list[Measured]:
-    """All buffers, one after the other."""
-    Way = Callable[[str, Section, Path, int], Measured]
+    """Measure all buffers, one after the other."""
+    Method = Callable[[str, BufferConfig, Path, int], Measured]
     with postgresql() as url:
-        ways: list[tuple[str, Way, Section]] = [
-            ("queue", with_threads, QueueBuffer()),
-            ("queue, backup in SQLite", with_threads, QueueBuffer(backup="backup.db")),
-            ("queue, backup in JSON Lines", with_threads, QueueBuffer(backup="backup.jsonl")),
-            ("priority", with_threads, PriorityBuffer()),
-            ("queue, a process of its own", with_a_process_between, QueueBuffer()),
-            ("the same, backup in JSON Lines", with_a_process_between, QueueBuffer(backup="backup.jsonl")),
-            ("sql, SQLite", with_processes, SqlBuffer()),
-            *([("sql, PostgreSQL", with_processes, SqlBuffer(url=url))] if url else []),
-            ("file, Parquet", with_processes, FileBuffer(format="parquet")),
-            ("file, JSON Lines", with_processes, FileBuffer(format="jsonl")),
+        variants: list[tuple[str, Method, BufferConfig]] = [
+            ("queue", with_threads, QueueBufferConfig()),
+            ("queue, backup in SQLite", with_threads, QueueBufferConfig(backup="backup.db")),
+            ("queue, backup in JSON Lines", with_threads, QueueBufferConfig(backup="backup.jsonl")),
+            ("priority", with_threads, PriorityBufferConfig()),
+            ("queue, separate process", with_buffer_process, QueueBufferConfig()),
+            (
+                "queue, separate process, backup in JSON Lines",
+                with_buffer_process,
+                QueueBufferConfig(backup="backup.jsonl"),
+            ),
+            ("sql, SQLite", with_processes, SqlBufferConfig()),
+            *([("sql, PostgreSQL", with_processes, SqlBufferConfig(url=url))] if url else []),
+            ("file, Parquet", with_processes, FileBufferConfig(format="parquet")),
+            ("file, JSON Lines", with_processes, FileBufferConfig(format="jsonl")),
         ]
         with tempfile.TemporaryDirectory() as root:
             measured = [bare_loop(Path(root), per_writer)]
-            for number, (name, way, section) in enumerate(ways):
+            for number, (name, method, section) in enumerate(variants):
                 folder = Path(root) / str(number)
                 folder.mkdir()
-                measured.append(way(name, section, folder, per_writer))
+                measured.append(method(name, section, folder, per_writer))
     return measured
 
 
-def show(measured: list[Measured], per_writer: int) -> None:
-    """A table in Markdown."""
+def print_table(measured: list[Measured], per_writer: int) -> None:
+    """Print a table in Markdown."""
     groups = WRITERS * per_writer
     megabytes = len(encode(group("g"))) * groups / 1e6
     print(f"{groups} groups, {megabytes:.0f} MB, {WRITERS} writers, 1 reader, {os.cpu_count()} cores\n")
-    print("| buffer | groups/s | MB/s | times the bare loop | CPU ms/group |")
+    print("| buffer | groups/s | MB/s | relative to the bare loop | CPU ms/group |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for each in measured:
-        share = measured[0].seconds / each.seconds
+        ratio = measured[0].seconds / each.seconds
         print(
             f"| {each.name} | {groups / each.seconds:.0f} | {megabytes / each.seconds:.1f} "
-            f"| {share:.2f} | {1000 * each.cpu_seconds / groups:.2f} |"
+            f"| {ratio:.2f} | {1000 * each.cpu_seconds / groups:.2f} |"
         )
 
 
 def main() -> None:
-    """Measure and print, or be one of the processes."""
+    """Run the command line; `--work` is for the processes that this script starts."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--groups", type=int, default=100, help="groups of each writer")
+    parser.add_argument("--groups", type=int, default=100, help="number of groups per writer")
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        number, values, folder, per_writer = arguments.work
-        work(number, values, folder, int(per_writer))
+        name, values, folder, per_writer = arguments.work
+        work(name, values, folder, int(per_writer))
     else:
-        show(measure(arguments.groups), arguments.groups)
+        print_table(measure(arguments.groups), arguments.groups)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What several engines buy: the same answers by one engine in the process, and by a pool of processes.
+"""Throughput of one inference engine in this process, and of pools of engines in separate processes.
 
     OMP_NUM_THREADS=1 python benchmarks/engines.py
     OMP_NUM_THREADS=1 python benchmarks/engines.py --model 28M --engines 2 3 --repeats 5
 
-Each engine has one thread. The work is that of benchmarks/sampler.py: random Qwen2 models, 64 tokens to an
-answer, temperature 1. All are measured in turns, and of each the fastest time counts.
+Each engine has one thread. The workload is that of benchmarks/sampler.py: random Qwen2 models, 64 tokens per
+response, temperature 1. The variants are measured alternately; the minimum time of each is printed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -22,15 +22,16 @@ from sampler import SIZES, Work, make_work
 
 import strop
 from strop.config.schema import Run
-from strop.inference.pool import EnginePool, Wanted
+from strop.inference.pool import EnginePool, EngineSpec
+from strop.inference.registry import running_engine
 from strop.protocols import InferenceEngine
-from strop.run.sampler import MakeEngine
-from strop.types import SampleRequest, Sampling
-from strop.workers.start import Local
+from strop.run.rollout.inference_engines import PoolEngineFactory
+from strop.types import SampleRequest, SamplingParams
+from strop.workers.start import LocalPlacement
 
 
 def run_of(folder: Path, engines: int) -> Run:
-    """A run that samples from the model in this folder."""
+    """Make a run that samples from the model in this folder."""
     values = {
         "model": {"path": str(folder)},
         "data": {"train": {"path": "unread.jsonl"}},
@@ -41,8 +42,8 @@ def run_of(folder: Path, engines: int) -> Run:
 
 
 def requests_of(work: Work, seed: int) -> list[SampleRequest]:
-    """Every sample of every prompt."""
-    sampling = Sampling(max_tokens=work.max_tokens, ignore_eos=True)
+    """Make a request for each sample of each prompt."""
+    sampling = SamplingParams(max_tokens=work.max_tokens, ignore_eos=True)
     return [
         SampleRequest(f"{p}.{n}", prompt, sampling, seed=1000 * seed + p * work.samples + n)
         for p, prompt in enumerate(work.prompts)
@@ -51,21 +52,21 @@ def requests_of(work: Work, seed: int) -> list[SampleRequest]:
 
 
 def measure(engine: InferenceEngine, work: Work, seed: int) -> tuple[float, float]:
-    """Seconds, and CPU-seconds of all processes, for all answers."""
+    """Return the seconds, and the CPU-seconds of all processes, in which all responses are sampled."""
     requests = requests_of(work, seed)
-    used, began = _cpu_seconds(), time.perf_counter()
+    cpu_before, began = _cpu_seconds(), time.perf_counter()
     asyncio.run(engine.sample(requests))
-    return time.perf_counter() - began, _cpu_seconds() - used
+    return time.perf_counter() - began, _cpu_seconds() - cpu_before
 
 
 def _cpu_seconds() -> float:
-    own = psutil.Process()
-    times = [process.cpu_times() for process in (own, *own.children())]
+    current = psutil.Process()
+    times = [process.cpu_times() for process in (current, *current.children())]
     return sum(each.user + each.system for each in times)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print a row for each number of engines."""
+    """Run the command line: print a row for each number of engines."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -76,12 +77,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as opened:
         folder = Path(scratch) / "model"
         work = make_work(SIZES[args.model], folder, stops=False)
-        engines: dict[str, InferenceEngine] = {"1, in the process": MakeEngine(run_of(folder, 1), 0)()}
-        for many in args.engines:
-            run = run_of(folder, many)
-            wanted = [Wanted(f"engine-{number}", MakeEngine(run, number)) for number in range(many)]
-            pool = opened.enter_context(closing(EnginePool(wanted, Local(), max_restarts=0)))
-            engines[f"{many}, a process each"] = pool
+        single = opened.enter_context(running_engine(PoolEngineFactory(run_of(folder, 1), 0)()))
+        engines: dict[str, InferenceEngine] = {"1, in the process": single}
+        for count in args.engines:
+            run = run_of(folder, count)
+            specs = [
+                EngineSpec(f"engine-{number}", PoolEngineFactory(run, number)) for number in range(count)
+            ]
+            pool = opened.enter_context(running_engine(EnginePool(specs, LocalPlacement(), max_restarts=0)))
+            engines[f"{count}, separate processes"] = pool
         for engine in engines.values():
             measure(engine, work, 0)
         runs = [[measure(engine, work, seed) for engine in engines.values()] for seed in range(args.repeats)]
@@ -92,8 +96,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("| engines | seconds | tokens per second | CPU-seconds |")
     print("| --- | --- | --- | --- |")
     for name, times in zip(engines, zip(*runs, strict=True), strict=True):
-        seconds, used = min(times)
-        print(f"| {name} | {seconds:.2f} | {tokens / seconds:.0f} | {used:.2f} |")
+        seconds, cpu_seconds = min(times)
+        print(f"| {name} | {seconds:.2f} | {tokens / seconds:.0f} | {cpu_seconds:.2f} |")
 
 
 if __name__ == "__main__":

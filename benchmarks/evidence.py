@@ -1,9 +1,9 @@
-"""Everything that is too long for CI, one after the other; refreshes the tables in the docs.
+"""Measurements and tests that take too long for CI; updates the tables in the docs.
 
-    make evidence                      # all of it: some hours on two cores
-    make evidence ARGS=sampler         # what has this name alone
+    make evidence                      # all parts: some hours on two cores
+    make evidence ARGS=sampler         # only the part with this name
 
-A table stands in the page between `<!-- name -->` and `<!-- /name -->`, below the command that printed it.
+A page has a table between `<!-- name -->` and `<!-- /name -->`.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ TABLES = {
     "engines": ["benchmarks/engines.py", "--engines", "2", "3"],
     "logprobs": ["benchmarks/logprobs_memory.py"],
     "learning": ["benchmarks/learning.py"],
-    "apart": ["benchmarks/apart.py"],
+    "distributed": ["benchmarks/distributed.py"],
     "sync": ["benchmarks/sync.py"],
 }
-"""Scripts that print a table."""
+"""Scripts that print a table, with their arguments."""
 
 PAGES = {
     "learning": DOCS / "algorithms" / "learning.md",
-    "apart": DOCS / "modes.md",
+    "distributed": DOCS / "modes.md",
     "sync": DOCS / "modes.md",
 }
-"""Where a table stands; the others are in `docs/benchmarks.md`."""
+"""Page of a table; the other tables are in `docs/benchmarks.md`."""
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
-    "mutations": (["tests/config/test_mutations.py"], {"STROP_MUTATIONS": "1000"}),
+    "mutations": (["tests/dialects/test_broken_configs.py"], {"STROP_MUTATIONS": "1000"}),
     "kills": (
         ["-m", "faults"],
         {"STROP_KILLS": "20"}
-        | dict.fromkeys(("STROP_APART_KILLS", "STROP_ENGINE_KILLS", "STROP_RAY_KILLS"), "10"),
+        | dict.fromkeys(("STROP_DISTRIBUTED_KILLS", "STROP_ENGINE_KILLS", "STROP_RAY_KILLS"), "10"),
     ),
 }
-"""Tests that go further here than in CI: which they are, and what they are told by the environment."""
+"""Tests with more repetitions than in CI: pytest arguments and environment variables."""
 
 
-def refresh(name: str, script: list[str]) -> None:
-    """Run a script and put what it prints into the page. Raises where the script fails."""
+def update_table(name: str, script: list[str]) -> None:
+    """Run a script and write its output into the page; exit if the script fails."""
     done = subprocess.run(
         [sys.executable, *script], cwd=HERE.parent, capture_output=True, text=True, check=False
     )
@@ -65,25 +65,25 @@ def refresh(name: str, script: list[str]) -> None:
     print(table)
 
 
-def run_tests(which: list[str], environment: dict[str, str]) -> None:
-    """Run long tests. Raises where one fails."""
-    command = [sys.executable, "-m", "pytest", *which]
+def run_tests(arguments: list[str], environment: dict[str, str]) -> None:
+    """Run long tests; raise CalledProcessError if one fails."""
+    command = [sys.executable, "-m", "pytest", *arguments]
     subprocess.run(command, cwd=HERE.parent, env=os.environ | environment, check=True)
 
 
 def main() -> None:
-    """The command line: names of parts, or none for all."""
+    """Run the parts that the arguments name, or all parts."""
     parts = [*TABLES, *TESTS]
-    wanted = sys.argv[1:] or parts
-    unknown = [name for name in wanted if name not in parts]
+    selected = sys.argv[1:] or parts
+    unknown = [name for name in selected if name not in parts]
     if unknown:
-        sys.exit(f"There is no part {unknown[0]!r}; there are {', '.join(parts)}.")
-    for name in wanted:
+        sys.exit(f"Unknown part {unknown[0]!r}; the parts are {', '.join(parts)}.")
+    for name in selected:
         print(f"== {name}", flush=True)
         if name in TESTS:
             run_tests(*TESTS[name])
         else:
-            refresh(name, TABLES[name])
+            update_table(name, TABLES[name])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""One GRPO step of Strop beside TRL's: CPU-seconds, peak memory, and the ratio.
+"""CPU time and peak memory of one GRPO step of Strop and of TRL.
 
     make .venv/bench && .venv/bin/python benchmarks/grpo_step.py
 
-Both train the same random 10.2M-parameter Qwen2 on the same prompts with the same reward, full
-fine-tuning without a KL term: 16 prompts x 8 rollouts, at most 64 new tokens, one thread. Each peer
-runs in a process of its own; a figure is the median of `--steps` steps after one warm-up step, and
-counts the CPU time of the peer's child processes too.
+Both train the same random 10.2M-parameter Qwen2 on the same prompts with the same reward, by full fine-tuning
+without a KL term: 16 prompts x 8 rollouts, at most 64 new tokens, one thread. Each implementation runs in a
+separate process. The CPU time is the median of `--steps` steps after one warm-up step, and includes child
+processes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PROMPTS, ROLLOUTS, NEW_TOKENS = 16, 8, 64
 PEERS = {
-    "strop float32": ("strop", "float32", 0),
-    "strop bfloat16": ("strop", "bfloat16", 0),
+    "Strop float32": ("strop", "float32", 0),
+    "Strop bfloat16": ("strop", "bfloat16", 0),
     "TRL float32, micro-batch 32": ("trl", "float32", 32),
     "TRL bfloat16, micro-batch 32": ("trl", "bfloat16", 32),
 }
@@ -34,16 +35,29 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """What one peer took for a step."""
+    """Measurement of one implementation."""
 
     cpu_seconds: float
+    """CPU time of a step in seconds, median over the steps."""
     peak_mb: float
-    tokens: float
-    parts: dict[str, float]
+    """Peak resident memory in MB."""
+    phases: dict[str, float]
+    """Wall time of each phase of a step in seconds; empty for TRL."""
+
+
+class StepClock:
+    """Callback of `strop.train` that records the CPU time after each step."""
+
+    def __init__(self) -> None:
+        self.step_ends: list[float] = []
+
+    def on_step(self, metrics: Mapping[str, float]) -> None:
+        """Record the CPU time."""
+        self.step_ends.append(cpu_seconds())
 
 
 def prompts(words: int) -> list[str]:
-    """Word problems of about so many words, all different."""
+    """Generate distinct word problems of about `words` words each."""
     draw = random.Random(0)
     names, things = ("Ann", "Ben", "Cleo", "Dan"), ("apples", "pens", "coins", "books")
 
@@ -54,41 +68,33 @@ def prompts(words: int) -> list[str]:
     return [" ".join(sentence() for _ in range(max(1, words // 8))) for _ in range(PROMPTS * 8)]
 
 
-def reward(prompts: Sequence, completions: Sequence, **_: object) -> list[float]:
-    """How many vowels an answer has: something that differs between random answers."""
+def reward(prompts: Sequence[Any], completions: Sequence[Any], **_: object) -> list[float]:
+    """Count the vowels of a response: a reward that differs between random responses."""
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
     return [sum(letter in "aeiou" for letter in text) / 64 for text in texts]
 
 
 def cpu_seconds() -> float:
-    """Of this process and its children, all threads."""
+    """Return the CPU seconds of this process and its children, all threads included."""
     import psutil
 
-    process = psutil.Process()
-    everyone = [process, *process.children(recursive=True)]
-    return sum(t.user + t.system for t in (p.cpu_times() for p in everyone))
+    current = psutil.Process()
+    times = [process.cpu_times() for process in (current, *current.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def peak_mb() -> float:
-    """Peak resident memory of this process."""
+    """Return the peak resident memory of this process in MB."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def run_strop(folder: Path, dtype: str, steps: int) -> Measured:
-    """Strop's own driver, step by step."""
+    """Measure Strop, with a callback that records the CPU time after each step."""
     import strop
-    from strop.run.driver import Driver
 
-    marks: list[float] = []
-    take_step = Driver._step
-
-    def marked(driver: Driver, step: int) -> None:
-        take_step(driver, step)
-        marks.append(cpu_seconds())
-
-    Driver._step = marked
+    clock = StepClock()
     run = strop.load(
         {
             "name": dtype,
@@ -109,27 +115,26 @@ def run_strop(folder: Path, dtype: str, steps: int) -> Measured:
             "record": {"monitors": [], "report": False},
         }
     )
-    result = strop.train(run)
+    result = strop.train(run, callbacks=[clock])
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
-    parts = {
+    phases = {
         name: statistics.median(row[f"time/{name}_seconds"] for row in rows[-steps:])
         for name in ("sample", "reward", "update", "publish")
     }
-    per_step = statistics.median(b - a for a, b in itertools.pairwise(marks))
-    return Measured(per_step, peak_mb(), rows[-1]["sampled_tokens"], parts)
+    return Measured(median_step(clock.step_ends), peak_mb(), phases)
 
 
 def run_trl(folder: Path, dtype: str, micro_batch: int, steps: int) -> Measured:
-    """TRL's GRPOTrainer, with a callback that marks the steps."""
+    """Measure TRL's GRPOTrainer, with a callback that records the CPU time after each step."""
     from datasets import load_dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    marks: list[float] = []
+    step_ends: list[float] = []
 
-    class Marks(TrainerCallback):
+    class TrlClock(TrainerCallback):
         def on_step_end(self, *_: object, **__: object) -> None:
-            marks.append(cpu_seconds())
+            step_ends.append(cpu_seconds())
 
     config = GRPOConfig(
         output_dir=str(folder / "trl"),
@@ -152,34 +157,44 @@ def run_trl(folder: Path, dtype: str, micro_batch: int, steps: int) -> Measured:
         reward_funcs=reward,
         args=config,
         train_dataset=load_dataset("json", data_files=str(folder / "prompts.jsonl"), split="train"),
-        callbacks=[Marks()],
+        callbacks=[TrlClock()],
     )
     trainer.train()
-    per_step = statistics.median(b - a for a, b in itertools.pairwise(marks))
-    return Measured(per_step, peak_mb(), PROMPTS * ROLLOUTS * NEW_TOKENS, {})
+    return Measured(median_step(step_ends), peak_mb(), {})
+
+
+def median_step(step_ends: Sequence[float]) -> float:
+    """Return the median CPU time of a step, from the CPU times after each step."""
+    return statistics.median(end - begin for begin, end in itertools.pairwise(step_ends))
 
 
 def prepare(folder: Path, words: int) -> None:
-    """The model and the prompts that all peers share."""
+    """Write the model and the prompts that all implementations share."""
     from strop.models.tiny import make_model
 
     texts = prompts(words)
     draw = random.Random(1)
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
-    made_up = [" ".join("".join(draw.choices(syllables, k=3)) for _ in range(20)) for _ in range(500)]
+    random_texts = [" ".join("".join(draw.choices(syllables, k=3)) for _ in range(20)) for _ in range(500)]
     make_model(
-        folder / "model", texts + made_up, vocab_size=2048, hidden_size=384, layers=6, heads=6, kv_heads=2
+        folder / "model",
+        texts + random_texts,
+        vocab_size=2048,
+        hidden_size=384,
+        layers=6,
+        heads=6,
+        kv_heads=2,
     )
     rows = ({"prompt": [{"role": "user", "content": text}]} for text in texts)
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def compare(words: int, steps: int) -> None:
-    """Run all peers on prompts of about so many words, and print a table."""
+    """Run all implementations on prompts of about `words` words, and print a table."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, words)
-        found: dict[str, Measured] = {}
+        measured: dict[str, Measured] = {}
         for peer in PEERS:
             command = [sys.executable, __file__, "--peer", peer, "--folder", name, "--steps", str(steps)]
             done = subprocess.run(
@@ -187,27 +202,29 @@ def compare(words: int, steps: int) -> None:
             )
             if done.returncode:
                 sys.exit(f"{peer} failed:\n{done.stdout}\n{done.stderr}")
-            found[peer] = Measured(**json.loads(done.stdout.splitlines()[-1]))
-        best = min(m.cpu_seconds for peer, m in found.items() if peer.startswith("TRL"))
+            measured[peer] = Measured(**json.loads(done.stdout.splitlines()[-1]))
+        best = min(m.cpu_seconds for peer, m in measured.items() if peer.startswith("TRL"))
         print(
-            f"\nAbout {words} words a prompt, {PROMPTS} x {ROLLOUTS} rollouts of up to {NEW_TOKENS} tokens\n"
+            f"\nAbout {words} words per prompt, {PROMPTS} x {ROLLOUTS} rollouts of up to {NEW_TOKENS} tokens\n"
         )
-        print("| peer | CPU-seconds per step | of TRL's best | peak MB | parts, seconds |")
+        print(
+            "| implementation | CPU-seconds per step | relative to TRL's best | peak MB | phases, seconds |"
+        )
         print("| --- | --- | --- | --- | --- |")
-        for peer, m in found.items():
-            parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in m.parts.items())
+        for peer, m in measured.items():
+            phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in m.phases.items())
             print(
-                f"| {peer} | {m.cpu_seconds:.2f} | {m.cpu_seconds / best:.2f} | {m.peak_mb:.0f} | {parts} |"
+                f"| {peer} | {m.cpu_seconds:.2f} | {m.cpu_seconds / best:.2f} | {m.peak_mb:.0f} | {phases} |"
             )
 
 
 def main() -> None:
-    """The command line; `--peer` is for the processes that it starts itself."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run the command line; `--peer` and `--folder` are for the processes that this script starts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--words", type=int, nargs="+", default=[16, 150])
-    parser.add_argument("--peer", choices=PEERS)
-    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peer is None:
         for words in args.words:

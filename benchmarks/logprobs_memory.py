@@ -1,41 +1,45 @@
-"""Peak memory and time of the log-prob pass, ours beside plain logits, forward and backward; and ours with
-the divergence from a reference over the whole vocabulary, which has logits of its own.
+"""Peak memory and CPU time of the log-prob pass at a large vocabulary, forward and backward.
 
-`python benchmarks/logprobs_memory.py` prints a table. Each way runs in a process of its own, so that
-one's memory cannot hide behind the other's.
+    python benchmarks/logprobs_memory.py [--dtypes float32 bfloat16] [--tokens 2048]
+
+Compares three variants: plain logits; Strop's chunked pass; and Strop's chunked pass with the KL divergence from a
+reference model over the whole vocabulary, which needs the reference's logits too. Each variant runs in a separate
+process, so that the peaks are independent.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import subprocess
 import sys
 import time
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from strop.models.head import LogitTransform, ReferenceStates, head_outputs
+from strop.models.chunked_head import LogitTransform, ReferenceStates, head_outputs
 
-WAYS = ("plain", "ours", "ours, and full KL")
-
-
-def plain(hidden: Tensor, weight: Tensor, labels: Tensor, reference: None) -> tuple[Tensor, Tensor]:
-    """All logits at once, as most trainers do."""
-    every = torch.log_softmax((hidden @ weight.T).float(), -1)
-    return every.gather(-1, labels[:, None])[:, 0], -(every.exp() * every).sum(-1)
+VARIANTS = ("plain logits", "Strop", "Strop with full KL")
+RELATIVE_TOLERANCE = 1e-3
+"""Maximum relative difference between the sums of log-probs of two variants."""
 
 
-def ours(
+def plain_pass(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """[T] Log-probs and [T] entropies from the logits of the whole batch."""
+    logprobs = torch.log_softmax((hidden @ weight.T).float(), -1)
+    return logprobs.gather(-1, labels[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+
+
+def chunked_pass(
     hidden: Tensor, weight: Tensor, labels: Tensor, reference: ReferenceStates | None
 ) -> tuple[Tensor, Tensor]:
-    """What `token_outputs` does with the hidden states. The divergence, where it is asked for, is added to
-    the entropy."""
+    """[T] Log-probs and [T] entropies by Strop, plus the divergence if there is a reference."""
     rows, temperature = torch.arange(len(hidden)), torch.ones(len(hidden))
     logprobs, entropy, divergence = head_outputs(
-        head_of(weight),
+        make_head(weight),
         hidden,
         rows,
         labels,
@@ -44,60 +48,76 @@ def ours(
         entropy=True,
         reference=reference,
     )
+    assert entropy is not None
     return logprobs, entropy if divergence is None else entropy + divergence
 
 
-def head_of(weight: Tensor) -> torch.nn.Linear:
-    """A language-model head."""
-    head = torch.nn.Linear(*weight.T.shape, bias=False, device="meta")
-    head.weight = torch.nn.Parameter(weight)
+def make_head(weight: Tensor) -> nn.Linear:
+    """Make a language-model head with this weight."""
+    vocabulary, hidden_size = weight.shape
+    head = nn.Linear(hidden_size, vocabulary, bias=False, device="meta")
+    head.weight = nn.Parameter(weight)
     return head
 
 
-def measure(way: str, tokens: int, hidden_size: int, vocabulary: int, dtype: str) -> dict[str, float]:
-    """Megabytes above what was there before, and CPU-seconds."""
+def measure(variant: str, dtype: str, tokens: int, hidden_size: int, vocabulary: int) -> dict[str, float]:
+    """Measure the growth of peak memory in MB, the CPU-seconds, and the sum of the log-probs."""
     torch.manual_seed(0)
-    kind = getattr(torch, dtype)
-    hidden = torch.randn(tokens, hidden_size, dtype=kind, requires_grad=True)
-    weight = (torch.randn(vocabulary, hidden_size, dtype=kind) / hidden_size**0.5).requires_grad_()
+    torch_dtype = getattr(torch, dtype)
+    hidden = torch.randn(tokens, hidden_size, dtype=torch_dtype, requires_grad=True)
+    weight = (torch.randn(vocabulary, hidden_size, dtype=torch_dtype) / hidden_size**0.5).requires_grad_()
     labels = torch.randint(vocabulary, (tokens,))
     reference = None
-    if way == "ours, and full KL":
-        reference = ReferenceStates(torch.randn_like(hidden), head_of(torch.randn_like(weight)))
+    if variant == "Strop with full KL":
+        reference = ReferenceStates(torch.randn_like(hidden), make_head(torch.randn_like(weight)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.process_time()
-    values, entropy = (plain if way == "plain" else ours)(hidden, weight, labels, reference)
-    forward = time.process_time() - started
-    (values.sum() + 0.01 * entropy.sum()).backward()
-    total = time.process_time() - started
-    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    return {"megabytes": peak, "forward": forward, "backward": total - forward, "sum": float(values.sum())}
+    if variant == "plain logits":
+        logprobs, entropy = plain_pass(hidden, weight, labels)
+    else:
+        logprobs, entropy = chunked_pass(hidden, weight, labels, reference)
+    torch.autograd.backward(logprobs.sum() + 0.01 * entropy.sum())
+    cpu_seconds = time.process_time() - started
+    peak_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return {"peak_mb": peak_mb, "cpu_seconds": cpu_seconds, "sum": float(logprobs.sum())}
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run the command line; `--variant` is for the processes that this script starts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--vocabulary", type=int, default=151936)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    args = vars(parser.parse_args())
-    if way := args.pop("way"):
-        print(json.dumps(measure(way, **args)))
+    dtypes = ("float32", "bfloat16")
+    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes)
+    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    size = (args.tokens, args.hidden_size, args.vocabulary)
+    if args.variant:
+        print(json.dumps(measure(args.variant, args.dtypes[0], *size)))
         return
-    print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in args.items()))
-    print("| way | peak memory, MB | forward, CPU-s | backward, CPU-s | sum of log-probs |")
+    print("| dtype | variant | peak memory, MB | fraction | CPU-seconds |")
     print("| --- | --- | --- | --- | --- |")
-    peaks = []
-    for way in WAYS:
-        command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
+    for dtype in args.dtypes:
+        print_rows(dtype, size)
+
+
+def print_rows(dtype: str, size: tuple[int, int, int]) -> None:
+    """Measure and print the variants of one dtype; exit if their log-probs differ."""
+    options = ["--tokens", "--hidden-size", "--vocabulary"]
+    arguments = [word for option, value in zip(options, size, strict=True) for word in (option, str(value))]
+    baseline: dict[str, float] = {}
+    for variant in VARIANTS:
+        command = [sys.executable, __file__, *arguments, "--dtypes", dtype, "--variant", variant]
         row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        figures = (row["megabytes"], row["forward"], row["backward"], row["sum"])
-        print(f"| {way} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |")
-        peaks.append(row["megabytes"])
-    shares = (f"{peak / peaks[0]:.1%}" for peak in peaks[1:])
-    print(f"Of the memory of plain logits these are {' and '.join(shares)}.")
+        baseline = baseline or row
+        if not math.isclose(row["sum"], baseline["sum"], rel_tol=RELATIVE_TOLERANCE):
+            sys.exit(f"{dtype}, {variant}: the sum of log-probs is {row['sum']}, not {baseline['sum']}")
+        fraction = row["peak_mb"] / baseline["peak_mb"]
+        print(
+            f"| {dtype} | {variant} | {row['peak_mb']:.0f} | {fraction:.1%} | {row['cpu_seconds']:.1f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

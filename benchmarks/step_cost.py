@@ -1,10 +1,10 @@
-"""How the cost of a GRPO step grows with rollouts per task, prompt length and response length.
+"""Cost of a GRPO step as a function of rollouts per task, prompt length and response length.
 
     .venv/bin/python benchmarks/step_cost.py
 
-Strop alone, the model of `grpo_step.py`, bfloat16, one thread, 8 tasks a step. Without sharing, a step
-over prompts of P tokens and n answers of R tokens would encode n (P + R) tokens a task; Strop
-encodes P + n R, in sampling and in training.
+Measures Strop only, with the model of `grpo_step.py`, in bfloat16, with one thread and 8 tasks per step. For a task
+with a prompt of P tokens and n responses of R tokens, a step without shared prompts would encode n (P + R) tokens;
+Strop encodes P + n R tokens, in sampling and in training.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 from grpo_step import prepare
 
 TASKS = 8
-BASE = {"rollouts": 8, "words": 16, "response": 64}
-VARIED = {"rollouts": (4, 8, 16, 32), "words": (16, 64, 256), "response": (32, 64, 128, 256)}
+DEFAULTS = {"rollouts": 8, "words": 16, "response": 64}
+VARIATIONS = {"rollouts": (4, 8, 16, 32), "words": (16, 64, 256), "response": (32, 64, 128, 256)}
 STEPS = 3
 
 
 def measure(folder: Path, rollouts: int, response: int) -> dict[str, float]:
-    """Seconds of a step, by phase; run in a process of its own."""
+    """Return the median seconds of a step, by phase. Runs in a separate process."""
     import strop
 
     run = strop.load(
@@ -53,29 +53,29 @@ def measure(folder: Path, rollouts: int, response: int) -> dict[str, float]:
 
 
 def vowels(completion: str) -> float:
-    """Something that differs between random answers."""
+    """Reward that differs between random responses."""
     return sum(letter in "aeiou" for letter in completion) / 64
 
 
 def main() -> None:
-    """Print the table; with arguments, measure one row for it."""
+    """Print the table; with arguments, measure one setting and print it as JSON."""
     if len(sys.argv) > 1:
         folder, rollouts, response = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
         print(json.dumps(measure(folder, rollouts, response)))
         return
     print("| rollouts per task | prompt tokens | response tokens | sample s | update s | step s |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for name, values in VARIED.items():
+    for name, values in VARIATIONS.items():
         for value in values:
-            setting = BASE | {name: value}
-            with tempfile.TemporaryDirectory() as folder:
-                prepare(Path(folder), setting["words"])
+            setting = DEFAULTS | {name: value}
+            with tempfile.TemporaryDirectory() as scratch:
+                prepare(Path(scratch), setting["words"])
                 row = json.loads(
                     subprocess.run(
                         [
                             sys.executable,
                             __file__,
-                            folder,
+                            scratch,
                             str(setting["rollouts"]),
                             str(setting["response"]),
                         ],

@@ -1,6 +1,6 @@
-"""`python -m strop`."""
+"""Entry point of `python -m strop`."""
 
-from strop.cli.main import main
+from strop.cli.start import main
 
 if __name__ == "__main__":
     main()

@@ -1,104 +1,255 @@
-"""Strop from Python: what the command line calls, for notebooks and scripts.
+"""Strop from Python: the functions behind the command line, for scripts and notebooks.
 
-Each function takes what `load` gives. Torch is imported when a run starts, not before.
+Each function takes what `load` returns. Torch is imported when a run starts, not before.
 """
 
 from __future__ import annotations
 
+import signal
+import sys
+import threading
+import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from strop.config.load import Loaded, load_run, load_values
+from strop.config.load.loader import LoadedRun, load_run, load_values
+from strop.errors import Interrupted
+from strop.run.entry.result import RunResult
+from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:
-    from strop.run.modes import Outcome
+    from strop.run.drivers.callbacks import Callback, RunControl
+
+__all__ = [
+    "Callback",
+    "LoadedRun",
+    "RewardFn",
+    "RunControl",
+    "RunHandle",
+    "RunResult",
+    "evaluate",
+    "export",
+    "generate",
+    "load",
+    "start",
+    "train",
+]
 
 RewardFn = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a finished run leaves."""
+def __getattr__(name: str) -> Any:
+    # Lazy: the module of the callbacks imports numpy.
+    if name in ("Callback", "RunControl"):
+        from strop.run.drivers import callbacks
 
-    folder: Path
-    """All that the run wrote."""
-    model: Path | None
-    """The trained model, as a Hugging Face folder; None where nothing is trained (mode explore)."""
-    steps: int
-    """Steps that are done, earlier starts included."""
-    model_step: int
-    """The step whose weights the model has: the last, or under `checkpoint.best` the best."""
-    metrics: Mapping[str, float]
-    """The last step's metrics; `docs/metrics.md` defines them."""
+        return getattr(callbacks, name)
+    raise AttributeError(f"module 'strop.api' has no attribute {name!r}")
 
 
-def load(run: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, here: bool = False) -> Loaded:
-    """Read a run file, or take its values as a dict. Overrides are Hydra's (`a.b=1`); `here` sets
-    aside what asks for hardware that this machine lacks. Raises `ConfigError`."""
-    if isinstance(run, Mapping):
-        return load_values(run, overrides, here=here)
-    return load_run(Path(run), overrides, here=here)
+def load(
+    run: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, here: bool = False
+) -> LoadedRun:
+    """Read a run file, or take its values as a dict. Raises `ConfigError`.
 
-
-def train(run: Loaded, *, reward: RewardFn | None = None) -> RunResult:
-    """Run to the end, or go on from where an earlier start of the same run was stopped: all stages, where
-    there are stages, of which the last one's outcome is returned.
-
-    `reward`, a plain function such as `f(completion, answer) -> float`, is added to those that the run
-    file names. Raises a `StropError` where the run cannot go on.
+    Args:
+        run: path of a run file, or the values of one.
+        overrides: Hydra overrides such as `trainer.duration=1 epochs`.
+        here: replace what asks for hardware that this machine lacks.
     """
-    from strop.run.modes import finished
+    if isinstance(run, Mapping):
+        loaded = load_values(run, overrides, here=here, key_owner=_key_owner)
+    else:
+        loaded = load_run(Path(run), overrides, here=here, key_owner=_key_owner)
+    for note in loaded.runs[0].notes:
+        warnings.warn(note, FutureWarning, stacklevel=2)
+    return loaded
 
-    results = []
-    for stage in run.each:
-        done = finished(stage) if run.stages else None
-        results.append(_train_one(stage, reward) if done is None else _result(done))
+
+def _key_owner(dotted: str, by_last_name: bool) -> str:
+    from strop.dialects.key_owner import run_file_key_owner  # 0.1 s: imports the ledgers of all dialects
+
+    return run_file_key_owner(dotted, by_last_name)
+
+
+def train(
+    run: LoadedRun, *, reward: RewardFn | None = None, callbacks: Sequence[Callback | Any] = ()
+) -> RunResult:
+    """Run to the end, or continue where an earlier start of the same run stopped.
+
+    A run with stages runs them all and returns the result of the last one.
+
+    Args:
+        run: the run that `load` returned.
+        reward: a function such as `f(completion, answer) -> float`, added to the rewards of the run file.
+        callbacks: objects with some of the methods of `Callback`, called during training.
+
+    Raises:
+        Interrupted: SIGINT or SIGTERM stopped the run. Its state is saved; the same call continues it. In a
+            script that does not catch it, Python prints one line and exits with code 130 or 143.
+        StropError: the run cannot continue.
+    """
+    return _train(run, reward, callbacks, StopSignal())
+
+
+def start(
+    run: LoadedRun, *, reward: RewardFn | None = None, callbacks: Sequence[Callback | Any] = ()
+) -> RunHandle:
+    """Start `train` in a background thread; the handle stops the run and waits for its result."""
+    return RunHandle(run, reward, callbacks)
+
+
+class RunHandle:
+    """A run in a background thread, as `start` returns it. All methods may be called from any thread."""
+
+    def __init__(self, run: LoadedRun, reward: RewardFn | None = None, callbacks: Sequence[Any] = ()) -> None:
+        self._stop = StopSignal()
+        self._result: RunResult | None = None
+        self._error: BaseException | None = None
+        # Not Thread.join: after a KeyboardInterrupt in it, CPython 3.11 takes a running thread for ended.
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(run, reward, callbacks), name="strop-run")
+        self._thread.start()
+
+    def _work(self, run: LoadedRun, reward: RewardFn | None, callbacks: Sequence[Any]) -> None:
+        try:
+            self._result = _train(run, reward, callbacks, self._stop)
+        except BaseException as error:  # noqa: BLE001  (`wait` raises it in the caller's thread)
+            self._error = error
+        finally:
+            self._ended.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has ended."""
+        return self._ended.is_set()
+
+    @property
+    def result(self) -> RunResult | None:
+        """The result; None while the run is in progress, and after an error."""
+        return self._result
+
+    def stop(self) -> None:
+        """Stop the run at the next opportunity, and return at once.
+
+        The run saves its state and writes the model; `wait` returns a result whose `stopped` is true. A
+        later start of the same run continues it.
+        """
+        self._stop.request_stop()
+
+    def wait(self, timeout_seconds: float | None = None) -> RunResult:
+        """Wait for the end of the run and return its result, or raise the error that ended it.
+
+        Ctrl-C in a script that waits stops the run as Ctrl-C in `train` does. Raises `TimeoutError` where
+        the run is still in progress after `timeout_seconds`.
+        """
+        try:
+            ended = self._ended.wait(timeout_seconds)
+        except KeyboardInterrupt:
+            self._stop.request_stop(signal.SIGINT)
+            ended = self._ended.wait()
+        if not ended:
+            raise TimeoutError(f"The run is still in progress after {timeout_seconds:g} seconds.")
+        if self._error is not None:
+            if isinstance(self._error, Interrupted):
+                _print_interrupts_in_one_line()
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+def _train(run: LoadedRun, reward: RewardFn | None, callbacks: Sequence[Any], stop: StopSignal) -> RunResult:
+    from strop.run.entry.start import finished_result
+
+    results: list[RunResult] = []
+    try:
+        for stage in run.runs:
+            finished = finished_result(stage) if run.stages else None
+            results.append(finished or _train_one(stage, reward, callbacks, stop))
+            if results[-1].stopped:
+                break
+    except Interrupted:
+        _print_interrupts_in_one_line()
+        raise
+    except KeyboardInterrupt:
+        _print_interrupts_in_one_line()
+        raise Interrupted(
+            "Stopped by SIGINT before the state could be saved. The same command continues from the last "
+            "checkpoint, or starts from the beginning.",
+            signal.SIGINT,
+        ) from None
     return results[-1]
 
 
-def _train_one(run: Loaded, reward: RewardFn | None) -> RunResult:
+def _train_one(
+    run: LoadedRun, reward: RewardFn | None, callbacks: Sequence[Any], stop: StopSignal
+) -> RunResult:
     from strop.report.build import write_bench, write_report
-    from strop.run.modes import start
+    from strop.run.entry.start import start_run
 
     if run.run.mode == "bench":
-        outcome = start(run, reward)
-        write_bench(outcome.folder)
-        return _result(outcome)
+        result = start_run(run, reward, stop=stop, callbacks=callbacks)
+        if not result.stopped:
+            write_bench(result.folder)
+        return result
     try:
-        return _result(start(run, reward))
+        return start_run(run, reward, stop=stop, callbacks=callbacks)
     finally:
-        # A run that fails or is stopped has a report too, of what there is.
+        # A run that failed or was stopped gets a report of the steps it has.
         if run.run.record.report and (run.run.folder_path / "metrics.jsonl").is_file():
             write_report(run.run.folder_path)
 
 
-def _result(outcome: Outcome) -> RunResult:
-    return RunResult(outcome.folder, outcome.model, outcome.steps, outcome.model_step, outcome.metrics)
+def _print_interrupts_in_one_line() -> None:
+    """From now on an uncaught `Interrupted` prints its message, and exits with 128 plus the signal."""
+    if sys.excepthook is not _excepthook:
+        _excepthook.previous = sys.excepthook
+        sys.excepthook = _excepthook
+
+
+class _Excepthook:
+    """`sys.excepthook` that prints no traceback for `Interrupted`."""
+
+    previous: Callable[[type[BaseException], BaseException, TracebackType | None], Any] = staticmethod(
+        traceback.print_exception
+    )
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, Interrupted):
+            print(error, file=sys.stderr)
+            sys.exit(error.exit_code)
+        self.previous(kind, error, trace)
+
+
+_excepthook = _Excepthook()
 
 
 def evaluate(
-    run: Loaded, *, checkpoint: str | Path | None = None, reward: RewardFn | None = None
+    run: LoadedRun, *, checkpoint: str | Path | None = None, reward: RewardFn | None = None
 ) -> dict[str, float]:
-    """Measure the eval tasksets, with the model as it is or with a checkpoint's weights."""
-    from strop.run.offline import evaluate as run_evaluate
+    """Evaluate the eval tasksets with the initial model, or with a checkpoint's weights."""
+    from strop.run.entry.evaluate import evaluate as run_evaluate
 
     return run_evaluate(run, Path(checkpoint) if checkpoint else None, reward)
 
 
 def generate(
-    run: Loaded, prompts: str | Path, out: str | Path, *, checkpoint: str | Path | None = None
+    run: LoadedRun, prompts: str | Path, out: str | Path, *, checkpoint: str | Path | None = None
 ) -> int:
-    """Answer every prompt of a Parquet or JSONL file with `rollout.sampling`, and write the file again as
-    Parquet with a column `responses`; returns the number of prompts."""
-    from strop.run.generate import generate as run_generate
+    """Sample completions for every prompt of a Parquet or JSONL file with `rollout.sampling`.
+
+    Writes the rows with a column `responses` as Parquet to `out`; returns the number of prompts.
+    """
+    from strop.run.entry.generate import generate as run_generate
 
     return run_generate(run, Path(prompts), Path(out), Path(checkpoint) if checkpoint else None)
 
 
 def export(folder: str | Path, to: str | Path, *, step: int | None = None) -> Path:
-    """Turn a run's checkpoint (the last good one, or that of `step`) into a Hugging Face folder."""
-    from strop.run.offline import export as run_export
+    """Export a run's checkpoint (the newest intact one, or that of `step`) as a Hugging Face folder."""
+    from strop.run.entry.export import export_checkpoint
 
-    return run_export(Path(folder), Path(to), step)
+    return export_checkpoint(Path(folder), Path(to), step)

@@ -1,16 +1,18 @@
-"""One tree of exceptions. Each message is one paragraph: what is wrong, where, what instead."""
+"""The tree of Strop's exceptions. Each message is one paragraph: what is wrong, where, and what to write
+instead."""
 
 from __future__ import annotations
 
 
 class StropError(Exception):
-    """Anything Strop raises on purpose. The command line prints it without a traceback."""
+    """Base class of the errors that Strop raises on purpose. The command line prints them without a
+    traceback."""
 
     exit_code = 1
 
 
 class ConfigError(StropError):
-    """A run file, an override or a foreign configuration that cannot be taken as it is."""
+    """A run file, an override or a configuration of another framework is invalid."""
 
     exit_code = 2
 
@@ -20,78 +22,82 @@ class PlacementError(ConfigError):
 
 
 class MissingExtraError(ConfigError):
-    """A feature whose optional packages are not installed; the message names the install command."""
+    """The optional packages of a feature are not installed; the message names the install command."""
 
 
 class DataError(StropError):
-    """A dataset that cannot be read, or a row in it that cannot be used."""
+    """A dataset cannot be read, or one of its rows cannot be used."""
 
 
 class ModelError(StropError):
-    """A model folder or tokenizer that cannot be used."""
+    """A model folder or a tokenizer cannot be used."""
 
 
 class RewardError(StropError):
-    """A reward function that cannot be found, or whose signature is not understood."""
+    """A reward function cannot be found, or has an unsupported signature."""
 
 
 class RolloutError(StropError):
-    """Too large a share of one step's rollouts broke."""
+    """Too large a fraction of one step's rollouts failed."""
 
 
 class InferenceError(StropError):
-    """A request that an inference engine cannot take as it is."""
+    """An inference engine cannot serve a request."""
 
 
-class EngineLost(StropError):
-    """An inference engine is gone for good: no rollout's fault, and no rollout can be had of it."""
+class EngineLostError(StropError):
+    """An inference engine has ended and is not restarted. No rollout is at fault, and none can be sampled."""
 
 
 class TrainingError(StropError):
-    """The update went wrong: a loss that is NaN or infinite, say."""
+    """An update failed, for example with a loss that is NaN or infinite."""
 
 
-class RankLost(TrainingError):
-    """One of the trainer's ranks was killed. From the last checkpoint the run can go on."""
+class RankLostError(TrainingError):
+    """One of the trainer's ranks was killed. The run can be resumed from the last checkpoint."""
 
-    exit_code = 75  # the system's own word for: a failure that passes, try again
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: a temporary failure, retry
 
 
-class WorkerDied(StropError):
-    """A process that was started for the run has ended before its time."""
+class WorkerDiedError(StropError):
+    """A worker process has ended although its work was not done."""
 
-    def __init__(self, name: str, how: str, *, killed: bool) -> None:
-        """`how` goes on from `it ended`: by which signal, with which exit code. `killed`: from outside, so
-        that another in its place may do better."""
-        super().__init__(f"{name} ended {how}")
+    def __init__(self, name: str, exit_reason: str, *, killed: bool) -> None:
+        """`exit_reason` continues "it ended", such as `by signal 9 (Killed)`. `killed` says that the
+        process was killed from outside, so that a restart can succeed."""
+        super().__init__(f"{name} ended {exit_reason}")
         self.name = name
-        self.how = how
+        self.exit_reason = exit_reason
         self.killed = killed
 
 
 class StoreError(StropError):
-    """An experience buffer that cannot be opened, read or written, or content that is not understood."""
+    """An experience buffer cannot be opened, read or written, or has unreadable content."""
 
 
-class BufferEnded(StropError):
-    """Nothing is left to read in an experience buffer, and nobody is left to write into it."""
+class BufferExhausted(StropError):
+    """An experience buffer is empty, and no writer is left."""
 
 
-class WritersGone(BufferEnded):
-    """The same, and those who wrote into it had not finished."""
+class WritersLostError(BufferExhausted):
+    """An experience buffer is empty, and its writers were lost before they had finished."""
 
 
 class CheckpointError(StropError):
-    """A checkpoint that cannot be written, verified or resumed from."""
+    """A checkpoint cannot be written, verified or resumed from."""
 
 
 class RunFolderError(StropError):
-    """A folder of a run, or of the other half of one, that belongs to another configuration or cannot be
-    written."""
+    """A run's folder, or the folder that explorer and trainer share, belongs to another configuration or
+    cannot be written."""
+
+
+class CallbackError(StropError):
+    """An exception in a callback that was passed to `strop.train`."""
 
 
 class Interrupted(StropError):
-    """SIGINT or SIGTERM: the run has saved its state and stops. Not a fault."""
+    """The run has saved its state and stops, because of a signal or a request. This is not a failure."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)

@@ -1,252 +1,389 @@
-"""What the parts of the road are to each other: any class with these methods fits."""
+"""Protocols between packages: inference and training engines, buffers, losses and rewards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from strop.types import (
     Completion,
+    Experience,
     ExperienceGroup,
+    FloatArray,
     GlobalCounts,
     LossOutput,
     MicroBatch,
-    Rollout,
     SampleRequest,
-    Task,
     TokenOutputs,
+    TrainingBatch,
 )
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from strop.algorithms.loss_spec import LossSpec
+    from strop.algorithms.losses.value_losses import ValueLoss
 
 LossFn = Callable[[MicroBatch, TokenOutputs, GlobalCounts], LossOutput]
-"""A loss is a sum over targets divided by a global count that is passed in."""
+"""Loss of one micro-batch: a sum over targets, divided by the update's global counts."""
+ValueLossFn = Callable[[MicroBatch, "torch.Tensor", GlobalCounts], LossOutput]
+"""Loss of a critic on one micro-batch, from its values [T]."""
 
-Score = Callable[[Task, Rollout], tuple[float, Mapping[str, float]]]
-"""A reward: the total, and its named parts."""
+
+WeightTransport = Literal["tensors", "path", "process_group"]
+"""Way for weights to reach an inference engine: `load`, `load_path` or `load_process_group`."""
+
+Determinism = Literal["none", "same_batch", "batch_invariant"]
+"""Level of reproducibility of a seeded request.
+
+`none`: repeated requests may get different tokens. `same_batch`: the same requests, submitted together in
+the same order, get the same tokens and log-probs bit for bit; other requests in the batch may change
+roundings. `batch_invariant`: a request gets the same bits whatever else is in the batch.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """Features of an inference engine; callers ask for these instead of the engine's class."""
+
+    weight_transports: frozenset[WeightTransport]
+    """Supported ways to load weights; the other `load` methods raise `InferenceError`."""
+    determinism: Determinism
+    """Reproducibility of a seeded request."""
+    exact_policy_logprobs: bool
+    """Whether `Completion.policy_logprobs` are those of softmax(logits / temperature) over the whole
+    vocabulary, computed by the weights of `Completion.version`."""
+    adapters: bool
+    """Whether LoRA adapters can be loaded unmerged; without it `load` takes merged weights only."""
+    images: bool
+    """Whether prompts may contain images."""
+    memory_release: bool
+    """Whether `release_memory` and `restore_memory` are supported; without it both raise `InferenceError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, shape and type of one tensor."""
+
+    name: str
+    """Hugging Face parameter name."""
+    shape: tuple[int, ...]
+    """Size of each dimension."""
+    dtype: str
+    """Name of the torch type, such as `bfloat16`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBroadcast:
+    """Weights that rank 0 of a process group broadcasts, one tensor after the other."""
+
+    init_method: str
+    """Rendezvous address, such as `tcp://10.0.0.1:29500`."""
+    backend: str
+    """Backend of torch.distributed, `nccl` or `gloo`."""
+    world_size: int
+    """Number of processes in the group, the sender included."""
+    first_rank: int
+    """Rank of the engine's first process; an engine of several processes takes the ranks that follow."""
+    tensors: tuple[TensorSpec, ...]
+    """Tensors in the order in which they are sent."""
 
 
 class InferenceEngine(Protocol):
-    """Runs the model to sample from it."""
+    """Engine that samples from a model.
+
+    Life cycle: `start`, then any of the other methods, then `close`. `sample` runs in an event loop; any
+    thread may call the other methods, and what they change takes effect between two decoding steps.
+    """
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """Features of this engine."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device from which `load` takes tensors without a detour."""
+        ...
+
+    def start(self) -> None:
+        """Acquire what the engine needs (processes, memory); return when it accepts requests.
+
+        A second call does nothing.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop the engine and free its resources; pending requests raise `InferenceError`.
+
+        A second call does nothing; every other method raises `InferenceError` after it.
+        """
+        ...
+
+    def describe(self) -> str:
+        """One line for the log: implementation, data type, number of processes."""
+        ...
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
-        """Completions in the order of the requests. Raises `StropError` only for all of them."""
+        """Return completions in the order of the requests.
+
+        Raises `StropError` for the call as a whole if any of its requests is invalid.
+        """
         ...
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Take new weights, named as Hugging Face names them, adapters merged."""
+        """Load tensors under Hugging Face's names, adapters merged.
+
+        Running completions continue with the new weights and keep the version they began with.
+        """
+        ...
+
+    def load_path(self, path: Path, version: int) -> None:
+        """Load the safetensors files of a Hugging Face model folder."""
+        ...
+
+    def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
+        """Receive weights from rank 0 of a process group; returns when all tensors have arrived."""
         ...
 
     def pause(self) -> None:
-        """Stop drawing tokens and keep the state of what is under way."""
+        """Stop decoding; running and waiting requests keep their state."""
         ...
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue decoding after `pause`."""
+        ...
+
+    def release_memory(self) -> None:
+        """Free the KV cache, and those weights whose memory the engine does not share with the trainer.
+
+        Raises `InferenceError` while completions are running. Requests wait until `restore_memory`.
+        """
+        ...
+
+    def restore_memory(self) -> None:
+        """Accept work again after `release_memory`.
+
+        If weights were freed, `load` must provide all of them before the next completion.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """What a file is that was written, to know it again."""
+class FileChecksum:
+    """Size and checksum of a written file."""
 
     bytes: int
     crc32: str
-    """Eight hexadecimal digits."""
+    """CRC-32 as eight hexadecimal digits."""
 
 
-class Snapshot(Protocol):
-    """A training engine's state between two updates, not yet on disk."""
+class EngineSnapshot(Protocol):
+    """The state of a training engine between two updates, to be written to disk."""
 
-    def begin(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, WrittenFile]]:
-        """Begin to write into an existing folder. What is returned does the rest, in any thread, and says by
-        their paths what those files are that it has checked; with `copied`, training may go on before."""
+    def begin_write(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, FileChecksum]]:
+        """Start to write into an existing folder.
+
+        The returned function finishes the write, in any thread, and returns size and checksum of each file by
+        path. With `copied`, the state is copied first, so that training can continue during the write.
+        """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """Weights of a model in this process, which an inference engine can read in place.
+
+    An inference engine may keep the tensors and read them in place: updates of the training engine then
+    appear in them without a copy. Where the training engine is sharded, the tensors are copies.
+    """
+
+    config: Any
+    """The model's configuration object, as its library reads it from the model folder."""
+    generation_config: Any
+    """The model's generation defaults, of the same library; None where the folder has none."""
+    device: torch.device
+    dtype: torch.dtype
+    tensors: Callable[[], Iterator[tuple[str, torch.Tensor]]]
+    """Full weights, adapters merged, with Hugging Face names; to be iterated to the end."""
 
 
 class TrainingEngine(Protocol):
-    """Runs the model to learn. It owns backward and clipping, because DeepSpeed must."""
+    """Trains a policy on one process or on several ranks, and computes its log-probs.
 
-    device: torch.device
-    """Where micro-batches are packed to."""
-    shares_prompts: bool
-    """Whether a micro-batch may hold a group's prompt once."""
-    why_not_shared: str
+    Every call gets experiences and the loss as data; the engine plans micro-batches and distributes them over
+    its ranks. It owns the backward pass and gradient clipping, because DeepSpeed requires it.
+    """
+
+    supports_shared_prompts: bool
+    """Whether a micro-batch can hold a group's prompt once."""
+    shared_prompts_obstacle: str
+    """Reason why `supports_shared_prompts` is False; empty otherwise."""
     description: str
-    """Where it computes, in words."""
-
-    @property
-    def computing(self) -> PreTrainedModel:
-        """The model that computes: its configuration is whole, its weights may be parts of themselves."""
-        ...
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """Of the model's arithmetic, and of `iter_weights`."""
-        ...
+    """Devices and sharding, as text."""
 
     def forward_backward(
-        self,
-        micro_batches: Sequence[MicroBatch],
-        loss_fn: LossFn,
-        counts: GlobalCounts,
-        *,
-        entropy: bool,
-        divergence: bool = False,
+        self, batch: TrainingBatch, loss: LossSpec, counts: GlobalCounts | None = None
     ) -> Mapping[str, float]:
-        """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself.
-        `entropy` and `divergence` say which of these the loss takes beside log-probs."""
+        """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself.
+
+        `counts` are the denominators of the loss; None where the batch is the whole update. Raises
+        TrainingError for a loss that is NaN or infinite.
+        """
+        ...
+
+    def evaluate_loss(self, batch: TrainingBatch, loss: LossSpec) -> Mapping[str, float]:
+        """The loss over a batch and its metrics, without a gradient."""
         ...
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the next update; said before its first `forward_backward`."""
+        """Set the learning rate of the next update; call it before the update's first `forward_backward`."""
         ...
 
     def set_weight_decay(self, weight_decay: float) -> None:
-        """The same for the weight decay, where it does not stay what the run file says."""
+        """Set the weight decay of the next update."""
         ...
 
     def step(self) -> float:
-        """Clip, update the weights, forget the gradient; returns the norm before clipping."""
+        """Clip the gradient, update the weights, clear the gradient; returns the norm before clipping."""
         ...
 
     def logprobs(
         self,
-        micro_batches: Sequence[MicroBatch],
+        experiences: Sequence[Experience],
         *,
         reference: bool = False,
         check: Callable[[], None] = lambda: None,
-    ) -> list[torch.Tensor]:
-        """[T] of each, without gradient, by the current weights or by the reference's; `check` is called
-        between them, and may raise."""
+    ) -> list[FloatArray]:
+        """[L] of each experience: log-probs of its targets under the current weights or the reference model.
+
+        `check` is called between micro-batches and may raise.
+        """
         ...
 
-    def lay_out_for_sampling(self) -> None:
-        """Lay the weights out as the native sampler wants them, where that lets it share them."""
-        ...
-
-    def divergences(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-        """[T] of each, KL(current weights || reference) over the whole vocabulary, without gradient."""
+    def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
         ...
 
     def iter_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The full weights, adapters merged, named as Hugging Face names them; to be used to the end."""
+        """Full weights, adapters merged, with Hugging Face names; to be iterated to the end."""
         ...
 
-    def export(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-        """Write a Hugging Face folder: config, tokenizer and full weights; an adapter beside them."""
+    def shared_weights(self) -> SharedWeights:
+        """Handle of the weights for an inference engine in this process.
+
+        The call arranges the weights so that layers that read the same input are adjacent in memory, where that
+        is possible; their values stay the same.
+        """
         ...
 
-    def snapshot(self) -> Snapshot:
-        """Weights, optimizer and random states, as a checkpoint holds them."""
+    def export(self, folder: Path, add_files: Callable[[Path], object] = lambda folder: None) -> None:
+        """Write a model folder: configuration and full weights, and a LoRA adapter in a subfolder.
+
+        `add_files` writes further files, such as the tokenizer's, before the folder gets its name. Raises
+        ModelError where the folder cannot be written.
+        """
+        ...
+
+    def snapshot(self) -> EngineSnapshot:
+        """Weights, optimizer state and random states, for a checkpoint."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Take back exactly what a snapshot wrote."""
+        """Restore the state that a snapshot wrote. Raises CheckpointError for another model's state."""
         ...
-
-
-ValueLossFn = Callable[[MicroBatch, "torch.Tensor", GlobalCounts], LossOutput]
-"""A loss of values [T], as `LossFn` is of log-probs."""
 
 
 class CriticEngine(Protocol):
-    """Runs a value model to learn: what `TrainingEngine` is to a policy."""
-
-    device: torch.device
-    """Where micro-batches are packed to."""
-    shares_prompts: bool
-    """Whether a micro-batch may hold a group's prompt once."""
+    """Trains a value model; the counterpart of `TrainingEngine` for a critic."""
 
     def forward_backward(
-        self, micro_batches: Sequence[MicroBatch], loss_fn: ValueLossFn, counts: GlobalCounts
+        self, batch: TrainingBatch, loss: ValueLoss, counts: GlobalCounts | None = None
     ) -> Mapping[str, float]:
-        """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself."""
+        """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself."""
         ...
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the next update; said before its first `forward_backward`."""
+        """Set the learning rate of the next update; call it before the update's first `forward_backward`."""
         ...
 
     def step(self) -> float:
-        """Clip, update the weights, forget the gradient; returns the norm before clipping."""
+        """Clip the gradient, update the weights, clear the gradient; returns the norm before clipping."""
         ...
 
-    def values(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-        """[T] of each, without gradient, by the current weights."""
+    def values(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: value of the state before each target, under the current weights."""
         ...
 
-    def snapshot(self) -> Snapshot:
-        """Weights and optimizer, as a checkpoint holds them."""
+    def snapshot(self) -> EngineSnapshot:
+        """Weights and optimizer state, for a checkpoint."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Take back exactly what a snapshot wrote."""
+        """Restore the state that a snapshot wrote. Raises CheckpointError for another model's state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BufferCounts:
-    """How many groups of a buffer are in which state."""
+    """Number of a buffer's groups by state."""
 
     queued: int
-    """Can be taken, now or after their cooldown."""
-    claimed: int
-    """Taken and not yet acknowledged."""
+    """Groups that can be taken, now or after their cooldown."""
+    leased: int
+    """Groups that are taken and not yet acknowledged."""
     done: int
-    """Acknowledged; of these only the ids are kept."""
+    """Acknowledged groups, of which only the ids are kept."""
     evicted: int = 0
-    """Dropped for want of room, since the buffer was opened."""
+    """Groups that were evicted from a full buffer since it was opened."""
 
 
 class Buffer(Protocol):
-    """Holds experiences between explorer and trainer, by whole groups; any thread may call.
+    """Holds groups of experiences between explorer and trainer. Any thread may call.
 
-    A group is queued when it is put, claimed when it is taken, and done when it is acknowledged.
-    What was claimed and never acknowledged is queued again after a crash.
+    A group is queued when it is put, leased when it is taken, and done when it is acknowledged. After a crash of
+    the reader, groups that were leased and not acknowledged are queued again.
     """
 
     def put(self, groups: Sequence[ExperienceGroup]) -> None:
-        """Add groups. One whose id was put before is not put again, so work may be redone after a crash.
+        """Add groups. A group whose id was put before is ignored, so that work can be repeated after a crash.
 
-        Waits while the buffer is full. Raises `StoreError` when that takes too long.
+        Waits while the buffer is full. Raises `StoreError` after the write timeout.
         """
         ...
 
     def take(self, groups: int, *, timeout_seconds: float | None = None) -> list[ExperienceGroup]:
-        """Claim the next so many groups; fewer once the time is up (None: the run file's) or writers ended.
+        """Lease the next groups: fewer than requested after the timeout or when all writers have finished.
 
-        Raises `BufferEnded` when nothing is left and nobody is left to write.
+        A timeout of None is the run file's. Raises `BufferExhausted` if the buffer is empty and no writer is left.
         """
         ...
 
     def acknowledge(self, ids: Sequence[str]) -> None:
-        """Say that what was learned from these groups is kept, for good: after the checkpoint that has it.
+        """Mark leased groups as done, after the checkpoint that includes the training on them.
 
-        Raises `StoreError` for a group that this reader does not hold (any more).
+        Raises `StoreError` for a group that is not (or no longer) leased to this reader.
         """
         ...
 
     def discard(self, ids: Sequence[str]) -> None:
-        """Take groups out for good, whether they wait, cool down, or were taken from here: they are done.
+        """Mark groups as done, whether they are queued, cool down, or are leased to this reader.
 
-        For those too old to learn from; and for those learned from by an earlier reader, which was killed
-        after the checkpoint that has them, before it could acknowledge them. Others are passed over.
+        For groups that are too stale to train on, and for groups of an earlier reader that was killed between a
+        checkpoint and the acknowledgement. Unknown ids are ignored.
         """
         ...
 
     def finish(self) -> None:
-        """Say that no more groups will come from here; readers read what is left and then no longer wait."""
+        """Announce that this writer will put no more groups; readers take those that are left without a wait."""
         ...
 
     def counts(self) -> BufferCounts:
-        """How many groups are in which state."""
+        """Number of groups by state."""
         ...
 
     def close(self) -> None:
-        """Give back what is claimed and not acknowledged, and let go of files and connections."""
+        """Queue leased groups again, and close files and connections."""
         ...

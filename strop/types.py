@@ -1,18 +1,18 @@
-"""The things that travel between Strop's modules: frozen dataclasses, never dicts of tensors.
+"""Data types that cross module borders: tasks, rollouts, experiences, micro-batches and losses.
 
-Shapes stand beside each field. The letters, everywhere in Strop:
+All are frozen dataclasses. The shape of each array stands in its field's docstring, with these letters:
 
     P  tokens of a prompt             C  tokens of a completion
     L  tokens of one sequence         T  tokens of a packed micro-batch
     S  segments in a micro-batch      V  vocabulary
 
-Up to the buffer they hold NumPy arrays; torch begins at `MicroBatch`. This module never
-imports torch when it runs, so that the command line starts quickly.
+Types up to `TrainingBatch` hold NumPy arrays; `MicroBatch` and later types hold torch tensors. This module
+imports torch for type checking only, so that the command line starts quickly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,55 +22,55 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-Ints = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float32]
-Bools = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
 Message = Mapping[str, Any]
-"""One chat message as chat templates take it: `role`, `content`, and perhaps `tool_calls`."""
+"""A chat message in the format of chat templates: `role`, `content`, and optionally `tool_calls`."""
 
-Status = Literal["ok", "truncated", "error"]
-"""How a rollout ended: by itself, at the token limit, or broken (then it is never trained on)."""
-Finish = Literal["stop", "length"]
-"""Why a completion ended: an end or stop token (or string), or the token limit."""
-Cause = Literal["failed", "late"]
-"""Why a rollout broke before it was scored: its workflow went wrong, or took too long."""
-Unit = Literal["trajectory", "turn"]
-"""What of a rollout becomes one training sequence."""
-Role = Literal["rl", "sft", "chosen", "rejected"]
-"""What an experience is trained as. A shared prompt is a segment of its own: see `MicroBatch`."""
+RolloutStatus = Literal["ok", "truncated", "error"]
+"""Status of a finished rollout: normal, at the token limit, or with an error (never trained on)."""
+FinishReason = Literal["stop", "length"]
+"""Why a completion ended: an end token, stop token or stop string; or the token limit."""
+FailureCause = Literal["failed", "timeout"]
+"""Why a rollout failed before it was scored: its workflow raised an error, or exceeded its time limit."""
+SequenceUnit = Literal["trajectory", "turn"]
+"""Unit of a rollout that becomes one training sequence."""
+SegmentRole = Literal["rl", "sft", "chosen", "rejected"]
+"""Loss that an experience is trained with. A shared prompt is a separate segment: see `MicroBatch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One prompt with what is needed to score an answer to it."""
+    """One prompt, with the data needed to score a response to it."""
 
     id: str
     messages: tuple[Message, ...]
-    prompt_ids: Ints
-    """[P] The encoded prompt, already within `data.max_prompt_tokens`."""
+    prompt_ids: IntArray
+    """[P] Token ids of the prompt, at most `data.max_prompt_tokens`."""
     answer: Any = None
     source: str = ""
-    """Where the task is from (verl's `data_source`); rewards may be chosen by it."""
+    """Name of the dataset (verl's `data_source`); rewards can be selected by it."""
     media: tuple[Any, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """The other columns of the task's row, for rewards that want them."""
+    """Remaining columns of the task's row, available to rewards."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are drawn. `temperature=0` is greedy, whatever the rest says."""
+class SamplingParams:
+    """Sampling parameters of a completion. `temperature=0` is greedy, whatever the other fields are."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """Keep the k likeliest tokens; 0 keeps all."""
+    """Number of most likely tokens kept; 0 keeps all."""
     min_p: float = 0.0
-    """Drop tokens less likely than this share of the likeliest one."""
+    """Minimum probability of a token, as a fraction of the most likely token's probability."""
     repetition_penalty: float = 1.0
     max_tokens: int = 1024
     min_tokens: int = 0
-    """Until so many tokens are out, neither end nor stop tokens can be drawn."""
+    """Minimum number of tokens; end and stop tokens are excluded before."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -78,29 +78,29 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One completion asked of an inference engine."""
+    """A request to an inference engine for one completion."""
 
     id: str
-    prompt_ids: Ints
+    prompt_ids: IntArray
     """[P]"""
-    sampling: Sampling
+    sampling: SamplingParams
     seed: int
-    """Fixes every draw of this completion, whatever else is in the batch."""
+    """Seed of the completion's sampling; the result does not depend on other requests in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an inference engine answers to one `SampleRequest`."""
+    """An inference engine's result for one `SampleRequest`."""
 
-    token_ids: Ints
-    """[C] With the end or stop token, where one was drawn."""
-    sampler_logprobs: Floats
-    """[C] Under the distribution that was really sampled from: tempered, penalised, cut."""
-    policy_logprobs: Floats
-    """[C] Under softmax(logits / temperature): what the trainer computes for the same token."""
-    finish: Finish
+    token_ids: IntArray
+    """[C] Sampled tokens, with the end or stop token where one was sampled."""
+    sampler_logprobs: FloatArray
+    """[C] Log-probs under the sampling distribution, after temperature, penalties and filters."""
+    policy_logprobs: FloatArray
+    """[C] Log-probs under softmax(logits / temperature), the distribution that the trainer computes."""
+    finish_reason: FinishReason
     version: int
-    """The trainer step whose weights drew it."""
+    """Trainer step of the weights that sampled it."""
 
     def __post_init__(self) -> None:
         _same_length("Completion", self.token_ids, self.sampler_logprobs, self.policy_logprobs)
@@ -110,15 +110,15 @@ class Completion:
 class Turn:
     """One model call inside a rollout."""
 
-    prompt_ids: Ints
-    """[P] All that the model was shown, earlier turns included."""
-    completion_ids: Ints
+    prompt_ids: IntArray
+    """[P] Full input of the model, including earlier turns."""
+    completion_ids: IntArray
     """[C]"""
-    sampler_logprobs: Floats
+    sampler_logprobs: FloatArray
     """[C]"""
-    policy_logprobs: Floats
+    policy_logprobs: FloatArray
     """[C]"""
-    finish: Finish
+    finish_reason: FinishReason
     version: int
 
     def __post_init__(self) -> None:
@@ -127,33 +127,33 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sampled answer to a task."""
+    """One sampled response to a task: one or more turns."""
 
     id: str
     task_id: str
     group: str
     index: int
-    """Its place in the group, from 0."""
+    """Index in the group, from 0."""
     turns: tuple[Turn, ...]
     text: str
-    """The answer that is scored: the last completion, decoded without special tokens."""
-    status: Status
-    sampling: Sampling
+    """Scored text: the last completion, decoded without special tokens."""
+    status: RolloutStatus
+    sampling: SamplingParams
     reward: float | None = None
-    """None until scored, and for a broken rollout for ever; what a workflow gives itself comes first."""
+    """Total reward; None before scoring and for a failed rollout. A reward set by the workflow takes precedence."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
-    """What broke, for `status="error"`."""
-    cause: Cause | None = None
-    """Why, where the workflow is to blame; None where scoring is, or nobody."""
+    """Error message, for `status="error"`."""
+    failure_cause: FailureCause | None = None
+    """Cause of a failure in the workflow; None without an error and for an error in scoring."""
     attempts: int = 1
-    """How often it was begun; those before the last one broke."""
+    """Number of attempts, including failed ones before the last."""
     messages: tuple[Message, ...] = ()
-    """What was said after the prompt, by the model and by others, where that is more than `text`."""
+    """Messages after the prompt, by the model and the environment; empty where `text` is the only one."""
     turn_rewards: tuple[float, ...] | None = None
-    """What each turn earned by itself, where the workflow says; `reward` holds their sum."""
-    unit: Unit = "trajectory"
-    """What becomes one training sequence."""
+    """Reward of each turn, where the workflow sets them; `reward` holds their sum."""
+    sequence_per: SequenceUnit = "trajectory"
+    """Unit that becomes one training sequence."""
 
     def __post_init__(self) -> None:
         if (self.status == "error") != (self.error is not None):
@@ -164,18 +164,18 @@ class Rollout:
             )
 
     @property
-    def said(self) -> tuple[Message, ...]:
-        """What was said after the prompt: `messages`, or the one answer."""
+    def response_messages(self) -> tuple[Message, ...]:
+        """Messages after the prompt: `messages`, or `text` as one assistant message."""
         return self.messages or ({"role": "assistant", "content": self.text},)
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The weights' version of each turn."""
+        """Version of the weights that sampled each turn."""
         return tuple(turn.version for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RolloutGroup:
     """All rollouts of one task in one step."""
 
     id: str
@@ -192,24 +192,24 @@ class Experience:
     group: str
     index: int
     turn: int
-    token_ids: Ints
+    token_ids: IntArray
     """[L]"""
-    loss_mask: Bools
-    """[L] True where the token is the model's own, and so a target. Never at position 0."""
-    sampler_logprobs: Floats
+    loss_mask: BoolArray
+    """[L] True for targets: tokens that the model sampled. Always False at position 0."""
+    sampler_logprobs: FloatArray
     """[L] 0 where `loss_mask` is False."""
-    policy_logprobs: Floats
+    policy_logprobs: FloatArray
     """[L] 0 where `loss_mask` is False."""
     reward: float
-    status: Status
+    status: RolloutStatus
     temperature: float
     versions: tuple[int, ...]
     source: str = ""
-    role: Role = "rl"
+    role: SegmentRole = "rl"
     turn_rewards: tuple[float, ...] | None = None
-    """Of each unbroken run of targets, where turns were rewarded by themselves."""
+    """Reward of each contiguous run of targets, where turns have rewards of their own."""
     pair: str | None = None
-    """The same for a chosen answer and the rejected one to the same prompt: never apart in training."""
+    """Id shared by a chosen and a rejected response to the same prompt; both go into one micro-batch."""
     media: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -217,94 +217,133 @@ class Experience:
             "Experience", self.token_ids, self.loss_mask, self.sampler_logprobs, self.policy_logprobs
         )
         if not self.loss_mask.any() or self.loss_mask[0]:
-            raise ValueError(f"Experience {self.id}: needs at least one target, and none at position 0")
+            raise ValueError(
+                f"Experience {self.id}: loss_mask needs at least one target, and none at position 0"
+            )
         if self.turn_rewards is not None and len(self.turn_rewards) != len(self.turn_ends):
             raise ValueError(
                 f"Experience {self.id}: {len(self.turn_rewards)} turn_rewards for {len(self.turn_ends)} "
-                "unbroken runs of targets"
+                "contiguous runs of targets"
             )
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens before the first target; rollouts of one group may share them."""
+        """Number of tokens before the first target; rollouts of one group can share them."""
         return int(self.loss_mask.argmax())
 
     @property
     def response_tokens(self) -> int:
-        """Targets: the tokens that the model itself drew."""
+        """Number of targets: tokens that the model sampled."""
         return int(self.loss_mask.sum())
 
     @property
-    def turn_ends(self) -> Ints:
-        """Where each unbroken run of targets has its last one."""
+    def turn_ends(self) -> IntArray:
+        """Position of the last target of each contiguous run of targets."""
         follows = np.append(self.loss_mask[1:], False)
         return np.flatnonzero(self.loss_mask & ~follows).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class ExperienceGroup:
-    """All experiences of one group: put, taken, evicted and reused whole."""
+    """All experiences of one group; a buffer puts, takes, evicts and reuses them together."""
 
     id: str
     experiences: tuple[Experience, ...]
     baseline: float | None = None
-    """The reward of the task's greedy answer, where the algorithm compares with it."""
+    """Reward of the task's greedy response, where the algorithm uses it as a baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """Experiences of one optimizer update, with the per-token inputs of the loss.
+
+    Each input has one entry per experience: [L] values, of which the loss reads those at targets.
+    """
+
+    experiences: Sequence[Experience]
+    advantages: Sequence[float | FloatArray] | None = None
+    """[L] of each experience, or one number for all its tokens; None is 0."""
+    old_logprobs: Sequence[FloatArray] | None = None
+    """[L] each: the trainer's log-probs at the start of the step; None where the current ones are used."""
+    ref_logprobs: Sequence[FloatArray] | None = None
+    """[L] each: the reference model's log-probs."""
+    values: Sequence[FloatArray] | None = None
+    """[L] each: the critic's values at the start of the step."""
+    returns: Sequence[FloatArray] | None = None
+    """[L] each: the critic's targets."""
+
+    def __post_init__(self) -> None:
+        for name in _BATCH_INPUTS:
+            column = getattr(self, name)
+            if column is not None and len(column) != len(self.experiences):
+                raise ValueError(
+                    f"TrainingBatch.{name} has {len(column)} entries for {len(self.experiences)} experiences"
+                )
+
+    def select(self, numbers: Sequence[int]) -> TrainingBatch:
+        """The batch of the experiences with these numbers."""
+        columns = {name: getattr(self, name) for name in _BATCH_INPUTS}
+        return TrainingBatch(
+            [self.experiences[i] for i in numbers],
+            **{n: None if column is None else [column[i] for i in numbers] for n, column in columns.items()},
+        )
+
+
+_BATCH_INPUTS = ("advantages", "old_logprobs", "ref_logprobs", "values", "returns")
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What goes through the model at once: sequences packed end to end, without padding.
+    """Input of one forward pass: sequences packed end to end, without padding.
 
-    A group's prompt stands in it once, as a segment without a loss. Segment `s` attends to
-    itself causally, and to all of segment `prefix_of[s]` and whatever that one attends to
-    (-1: nothing more). A response segment opens with the prompt's last token, its prefix
-    holds the rest, so that every target lies inside its own segment: the log-prob of
-    `token_ids[t]` comes from the logits at `t - 1`.
+    A prompt that several responses share is one segment, without a loss. Segment `s` attends to itself
+    causally, to all of segment `prefix_of[s]`, and to whatever that segment attends to (-1: no prefix).
+    A response segment starts with the prompt's last token and its prefix holds the tokens before, so that
+    every target lies inside its own segment: the log-prob of `token_ids[t]` comes from the logits at `t - 1`.
     """
 
     token_ids: torch.Tensor
     """[T] int64"""
     position_ids: torch.Tensor
-    """[T] int64; a response goes on counting where its prefix ends."""
+    """[T] int64; positions of a response continue those of its prefix."""
     cu_seqlens: torch.Tensor
-    """[S+1] int32 Where segments begin and end."""
+    """[S+1] int32 Segment boundaries."""
     prefix_of: tuple[int, ...]
-    """[S] The segment that this one also attends to, or -1."""
+    """[S] Number of the prefix segment, or -1."""
     experience: tuple[int, ...]
-    """[S] Which experience of the batch this segment is, or -1 for a shared prompt."""
-    role: tuple[Role | None, ...]
-    """[S] What the segment is trained as; None for a shared prompt. Of a pair, the rejected answer comes
-    right after the chosen one."""
+    """[S] Number of the experience in the batch, or -1 for a shared prompt."""
+    role: tuple[SegmentRole | None, ...]
+    """[S] Role of the segment; None for a shared prompt. A rejected response directly follows its chosen one."""
     weight: torch.Tensor
-    """[S] float32 What the segment's loss is multiplied with."""
+    """[S] float32 Loss weight of the segment."""
     loss_mask: torch.Tensor
     """[T] bool"""
     temperature: torch.Tensor
-    """[T] float32 What the logits of the target at t are divided by."""
+    """[T] float32 Sampling temperature: divisor of the logits of the target at t."""
     sampler_logprobs: torch.Tensor
-    """[T] float32; like all below, 0 where `loss_mask` is False."""
+    """[T] float32; like all fields below, 0 where `loss_mask` is False."""
     policy_logprobs: torch.Tensor
-    """[T] float32 What the sampler says the trainer should compute for the same token."""
+    """[T] float32 The sampler's log-prob of the token under softmax(logits / temperature)."""
     advantages: torch.Tensor
     """[T] float32"""
     old_logprobs: torch.Tensor | None = None
-    """[T] float32 The trainer's at the start of the step; None where those are the current ones."""
+    """[T] float32 The trainer's log-probs at the start of the step; None where the current ones are used."""
     ref_logprobs: torch.Tensor | None = None
-    """[T] float32"""
+    """[T] float32 The reference model's log-probs."""
     values: torch.Tensor | None = None
-    """[T] float32 The critic's at the start of the step, of the state that each target was drawn in."""
+    """[T] float32 The critic's values, at the start of the step, of the state before each target."""
     returns: torch.Tensor | None = None
-    """[T] float32 What the critic should have said."""
+    """[T] float32 The critic's targets."""
 
     @property
-    def segments(self) -> int:
+    def num_segments(self) -> int:
         """S"""
         return len(self.prefix_of)
 
     def segment_of_token(self) -> torch.Tensor:
-        """[T] int64: the segment of each token."""
+        """[T] int64: number of each token's segment."""
         lengths = (self.cu_seqlens[1:] - self.cu_seqlens[:-1]).long()
-        numbers = lengths.new_ones(self.segments).cumsum(0) - 1
+        numbers = lengths.new_ones(self.num_segments).cumsum(0) - 1
         return numbers.repeat_interleave(lengths)
 
     def __post_init__(self) -> None:
@@ -319,11 +358,11 @@ class MicroBatch:
         )
         for name in always:
             if getattr(self, name).shape[-1] != tokens:
-                raise ValueError(f"MicroBatch.{name} is not {tokens} tokens long")
+                raise ValueError(f"MicroBatch.{name} does not have {tokens} tokens")
         for name in ("old_logprobs", "ref_logprobs", "values", "returns"):
             value = getattr(self, name)
             if value is not None and value.shape[-1] != tokens:
-                raise ValueError(f"MicroBatch.{name} is not {tokens} tokens long")
+                raise ValueError(f"MicroBatch.{name} does not have {tokens} tokens")
         per_segment = (self.prefix_of, self.experience, self.role, self.weight)
         if {len(self.cu_seqlens) - 1} != set(map(len, per_segment)):
             raise ValueError("MicroBatch: cu_seqlens, prefix_of, experience, role and weight disagree on S")
@@ -331,43 +370,57 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
-    """What the model says of a micro-batch's targets; 0 where `loss_mask` is False."""
+    """A model's outputs for the targets of a micro-batch; 0 where `loss_mask` is False."""
 
     logprobs: torch.Tensor
-    """[T] float32, with gradient in training."""
+    """[T] float32 Log-probs at the sampling temperature, with gradient in training."""
     entropy: torch.Tensor | None = None
-    """[T] float32, nats, of the tempered distribution; None when nobody asked."""
+    """[T] float32 Entropy at the sampling temperature, in nats; None where not requested."""
     divergence: torch.Tensor | None = None
-    """[T] float32, nats: KL(policy || reference) over the whole vocabulary, of the same distributions; None
-    when nobody asked."""
+    """[T] float32 KL(policy || reference) over the whole vocabulary at the sampling temperature, in nats; None
+    where not requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalCounts:
-    """What one update's loss is divided by, over all its micro-batches and ranks."""
+    """Denominators of one update's loss, over all its micro-batches and ranks."""
 
     tokens: int
-    """Targets; where an expert's answers are mixed in, those of the rollouts alone."""
+    """Number of targets; with expert demonstrations in the batch (mix), those of rollouts only."""
     sequences: int
-    """Experiences, of the same; a shared prompt is none."""
+    """Number of sequences, counted like `tokens`; a shared prompt is not a sequence."""
     expert_tokens: int = 0
-    """Targets in the expert's answers, under mix."""
+    """Number of targets in expert demonstrations (mix)."""
     pairs: int = 0
-    """Pairs of a chosen and a rejected answer."""
+    """Number of pairs of a chosen and a rejected response."""
+
+    @classmethod
+    def of(cls, experiences: Sequence[Experience]) -> GlobalCounts:
+        """The counts of an update on these experiences."""
+        kinds = {experience.role for experience in experiences}
+        mixed = "sft" in kinds and "rl" in kinds
+        counted = [e for e in experiences if not (mixed and e.role == "sft")]
+        tokens = sum(e.response_tokens for e in counted)
+        return cls(
+            tokens=tokens,
+            sequences=len(counted),
+            expert_tokens=sum(e.response_tokens for e in experiences) - tokens,
+            pairs=sum(e.role == "chosen" for e in experiences),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """The loss of one micro-batch, already divided by the global counts, so that losses add up."""
+    """Loss of one micro-batch, divided by the global counts, so that losses of micro-batches add up."""
 
     loss: torch.Tensor
     """[] float32, with gradient."""
     metrics: Mapping[str, torch.Tensor]
-    """[] each, detached: shares of the update's value, so that they add up too."""
+    """[] each, detached: contributions to the update's value, which add up over micro-batches."""
 
 
-def _same_length(what: str, first: npt.NDArray[Any], *others: npt.NDArray[Any]) -> None:
+def _same_length(type_name: str, first: npt.NDArray[Any], *others: npt.NDArray[Any]) -> None:
     for other in others:
         if len(other) != len(first):
             lengths = [len(first), *(len(o) for o in others)]
-            raise ValueError(f"{what}: arrays of lengths {lengths} belong to the same tokens")
+            raise ValueError(f"{type_name}: arrays of the same tokens have different lengths: {lengths}")

@@ -1,4 +1,4 @@
-"""What the pages print can be copied: run files load, and commands have the names and options they show."""
+"""The examples in the documentation: run files load, and commands have the names and options that they show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 import yaml
 
 from strop.cli.main import app
-from strop.config.load import load_values
+from strop.config.load.loader import load_values
 
 from .test_links import PAGES, ROOT
 

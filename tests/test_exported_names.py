@@ -1,4 +1,4 @@
-"""What `import strop` gives: few names, each documented, and no torch."""
+"""Names that `import strop` exports: few, each documented, without an import of torch."""
 
 import inspect
 import subprocess
@@ -9,6 +9,10 @@ import strop
 
 def test_the_exported_names_are_these():
     assert strop.__all__ == [
+        "Callback",
+        "Interrupted",
+        "RunControl",
+        "RunHandle",
         "RunResult",
         "StropError",
         "__version__",
@@ -16,6 +20,7 @@ def test_the_exported_names_are_these():
         "export",
         "generate",
         "load",
+        "start",
         "train",
     ]
 

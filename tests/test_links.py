@@ -1,4 +1,4 @@
-"""Every relative link of every Markdown page leads to a file that is there, and to a heading in it."""
+"""Every relative link of every Markdown page points to an existing file and heading."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _text(page: Path) -> str:
 
 
 def _anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings, and those that stand there."""
+    """Return the anchors that GitHub makes of headings, and explicit anchors."""
     text = _text(page)
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -1,4 +1,4 @@
-"""Random ragged batches, as peers want them (padded) and as Strop does (packed)."""
+"""Random ragged batches, padded for the peers and packed for Strop."""
 
 from __future__ import annotations
 
@@ -6,74 +6,75 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from strop.algorithms.scored import Scored
-from strop.types import GlobalCounts, MicroBatch, Role
+from strop.algorithms.rollout_batch import RolloutBatch
+from strop.types import GlobalCounts, MicroBatch, SegmentRole
 
 MAX_RESPONSE_TOKENS = 12
 
 
 @dataclass(frozen=True)
 class Batch:
-    """N answers of at most L tokens, float64; zeros where `mask` is False."""
+    """N responses of at most L tokens, float64; values are 0 where `mask` is False."""
 
     rewards: torch.Tensor
-    """[N] exact in float32, which some peers round to."""
-    greedy: torch.Tensor
-    """[N]"""
+    """[N] Rewards, exact in float32, to which some peers round."""
+    baselines: torch.Tensor
+    """[N] Rewards of the greedy responses (ReMax)."""
     group: torch.Tensor
-    """[N]"""
+    """[N] Group numbers."""
     mask: torch.Tensor
-    """[N, L] bool"""
+    """[N, L] bool; True at the tokens of each response."""
     penalties: torch.Tensor
-    """[N, L]"""
+    """[N, L] KL penalties, to be subtracted from the rewards."""
     values: torch.Tensor
-    """[N, L]"""
+    """[N, L] A critic's values."""
     advantages: torch.Tensor
-    """[N, L]"""
+    """[N, L] Advantages for the losses."""
     logprobs: torch.Tensor
-    """[N, L]"""
-    old: torch.Tensor
-    """[N, L]"""
-    sampler: torch.Tensor
-    """[N, L]"""
-    reference: torch.Tensor
-    """[N, L]"""
+    """[N, L] Current log-probs of the policy."""
+    old_logprobs: torch.Tensor
+    """[N, L] Log-probs of the policy at the start of the step."""
+    sampler_logprobs: torch.Tensor
+    """[N, L] Log-probs of the sampler."""
+    ref_logprobs: torch.Tensor
+    """[N, L] Log-probs of the reference model."""
 
     @property
     def lengths(self) -> torch.Tensor:
-        """[N]"""
+        """[N] Numbers of tokens."""
         return self.mask.sum(1)
 
     def token_rewards(self) -> torch.Tensor:
-        """[N, L] the reward at the last token, less each token's penalty."""
+        """[N, L] The reward at the last token minus the penalty of each token."""
         rewards = -self.penalties
         rewards[torch.arange(len(self.mask)), self.lengths - 1] += self.rewards
         return rewards
 
-    def scored(self, *, penalised: bool) -> Scored:
-        """For Strop's estimators."""
-        return Scored(
+    def rollout_batch(self, *, penalized: bool) -> RolloutBatch:
+        """Return the input of Strop's estimators; `penalized` adds the KL penalties."""
+        return RolloutBatch(
             rewards=self.rewards,
             group=self.group,
             tokens=self.lengths,
-            penalties=self.penalties[self.mask] if penalised else None,
-            baselines=self.greedy,
+            kl_penalties=self.penalties[self.mask] if penalized else None,
+            baselines=self.baselines,
         )
 
     def counts(self) -> GlobalCounts:
-        """Of an update that is this batch."""
+        """Return the counts of an update that consists of this batch."""
         return GlobalCounts(tokens=int(self.mask.sum()), sequences=len(self.mask))
 
-    def alone(self) -> Batch:
-        """The same answers, each in a group of its own."""
+    def ungrouped(self) -> Batch:
+        """Return the same responses, each in a separate group."""
         return replace(self, group=torch.arange(len(self.group)))
 
-    def first(self, answers: int) -> Batch:
-        """So many of the answers."""
-        return Batch(**{field.name: getattr(self, field.name)[:answers] for field in fields(self)})
+    def first(self, count: int) -> Batch:
+        """Return the first `count` responses."""
+        return Batch(**{field.name: getattr(self, field.name)[:count] for field in fields(self)})
 
-    def micro_batch(self, roles: tuple[Role, ...] | None = None) -> MicroBatch:
-        """Packed: each answer behind one token of a prompt."""
+    def micro_batch(self, roles: tuple[SegmentRole, ...] | None = None) -> MicroBatch:
+        """Return the packed batch; one prompt token precedes each response. The default role is `rl`."""
+        rl: SegmentRole = "rl"
         ends = torch.cat([torch.zeros(1, dtype=torch.int64), (self.lengths + 1).cumsum(0)])
         targets = torch.ones(int(ends[-1]), dtype=torch.bool)
         targets[ends[:-1]] = False
@@ -87,49 +88,49 @@ class Batch:
             cu_seqlens=ends.to(torch.int32),
             prefix_of=(-1,) * len(self.mask),
             experience=tuple(range(len(self.mask))),
-            role=roles or ("rl",) * len(self.mask),
+            role=roles or (rl,) * len(self.mask),
             weight=torch.ones(len(self.mask), dtype=torch.float64),
             loss_mask=targets,
             temperature=torch.ones(len(targets)),
-            sampler_logprobs=packed(self.sampler),
-            policy_logprobs=packed(self.sampler),
+            sampler_logprobs=packed(self.sampler_logprobs),
+            policy_logprobs=packed(self.sampler_logprobs),
             advantages=packed(self.advantages),
-            old_logprobs=packed(self.old),
-            ref_logprobs=packed(self.reference),
+            old_logprobs=packed(self.old_logprobs),
+            ref_logprobs=packed(self.ref_logprobs),
         )
 
 
 def make_batch(seed: int) -> Batch:
-    """Groups of two to five answers, of one to twelve tokens; some groups with one reward for all."""
+    """Make five groups of 2 to 5 responses of 1 to 12 tokens; all rewards of group 0 are equal."""
     generator = torch.Generator().manual_seed(seed)
 
-    def whole(low: int, high: int, count: int) -> torch.Tensor:
+    def integers(low: int, high: int, count: int) -> torch.Tensor:
         return torch.randint(low, high, (count,), generator=generator)
 
-    sizes = whole(2, 6, 5)
+    sizes = integers(2, 6, 5)
     group = torch.arange(5).repeat_interleave(sizes)
     group = group[torch.randperm(len(group), generator=generator)]
-    rewards = whole(-8, 9, len(group)).double() / 4
+    rewards = integers(-8, 9, len(group)).double() / 4
     rewards[group == 0] = 1.0
-    lengths = whole(1, MAX_RESPONSE_TOKENS + 1, len(group))
+    lengths = integers(1, MAX_RESPONSE_TOKENS + 1, len(group))
     lengths[0] = MAX_RESPONSE_TOKENS
     mask = torch.arange(MAX_RESPONSE_TOKENS) < lengths[:, None]
 
-    def numbers(scale: float, shift: float = 0.0) -> torch.Tensor:
-        drawn = torch.randn(mask.shape, generator=generator, dtype=torch.float64)
-        return (drawn * scale + shift) * mask
+    def floats(scale: float, shift: float = 0.0) -> torch.Tensor:
+        normal = torch.randn(mask.shape, generator=generator, dtype=torch.float64)
+        return (normal * scale + shift) * mask
 
-    old = numbers(0.5, -2.0)
+    old = floats(0.5, -2.0)
     return Batch(
         rewards=rewards,
-        greedy=whole(-8, 9, len(group)).double() / 4,
+        baselines=integers(-8, 9, len(group)).double() / 4,
         group=group,
         mask=mask,
-        penalties=(numbers(0.1) * 1024).round() / 1024,
-        values=numbers(1.0),
-        advantages=numbers(1.0),
-        logprobs=old + numbers(0.4),
-        old=old,
-        sampler=old + numbers(0.2),
-        reference=old + numbers(0.4),
+        penalties=(floats(0.1) * 1024).round() / 1024,
+        values=floats(1.0),
+        advantages=floats(1.0),
+        logprobs=old + floats(0.4),
+        old_logprobs=old,
+        sampler_logprobs=old + floats(0.2),
+        ref_logprobs=old + floats(0.4),
     )

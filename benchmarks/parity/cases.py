@@ -1,4 +1,4 @@
-"""What is compared: a peer's function and Strop's on one batch."""
+"""Case of the comparison: a function of a peer and its counterpart in Strop, on one batch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ Value = Callable[[Batch], torch.Tensor]
 class Case:
     """One row of the table."""
 
-    what: str
+    quantity: str
+    """Name of the compared quantity."""
     peer: str
-    theirs: Value
-    ours: Value
-    why: str = ""
-    """Why they differ, where they do."""
+    """Name of the other library."""
+    peer_value: Value
+    """Value by the peer's function."""
+    strop_value: Value
+    """Value by Strop's function."""
+    reason: str = ""
+    """Reason for a difference; empty if the values are equal."""
 
 
 def with_gradient(batch: Batch, loss: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """[1 + N L] a peer's loss of log-probs [N, L], and its gradient, where there is a token."""
+    """[1 + N L] Loss of a peer as a function of log-probs [N, L], and its gradient; 0 where there is no token."""
     logprobs = batch.logprobs.clone().requires_grad_()
     value = loss(logprobs)
     (gradient,) = torch.autograd.grad(value, logprobs)

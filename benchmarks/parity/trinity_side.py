@@ -1,11 +1,11 @@
-"""Trinity-RFT's algorithm modules beside Strop's."""
+"""Cases that compare Trinity-RFT's algorithm modules with Strop."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-import ours
+import strop_side
 import torch
 from batches import Batch
 from cases import Case, Value, with_gradient
@@ -21,39 +21,39 @@ from trinity.algorithm.policy_loss_fn.dpo_loss import DPOLossFn
 from trinity.algorithm.policy_loss_fn.gspo_policy_loss import GSPOLossFn
 from trinity.algorithm.policy_loss_fn.opmd_policy_loss import OPMDPolicyLossFn
 from trinity.algorithm.policy_loss_fn.ppo_policy_loss import PPOPolicyLossFn
-from verl_side import AGGREGATIONS, ALONE, DUAL, HIGH, LOW, our_generalised
+from verl_side import AGGREGATIONS, DUAL, GROUP_OF_ONE, HIGH, LOW, strop_gae
 
-from strop.algorithms.kl import divergence
+from strop.algorithms.kl import estimate_kl
 
 
-def grouped(function: Any) -> Value:
-    """A group estimator of Trinity's."""
+def group_estimator(function: Any) -> Value:
+    """Value by an estimator of Trinity-RFT that works on one group."""
 
     def run(batch: Batch) -> torch.Tensor:
-        found = torch.zeros(batch.mask.shape, dtype=torch.float64)
+        advantages = torch.zeros(batch.mask.shape, dtype=torch.float64)
         for number in batch.group.unique():
-            places = (batch.group == number).nonzero().squeeze(1).tolist()
-            mates = [
-                SimpleNamespace(reward=float(batch.rewards[i]), action_mask=batch.mask[i].double(), place=i)
-                for i in places
+            indices = (batch.group == number).nonzero().squeeze(1).tolist()
+            experiences = [
+                SimpleNamespace(reward=float(batch.rewards[i]), action_mask=batch.mask[i].double(), index=i)
+                for i in indices
             ]
-            for mate in function.calculate_group_advantage(str(number), mates)[0]:
-                found[mate.place] = mate.advantages
-        return found
+            for experience in function.calculate_group_advantage(str(number), experiences)[0]:
+                advantages[experience.index] = experience.advantages
+        return advantages
 
     return run
 
 
-def in_trainer(function: Any, *, penalised: bool) -> Value:
-    """An estimator of Trinity's that works on a whole padded batch."""
+def batch_estimator(function: Any, *, penalized: bool) -> Value:
+    """Value by an estimator of Trinity-RFT that works on a padded batch."""
 
     def run(batch: Batch) -> torch.Tensor:
-        rewards = batch.token_rewards() if penalised else batch.token_rewards() + batch.penalties
+        rewards = batch.token_rewards() if penalized else batch.token_rewards() + batch.penalties
         proto = SimpleNamespace(
             batch={
                 "token_level_rewards": rewards,
                 "response_mask": batch.mask.double(),
-                "reward_baselines": batch.greedy,
+                "reward_baselines": batch.baselines,
                 "values": batch.values,
             },
             non_tensor_batch={"uid": batch.group.tolist()},
@@ -64,12 +64,12 @@ def in_trainer(function: Any, *, penalised: bool) -> Value:
 
 
 def policy_loss(function: Any) -> Value:
-    """A policy loss of Trinity's."""
+    """Value and gradient by a policy loss of Trinity-RFT."""
     return lambda batch: with_gradient(
         batch,
         lambda logprobs: function(
             logprob=logprobs,
-            old_log_probs=batch.old,
+            old_log_probs=batch.old_logprobs,
             response_mask=batch.mask.double(),
             advantages=batch.advantages,
         )[0],
@@ -77,43 +77,43 @@ def policy_loss(function: Any) -> Value:
 
 
 def dpo_loss(batch: Batch) -> torch.Tensor:
-    """Trinity's DPO: chosen and rejected answers by turns."""
+    """Value and gradient by Trinity-RFT's DPO loss; chosen and rejected responses alternate."""
     function = DPOLossFn(beta=0.1)
     return with_gradient(
         batch,
         lambda logprobs: function(
-            logprob=logprobs, ref_log_prob=batch.reference, response_mask=batch.mask.double()
+            logprob=logprobs, ref_log_prob=batch.ref_logprobs, response_mask=batch.mask.double()
         )[0],
     )
 
 
 def cases() -> list[Case]:
-    """Every row with Trinity-RFT."""
+    """Return all cases with Trinity-RFT."""
     rows = [
         Case(
             f"advantages: {label}",
             "Trinity-RFT",
-            theirs,
-            lambda b, section=section: ours.advantages(b, **section),
+            peer_value,
+            lambda b, section=section: strop_side.advantages(b, **section),
         )
-        for label, theirs, section in (
-            ("grpo", grouped(GRPOGroupedAdvantage()), {"type": "grpo"}),
-            ("opmd, mean", grouped(OPMDGroupAdvantage()), {"type": "opmd"}),
+        for label, peer_value, section in (
+            ("grpo", group_estimator(GRPOGroupedAdvantage()), {"type": "grpo"}),
+            ("opmd, mean", group_estimator(OPMDGroupAdvantage()), {"type": "opmd"}),
             (
                 "opmd, log_avg_exp, tau 0.7",
-                grouped(OPMDGroupAdvantage(opmd_baseline="logavgexp", tau=0.7)),
+                group_estimator(OPMDGroupAdvantage(opmd_baseline="logavgexp", tau=0.7)),
                 {"type": "opmd", "baseline": {"type": "log_avg_exp", "tau": 0.7}},
             ),
-            ("rloo", in_trainer(RLOOAdvantageFn(), penalised=False), {"type": "rloo"}),
+            ("rloo", batch_estimator(RLOOAdvantageFn(), penalized=False), {"type": "rloo"}),
             (
                 "reinforce_plus_plus, gamma 0.9",
-                in_trainer(REINFORCEPLUSPLUSAdvantageFn(gamma=0.9), penalised=True),
-                {"type": "reinforce_plus_plus", "gamma": 0.9, "penalised": True},
+                batch_estimator(REINFORCEPLUSPLUSAdvantageFn(gamma=0.9), penalized=True),
+                {"type": "reinforce_plus_plus", "gamma": 0.9, "penalized": True},
             ),
             (
                 "remax",
-                in_trainer(REMAXAdvantageFn(), penalised=True),
-                {"type": "remax", "penalised": True},
+                batch_estimator(REMAXAdvantageFn(), penalized=True),
+                {"type": "remax", "penalized": True},
             ),
         )
     ]
@@ -121,17 +121,17 @@ def cases() -> list[Case]:
         Case(
             "advantages: opmd, groups of one",
             "Trinity-RFT",
-            lambda b: grouped(OPMDGroupAdvantage())(b.alone()),
-            lambda b: ours.advantages(b.alone(), type="opmd"),
-            ALONE,
+            lambda b: group_estimator(OPMDGroupAdvantage())(b.ungrouped()),
+            lambda b: strop_side.advantages(b.ungrouped(), type="opmd"),
+            GROUP_OF_ONE,
         )
     )
     rows.append(
         Case(
             "advantages: gae",
             "Trinity-RFT",
-            in_trainer(PPOAdvantageFn(gamma=0.95, lam=0.9), penalised=True),
-            lambda batch: our_generalised(batch)[0],
+            batch_estimator(PPOAdvantageFn(gamma=0.95, lam=0.9), penalized=True),
+            lambda batch: strop_gae(batch)[0],
         )
     )
     bounds = {"clip_range_low": LOW, "clip_range_high": HIGH}
@@ -141,18 +141,20 @@ def cases() -> list[Case]:
         (CISPOPolicyLossFn, bounds, {"type": "cispo"}),
         (OPMDPolicyLossFn, {"tau": 0.5}, {"type": "opmd", "tau": 0.5}),
     ]
-    for make, arguments, section in losses:
+    for loss_class, arguments, section in losses:
         if section["type"] != "opmd":
             section |= {"clip_low": LOW, "clip_high": HIGH}
-        for how in AGGREGATIONS:
-            norm = how == "seq-mean-token-sum-norm"
+        for aggregation in AGGREGATIONS:
+            norm = aggregation == "seq-mean-token-sum-norm"
             rows.append(
                 Case(
-                    f"loss: {section['type']}, {how}",
+                    f"loss: {section['type']}, {aggregation}",
                     "Trinity-RFT",
-                    policy_loss(make(**arguments, loss_agg_mode=how)),
-                    lambda b, section=section, how=how: ours.loss(b, policy_loss=section, aggregation=how),
-                    "Trinity-RFT does not divide by the number of answers, as verl did in 2025"
+                    policy_loss(loss_class(**arguments, loss_agg_mode=aggregation)),
+                    lambda b, section=section, aggregation=aggregation: strop_side.loss(
+                        b, policy_loss=section, aggregation=aggregation
+                    ),
+                    "Trinity-RFT, like verl in 2025, does not divide by the number of responses"
                     if norm
                     else "",
                 )
@@ -161,11 +163,11 @@ def cases() -> list[Case]:
         Case(
             f"loss: dpo, {label}",
             "Trinity-RFT",
-            lambda b, answers=answers: dpo_loss(b.first(answers)),
-            lambda b, answers=answers: ours.dpo(b.first(answers), beta=0.1),
-            why,
+            lambda b, responses=responses: dpo_loss(b.first(responses)),
+            lambda b, responses=responses: strop_side.dpo(b.first(responses), beta=0.1),
+            reason,
         )
-        for label, answers, why in (
+        for label, responses, reason in (
             ("one pair", 2, ""),
             ("four pairs", 8, "Trinity-RFT takes one sigmoid of the sum over all pairs of a micro-batch"),
         )
@@ -174,8 +176,8 @@ def cases() -> list[Case]:
         Case(
             f"KL: {name}",
             "Trinity-RFT",
-            lambda b, function=function: function.calculate_kl(b.logprobs, b.reference) * b.mask,
-            lambda b, name=name: divergence(b.logprobs, b.reference, name) * b.mask,
+            lambda b, function=function: function.calculate_kl(b.logprobs, b.ref_logprobs) * b.mask,
+            lambda b, name=name: estimate_kl(b.logprobs, b.ref_logprobs, name) * b.mask,
         )
         for name, function in {"k1": K1Fn(), "abs": AbsFn(), "k2": K2Fn(), "k3": K3Fn()}.items()
     ]

@@ -1,4 +1,4 @@
-"""TRL's GRPO loss, run with log-probs in place of a model, and its overlong punishment, beside Strop's."""
+"""Cases that compare TRL's GRPO loss, run with log-probs instead of a model, and its overlong penalty."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import ours
+import strop_side
 import torch
 from batches import MAX_RESPONSE_TOKENS, Batch
 from cases import Case, Value, with_gradient
@@ -15,7 +15,7 @@ from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.grpo_trainer import GRPOTrainer
 from verl_side import DUAL, HIGH, LOW
 
-from strop.algorithms.shaping import overlong_penalty
+from strop.algorithms.reward_shaping import overlong_penalty
 
 
 def trl_loss(
@@ -26,7 +26,7 @@ def trl_loss(
     high: float = HIGH,
     delta: float | None = None,
 ) -> Value:
-    """`GRPOTrainer._compute_loss`, with a trainer that has only what that method reads."""
+    """Value and gradient by `GRPOTrainer._compute_loss`, on a stub with the attributes that the method reads."""
 
     def run(batch: Batch) -> torch.Tensor:
         def loss(logprobs: torch.Tensor) -> torch.Tensor:
@@ -58,8 +58,8 @@ def trl_loss(
                 "completion_ids": torch.zeros(batch.mask.shape),
                 "completion_mask": batch.mask.double(),
                 "advantages": batch.advantages,
-                "old_per_token_logps": batch.old,
-                "ref_per_token_logps": batch.reference,
+                "old_per_token_logps": batch.old_logprobs,
+                "ref_per_token_logps": batch.ref_logprobs,
                 "num_items_in_batch": batch.mask.sum().double(),
             }
             return GRPOTrainer._compute_loss(trainer, None, inputs)
@@ -69,61 +69,65 @@ def trl_loss(
     return run
 
 
-def our_loss(section: dict[str, Any], aggregation: str, **rest: Any) -> Value:
-    """Strop's."""
-    return lambda batch: ours.loss(batch, policy_loss=section, aggregation=aggregation, **rest)
+def strop_loss(section: dict[str, Any], aggregation: str, **options: Any) -> Value:
+    """Value and gradient by Strop's policy loss."""
+    return lambda batch: strop_side.loss(batch, policy_loss=section, aggregation=aggregation, **options)
 
 
 def cases() -> list[Case]:
-    """Every row with TRL. Its names of aggregations are those of the losses that they came with."""
+    """Return all cases with TRL, which names an aggregation after the loss that introduced it."""
     clip = {"type": "clip", "clip_low": LOW, "clip_high": HIGH, "dual_clip": None}
     gspo = {"type": "gspo", "clip_low": LOW, "clip_high": HIGH}
     cispo = {"type": "cispo", "clip_high": 0.28}
     k3 = {"estimator": "k3", "coef": 0.1}
     rows = [
-        Case(f"loss: {label}", "TRL", theirs, mine)
-        for label, theirs, mine in (
-            ("clip, seq-mean-token-mean", trl_loss("grpo"), our_loss(clip, "seq-mean-token-mean")),
-            ("clip, token-mean", trl_loss("dapo"), our_loss(clip, "token-mean")),
+        Case(f"loss: {label}", "TRL", peer_value, strop_value)
+        for label, peer_value, strop_value in (
+            ("clip, seq-mean-token-mean", trl_loss("grpo"), strop_loss(clip, "seq-mean-token-mean")),
+            ("clip, token-mean", trl_loss("dapo"), strop_loss(clip, "token-mean")),
             (
                 "clip with dual clip, token-mean",
                 trl_loss("dapo", delta=DUAL),
-                our_loss(clip | {"dual_clip": DUAL}, "token-mean"),
+                strop_loss(clip | {"dual_clip": DUAL}, "token-mean"),
             ),
-            ("clip, seq-mean-token-sum-norm", trl_loss("dr_grpo"), our_loss(clip, "seq-mean-token-sum-norm")),
+            (
+                "clip, seq-mean-token-sum-norm",
+                trl_loss("dr_grpo"),
+                strop_loss(clip, "seq-mean-token-sum-norm"),
+            ),
             (
                 "clip with k3, seq-mean-token-mean",
                 trl_loss("grpo", beta=0.1),
-                our_loss(clip, "seq-mean-token-mean", kl_loss=k3),
+                strop_loss(clip, "seq-mean-token-mean", kl_loss=k3),
             ),
-            ("cispo, token-mean", trl_loss("cispo", high=1.28), our_loss(cispo, "token-mean")),
+            ("cispo, token-mean", trl_loss("cispo", high=1.28), strop_loss(cispo, "token-mean")),
         )
     ]
     rows.append(
         Case(
             "loss: gspo, seq-mean-token-mean",
             "TRL",
-            lambda b: trl_loss("grpo", level="sequence")(one_advantage_each(b)),
-            lambda b: our_loss(gspo, "seq-mean-token-mean")(one_advantage_each(b)),
+            lambda b: trl_loss("grpo", level="sequence")(with_one_advantage(b)),
+            lambda b: strop_loss(gspo, "seq-mean-token-mean")(with_one_advantage(b)),
         )
     )
-    rows.append(Case("overlong penalty", "TRL", punishment, our_punishment))
+    rows.append(Case("overlong penalty", "TRL", trl_overlong_penalty, strop_overlong_penalty))
     return rows
 
 
-def one_advantage_each(batch: Batch) -> Batch:
-    """TRL's answers have one advantage for all tokens; for GSPO that is the same objective."""
+def with_one_advantage(batch: Batch) -> Batch:
+    """Return the batch with one advantage per response, as TRL has it; GSPO's objective is then the same."""
     return replace(batch, advantages=batch.advantages[:, :1] * batch.mask)
 
 
-def punishment(batch: Batch) -> torch.Tensor:
-    """TRL's."""
+def trl_overlong_penalty(batch: Batch) -> torch.Tensor:
+    """[N] Penalty by TRL."""
     function = get_soft_overlong_punishment(max_completion_len=MAX_RESPONSE_TOKENS, soft_punish_cache=5)
     return torch.tensor(function([[1] * n for n in batch.lengths.tolist()]), dtype=torch.float64)
 
 
-def our_punishment(batch: Batch) -> torch.Tensor:
-    """Strop's, with DAPO's factor."""
+def strop_overlong_penalty(batch: Batch) -> torch.Tensor:
+    """[N] Penalty by Strop, with DAPO's factor."""
     return overlong_penalty(
         batch.lengths, max_response_tokens=MAX_RESPONSE_TOKENS, buffer_tokens=5, factor=1.0
     )

@@ -1,10 +1,10 @@
-"""verl's core algorithms beside Strop's."""
+"""Cases that compare verl's core algorithms with Strop."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import ours
+import strop_side
 import torch
 from batches import Batch
 from cases import Case, Value, with_gradient
@@ -13,58 +13,59 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 from verl.workers.config import ActorConfig
 
-from strop.algorithms.importance import correct
-from strop.algorithms.kl import AdaptiveCoef, divergence
-from strop.algorithms.reduce import Targets
-from strop.algorithms.returns import gae, whiten
-from strop.config.schema.algorithm import ImportanceCorrection
+from strop.algorithms.kl import AdaptiveKlController, estimate_kl
+from strop.algorithms.losses.aggregation import TargetTokens
+from strop.algorithms.losses.importance import compute_importance_weights
+from strop.algorithms.token_advantages import gae, whiten
+from strop.config.schema.algorithm import ImportanceCorrectionConfig
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-KL = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}
-ALONE = "it has nothing to be compared with: its advantage is its whole reward there, and 0 in Strop"
+KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}
+GROUP_OF_ONE = "the peer's advantage is the reward, Strop's is 0"
 LOW, HIGH, DUAL = 0.2, 0.28, 3.0
 
 
-def estimator(name: str, *, penalised: bool = False, gamma: float = 1.0, **options: Any) -> Value:
-    """An outcome estimator of verl's, by the name in its registry."""
+def estimator(name: str, *, penalized: bool = False, gamma: float = 1.0, **options: Any) -> Value:
+    """Value by verl's outcome estimator of this name in its registry."""
 
     def run(batch: Batch) -> torch.Tensor:
-        rewards = batch.token_rewards() if penalised else batch.token_rewards() + batch.penalties
+        rewards = batch.token_rewards() if penalized else batch.token_rewards() + batch.penalties
         advantages, _ = core_algos.get_adv_estimator_fn(name)(
             token_level_rewards=rewards,
             response_mask=batch.mask.double(),
             index=batch.group.numpy(),
             config=AlgoConfig(gamma=gamma),
             **options,
-            **({"reward_baselines": batch.greedy} if name == "remax" else {}),
+            **({"reward_baselines": batch.baselines} if name == "remax" else {}),
         )
         return advantages
 
     return run
 
 
-def generalised(batch: Batch) -> torch.Tensor:
-    """verl's GAE: whitened advantages, and returns."""
+def verl_gae(batch: Batch) -> torch.Tensor:
+    """[2, N, L] GAE by verl: whitened advantages, and returns."""
     advantages, returns = core_algos.compute_gae_advantage_return(
         batch.token_rewards(), batch.values, batch.mask.double(), gamma=0.95, lam=0.9
     )
     return torch.stack([advantages * batch.mask, returns * batch.mask])
 
 
-def our_generalised(batch: Batch) -> torch.Tensor:
-    """The same of Strop's."""
-    found = gae(batch.scored(penalised=True), batch.values[batch.mask], gamma=0.95, lam=0.9)
-    return torch.stack([ours.padded(batch, whiten(found.advantages)), ours.padded(batch, found.returns)])
+def strop_gae(batch: Batch) -> torch.Tensor:
+    """[2, N, L] GAE by Strop: whitened advantages, and returns."""
+    estimate = gae(batch.rollout_batch(penalized=True), batch.values[batch.mask], gamma=0.95, lam=0.9)
+    advantages = strop_side.padded(batch, whiten(estimate.advantages))
+    return torch.stack([advantages, strop_side.padded(batch, estimate.returns)])
 
 
 def value_loss(batch: Batch) -> torch.Tensor:
-    """verl's value loss, of any numbers."""
+    """[] Value loss by verl, with the batch's log-probs as values and its advantages as returns."""
     mask = batch.mask.double()
-    return core_algos.compute_value_loss(batch.logprobs, batch.advantages, batch.old, mask, 0.3)[0]
+    return core_algos.compute_value_loss(batch.logprobs, batch.advantages, batch.old_logprobs, mask, 0.3)[0]
 
 
 def policy_loss(name: str, aggregation: str) -> Value:
-    """A policy loss of verl's, by the name in its registry."""
+    """Value and gradient by verl's policy loss of this name in its registry."""
 
     def run(batch: Batch) -> torch.Tensor:
         config = ActorConfig(
@@ -79,69 +80,74 @@ def policy_loss(name: str, aggregation: str) -> Value:
         return with_gradient(
             batch,
             lambda logprobs: function(
-                batch.old, logprobs, batch.advantages, batch.mask.double(), aggregation, config
+                batch.old_logprobs, logprobs, batch.advantages, batch.mask.double(), aggregation, config
             )[0],
         )
 
     return run
 
 
-def our_loss(section: dict[str, Any], aggregation: str) -> Value:
-    """Strop's, with the same bounds."""
-    return lambda batch: ours.loss(batch, policy_loss=section, aggregation=aggregation)
+def strop_loss(section: dict[str, Any], aggregation: str) -> Value:
+    """Value and gradient by Strop's policy loss."""
+    return lambda batch: strop_side.loss(batch, policy_loss=section, aggregation=aggregation)
 
 
 def importance(level: str) -> Value:
-    """verl's weights of truncated importance sampling."""
+    """Weights of truncated importance sampling by verl."""
     return lambda batch: compute_rollout_correction_weights(
-        batch.old - batch.sampler, batch.mask.double(), rollout_is=level, rollout_is_threshold=1.1
+        batch.old_logprobs - batch.sampler_logprobs,
+        batch.mask.double(),
+        rollout_is=level,
+        rollout_is_threshold=1.1,
     )[0]
 
 
-def our_importance(level: str) -> Value:
-    """Strop's."""
-    config = ImportanceCorrection.model_validate({"level": level, "cap": 1.1})
+def strop_importance(level: str) -> Value:
+    """Weights of truncated importance sampling by Strop."""
+    config = ImportanceCorrectionConfig.model_validate({"level": level, "cap": 1.1})
 
     def run(batch: Batch) -> torch.Tensor:
-        targets = Targets.of(batch.micro_batch())
-        weights = correct(batch.old[batch.mask], batch.sampler[batch.mask], targets, config).weights
-        return ours.padded(batch, weights)
+        targets = TargetTokens.of(batch.micro_batch())
+        weights = compute_importance_weights(
+            batch.old_logprobs[batch.mask], batch.sampler_logprobs[batch.mask], targets, config
+        ).weights
+        return strop_side.padded(batch, weights)
 
     return run
 
 
-def controller(batch: Batch) -> torch.Tensor:
-    """verl's adaptive coefficient after a few steps."""
-    theirs = core_algos.AdaptiveKLController(init_kl_coef=0.02, target_kl=0.1, horizon=500)
+def verl_kl_controller(batch: Batch) -> torch.Tensor:
+    """[] Adaptive KL coefficient of verl after a few steps."""
+    controller = core_algos.AdaptiveKLController(init_kl_coef=0.02, target_kl=0.1, horizon=500)
     for kl in batch.values[0]:
-        theirs.update(float(kl.abs()) / 5, 64)
-    return torch.tensor(theirs.value)
+        controller.update(float(kl.abs()) / 5, 64)
+    return torch.tensor(controller.value)
 
 
-def our_controller(batch: Batch) -> torch.Tensor:
-    """Strop's."""
-    coef = AdaptiveCoef(0.02, target_kl=0.1, horizon=500)
+def strop_kl_controller(batch: Batch) -> torch.Tensor:
+    """[] Adaptive KL coefficient of Strop after the same steps."""
+    controller = AdaptiveKlController(0.02, target_kl=0.1, horizon=500)
     for kl in batch.values[0]:
-        coef = coef.update(float(kl.abs()) / 5, 64)
-    return torch.tensor(coef.coef)
+        controller = controller.update(float(kl.abs()) / 5, 64)
+    return torch.tensor(controller.coef)
 
 
 def cases() -> list[Case]:
-    """Every row with verl."""
+    """Return all cases with verl."""
     rows = [
         Case(
             f"advantages: {label}",
             "verl",
-            theirs,
-            lambda b, section=section: ours.advantages(b, **section),
-            why,
+            peer_value,
+            lambda b, section=section: strop_side.advantages(b, **section),
+            reason,
         )
-        for label, theirs, section, why in (
+        for label, peer_value, section, reason in (
             ("grpo", estimator("grpo"), {"type": "grpo"}, ""),
             (
                 "grpo, penalties in the reward",
-                estimator("grpo", penalised=True),
-                {"type": "grpo", "penalised": True},
+                estimator("grpo", penalized=True),
+                {"type": "grpo", "penalized": True},
                 "",
             ),
             (
@@ -157,12 +163,12 @@ def cases() -> list[Case]:
                 "gpg",
                 estimator("gpg"),
                 {"type": "gpg"},
-                "alpha: verl counts answers with reward 0, the paper those in groups of equal rewards",
+                "alpha: verl counts responses with reward 0, the paper responses in groups with equal rewards",
             ),
             (
                 "reinforce_plus_plus, gamma 0.9",
-                estimator("reinforce_plus_plus", penalised=True, gamma=0.9),
-                {"type": "reinforce_plus_plus", "gamma": 0.9, "penalised": True},
+                estimator("reinforce_plus_plus", penalized=True, gamma=0.9),
+                {"type": "reinforce_plus_plus", "gamma": 0.9, "penalized": True},
                 "",
             ),
             (
@@ -171,21 +177,21 @@ def cases() -> list[Case]:
                 {"type": "reinforce_plus_plus_baseline"},
                 "",
             ),
-            ("remax", estimator("remax", penalised=True), {"type": "remax", "penalised": True}, ""),
+            ("remax", estimator("remax", penalized=True), {"type": "remax", "penalized": True}, ""),
         )
     ]
     rows += [
         Case(
             f"advantages: {name}, groups of one",
             "verl",
-            lambda b, name=name: estimator(name)(b.alone()),
-            lambda b, name=name: ours.advantages(b.alone(), type=name),
-            ALONE,
+            lambda b, name=name: estimator(name)(b.ungrouped()),
+            lambda b, name=name: strop_side.advantages(b.ungrouped(), type=name),
+            GROUP_OF_ONE,
         )
         for name in ("grpo", "rloo", "opo")
     ]
-    rows.append(Case("advantages and returns: gae", "verl", generalised, our_generalised))
-    rows.append(Case("value loss", "verl", value_loss, lambda batch: ours.value_loss(batch, clip=0.3)))
+    rows.append(Case("advantages and returns: gae", "verl", verl_gae, strop_gae))
+    rows.append(Case("value loss", "verl", value_loss, lambda b: strop_side.value_loss(b, clip=0.3)))
     losses: dict[str, dict[str, Any]] = {
         "vanilla": {"type": "clip", "clip_low": LOW, "clip_high": HIGH, "dual_clip": DUAL},
         "gspo": {"type": "gspo", "clip_low": LOW, "clip_high": HIGH},
@@ -193,22 +199,29 @@ def cases() -> list[Case]:
         "gpg": {"type": "gpg"},
     }
     rows += [
-        Case(f"loss: {section['type']}, {how}", "verl", policy_loss(name, how), our_loss(section, how))
+        Case(
+            f"loss: {section['type']}, {aggregation}",
+            "verl",
+            policy_loss(name, aggregation),
+            strop_loss(section, aggregation),
+        )
         for name, section in losses.items()
-        for how in AGGREGATIONS
+        for aggregation in AGGREGATIONS
     ]
     rows += [
         Case(
-            f"KL: {ours_}",
+            f"KL: {name}",
             "verl",
-            lambda b, name=name: core_algos.kl_penalty_forward(b.logprobs, b.reference, name) * b.mask,
-            lambda b, name=ours_: divergence(b.logprobs, b.reference, name) * b.mask,
+            lambda b, name=verl_name: (
+                core_algos.kl_penalty_forward(b.logprobs, b.ref_logprobs, name) * b.mask
+            ),
+            lambda b, name=name: estimate_kl(b.logprobs, b.ref_logprobs, name) * b.mask,
         )
-        for ours_, name in KL.items()
+        for name, verl_name in KL_NAMES.items()
     ]
-    rows.append(Case("KL: the adaptive coefficient", "verl", controller, our_controller))
+    rows.append(Case("KL: adaptive coefficient", "verl", verl_kl_controller, strop_kl_controller))
     rows += [
-        Case(f"importance weights: {level}", "verl", importance(level), our_importance(level))
+        Case(f"importance weights: {level}", "verl", importance(level), strop_importance(level))
         for level in ("token", "sequence")
     ]
     return rows

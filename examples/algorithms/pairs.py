@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Write pairs-train.jsonl and pairs-test.jsonl beside the quickstart's tasks."""
+    """Write pairs-train.jsonl and pairs-test.jsonl into the folder of the quickstart's tasks."""
     folder = Path(os.environ.get("QUICKSTART", "runs/quickstart"))
     draw = random.Random(0)
     for name in ("train", "test"):

@@ -1,4 +1,4 @@
-"""Writes what the GRPO component is given: questions in JSONL, a DeepSpeed file, and a small untrained model.
+"""Write example inputs of the GRPO component: questions in JSONL, a DeepSpeed file, and a small untrained model.
 
 python examples/azureml/prepare.py FOLDER
 """
@@ -14,7 +14,7 @@ from strop.models.tiny import make_model
 
 
 def question(draw: random.Random) -> dict[str, str]:
-    """A sum and four choices: the columns are the component's, `problem` and `solution`."""
+    """A sum with four choices, in the component's columns `problem` and `solution`."""
     a, b = draw.randint(1, 9), draw.randint(1, 9)
     sums = draw.sample(range(2, 19), 4)
     right = draw.randrange(4)
@@ -25,7 +25,7 @@ def question(draw: random.Random) -> dict[str, str]:
 
 
 def main(folder: Path) -> None:
-    """Write all of it into `folder`."""
+    """Write all inputs into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(1)
     questions = [question(draw) for _ in range(80)]

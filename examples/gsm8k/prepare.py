@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strop.config.schema.data import Taskset
-from strop.data.columns import value_at
-from strop.data.read import read_rows
+from strop.config.schema.data import TasksetConfig
+from strop.data.sources.columns import value_at
+from strop.data.sources.reader import read_rows
 from strop.errors import DataError, StropError
 
 SOURCE = "openai/gsm8k"
@@ -41,7 +41,7 @@ def verl_row(question: str, answer: str, split: str, index: int, where: str) -> 
     }
 
 
-def prepare(taskset: Taskset, split: str, out: Path) -> Path:
+def prepare(taskset: TasksetConfig, split: str, out: Path) -> Path:
     """Write `<out>/<split>.parquet`; returns the file. Raises `DataError` for rows that are not GSM8K's."""
     rows = read_rows(taskset)
     verl_rows = []
@@ -68,9 +68,11 @@ def main() -> None:
     if args.hub == bool(files):
         parser.error("give either --hub, or --train and --test (or one of them)")
     if args.hub:
-        tasksets = {split: Taskset(path=SOURCE, subset="main", split=split) for split in ("train", "test")}
+        tasksets = {
+            split: TasksetConfig(path=SOURCE, subset="main", split=split) for split in ("train", "test")
+        }
     else:
-        tasksets = {split: Taskset(path=path) for split, path in files.items()}
+        tasksets = {split: TasksetConfig(path=path) for split, path in files.items()}
     try:
         for split, taskset in tasksets.items():
             prepare(taskset, split, args.out)

@@ -20,7 +20,7 @@ from strop.models.tiny import make_model
 HERE = Path(__file__).parent
 HELD_OUT_TASKS = 256
 MODEL_SEED = 3
-"""Of the random model, whatever `--seed` says: some start out slower to learn sums (docs/lab-log.md)."""
+"""Seed of the random model, independent of `--seed`: some models learn sums more slowly (docs/lab-log.md)."""
 
 
 def make_tasks(folder: Path) -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from strop.algorithms.supervised import supervised_loss
-from strop.config.load import Loaded
-from strop.data.answers import load_answers
-from strop.data.pack import pack
-from strop.models.load import load_tokenizer
-from strop.run.evaluate import evaluate
-from strop.run.policy import Policy, open_policy
-from strop.run.tasks import load_eval_tasks
-from strop.training.table import open_engines
-from strop.types import Experience, GlobalCounts
+from strop.algorithms.loss_spec import LossSpec
+from strop.config.load.loader import LoadedRun
+from strop.config.schema.algorithm import SftConfig
+from strop.data.offline_dataset import load_offline_dataset
+from strop.models.loading import load_tokenizer
+from strop.run.rollout.colocated_policy import ColocatedPolicy, open_colocated_policy
+from strop.run.rollout.evaluation import evaluate
+from strop.run.rollout.tasks import load_eval_tasks
+from strop.training.backends.registry import open_training_engines
+from strop.types import Experience, TrainingBatch
 
 TASKS_PER_UPDATE = 128
 LEARNING_RATE = 2e-3
@@ -27,17 +26,17 @@ ENOUGH = 0.3
 """Held-out accuracy at which the stage ends: enough for GRPO to find right answers to learn from."""
 
 
-def warm_up(loaded: Loaded, to: Path) -> None:
+def warm_up(loaded: LoadedRun, to: Path) -> None:
     """Train on right answers until `ENOUGH` held-out ones are right, and export the model to `to`."""
     run = loaded.run
     tokenizer = load_tokenizer(run.model)
     tasks = load_eval_tasks(run, tokenizer, run.data.eval)
     section = run.data.train.model_copy(update={"response": run.data.train.answer})
-    answers = load_answers(section, run.data, tokenizer, name="train", seed=run.seed, shuffle=True)
+    answers = load_offline_dataset(section, run.data, tokenizer, name="train", seed=run.seed, shuffle=True)
     columns = (TextColumn("warming up"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeElapsedColumn())
     with (
-        open_engines(run) as engines,
-        open_policy(run, engines, tokenizer) as policy,
+        open_training_engines(run) as engines,
+        open_colocated_policy(run, engines, tokenizer) as policy,
         Progress(*columns) as progress,
     ):
         bar = progress.add_task("", total=ENOUGH, shown="")
@@ -53,19 +52,13 @@ def warm_up(loaded: Loaded, to: Path) -> None:
                 progress.update(bar, completed=accuracy, shown=shown)
                 if accuracy >= ENOUGH:
                     break
-        policy.engine.export(tokenizer, to)
+        policy.engine.export(to, tokenizer.save_pretrained)
 
 
-def train_on(policy: Policy, batch: list[Experience], loaded: Loaded) -> float:
-    """One update of the mean cross-entropy over all answers' tokens; returns it."""
-    counts = GlobalCounts(tokens=sum(e.response_tokens for e in batch), sequences=len(batch))
-    micro_batches = pack(
-        batch,
-        np.zeros(len(batch), dtype=np.float32),
-        loaded.run.trainer.microbatch,
-        share_prompts=policy.engine.shares_prompts,
-        device=policy.engine.device,
+def train_on(policy: ColocatedPolicy, batch: list[Experience], loaded: LoadedRun) -> float:
+    """One update on the mean cross-entropy of all target tokens; returns the loss."""
+    metrics = policy.engine.forward_backward(
+        TrainingBatch(batch), LossSpec(SftConfig(), loaded.run.data.max_response_tokens)
     )
-    metrics = policy.engine.forward_backward(micro_batches, supervised_loss, counts, entropy=False)
     policy.engine.step()
     return metrics["loss"]

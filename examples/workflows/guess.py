@@ -1,4 +1,4 @@
-"""An environment: the model is to guess a digit, and is told whether the right one is higher or lower."""
+"""An environment in which the model guesses a digit and learns whether the right digit is higher or lower."""
 
 
 class Guess:
@@ -9,7 +9,7 @@ class Guess:
         self.number = int(task.answer)
 
     async def step(self, reply):
-        """What the model is told of its guess, and what that was worth; None once it is right."""
+        """Return the reply to a guess and its reward; the reply is None once the guess is right."""
         digits = [character for character in reply if character.isdigit()]
         if not digits:
             return "Say a digit.", 0.0

@@ -1,1 +1,1 @@
-"""Advantages, losses, divergences and schedules: pure functions on tensors."""
+"""Advantage estimators, losses, divergences and schedules, as pure functions on tensors."""

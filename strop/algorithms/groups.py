@@ -1,4 +1,4 @@
-"""Groups: the answers to one task, of any number, in any order."""
+"""Statistics over groups: the rollouts of one task, any number of them, in any order."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
-    """Which of N rollouts belong together.
+class GroupIndex:
+    """Group membership of N rollouts, with sums, means and deviations over groups.
 
-    All is float64: the sum of equal float32 numbers is exact then, and so their mean is that
-    number. Equal rewards give advantages of exactly 0, where float32 would leave rounding errors.
+    Statistics are float64, in which the sum of equal float32 numbers is exact, and so is their mean: equal
+    rewards give advantages of exactly 0, where float32 would leave rounding errors.
     """
 
-    member: torch.Tensor
-    """[N] int64: which group, from 0."""
+    group_number: torch.Tensor
+    """[N] int64: group number of each rollout, from 0."""
     size: torch.Tensor
-    """[N] float64: rollouts in it."""
+    """[N] float64: number of rollouts in each rollout's group."""
 
     @classmethod
-    def of(cls, group: torch.Tensor) -> Groups:
-        """Equal integers in `group` [N] belong together."""
+    def of(cls, group: torch.Tensor) -> GroupIndex:
+        """The index of `group` [N], where equal integers belong to one group."""
         _, member, size = group.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
         return cls(member, size.double()[member])
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """[N] of [N] float64: for each rollout, the sum over its group."""
-        return torch.zeros_like(values).index_add(0, self.member, values)[self.member]
+        return torch.zeros_like(values).index_add(0, self.group_number, values)[self.group_number]
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
         """[N] of [N] float64: for each rollout, the mean over its group."""
@@ -37,7 +37,9 @@ class Groups:
 
     def highest(self, values: torch.Tensor) -> torch.Tensor:
         """[N] of [N] float64: for each rollout, the highest in its group."""
-        return values.scatter_reduce(0, self.member, values, "amax", include_self=False)[self.member]
+        return values.scatter_reduce(0, self.group_number, values, "amax", include_self=False)[
+            self.group_number
+        ]
 
     def std(self, values: torch.Tensor) -> torch.Tensor:
         """[N] of [N] float64: the unbiased standard deviation (divided by n - 1); 0 in a group of one."""
@@ -45,9 +47,9 @@ class Groups:
         return (squares / (self.size - 1).clamp(min=1)).sqrt()
 
 
-def has_signal(rewards: Sequence[float]) -> bool:
-    """Whether a group teaches anything: whether its rewards differ (DAPO, arXiv 2503.14476, equation 11).
+def has_reward_variance(rewards: Sequence[float]) -> bool:
+    """Whether the rewards of a group differ, so that it has a gradient (DAPO, arXiv 2503.14476, equation 11).
 
-    A group of one or none does not. (verl's DAPO keeps groups of one.)
+    False for a group of one or none. (verl's DAPO keeps groups of one.)
     """
     return len(set(rewards)) > 1

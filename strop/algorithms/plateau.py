@@ -1,30 +1,32 @@
-"""The one schedule with a memory: the rate is cut when an evaluation no longer gets better."""
+"""State of the `reduce_lr_on_plateau` schedule, which lowers the learning rate when evaluations stop improving."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from strop.config.schema.schedule import ReduceOnPlateauSchedule
+from strop.config.schema.schedule import ReduceOnPlateauScheduleConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Plateau:
-    """What `reduce_lr_on_plateau` remembers between evaluations."""
+class PlateauState:
+    """State of `reduce_lr_on_plateau` between evaluations."""
 
     ratio: float = 1.0
-    """The rate is the schedule's times this."""
+    """Factor on the schedule's learning rate."""
     best: float | None = None
-    """The best value so far; None before the first."""
+    """Best value so far; None before the first evaluation."""
     bad: int = 0
-    """Evaluations in a row that were no better."""
+    """Number of consecutive evaluations without improvement."""
     cooldown: int = 0
-    """Evaluations to come that are not counted."""
+    """Number of following evaluations that do not count as bad."""
 
 
-def after_evaluation(schedule: ReduceOnPlateauSchedule, plateau: Plateau, value: float) -> Plateau:
-    """The memory after one more evaluation, as torch's `ReduceLROnPlateau` with its `eps` 0.
+def update_plateau(
+    schedule: ReduceOnPlateauScheduleConfig, plateau: PlateauState, value: float
+) -> PlateauState:
+    """The state after one more evaluation, like torch's `ReduceLROnPlateau` with `eps` 0.
 
-    (torch leaves cuts smaller than 1e-8 undone, which are whole ones at the rates of fine-tuning.)
+    (torch skips reductions smaller than 1e-8, which matter at the learning rates of fine-tuning.)
     """
     if plateau.best is None or _better(schedule, value, plateau.best):
         plateau = replace(plateau, best=value, bad=0)
@@ -38,7 +40,7 @@ def after_evaluation(schedule: ReduceOnPlateauSchedule, plateau: Plateau, value:
     return plateau
 
 
-def _better(schedule: ReduceOnPlateauSchedule, value: float, best: float) -> bool:
+def _better(schedule: ReduceOnPlateauScheduleConfig, value: float, best: float) -> bool:
     sign = 1 if schedule.mode == "max" else -1
     margin = schedule.threshold * (best if schedule.threshold_mode == "rel" else 1)
     return sign * value > sign * best + margin

@@ -1,58 +1,62 @@
-"""How the learning rate and the weight decay move: pure functions of a position in the run."""
+"""Schedules of learning rate and weight decay, as pure functions of the position in the run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 
-from strop.config.schema.optimizer import WeightDecayIncrease
+from strop.config.schema.optimizer import WeightDecayIncreaseConfig
 from strop.config.schema.schedule import (
-    CosineSchedule,
-    CosineWithRestartsSchedule,
-    FallingSchedule,
-    InverseSqrtSchedule,
-    PolynomialSchedule,
-    Schedule,
-    WsdSchedule,
+    CosineScheduleConfig,
+    CosineWithRestartsScheduleConfig,
+    DecayScheduleConfig,
+    InverseSqrtScheduleConfig,
+    PolynomialScheduleConfig,
+    ScheduleConfig,
+    WsdScheduleConfig,
 )
 from strop.config.units import Amount
 
 NO_WARMUP_TIMESCALE = 10_000
-"""transformers' timescale of `inverse_sqrt` where there is no warm-up."""
+"""Timescale of `inverse_sqrt` without a warm-up, as in transformers."""
 
 
-def lr_at(schedule: Schedule, lr: float, position: int, total: int, count: Callable[[Amount], int]) -> float:
+def lr_at(
+    schedule: ScheduleConfig, lr: float, position: int, total: int, count: Callable[[Amount], int]
+) -> float:
     """The learning rate of the update at `position`, counted from 0 as transformers counts.
 
-    Over the warm-up the rate climbs linearly; at its end it is `lr`. From there the schedule brings it
-    down until its own length, or `total`, and it stays there. Where it starts at 0 and ends at 0, these
-    are transformers' schedules of the same names; `cosine` with a floor and `wsd` are verl's; and those
-    with a start, a length and a floor are Megatron's. (transformers' and verl's cosines go on after
-    `total`, and rise again.) `reduce_lr_on_plateau` is here what it is before the first cut.
+    Over the warm-up the rate rises linearly to `lr`. After it, the schedule lowers the rate until its own
+    length, or `total`, and the rate stays there. With start and end 0, these are transformers' schedules of
+    the same names; `cosine` with a minimum and `wsd` are verl's; schedules with a start, a length and a
+    minimum are Megatron's. (transformers' and verl's cosines rise again after `total`.)
+    `reduce_lr_on_plateau` is computed here as before its first reduction.
 
     Args:
-        lr: the highest rate.
-        position: steps or updates done, as `schedule.counts` says; the same for the next.
-        total: the whole run.
-        count: how many of them an amount of the run file is.
+        lr: highest rate.
+        position: number of steps or updates done, in the unit `schedule.interval`.
+        total: length of the run, in the same unit.
+        count: converts an amount of the run file into that unit.
     """
     warmup = count(schedule.warmup)
     if position < warmup:
         return lr * _between(schedule.start_ratio, position / warmup)
-    if not isinstance(schedule, FallingSchedule):
+    if not isinstance(schedule, DecayScheduleConfig):
         return lr
     end = total if schedule.length is None else count(schedule.length)
-    if isinstance(schedule, InverseSqrtSchedule):
+    if isinstance(schedule, InverseSqrtScheduleConfig):
         scale = count(schedule.timescale) if schedule.timescale else warmup or NO_WARMUP_TIMESCALE
-        share = math.sqrt(scale / (position - warmup + scale))
-        return lr * (schedule.min_ratio if position > end else max(schedule.min_ratio, share))
-    if isinstance(schedule, WsdSchedule):
+        height = math.sqrt(scale / (position - warmup + scale))
+        return lr * (schedule.min_ratio if position > end else max(schedule.min_ratio, height))
+    if isinstance(schedule, WsdScheduleConfig):
         warmup = _decay_start(schedule.decay, warmup, end, count)
     progress = min(1.0, max(0, position - warmup) / max(1, end - warmup))
     return lr * _between(schedule.min_ratio, _height(schedule, progress))
 
 
-def weight_decay_at(increase: WeightDecayIncrease, weight_decay: float, position: int, total: int) -> float:
+def weight_decay_at(
+    increase: WeightDecayIncreaseConfig, weight_decay: float, position: int, total: int
+) -> float:
     """Megatron's: from `increase.start` at position 0 to `weight_decay` at `total`."""
     progress = min(1.0, position / total)
     if increase.style == "cosine":
@@ -61,22 +65,22 @@ def weight_decay_at(increase: WeightDecayIncrease, weight_decay: float, position
 
 
 def _decay_start(decay: Amount, warmup: int, end: int, count: Callable[[Amount], int]) -> int:
-    """Where the stable part of `wsd` ends."""
+    """Position at which the stable phase of `wsd` ends."""
     if decay.unit == "%":
         return warmup + int((end - warmup) * (100 - decay.count) / 100)
     return max(warmup, end - count(decay))
 
 
-def _height(schedule: FallingSchedule, progress: float) -> float:
-    """Where the rate stands at `progress` (0 to 1) of the fall: 1 is its highest value, 0 its floor."""
+def _height(schedule: DecayScheduleConfig, progress: float) -> float:
+    """Height of the curve at `progress` (0 to 1) of the decay: 1 is the highest rate, 0 the minimum."""
     match schedule:
-        case CosineSchedule():
+        case CosineScheduleConfig():
             return _cosine(2 * schedule.cycles * progress)
-        case CosineWithRestartsSchedule():
+        case CosineWithRestartsScheduleConfig():
             return 0.0 if progress == 1 else _cosine(schedule.cycles * progress % 1)
-        case PolynomialSchedule():
+        case PolynomialScheduleConfig():
             return (1 - progress) ** schedule.power
-        case WsdSchedule():
+        case WsdScheduleConfig():
             return _WSD[schedule.style](progress)
         case _:
             return 1 - progress
@@ -97,6 +101,6 @@ _WSD: Mapping[str, Callable[[float], float]] = {
 """verl's curve is the cosine; the others are Megatron's."""
 
 
-def _between(lowest: float, share: float) -> float:
-    """From `lowest` at 0 to 1 at 1."""
-    return lowest + (1 - lowest) * share
+def _between(lowest: float, fraction: float) -> float:
+    """Linear interpolation from `lowest` to 1."""
+    return lowest + (1 - lowest) * fraction

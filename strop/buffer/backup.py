@@ -1,4 +1,4 @@
-"""What a buffer in memory writes down, so that an interrupted run's groups can be taken up again."""
+"""Backups of in-memory buffers, from which an interrupted run restores its groups."""
 
 from __future__ import annotations
 
@@ -14,217 +14,227 @@ from typing import IO, Any, Protocol
 from filelock import FileLock, Timeout
 
 from strop.buffer.codec import decode, encode, from_row, to_json
-from strop.buffer.order import Use
+from strop.buffer.queue_policy import GroupUse
 from strop.config.schema.buffer import SQLITE_SUFFIXES
 from strop.errors import StoreError
 from strop.types import ExperienceGroup
+from strop.workers.atomic_write import atomic_path
 
 log = logging.getLogger("strop.buffer")
 
 FORMAT = 1
-_PATIENCE_SECONDS = 30.0
-"""The buffer of a run that was killed may be there a little longer."""
+_LOCK_TIMEOUT_SECONDS = 30.0
+"""Longest wait for the lock, which a killed run's buffer process may hold for a little longer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What a backup holds when it is opened."""
+class BackupContents:
+    """The contents of a backup when it is opened."""
 
     groups: Sequence[tuple[ExperienceGroup, int]] = ()
-    """Those not done, oldest first, with how often they were used."""
+    """Groups that are not done, oldest first, with the number of their uses."""
     done: frozenset[str] = field(default_factory=frozenset)
-    """The ids of those that are done, which are never taken in again."""
+    """Ids of the groups that are done, which are never stored again."""
     writers: Mapping[str, bool] = field(default_factory=dict)
-    """Of a buffer that is a process of its own: who writes into it, and whether they have finished."""
+    """Writers of a buffer process, and whether each has finished."""
 
 
 class Backup(Protocol):
-    """Written before memory changes; survives the process (not the machine) at any moment."""
+    """Written before each change in memory; survives a kill of the process, but not a crash of the machine."""
 
-    def restore(self) -> Kept:
-        """What is in it."""
+    def restore(self) -> BackupContents:
+        """Read the backup."""
         ...
 
     def put(self, group: ExperienceGroup) -> None:
-        """A group came in."""
+        """Record a new group."""
         ...
 
-    def used(self, uses: Sequence[Use]) -> None:
-        """Groups were used, and will be again."""
+    def record_uses(self, uses: Sequence[GroupUse]) -> None:
+        """Record uses of groups that can be used again."""
         ...
 
-    def done(self, ids: Sequence[str]) -> None:
-        """Groups were used for the last time, or dropped."""
+    def record_done(self, ids: Sequence[str]) -> None:
+        """Record groups that were used for the last time, or dropped."""
         ...
 
-    def writers(self, states: Mapping[str, bool]) -> None:
-        """Who writes, and whether they have finished."""
+    def record_writers(self, states: Mapping[str, bool]) -> None:
+        """Record the writers, and whether each has finished."""
         ...
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         ...
 
 
 class NoBackup:
-    """Keeps nothing."""
+    """A `Backup` that stores nothing."""
 
-    def restore(self) -> Kept:
-        """Nothing."""
-        return Kept()
+    def restore(self) -> BackupContents:
+        """See `Backup`. Always empty."""
+        return BackupContents()
 
     def put(self, group: ExperienceGroup) -> None:
-        """Keep nothing."""
+        """See `Backup`. Does nothing."""
 
-    def used(self, uses: Sequence[Use]) -> None:
-        """Keep nothing."""
+    def record_uses(self, uses: Sequence[GroupUse]) -> None:
+        """See `Backup`. Does nothing."""
 
-    def done(self, ids: Sequence[str]) -> None:
-        """Keep nothing."""
+    def record_done(self, ids: Sequence[str]) -> None:
+        """See `Backup`. Does nothing."""
 
-    def writers(self, states: Mapping[str, bool]) -> None:
-        """Keep nothing."""
+    def record_writers(self, states: Mapping[str, bool]) -> None:
+        """See `Backup`. Does nothing."""
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """See `Backup`. Does nothing."""
 
 
 def open_backup(path: Path) -> Backup:
-    """SQLite or JSON Lines, as the file's name ends. Raises `StoreError` where that cannot be done."""
-    with _about(path):
+    """Open a SQLite or JSON Lines backup, by the file name's suffix. Raises `StoreError` if it cannot be
+    opened."""
+    with _storage_errors(path):
         return SqliteBackup(path) if path.suffix.lower() in SQLITE_SUFFIXES else JsonLinesBackup(path)
 
 
 @contextmanager
-def _about(path: Path) -> Iterator[None]:
+def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
         raise StoreError(
             f"The buffer's backup {path} cannot be read or written: {error}. Set `buffer.backup` to a file "
-            "where you may write, with room on its disk, or to one that Strop made."
+            "that this process can write, on a disk with free space, or to a backup that Strop wrote."
         ) from error
 
 
-def remove_backup(path: Path) -> None:
-    """Delete it. Raises `StoreError` while another process uses it."""
+def delete_backup(path: Path) -> None:
+    """Delete a backup. Raises `StoreError` while another process uses it."""
     lock = _lock(path)
-    with _about(path):
+    with _storage_errors(path):
         for end in ("", "-wal", "-shm"):
             path.with_name(path.name + end).unlink(missing_ok=True)
     lock.release()
 
 
 class SqliteBackup:
-    """A table with a row per group; the rows of those that are done keep only their id."""
+    """A `Backup` in a SQLite table with one row per group; done groups keep only their id."""
 
     def __init__(self, path: Path) -> None:
         self._lock = _lock(path)
         self._path = path
-        self._rows = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._rows.execute("PRAGMA journal_mode = WAL")
-        self._rows.execute("PRAGMA synchronous = NORMAL")
-        (version,) = self._rows.execute("PRAGMA user_version").fetchone()
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version not in (0, FORMAT):
-            raise StoreError(f"{path} is a backup in format {version}; this version of Strop reads {FORMAT}.")
-        self._rows.execute(f"PRAGMA user_version = {FORMAT}")
-        self._rows.execute(
+            raise StoreError(
+                f"{path} is a backup in format {version}; this version of Strop reads {FORMAT}. Resume the "
+                "run with the version that wrote it, or set `buffer.backup` to another file."
+            )
+        self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+        self._connection.execute(
             "CREATE TABLE IF NOT EXISTS groups (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, "
             "uses INTEGER NOT NULL DEFAULT 0, content BLOB)"
         )
-        self._rows.execute(
+        self._connection.execute(
             "CREATE TABLE IF NOT EXISTS writers (name TEXT PRIMARY KEY, finished INTEGER NOT NULL)"
         )
 
-    def restore(self) -> Kept:
-        """What is in it."""
+    def restore(self) -> BackupContents:
+        """See `Backup`."""
         kept = "SELECT content, uses FROM groups WHERE content IS NOT NULL ORDER BY number"
-        groups = [(decode(content), uses) for content, uses in self._rows.execute(kept)]
-        done = self._rows.execute("SELECT id FROM groups WHERE content IS NULL")
-        writers = self._rows.execute("SELECT name, finished FROM writers")
+        groups = [(decode(content), uses) for content, uses in self._connection.execute(kept)]
+        done = self._connection.execute("SELECT id FROM groups WHERE content IS NULL")
+        writers = self._connection.execute("SELECT name, finished FROM writers")
         states = {name: bool(finished) for name, finished in writers}
-        return Kept(groups, frozenset(id for (id,) in done), states)
+        return BackupContents(groups, frozenset(id for (id,) in done), states)
 
     def put(self, group: ExperienceGroup) -> None:
-        """A new row."""
-        with _about(self._path):
-            self._rows.execute("INSERT INTO groups (id, content) VALUES (?, ?)", (group.id, encode(group)))
+        """See `Backup`. Inserts a row."""
+        with _storage_errors(self._path):
+            self._connection.execute(
+                "INSERT INTO groups (id, content) VALUES (?, ?)", (group.id, encode(group))
+            )
 
-    def used(self, uses: Sequence[Use]) -> None:
-        """So many uses, unless there were more."""
+    def record_uses(self, uses: Sequence[GroupUse]) -> None:
+        """See `Backup`. Never decreases the number of uses."""
         with self._transaction():
             by_use = [(use, id) for id, use in uses]
-            self._rows.executemany("UPDATE groups SET uses = max(uses, ?) WHERE id = ?", by_use)
+            self._connection.executemany("UPDATE groups SET uses = max(uses, ?) WHERE id = ?", by_use)
 
-    def done(self, ids: Sequence[str]) -> None:
-        """Forget the content; its room is used again."""
+    def record_done(self, ids: Sequence[str]) -> None:
+        """See `Backup`. Deletes the content; SQLite reuses its space."""
         with self._transaction():
-            self._rows.executemany("UPDATE groups SET content = NULL WHERE id = ?", [(id,) for id in ids])
+            self._connection.executemany(
+                "UPDATE groups SET content = NULL WHERE id = ?", [(id,) for id in ids]
+            )
 
-    def writers(self, states: Mapping[str, bool]) -> None:
-        """A row for each."""
+    def record_writers(self, states: Mapping[str, bool]) -> None:
+        """See `Backup`. Replaces the rows of all writers."""
         with self._transaction():
-            self._rows.execute("DELETE FROM writers")
-            self._rows.executemany("INSERT INTO writers (name, finished) VALUES (?, ?)", states.items())
+            self._connection.execute("DELETE FROM writers")
+            self._connection.executemany("INSERT INTO writers (name, finished) VALUES (?, ?)", states.items())
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._rows.close()
+        """See `Backup`."""
+        self._connection.close()
         self._lock.release()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with _about(self._path):
-            self._rows.execute("BEGIN")
+        with _storage_errors(self._path):
+            self._connection.execute("BEGIN")
             yield
-            self._rows.execute("COMMIT")
+            self._connection.execute("COMMIT")
 
 
 class JsonLinesBackup:
-    """A line per event: `{"put": group}`, `{"used": {id: uses}}`, `{"done": [ids]}`, and of a buffer that is
-    a process of its own `{"writers": {name: finished}}`.
+    """A `Backup` with one line of JSON per event: `{"put": group}`, `{"used": {id: uses}}`, `{"done":
+    [ids]}`, and for a buffer process `{"writers": {name: finished}}`.
 
-    It grows with the run; when it is opened again, what is done is taken out, and its ids stay.
+    The file grows during the run; opening it again removes the contents of done groups, and keeps their ids.
     """
 
     def __init__(self, path: Path) -> None:
         self._lock = _lock(path)
         self._path = path
-        self._compact(self._read() if path.exists() else Kept())
+        self._compact(self._read() if path.exists() else BackupContents())
         self._lines: IO[str] = path.open("a", encoding="utf-8")
 
-    def restore(self) -> Kept:
-        """What is in it."""
+    def restore(self) -> BackupContents:
+        """See `Backup`."""
         return self._read()
 
     def put(self, group: ExperienceGroup) -> None:
-        """A line with the group."""
+        """See `Backup`. Appends a line with the group."""
         self._write(_put_line(group))
 
-    def used(self, uses: Sequence[Use]) -> None:
-        """A line with the ids and their uses."""
+    def record_uses(self, uses: Sequence[GroupUse]) -> None:
+        """See `Backup`. Appends a line with the ids and their uses."""
         self._write(json.dumps({"used": dict(uses)}) + "\n")
 
-    def done(self, ids: Sequence[str]) -> None:
-        """A line with the ids."""
+    def record_done(self, ids: Sequence[str]) -> None:
+        """See `Backup`. Appends a line with the ids."""
         self._write(json.dumps({"done": list(ids)}) + "\n")
 
-    def writers(self, states: Mapping[str, bool]) -> None:
-        """A line with all of them."""
+    def record_writers(self, states: Mapping[str, bool]) -> None:
+        """See `Backup`. Appends a line with all writers."""
         self._write(json.dumps({"writers": dict(states)}) + "\n")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """See `Backup`."""
         self._lines.close()
         self._lock.release()
 
     def _write(self, lines: str) -> None:
-        with _about(self._path):
+        with _storage_errors(self._path):
             self._lines.write(lines)
             self._lines.flush()
 
-    def _read(self) -> Kept:
-        """Read the file line by line. A last line without its end was being written when the run died."""
+    def _read(self) -> BackupContents:
+        """Read the file line by line. A last line without a line break was not complete when the run was
+        killed."""
         groups: dict[str, ExperienceGroup] = {}
         uses: dict[str, int] = {}
         done: set[str] = set()
@@ -246,10 +256,10 @@ class JsonLinesBackup:
                     case "writers":
                         writers = content
         kept = [(group, uses.get(group.id, 0)) for group in groups.values()]
-        return Kept(kept, frozenset(done), writers)
+        return BackupContents(kept, frozenset(done), writers)
 
     def _event(self, line: str, number: int) -> tuple[str, Any]:
-        """What a line says: the group that was put, the ids that were used or are done, who writes."""
+        """The event of a line and its content: a group, ids with uses, ids, or writers."""
         try:
             [(event, content)] = json.loads(line).items()
             if event == "put":
@@ -260,25 +270,23 @@ class JsonLinesBackup:
                 return event, {str(id): int(use) for id, use in content.items()}
             if event == "writers":
                 return event, {str(name): bool(finished) for name, finished in content.items()}
-            why = f"it says {event!r}"
+            why = f"its event is {event!r}"
         except (ValueError, TypeError, AttributeError, StoreError) as error:
             why = str(error)
         raise StoreError(
-            f"{self._path} line {number} is no line of a buffer's backup: {why}. Take that line out, or set "
+            f"{self._path} line {number} is not a line of a buffer's backup: {why}. Delete that line, or set "
             "`buffer.backup` to another file."
         )
 
-    def _compact(self, kept: Kept) -> None:
-        """Write what is kept into a new file, and put that in the place of the old one."""
-        beside = self._path.with_name(self._path.name + ".new")
-        with beside.open("w", encoding="utf-8") as lines:
+    def _compact(self, kept: BackupContents) -> None:
+        """Replace the file by one with these contents."""
+        with atomic_path(self._path) as temporary, temporary.open("w", encoding="utf-8") as lines:
             lines.write(json.dumps({"done": sorted(kept.done)}) + "\n")
             lines.write(json.dumps({"writers": dict(kept.writers)}) + "\n")
             for group, uses in kept.groups:
                 lines.write(_put_line(group))
                 if uses:
                     lines.write(json.dumps({"used": {group.id: uses}}) + "\n")
-        beside.replace(self._path)
 
 
 def _put_line(group: ExperienceGroup) -> str:
@@ -286,18 +294,22 @@ def _put_line(group: ExperienceGroup) -> str:
 
 
 def _lock(path: Path) -> FileLock:
-    """Two runs that share a backup would train on each other's groups."""
+    """Lock a backup: two runs that share one would train on each other's groups."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.with_name(path.name + ".lock"))
     with suppress(Timeout):
         lock.acquire(timeout=0)
         return lock
-    log.warning("Another process has the buffer's backup %s; waiting %.0f s for it.", path, _PATIENCE_SECONDS)
+    log.warning(
+        "Another process uses the buffer's backup %s; waiting up to %.0f s for it.",
+        path,
+        _LOCK_TIMEOUT_SECONDS,
+    )
     try:
-        lock.acquire(timeout=_PATIENCE_SECONDS)
+        lock.acquire(timeout=_LOCK_TIMEOUT_SECONDS)
     except Timeout:
         raise StoreError(
-            f"The buffer's backup {path} is in use by another process. Set `buffer.backup` to a file of "
-            "this run alone."
+            f"The buffer's backup {path} is in use by another process. End that process, or set "
+            "`buffer.backup` to a file that only this run uses."
         ) from None
     return lock

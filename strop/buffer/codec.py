@@ -1,4 +1,4 @@
-"""Groups of experiences as an Arrow table, a row each; from there bytes, JSON or Parquet. Never pickled."""
+"""Encoding of groups of experiences as Arrow tables, one row per group, and as bytes, JSON or Parquet."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from strop.buffer import plain
+from strop.buffer import json_codec
 from strop.errors import StoreError
-from strop.types import Experience, ExperienceGroup, Role, Status
+from strop.types import Experience, ExperienceGroup, RolloutStatus, SegmentRole
 
 FORMAT = 2
-"""Goes up whenever the columns change; other formats are refused."""
+"""Version of the columns, increased whenever they change; other versions are refused."""
 
 EXPERIENCE = pa.struct(
     [
@@ -40,7 +40,7 @@ EXPERIENCE = pa.struct(
         pa.field("media", pa.string(), nullable=False),
     ]
 )
-"""One experience; `media` is JSON text (see `plain`)."""
+"""One experience; `media` is JSON text, see `json_codec`."""
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -49,18 +49,18 @@ SCHEMA = pa.schema(
     ],
     metadata={"strop.groups": str(FORMAT)},
 )
-_TOKENS: dict[str, type[np.generic]] = {
+_TOKEN_ARRAYS: dict[str, type[np.generic]] = {
     "token_ids": np.int32,
     "loss_mask": np.bool_,
     "sampler_logprobs": np.float32,
     "policy_logprobs": np.float32,
 }
-"""The columns that are arrays [L]."""
+"""Columns that are arrays [L], with their dtypes."""
 _TUPLES = ("versions", "turn_rewards")
 
 
 def encode(group: ExperienceGroup) -> bytes:
-    """One group as an Arrow IPC stream. Raises `StoreError` for what no column can hold."""
+    """Encode a group as an Arrow IPC stream. Raises `StoreError` for a value that its column cannot hold."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
         writer.write_batch(to_batch([group]))
@@ -68,59 +68,59 @@ def encode(group: ExperienceGroup) -> bytes:
 
 
 def decode(data: bytes) -> ExperienceGroup:
-    """Exactly the group that `encode` was given. Raises `StoreError` for anything else."""
+    """Decode exactly the group that `encode` encoded. Raises `StoreError` for other bytes."""
     try:
         with pa.ipc.open_stream(data) as reader:
             check_schema(reader.schema, "These bytes")
             groups = from_batch(reader.read_next_batch())
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise StoreError(f"These bytes are no group of experiences: {error}.") from error
+        raise StoreError(f"These bytes are not a group of experiences: {error}.") from error
     if len(groups) != 1:
         raise StoreError(f"These bytes hold {len(groups)} groups of experiences, not one.")
     return groups[0]
 
 
 def to_json(group: ExperienceGroup) -> str:
-    """One group as a line of JSON, with the names of the columns."""
+    """Encode a group as one line of JSON, with the columns' names as keys."""
     return json.dumps(to_batch([group]).to_pylist()[0], ensure_ascii=False)
 
 
 def from_json(line: str) -> ExperienceGroup:
-    """Exactly the group that `to_json` was given. Raises `StoreError` for anything else."""
+    """Decode exactly the group that `to_json` encoded. Raises `StoreError` for another line."""
     try:
         return from_row(json.loads(line))
     except json.JSONDecodeError as error:
-        raise StoreError(f"This line is no JSON: {error}.") from error
+        raise StoreError(f"This line is not JSON: {error}.") from error
 
 
 def from_row(row: Any) -> ExperienceGroup:
-    """A group from the JSON object that `to_json` writes. Raises `StoreError` for anything else."""
+    """Decode a group from a parsed JSON object of `to_json`. Raises `StoreError` for another object."""
     _check_keys(row, SCHEMA.names, "A group")
     if not isinstance(row["experiences"], list):
-        raise StoreError("A group's `experiences` is no list.")
+        raise StoreError("A group's `experiences` is not a list.")
     for experience in row["experiences"]:
         _check_keys(experience, [field.name for field in EXPERIENCE], "An experience")
     try:
         return from_batch(pa.RecordBatch.from_pylist([row], schema=SCHEMA))[0]
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise StoreError(f"This row is no group of experiences: {error}.") from error
+        raise StoreError(f"This row is not a group of experiences: {error}.") from error
 
 
 def check_schema(schema: pa.Schema, what: str) -> None:
-    """Raises `StoreError` unless the schema is the one that this version writes."""
+    """Raise `StoreError` unless the schema is the one that this version of Strop writes."""
     written = (schema.metadata or {}).get(b"strop.groups", b"").decode()
     if written != str(FORMAT):
-        found = f"are in format {written}" if written else "say no format"
+        found = f"have format {written}" if written else "name no format"
         raise StoreError(
-            f"{what} are no experiences that this version of Strop reads: they {found}, and it reads format "
+            f"{what} are not experiences that this version of Strop reads: they {found}, and it reads format "
             f"{FORMAT}. Read them with the version that wrote them."
         )
     if not schema.equals(SCHEMA):
-        raise StoreError(f"{what} say format {FORMAT} but have other columns:\n{schema}")
+        raise StoreError(f"{what} have format {FORMAT} but other columns:\n{schema}")
 
 
 def to_batch(groups: Sequence[ExperienceGroup]) -> pa.RecordBatch:
-    """Groups as Arrow, a row each. Raises `StoreError` for what no column can hold."""
+    """Encode groups as an Arrow batch. Raises `StoreError` for a value that its column cannot hold."""
     rows = [experience for group in groups for experience in group.experiences]
     try:
         columns = [_column(field, rows) for field in EXPERIENCE]
@@ -138,7 +138,7 @@ def to_batch(groups: Sequence[ExperienceGroup]) -> pa.RecordBatch:
 
 
 def from_batch(batch: pa.RecordBatch) -> list[ExperienceGroup]:
-    """Exactly the groups that `to_batch` was given."""
+    """Decode exactly the groups that `to_batch` encoded."""
     lists = batch.column("experiences")
     structs = lists.values
     values = {field.name: _values(field, structs.field(field.name)) for field in EXPERIENCE}
@@ -159,10 +159,10 @@ def from_batch(batch: pa.RecordBatch) -> list[ExperienceGroup]:
 def _column(field: pa.Field, rows: Sequence[Experience]) -> pa.Array:
     values = [getattr(row, field.name) for row in rows]
     if field.name == "media":
-        return pa.array([plain.to_text(value) for value in values], field.type)
-    if field.name not in _TOKENS:
+        return pa.array([json_codec.dumps(value) for value in values], field.type)
+    if field.name not in _TOKEN_ARRAYS:
         return pa.array(values, field.type)
-    dtype = np.dtype(_TOKENS[field.name])
+    dtype = np.dtype(_TOKEN_ARRAYS[field.name])
     for row, value in zip(rows, values, strict=True):
         if value.dtype != dtype or value.ndim != 1:
             raise StoreError(
@@ -180,25 +180,25 @@ def _offsets(lengths: Sequence[int]) -> pa.Array:
 def _values(field: pa.Field, column: pa.Array) -> list[Any]:
     if column.null_count and not field.nullable:
         raise StoreError(f"A stored experience has no {field.name}.")
-    if field.name in _TOKENS:
+    if field.name in _TOKEN_ARRAYS:
         return _arrays(column)
     values = column.to_pylist()
     if field.name in _TUPLES:
         return [None if value is None else tuple(value) for value in values]
     if field.name == "media":
-        return [plain.from_text(value) for value in values]
-    known = {"status": get_args(Status), "role": get_args(Role)}.get(field.name)
+        return [json_codec.loads(value) for value in values]
+    known = {"status": get_args(RolloutStatus), "role": get_args(SegmentRole)}.get(field.name)
     if known and not set(values) <= set(known):
         raise StoreError(f"A stored experience has the {field.name} {(set(values) - set(known)).pop()!r}.")
     return values
 
 
 def _arrays(column: pa.ListArray) -> list[npt.NDArray[Any]]:
-    """Each row's array; all of them share one block of memory, as a group is one thing."""
+    """The array of each row; all share one block of memory, since groups are stored and freed together."""
     values = column.values.to_numpy(zero_copy_only=False).copy()
     return [values[start:end] for start, end in pairwise(column.offsets.to_pylist())]
 
 
 def _check_keys(row: Any, names: Sequence[str], what: str) -> None:
     if not isinstance(row, Mapping) or row.keys() != set(names):
-        raise StoreError(f"{what} is a JSON object with the keys {', '.join(names)}.")
+        raise StoreError(f"{what} must be a JSON object with the keys {', '.join(names)}.")

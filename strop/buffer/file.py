@@ -1,4 +1,4 @@
-"""A folder of readable files with groups, one per write; to look at what an explorer makes."""
+"""A buffer in a folder of readable files, one per write; for a look at what an explorer produces."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strop.buffer.codec import check_schema, from_batch, from_json, to_batch, to_json
-from strop.buffer.wait import Check, Wait, never_stop
-from strop.errors import BufferEnded, StoreError
+from strop.buffer.queue import warn_if_incomplete
+from strop.errors import BufferExhausted, StoreError
 from strop.protocols import BufferCounts
 from strop.types import ExperienceGroup
+from strop.workers.atomic_write import atomic_path
+from strop.workers.waiting import StopCheck, TimedWait, never_stop
 
-_NAME = re.compile(r"[0-9]{20}-[0-9a-f]{8}\.(jsonl|parquet)(\.new)?")
+_NAME = re.compile(r"\.?[0-9]{20}-[0-9a-f]{8}\.(jsonl|parquet)(\.new|\.tmp)?")
+"""Groups, and what an interrupted write has left (`.new`: of earlier versions of Strop)."""
 _DONE = "done.txt"
 _FINISHED = "finished"
 
 
 class FileBuffer:
-    """`<time>-<random>.jsonl` or `.parquet`, in the order of their names, whole or not there at all.
+    """A `Buffer` of files `<time>-<random>.jsonl` or `.parquet`, read in the order of their names.
 
-    Any number of processes may write. One may read: it gets every group whose id is not in `done.txt`,
-    where acknowledged ids are noted. Nothing is deleted and no writer waits.
+    Any number of processes may write. One process may read: it gets every group whose id is not in
+    `done.txt`, to which acknowledged ids are appended. No file is deleted, and no writer waits.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class FileBuffer:
         kind: Literal["jsonl", "parquet"],
         *,
         read_timeout_seconds: float,
-        check: Check = never_stop,
+        check: StopCheck = never_stop,
     ) -> None:
         self._folder = folder
         self._kind = kind
@@ -47,10 +50,10 @@ class FileBuffer:
         self._check = check
         self._lock = Condition()
         self._files_read: set[str] = set()
-        self._waiting: deque[ExperienceGroup] = deque()
-        self._claimed: set[str] = set()
+        self._queued: deque[ExperienceGroup] = deque()
+        self._leased: set[str] = set()
         self._finished = False
-        with _about(folder):
+        with _storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             done = folder / _DONE
             self._done = set(done.read_text(encoding="utf-8").splitlines()) if done.exists() else set()
@@ -61,60 +64,66 @@ class FileBuffer:
         """See `strop.protocols.Buffer`."""
         with self._lock:
             if self._finished:
-                raise StoreError("Groups are put into a buffer after `finish` was said of it.")
+                raise StoreError("Groups cannot be put into a buffer after `finish` was called on it.")
             new = list({group.id: group for group in groups if group.id not in self._ids}.values())
             if not new:
                 return
-            with _about(self._folder):
+            with _storage_errors(self._folder):
                 self._write(new)
             self._ids.update(group.id for group in new)
             self._lock.notify_all()
 
     def take(self, groups: int, *, timeout_seconds: float | None = None) -> list[ExperienceGroup]:
         """See `strop.protocols.Buffer`."""
-        wait = Wait(self._read_timeout_seconds if timeout_seconds is None else timeout_seconds, self._check)
+        wait = TimedWait(
+            self._read_timeout_seconds if timeout_seconds is None else timeout_seconds, self._check
+        )
         with self._lock:
-            finished = self._look(groups)
-            while len(self._waiting) < groups and not finished and wait.left > 0:
-                self._lock.wait(wait.slice(f"groups ({len(self._waiting)} of {groups} are there)"))
-                finished = self._look(groups)
-            taken = [self._waiting.popleft() for _ in range(min(groups, len(self._waiting)))]
-            self._claimed.update(group.id for group in taken)
+            finished = self._read_new_files(groups)
+            while len(self._queued) < groups and not finished and wait.remaining_seconds > 0:
+                self._lock.wait(
+                    wait.next_sleep_seconds(f"groups ({len(self._queued)} of {groups} are there)")
+                )
+                finished = self._read_new_files(groups)
+            taken = [self._queued.popleft() for _ in range(min(groups, len(self._queued)))]
+            self._leased.update(group.id for group in taken)
         if groups and not taken and finished:
-            raise BufferEnded(f"All groups in {self._folder} are read, and whoever wrote them has finished.")
-        wait.end(len(taken), groups, str(self._folder))
+            raise BufferExhausted(f"All groups in {self._folder} are read, and their writers have finished.")
+        warn_if_incomplete(wait, len(taken), groups, str(self._folder))
         return taken
 
     def acknowledge(self, ids: Sequence[str]) -> None:
         """See `strop.protocols.Buffer`."""
         with self._lock:
-            unknown = [id for id in ids if id not in self._claimed]
+            unknown = [id for id in ids if id not in self._leased]
             if unknown:
-                raise StoreError(f"The group {unknown[0]} is acknowledged, but was not taken from here.")
-            self._note_done(ids)
-            self._claimed.difference_update(ids)
+                raise StoreError(
+                    f"The group {unknown[0]} is acknowledged, but it was not taken from this buffer."
+                )
+            self._record_done(ids)
+            self._leased.difference_update(ids)
 
     def discard(self, ids: Sequence[str]) -> None:
         """See `strop.protocols.Buffer`."""
         with self._lock:
-            self._note_done([id for id in ids if id in self._ids - self._done])
-            self._claimed.difference_update(ids)
-            self._waiting = deque(group for group in self._waiting if group.id not in self._done)
+            self._record_done([id for id in ids if id in self._ids - self._done])
+            self._leased.difference_update(ids)
+            self._queued = deque(group for group in self._queued if group.id not in self._done)
 
     def finish(self) -> None:
-        """See `strop.protocols.Buffer`. The file `finished` says it."""
+        """See `strop.protocols.Buffer`. Creates the file `finished`."""
         self._finished = True
-        with _about(self._folder):
+        with _storage_errors(self._folder):
             (self._folder / _FINISHED).touch()
 
     def counts(self) -> BufferCounts:
-        """See `strop.protocols.Buffer`; of what this process has written and seen."""
+        """See `strop.protocols.Buffer`. Counts what this process has written and read."""
         with self._lock:
-            queued = len(self._ids - self._claimed - self._done)
-            return BufferCounts(queued, len(self._claimed), len(self._done))
+            queued = len(self._ids - self._leased - self._done)
+            return BufferCounts(queued, len(self._leased), len(self._done))
 
     def close(self) -> None:
-        """See `strop.protocols.Buffer`. No file is kept open."""
+        """See `strop.protocols.Buffer`. No file stays open."""
 
     def __enter__(self) -> FileBuffer:
         return self
@@ -124,16 +133,15 @@ class FileBuffer:
 
     def _write(self, groups: Sequence[ExperienceGroup]) -> None:
         name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.{self._kind}"
-        beside = self._folder / f"{name}.new"
-        if self._kind == "parquet":
-            pq.write_table(pa.Table.from_batches([to_batch(groups)]), beside)
-        else:
-            beside.write_text("".join(to_json(group) + "\n" for group in groups), encoding="utf-8")
-        beside.replace(self._folder / name)
+        with atomic_path(self._folder / name) as temporary:
+            if self._kind == "parquet":
+                pq.write_table(pa.Table.from_batches([to_batch(groups)]), temporary)
+            else:
+                temporary.write_text("".join(to_json(group) + "\n" for group in groups), encoding="utf-8")
         (self._folder / _FINISHED).unlink(missing_ok=True)
 
-    def _note_done(self, ids: Sequence[str]) -> None:
-        with _about(self._folder), (self._folder / _DONE).open("a", encoding="utf-8") as done:
+    def _record_done(self, ids: Sequence[str]) -> None:
+        with _storage_errors(self._folder), (self._folder / _DONE).open("a", encoding="utf-8") as done:
             done.writelines(f"{id}\n" for id in ids)
         self._done.update(ids)
         self._ids_read.update(ids)
@@ -141,15 +149,16 @@ class FileBuffer:
     def _files(self) -> list[Path]:
         return sorted(file for file in _files(self._folder) if file.suffix == f".{self._kind}")
 
-    def _look(self, groups: int) -> bool:
-        """Read files until so many groups wait; returns whether no more will come after those there are."""
+    def _read_new_files(self, groups: int) -> bool:
+        """Read files until this many groups are queued. Returns whether all files of finished writers are
+        read."""
         finished = (self._folder / _FINISHED).exists()
         new = [file for file in self._files() if file.name not in self._files_read]
         for file in new:
-            if len(self._waiting) >= groups:
+            if len(self._queued) >= groups:
                 return False
             found = [group for group in _read(file) if group.id not in self._ids_read]
-            self._waiting.extend(found)
+            self._queued.extend(found)
             self._ids_read.update(group.id for group in found)
             self._ids.update(group.id for group in found)
             self._files_read.add(file.name)
@@ -157,18 +166,18 @@ class FileBuffer:
 
 
 @contextmanager
-def _about(folder: Path) -> Iterator[None]:
+def _storage_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise StoreError(
-            f"The folder {folder} for experiences cannot be used: {error.strerror}. Set `buffer.path` to one "
-            "where you may write, with room on its disk."
+            f"The folder {folder} for experiences cannot be used: {error.strerror}. Set `buffer.path` to a "
+            "folder that this process can write to, on a disk with free space."
         ) from error
 
 
 def clear_folder(folder: Path) -> None:
-    """Delete the buffer's own files from a folder, and nothing else."""
+    """Delete the buffer's own files from a folder, and no others."""
     for file in [*_files(folder), folder / _DONE, folder / _FINISHED]:
         file.unlink(missing_ok=True)
 

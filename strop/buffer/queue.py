@@ -1,29 +1,47 @@
-"""A buffer that is a queue: it waits, for as long as may be, until its stock has what is asked of it."""
+"""A buffer that is a queue, and the limits of waits that all buffers share."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
-from strop.buffer.stock import Stock
-from strop.buffer.wait import Check, Wait, never_stop, require_fits
-from strop.errors import BufferEnded, StoreError
+from strop.buffer.store import GroupStore
+from strop.errors import BufferExhausted, StoreError
 from strop.protocols import BufferCounts
 from strop.types import ExperienceGroup
+from strop.workers.waiting import StopCheck, TimedWait, never_stop
+
+log = logging.getLogger("strop.buffer")
 
 
-class Queue:
-    """The buffer of one process, or its handle to one that is a process of its own."""
+def require_capacity(groups: int, capacity_groups: int) -> None:
+    """Raise `StoreError` for a batch that is larger than the buffer, and so could never be complete."""
+    if groups > capacity_groups:
+        raise StoreError(
+            f"A batch has {groups} groups, and the buffer holds at most {capacity_groups}, so the batch "
+            f"could never be complete. Set `buffer.capacity_groups` to {groups} or more."
+        )
+
+
+def warn_if_incomplete(wait: TimedWait, found: int, wanted: int, where: str) -> None:
+    """Log a warning if a wait for groups has found fewer than wanted."""
+    if found < wanted and wait.timeout_seconds > 0:
+        log.warning("%d of %d groups were in %s after %.0f s.", found, wanted, where, wait.elapsed_seconds)
+
+
+class QueueBuffer:
+    """A `Buffer` over a store in this process or in the buffer's own process: it waits for the store."""
 
     def __init__(
         self,
-        stock: Stock,
+        store: GroupStore,
         *,
         capacity_groups: int,
         read_timeout_seconds: float,
         write_timeout_seconds: float,
-        check: Check = never_stop,
+        check: StopCheck = never_stop,
     ) -> None:
-        self._stock = stock
+        self._store = store
         self._capacity_groups = capacity_groups
         self._read_timeout_seconds = read_timeout_seconds
         self._write_timeout_seconds = write_timeout_seconds
@@ -31,55 +49,59 @@ class Queue:
 
     def put(self, groups: Sequence[ExperienceGroup]) -> None:
         """See `strop.protocols.Buffer`."""
-        wait = Wait(self._write_timeout_seconds, self._check)
+        wait = TimedWait(self._write_timeout_seconds, self._check)
         seconds = 0.0
         while groups:
-            taken = self._stock.put(groups, seconds)  # perhaps as many as are sent at once
-            groups, seconds = groups[taken:], 0.0
-            if taken:
+            stored = self._store.put(groups, seconds)  # at most as many as one request holds
+            groups, seconds = groups[stored:], 0.0
+            if stored:
                 continue
-            if wait.left <= 0:
+            if wait.remaining_seconds <= 0:
                 raise StoreError(
-                    f"The buffer has been full ({self._capacity_groups} groups) for {wait.seconds:.0f} s. "
-                    "Either nobody reads from it, or the trainer is that slow: then set "
-                    "`buffer.write_timeout_seconds` higher."
+                    f"The buffer has been full ({self._capacity_groups} groups) for "
+                    f"{wait.elapsed_seconds:.0f} s. Check that the trainer runs. If its steps take that "
+                    "long, set `buffer.write_timeout_seconds` higher."
                 )
-            seconds = wait.slice(f"room in the buffer, which holds {self._capacity_groups} groups")
+            seconds = wait.next_sleep_seconds(
+                f"free capacity in the buffer, which holds {self._capacity_groups} groups"
+            )
 
     def take(self, groups: int, *, timeout_seconds: float | None = None) -> list[ExperienceGroup]:
         """See `strop.protocols.Buffer`."""
-        require_fits(groups, self._capacity_groups)
-        wait = Wait(self._read_timeout_seconds if timeout_seconds is None else timeout_seconds, self._check)
-        look = self._stock.take(groups, 0.0, patient=wait.left > 0)
-        while look.taken is None:
-            seconds = wait.slice(f"groups ({look.ready} of {groups} are there)")
-            look = self._stock.take(groups, seconds, patient=wait.left > 0)
-        if groups and not look.taken and look.ended:
-            raise BufferEnded("The buffer is empty, and all that write into it have finished.")
-        wait.end(len(look.taken), groups, "the buffer")
-        return [group for group, _ in look.taken]
+        require_capacity(groups, self._capacity_groups)
+        wait = TimedWait(
+            self._read_timeout_seconds if timeout_seconds is None else timeout_seconds, self._check
+        )
+        polled = self._store.take(groups, 0.0, require_all=wait.remaining_seconds > 0)
+        while polled.taken is None:
+            seconds = wait.next_sleep_seconds(f"groups ({polled.ready} of {groups} are there)")
+            polled = self._store.take(groups, seconds, require_all=wait.remaining_seconds > 0)
+        if groups and not polled.taken and polled.ended:
+            raise BufferExhausted("The buffer is empty, and all writers have finished.")
+        warn_if_incomplete(wait, len(polled.taken), groups, "the buffer")
+        return [group for group, _ in polled.taken]
 
     def acknowledge(self, ids: Sequence[str]) -> None:
         """See `strop.protocols.Buffer`."""
-        self._stock.acknowledge(ids)
+        self._store.acknowledge(ids)
 
     def discard(self, ids: Sequence[str]) -> None:
         """See `strop.protocols.Buffer`."""
-        self._stock.discard(ids)
+        self._store.discard(ids)
 
     def finish(self) -> None:
         """See `strop.protocols.Buffer`."""
-        self._stock.finish()
+        self._store.finish()
 
     def counts(self) -> BufferCounts:
         """See `strop.protocols.Buffer`."""
-        return self._stock.counts()
+        return self._store.counts()
 
     def close(self) -> None:
         """See `strop.protocols.Buffer`."""
-        self._stock.close()
+        self._store.close()
 
-    def __enter__(self) -> Queue:
+    def __enter__(self) -> QueueBuffer:
         return self
 
     def __exit__(self, *_: object) -> None:

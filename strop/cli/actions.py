@@ -1,4 +1,4 @@
-"""What is done with a loaded run, whichever dialect it came from."""
+"""Actions on a loaded run, whichever dialect it came from: train it, check it, print notes about it."""
 
 from __future__ import annotations
 
@@ -7,86 +7,83 @@ from typing import TYPE_CHECKING, Protocol
 
 import typer
 
-from strop.config.load import Loaded, SetAside
+from strop.config.load.loader import LoadedRun
+from strop.config.load.placement import OverriddenKey
 from strop.errors import ConfigError, RewardError
 
 if TYPE_CHECKING:
-    from strop.config.dialects.component import Job
+    from strop.dialects.job import Job
 
 
-def start(loaded: Loaded) -> None:
-    """Say what was set aside and what has no effect, train, and say where the outcome is."""
+def run_and_print(loaded: LoadedRun) -> None:
+    """Print the notes of a run, train it, and print where the results are."""
     from strop import api
 
-    for stage in loaded.each:
-        say_notes(stage)
+    for stage in loaded.runs:
+        print_notes(stage)
     result = api.train(loaded)
     if loaded.run.mode == "bench":
-        typer.echo(
-            f"The table is in {result.folder / 'bench.csv'}, the curves in {result.folder / 'bench.html'}."
-        )
+        typer.echo(f"Table: {result.folder / 'bench.csv'}. Curves: {result.folder / 'bench.html'}.")
         return
     if result.model is None:
-        typer.echo(f"{result.steps} steps are explored. All of it is in {result.folder}.")
+        typer.echo(f"Explored {result.steps} steps. Run folder: {result.folder}.")
         return
-    done = "1 step is done." if result.steps == 1 else f"{result.steps} steps are done."
-    best = (
-        "" if result.model_step == result.steps else f", which is that of step {result.model_step}, the best,"
-    )
-    typer.echo(f"{done} The model{best} is in {result.model}; all else in {result.folder}.")
+    steps = "1 step" if result.steps == 1 else f"{result.steps} steps"
+    best = "" if result.model_step == result.steps else f" (best checkpoint, of step {result.model_step})"
+    typer.echo(f"Finished {steps}. Model: {result.model}{best}. Run folder: {result.folder}.")
 
 
-def say_outputs(job: Job) -> None:
-    """Print what a component's outputs will hold."""
-    for promise in job.promises:
-        typer.echo(promise)
+def print_outputs(job: Job) -> None:
+    """Print what the outputs of a component will hold."""
+    for description in job.output_descriptions:
+        typer.echo(description)
 
 
-def check_files(loaded: Loaded) -> None:
-    """Say that a run can be started. Raises ConfigError where a file that it names is not there."""
-    from strop.config.check import missing_files
+def check_run(loaded: LoadedRun) -> None:
+    """Print whether a run can start. Raises ConfigError if a file or reward that it names does not exist."""
+    from strop.config.load.preflight import missing_files
 
     faults: list[str] = []
-    for stage in loaded.each:
-        say_notes(stage)
+    for stage in loaded.runs:
+        print_notes(stage)
         faults += [*missing_files(stage), *_unknown_rewards(stage)]
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
-    for stage in loaded.each:
-        typer.echo(f"This run can be started. All of it will be in {stage.run.folder_path}.")
+    for stage in loaded.runs:
+        typer.echo(f"The run can start. Run folder: {stage.run.folder_path}.")
 
 
-def _unknown_rewards(loaded: Loaded) -> Iterator[str]:
-    """A bare word is a built-in's name; functions of the user's own are imported when the run starts."""
-    from strop.config.schema.scoring import written_rewards
-    from strop.rewards.resolve import find
-    from strop.rewards.table import BUILTINS
+def _unknown_rewards(loaded: LoadedRun) -> Iterator[str]:
+    """Yield an error for each unknown built-in reward; a user's own functions are not imported."""
+    from strop.config.effective_reward import configured_rewards
+    from strop.rewards.registry import BUILTIN_REWARDS
+    from strop.rewards.resolve import load_reward_function
 
-    named = {
-        f"{where}.functions.{index}.function": part.function
-        for where, reward in written_rewards(loaded.run).items()
-        for index, part in enumerate(reward.functions)
+    functions = {
+        f"{key}.functions.{index}.function": component.function
+        for key, reward in configured_rewards(loaded.run).items()
+        for index, component in enumerate(reward.functions)
     }
-    for field, function in named.items():
-        if function.isidentifier() and function not in BUILTINS:
+    for field, function in functions.items():
+        if function.isidentifier() and function not in BUILTIN_REWARDS:
             try:
-                find(function)
+                load_reward_function(function)
             except RewardError as error:
                 yield f"{loaded.sources[field]}: {error}"
 
 
-class Read(Protocol):
-    """Whatever was read of a configuration."""
+class NotedConfig(Protocol):
+    """A loaded configuration with notes for its user."""
 
     @property
-    def set_aside(self) -> tuple[SetAside, ...]: ...
+    def overridden(self) -> tuple[OverriddenKey, ...]: ...
     @property
     def notes(self) -> tuple[str, ...]: ...
 
 
-def say_notes(loaded: Read) -> None:
-    """Print, before anything starts, what `--here` set aside and what was written without effect."""
-    for item in loaded.set_aside:
-        typer.echo(f"set aside: {item}")
+def print_notes(loaded: NotedConfig) -> None:
+    """Print the keys that `--here` overrides, and the notes about values without effect."""
+    for key in loaded.overridden:
+        typer.echo(f"overridden: {key}")
     for note in loaded.notes:
         typer.echo(f"note: {note}")

@@ -7,14 +7,18 @@ from typing import Annotated
 
 import typer
 
-RunFile = Annotated[
+RunFileArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN.yaml", help="A run file, or a file of verl, Trinity or AzureML.", show_default=False
+        metavar="RUN.yaml",
+        help="Run file, or a configuration file of verl, Trinity-RFT or AzureML.",
+        show_default=False,
     ),
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="A run's folder.", show_default=False)]
-Overrides = Annotated[
+RunFolderArgument = Annotated[
+    Path, typer.Argument(metavar="RUN_FOLDER", help="Folder of a run.", show_default=False)
+]
+OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
@@ -22,11 +26,17 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
-Here = Annotated[
+HereOption = Annotated[
     bool,
-    typer.Option("--here", help="Set aside, by name, what asks for hardware or engines that are not here."),
+    typer.Option(
+        "--here",
+        "--local",
+        help="Run on this machine: override settings for hardware and engines that it does not have.",
+    ),
 ]
-Checkpoint = Annotated[
+CheckpointOption = Annotated[
     Path | None,
-    typer.Option(help="Use the weights of this checkpoint instead of the model's.", show_default=False),
+    typer.Option(
+        help="Checkpoint to take the weights from; by default the initial model.", show_default=False
+    ),
 ]

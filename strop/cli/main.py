@@ -1,11 +1,11 @@
-"""The command line. Everything heavy is imported inside the command that needs it."""
+"""The `strop` command line. Heavy modules are imported inside the commands that need them."""
 
 from __future__ import annotations
 
 import typer
 
-from strop.cli import component, convert, dialects, reference, runs
-from strop.cli.group import StropGroup
+from strop.cli import component_command, convert_command, dialect_commands, reference_commands, run_commands
+from strop.cli.command_group import StropGroup
 
 app = typer.Typer(
     cls=StropGroup,
@@ -15,11 +15,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-runs.add_to(app)
-dialects.add_to(app)
-component.add_to(app)
-convert.add_to(app)
-reference.add_to(app)
+run_commands.add_to(app)
+dialect_commands.add_to(app)
+component_command.add_to(app)
+convert_command.add_to(app)
+reference_commands.add_to(app)
 
 
 @app.command()
@@ -31,5 +31,5 @@ def version() -> None:
 
 
 def main() -> None:
-    """The entry point of `strop`."""
+    """Run the command line; `strop.cli.start` is the entry point that also handles interrupts of the imports."""
     app()

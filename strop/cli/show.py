@@ -1,4 +1,4 @@
-"""How an explanation looks: a table in a terminal, plain lines in a pipe."""
+"""Output of explanations and scores: tables in a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -8,87 +8,81 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from strop.cli.actions import check_files, say_notes
-from strop.config.explain import Line, lines, summary
-from strop.config.load import Loaded
+from strop.cli.actions import check_run, print_notes
+from strop.cli.columns import align_columns
+from strop.config.explain.summary import summarize
+from strop.config.explain.values import ExplainedValue, explain_values
+from strop.config.load.loader import LoadedRun
 
 if TYPE_CHECKING:
-    from strop.run.score_file import Figures
+    from strop.run.entry.score_file import SourceScores
+
+_FOREIGN = "foreign key"
 
 
-def show_explanation(loaded: Loaded) -> None:
-    """Print the paragraph, the notes, and every value; of each stage, where there are stages."""
-    for number, stage in enumerate(loaded.each, 1):
+def show_explanation(loaded: LoadedRun) -> None:
+    """Print a summary, the notes, and every value of a run; of each stage if there are stages."""
+    for number, stage in enumerate(loaded.runs, 1):
         if loaded.stages:
             typer.echo(f"Stage {number} of {len(loaded.stages)}, {stage.run.name}:")
         _show(stage)
 
 
-def _show(loaded: Loaded) -> None:
-    values = lines(loaded)
+def _show(loaded: LoadedRun) -> None:
+    values = explain_values(loaded)
     if sys.stdout.isatty():
-        _table(summary(loaded), loaded, values)
+        _print_table(summarize(loaded), loaded, values)
         return
-    typer.echo(f"{summary(loaded)}\n")
-    say_notes(loaded)
-    if loaded.set_aside or loaded.notes:
+    typer.echo(f"{summarize(loaded)}\n")
+    print_notes(loaded)
+    if loaded.overridden or loaded.notes:
         typer.echo()
     columns = _columns(values)
-    typer.echo(aligned([columns, *(_cells(line, columns) for line in values)]))
+    typer.echo(align_columns([columns, *(_cells(value, columns) for value in values)]))
 
 
-def _columns(values: list[Line]) -> tuple[str, ...]:
-    """The heads; another dialect's key has a column of its own."""
-    theirs = ("theirs",) if any(line.theirs for line in values) else ()
-    return ("field", "value", "unit", *theirs, "source", "effect")
+def _columns(values: list[ExplainedValue]) -> tuple[str, ...]:
+    """Return the column headings; a configuration of another tool has a column for its keys."""
+    foreign = (_FOREIGN,) if any(value.foreign_key for value in values) else ()
+    return ("field", "value", "unit", *foreign, "source", "effect")
 
 
-def _cells(line: Line, columns: tuple[str, ...]) -> tuple[str, ...]:
-    theirs = (line.theirs,) if "theirs" in columns else ()
-    return (line.field, line.value, line.unit, *theirs, line.place, line.effect)
+def _cells(value: ExplainedValue, columns: tuple[str, ...]) -> tuple[str, ...]:
+    foreign = (value.foreign_key,) if _FOREIGN in columns else ()
+    return (value.field, value.value, value.unit, *foreign, value.location, value.effect)
 
 
-def explain_or_check(loaded: Loaded, *, explain: bool, check: bool) -> bool:
-    """Say what a run would do, and whether it can be started; returns whether one of them was wanted."""
+def explain_or_check(loaded: LoadedRun, *, explain: bool, check: bool) -> bool:
+    """Print what a run would do, and whether it can start, as requested; returns whether either was."""
     if explain:
         show_explanation(loaded)
     if check:
-        check_files(loaded)
+        check_run(loaded)
     return explain or check
 
 
-def show_figures(figures: Mapping[str, Figures]) -> None:
-    """Print what each source's answers come to."""
-    for source, found in figures.items():
+def show_scores(scores: Mapping[str, SourceScores]) -> None:
+    """Print the metrics of each data source's responses."""
+    for source, found in scores.items():
         typer.echo(f"{source}: {found.prompts} prompts, {found.responses} responses")
         for name, value in found.metrics.items():
             typer.echo(f"  {name:10} {value:.6g}")
 
 
-def aligned(rows: list[tuple[str, ...]], widest: int = 40) -> str:
-    """Columns under one another; a cell wider than `widest` pushes only its own line."""
-    columns = range(len(rows[0]) - 1)
-    widths = [max(min(len(row[column]), widest) for row in rows) for column in columns]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
-    )
-
-
-def _table(paragraph: str, loaded: Loaded, values: list[Line]) -> None:
+def _print_table(summary: str, loaded: LoadedRun, values: list[ExplainedValue]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
-    console.print(Text(f"{paragraph}\n"))
-    say_notes(loaded)
+    console.print(Text(f"{summary}\n"))
+    print_notes(loaded)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    styles = {"field": "cyan", "value": "bold", "theirs": "magenta", "source": "green"}
+    styles = {"field": "cyan", "value": "bold", _FOREIGN: "magenta", "source": "green"}
     columns = _columns(values)
     for name in columns:
         table.add_column(name, style=styles.get(name, ""), overflow="fold")
-    for line in values:
-        cells = (Text(cell) for cell in _cells(line, columns))
-        table.add_row(*cells, style="dim" if line.source.kind == "default" else "")
+    for value in values:
+        cells = (Text(cell) for cell in _cells(value, columns))
+        table.add_row(*cells, style="dim" if value.source.kind == "default" else "")
     console.print(table)

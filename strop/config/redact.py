@@ -1,4 +1,4 @@
-"""Secrets are never shown: not in a saved run file, not in `explain`, not in a message."""
+"""Redaction of secrets in saved run files, in `strop explain` and in messages."""
 
 from __future__ import annotations
 
@@ -53,13 +53,17 @@ _ORDINARY_TOKENS = frozenset(
         "first",
     }
 )
+_VARIABLE_NAMES = frozenset({"api_key_env"})
+"""Keys that hold the name of an environment variable, which is not secret."""
 _URL_USER = re.compile(r"(?<=://)[^/\s@?#]+@")
 _URL_PARAMETER = re.compile(r"([?&;])([^=&;\s#]+)=([^&;\s#]+)")
 _URL_SECRETS = frozenset({"sig", "key", "code", "auth"})
 
 
 def is_secret(key: str) -> bool:
-    """Whether a key names a secret: `api_key`, `hf_token`, `dbPassword`; not `max_tokens`, `eos_token`."""
+    """Return whether a key names a secret, such as `api_key`, `hf_token`, `dbPassword`; not `eos_token`."""
+    if key in _VARIABLE_NAMES:
+        return False
     words = [word.lower() for word in _WORDS.findall(key)]
     if any(word in _SECRET_WORDS for word in words):
         return True
@@ -71,7 +75,7 @@ def is_secret(key: str) -> bool:
 
 
 def redact_text(text: str) -> str:
-    """The text with users, passwords and tokens taken out of the URLs in it."""
+    """Redact users, passwords and tokens in the URLs of a text."""
 
     def parameter(match: re.Match[str]) -> str:
         name = match[2]
@@ -84,7 +88,7 @@ def redact_text(text: str) -> str:
 
 
 def redact(value: Any, key: str = "") -> Any:
-    """The value, and all in it, with secrets shown as `***`."""
+    """Replace secrets in a value, and in values inside it, with `***`."""
     if isinstance(value, Mapping):
         return {name: redact(item, key if is_secret(key) else str(name)) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -94,14 +98,14 @@ def redact(value: Any, key: str = "") -> Any:
     return redact_text(value) if isinstance(value, str) else value
 
 
-def brief(value: Any, key: str = "") -> str:
-    """The value of a key as a message shows it: without secrets, and only the beginning of a long one."""
+def redacted_repr(value: Any, key: str = "") -> str:
+    """Format the value of a key for a message: secrets are redacted, and a long value is cut."""
     text = HIDDEN if is_secret(key) else redact_text(repr(redact(value, key)))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def redact_override(text: str) -> str:
-    """An override such as `a.api_key=x` as it may be shown."""
+    """Redact the secrets of an override such as `a.api_key=x`."""
     key, equals, value = text.partition("=")
     hide = equals and value and is_secret(key.rsplit(".", 1)[-1])
     return f"{key}={HIDDEN}" if hide else redact_text(text)

@@ -1,4 +1,4 @@
-"""A run as a run file, whole or with what differs from the defaults alone, secrets redacted."""
+"""Writing of a run as a run file: all values, or only those that differ from the defaults."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
 def save_resolved(run: Run, path: Path) -> None:
-    """Write every value of the run, defaults too, so that `load_run(path)` gives the same run again."""
-    path.write_text(yaml_text(escape(run.model_dump(mode="json"))), encoding="utf-8")
+    """Write every value of the run including defaults, so that `load_run(path)` gives the same run. Secrets
+    are redacted."""
+    path.write_text(yaml_text(escape_interpolations(run.model_dump(mode="json"))), encoding="utf-8")
 
 
 def yaml_text(values: Mapping[str, Any]) -> str:
-    """Values as YAML, secrets redacted."""
+    """Format values as YAML, with secrets redacted."""
     return yaml.safe_dump(redact(values), sort_keys=False, allow_unicode=True, width=100)
 
 
-def said(section: Section) -> dict[str, Any]:
-    """What must be written to have the section: its kind, and what differs from the defaults; escaped."""
+def minimal_values(section: Section) -> dict[str, Any]:
+    """Return the values that define a section: its type, and values that differ from the defaults. `${` is
+    escaped."""
     values: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         default = field.get_default(call_default_factory=True, validated_data=dict(section))
         if name == "type" or field.is_required() or value != default:
-            values[name] = _plain(value, default) if _has_sections(value) else _dumped(section, name)
+            values[name] = (
+                _minimal_value(value, default) if _has_sections(value) else _dump_field(section, name)
+            )
     return dict(sorted(values.items(), key=lambda item: item[0] != "type"))
 
 
@@ -42,23 +46,26 @@ def _has_sections(value: Any) -> bool:
     return bool(items) and all(isinstance(item, Section) for item in items)
 
 
-def _plain(value: Any, default: Any) -> Any:
-    """A section that its own defaults make is written as what tells it from the field's default."""
+def _minimal_value(value: Any, default: Any) -> Any:
+    """Return the minimal values of a section; if all are defaults, the values that differ from the field's
+    default."""
     if isinstance(value, tuple):
-        return [said(item) for item in value]
-    other = type(default) is type(value)
-    telling = [n for n in type(value).model_fields if not other or getattr(value, n) != getattr(default, n)]
-    return said(value) or {name: _dumped(value, name) for name in telling}
+        return [minimal_values(item) for item in value]
+    same_type = type(default) is type(value)
+    differing = [
+        n for n in type(value).model_fields if not same_type or getattr(value, n) != getattr(default, n)
+    ]
+    return minimal_values(value) or {name: _dump_field(value, name) for name in differing}
 
 
-def _dumped(section: Section, name: str) -> Any:
-    return escape(section.model_dump(mode="json", include={name})[name])
+def _dump_field(section: Section, name: str) -> Any:
+    return escape_interpolations(section.model_dump(mode="json", include={name})[name])
 
 
-def escape(value: Any) -> Any:
-    """Values are resolved already: a `${` that is still there is text, and must stay text when read again."""
+def escape_interpolations(value: Any) -> Any:
+    """Escape `${` in resolved values, where it is text and not an interpolation."""
     if isinstance(value, dict):
-        return {key: escape(item) for key, item in value.items()}
+        return {key: escape_interpolations(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [escape(item) for item in value]
+        return [escape_interpolations(item) for item in value]
     return _INTERPOLATION.sub(r"\1\1\\${", value) if isinstance(value, str) else value

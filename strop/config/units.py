@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-from strop.config.redact import brief
+from strop.config.redact import redacted_repr
 
 Unit = Literal["steps", "updates", "epochs", "tokens", "sequences", "%"]
 
@@ -17,7 +17,7 @@ _AMOUNT = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([a
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A number and its unit."""
+    """Number with a unit."""
 
     count: float
     unit: Unit
@@ -28,14 +28,14 @@ class Amount:
 
 
 def parse_amount(value: Any, units: tuple[Unit, ...], *, whole: bool = True) -> Amount:
-    """Read `20 steps`. Raises ValueError, which says what was expected, for anything else."""
+    """Parse a text such as `20 steps`. Raises ValueError with the expected form for anything else."""
     wanted = f"a number with its unit ({', '.join(units)}), such as '20 {units[0]}'"
     if isinstance(value, Amount):
         amount = value
     else:
         match = _AMOUNT.match(value) if isinstance(value, str) else None
         if match is None:
-            raise ValueError(f"expected {wanted}, got {brief(value)}")
+            raise ValueError(f"expected {wanted}, got {redacted_repr(value)}")
         word = match[2]
         unit = next((u for u in units if word in (u, u.rstrip("s"))), None)
         if unit is None:
@@ -44,13 +44,13 @@ def parse_amount(value: Any, units: tuple[Unit, ...], *, whole: bool = True) -> 
     if amount.unit not in units:
         raise ValueError(f"expected {wanted}, got {str(amount)!r}")
     if whole and amount.unit not in ("%", "epochs") and not float(amount.count).is_integer():
-        raise ValueError(f"{amount.unit} are whole, got {amount.count}")
+        raise ValueError(f"the number of {amount.unit} must be an integer, got {amount.count}")
     return amount
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
-    """What an amount's field takes, for those who describe it."""
+class AllowedUnits:
+    """Units that a field accepts, for the reference and `explain`."""
 
     units: tuple[Unit, ...]
     never: bool
@@ -72,24 +72,24 @@ def _field(units: tuple[Unit, ...], *, never: bool = False, positive: bool = Tru
     kinds = "|".join("%" if unit == "%" else f"{unit.rstrip('s')}s?" for unit in units)
     pattern = rf"^\s*[0-9][0-9_.eE+-]*\s*({kinds})\s*$" + ("|^never$" if never else "")
     return [
-        Units(units, never),
+        AllowedUnits(units, never),
         BeforeValidator(read),
         PlainSerializer(write, return_type=str),
         WithJsonSchema({"type": ["string", "null"] if never else "string", "pattern": pattern}),
     ]
 
 
-Every = Annotated[Amount | None, *_field(("steps", "updates", "epochs"), never=True)]
-"""How often something happens; `never` is None."""
+Interval = Annotated[Amount | None, *_field(("steps", "updates", "epochs"), never=True)]
+"""Interval between two events; `never` is None."""
 Duration = Annotated[Amount, *_field(("epochs", "steps", "updates"))]
-"""How long a run goes on. Epochs may be fractional."""
+"""Length of a run. Epochs may be fractional."""
 MicroBatchSize = Annotated[Amount, *_field(("tokens", "sequences"))]
-"""What goes through the model at once. A memory knob: it never changes the gradient."""
-Warmup = Annotated[Amount, *_field(("steps", "updates", "%"), positive=False)]
-"""The first part of a schedule; `%` is of the whole run."""
-Part = Annotated[Amount, *_field(("steps", "updates", "%"))]
-"""A part of a run; `%` is of the whole run where nothing else is said."""
+"""Size of a micro-batch. It changes memory, never the gradient."""
+WarmupLength = Annotated[Amount, *_field(("steps", "updates", "%"), positive=False)]
+"""Length of a schedule's warm-up; `%` is of the whole run."""
+ScheduleLength = Annotated[Amount, *_field(("steps", "updates", "%"))]
+"""Length of a part of a run; `%` is of the whole run unless the field's docstring names another base."""
 Steps = Annotated[Amount, *_field(("steps",))]
-"""A number of steps, one at least."""
-StepsOrNone = Annotated[Amount, *_field(("steps",), positive=False)]
-"""A number of steps, or `0 steps`."""
+"""Number of steps, at least 1."""
+NonNegativeSteps = Annotated[Amount, *_field(("steps",), positive=False)]
+"""Number of steps, 0 or more."""

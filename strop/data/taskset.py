@@ -1,4 +1,4 @@
-"""Tasksets: rows become tasks, in an order that a seed fixes and one number resumes."""
+"""Tasksets: rows of a dataset as tasks, in an order that a seed determines and one number resumes."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from strop.config.schema.data import Data, EvalTaskset, Taskset
-from strop.data.chat import Prompt, PromptEncoder, to_messages, to_tools
-from strop.data.columns import system_of, value_at
-from strop.data.encode import encode_prompts
-from strop.data.order import Order
-from strop.data.overlong import Fitted, fit
-from strop.data.own import OwnDataset
-from strop.data.progress import watched
-from strop.data.read import read_rows
-from strop.data.rows import Rows
+from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
+from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder, to_messages, to_tools
+from strop.data.encoding.parallel_encoding import encode_prompts
+from strop.data.encoding.truncation import FittedPrompts, fit_prompts
+from strop.data.epoch_order import EpochOrder
+from strop.data.progress_bar import with_progress_bar
+from strop.data.sources.columns import system_message, value_at
+from strop.data.sources.custom_dataset import CustomDataset
+from strop.data.sources.reader import read_rows
+from strop.data.sources.rows import DatasetRows
 from strop.errors import DataError
-from strop.types import Ints, Task
+from strop.types import IntArray, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 class TaskSet:
-    """Tasks to train on or to measure. Their prompts are encoded; all else is read when a task is taken."""
+    """Tasks for training or evaluation, with encoded prompts; other columns are read when a task is taken."""
 
-    def __init__(self, name: str, section: Taskset, rows: Rows, fitted: Fitted, order: Order) -> None:
+    def __init__(
+        self, name: str, section: TasksetConfig, rows: DatasetRows, fitted: FittedPrompts, order: EpochOrder
+    ) -> None:
         self.name = name
-        self.overlong = fitted.overlong
-        """Prompts that were too long, and so are left out or cut."""
+        self.num_overlong = fitted.num_overlong
+        """Number of prompts that were too long, and are filtered or truncated."""
         self._section = section
         self._rows = rows
         self._fitted = fitted
@@ -40,17 +42,18 @@ class TaskSet:
         return len(self._fitted.rows)
 
     def __str__(self) -> str:
-        """`train: 7423 tasks; 50 of 7473 left out, their prompts are too long`"""
+        """`train: 7423 tasks; 50 of 7473 filtered, because their prompts are too long`"""
         text = f"{self.name}: {len(self)} tasks"
         if len(self) < len(self._rows):
-            return f"{text}; {self.overlong} of {len(self._rows)} left out, their prompts are too long"
-        if self.overlong:
-            return f"{text}; {self.overlong} of them with a prompt cut to length"
+            filtered = f"{self.num_overlong} of {len(self._rows)} filtered"
+            return f"{text}; {filtered}, because their prompts are too long"
+        if self.num_overlong:
+            return f"{text}; {self.num_overlong} of them with a truncated prompt"
         return text
 
     @property
-    def contents(self) -> str:
-        """`7423 tasks with contents 3f9a61c20d4e`, of the encoded prompts in the order of their rows."""
+    def fingerprint(self) -> str:
+        """`7423 tasks with contents 3f9a61c20d4e`: number and hash of the encoded prompts, in row order."""
         digest = hashlib.sha256()
         for prompt in self._fitted.prompts:
             digest.update(len(prompt).to_bytes(4, "little") + prompt.tobytes())
@@ -58,7 +61,7 @@ class TaskSet:
 
     @property
     def position(self) -> int:
-        """Where the order stands: all there is to save, and to set for an exact resume. See `Order`."""
+        """The position in the order, which is all the state to save and to restore. See `EpochOrder`."""
         return self._order.position
 
     @position.setter
@@ -66,18 +69,18 @@ class TaskSet:
         self._order.position = position
 
     def steps_per_epoch(self, n: int) -> int:
-        """Steps of `n` tasks in one epoch. Raises `DataError` where that is none."""
+        """Number of steps of `n` tasks in one epoch. Raises `DataError` if there is none."""
         return self._order.steps_per_epoch(n)
 
     def take(self, n: int) -> list[Task]:
-        """The next step of `n` tasks; fewer only at an epoch's end under `incomplete_batch: keep`.
+        """The next step of `n` tasks; fewer only at the end of an epoch with `incomplete_batch: keep`.
 
-        Raises `DataError` where no step of that size can be filled.
+        Raises `DataError` if the taskset is too small for a step.
         """
         return [self._task(index) for index in self._order.take(n).tolist()]
 
     def all_tasks(self) -> list[Task]:
-        """Every task once, in the order of the rows; moves nothing."""
+        """Every task once, in row order; does not change the position."""
         return [self._task(index) for index in range(len(self))]
 
     def _task(self, index: int) -> Task:
@@ -92,38 +95,42 @@ class TaskSet:
 
 
 def load_taskset(
-    section: Taskset, data: Data, tokenizer: PreTrainedTokenizerBase, *, seed: int, shuffle: bool
+    section: TasksetConfig, data: DataConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int, shuffle: bool
 ) -> TaskSet:
     """Read a taskset, check every row and encode every prompt, once.
 
-    Raises `DataError` for what cannot be read, for a row that lacks a column, and for a prompt that is too
-    long under `overlong: error`; `ModelError` for a tokenizer without a chat template.
+    Raises `DataError` for a dataset that cannot be read, for a row that lacks a column, and for a prompt
+    that is too long under `overlong: error`; `ModelError` for a tokenizer without a chat template.
     """
-    name = section.name if isinstance(section, EvalTaskset) else "train"
+    name = section.name if isinstance(section, EvalTasksetConfig) else "train"
     encoder = PromptEncoder(tokenizer, data.chat_template)
-    rows, encoded = _rows_and_prompts(section, encoder, tokenizer, data.overlong_workers)
-    fitted = fit(
-        watched(encoded, len(rows), f"Encoding the prompts of {name}"),
+    rows, encoded = _rows_and_prompts(section, encoder, tokenizer, data.tokenize_workers)
+    fitted = fit_prompts(
+        with_progress_bar(encoded, len(rows), f"Encoding the prompts of {name}"),
         data.overlong,
         data.max_prompt_tokens,
         rows.where,
     )
-    order = Order(len(fitted.rows), seed=seed, shuffle=shuffle, incomplete=data.incomplete_batch, name=name)
+    order = EpochOrder(
+        len(fitted.rows), seed=seed, shuffle=shuffle, incomplete=data.incomplete_batch, name=name
+    )
     return TaskSet(name, section, rows, fitted, order)
 
 
 def _rows_and_prompts(
-    section: Taskset, encoder: PromptEncoder, tokenizer: PreTrainedTokenizerBase, workers: int
-) -> tuple[Rows, Iterator[Ints]]:
-    own = None if section.dataset is None else OwnDataset(section, tokenizer)
-    rows = read_rows(section) if own is None else own.rows()
-    if own is not None and own.has_prompt_tokens:
-        return rows, islice(own.prompts(), len(rows))
+    section: TasksetConfig, encoder: PromptEncoder, tokenizer: PreTrainedTokenizerBase, workers: int
+) -> tuple[DatasetRows, Iterator[IntArray]]:
+    custom = None if section.dataset is None else CustomDataset(section, tokenizer)
+    rows = read_rows(section) if custom is None else custom.rows()
+    if custom is not None and custom.has_prompt_tokens:
+        return rows, islice(custom.prompts(), len(rows))
     return rows, encode_prompts(encoder, _prompts(rows, section), workers)
 
 
-def to_task(task_id: str, row: Mapping[str, Any], where: str, section: Taskset, prompt_ids: Ints) -> Task:
-    """A row as a task. Raises `DataError` where a column is missing."""
+def to_task(
+    task_id: str, row: Mapping[str, Any], where: str, section: TasksetConfig, prompt_ids: IntArray
+) -> Task:
+    """Make a task of a row. Raises `DataError` if a column is missing."""
     prompt = to_prompt(row, where, section)
     answer, source = _answer_and_source(row, where, section)
     return Task(
@@ -137,8 +144,8 @@ def to_task(task_id: str, row: Mapping[str, Any], where: str, section: Taskset, 
     )
 
 
-def _prompts(rows: Rows, section: Taskset) -> Iterator[Prompt]:
-    """The prompt of each row; the row's other columns are checked on the way."""
+def _prompts(rows: DatasetRows, section: TasksetConfig) -> Iterator[ChatPrompt]:
+    """The prompt of each row; also checks the other columns of the row."""
     paths = (section.prompt, section.tools, section.answer, section.source, section.system_column)
     for number, row in enumerate(rows.scan([path for path in paths if path is not None])):
         where = rows.where(number)
@@ -146,15 +153,15 @@ def _prompts(rows: Rows, section: Taskset) -> Iterator[Prompt]:
         yield to_prompt(row, where, section)
 
 
-def to_prompt(row: Mapping[str, Any], where: str, section: Taskset) -> Prompt:
-    """A row's prompt, not yet encoded. Raises `DataError` where a column is missing."""
-    system = system_of(row, where, section)
+def to_prompt(row: Mapping[str, Any], where: str, section: TasksetConfig) -> ChatPrompt:
+    """The prompt of a row, not yet encoded. Raises `DataError` if a column is missing."""
+    system = system_message(row, where, section)
     messages = to_messages(value_at(row, section.prompt, where), where, system=system)
     tools = () if section.tools is None else to_tools(value_at(row, section.tools, where), where)
-    return Prompt(where, messages, tools, section.reply_prefix)
+    return ChatPrompt(where, messages, tools, section.reply_prefix)
 
 
-def _answer_and_source(row: Mapping[str, Any], where: str, section: Taskset) -> tuple[Any, str]:
+def _answer_and_source(row: Mapping[str, Any], where: str, section: TasksetConfig) -> tuple[Any, str]:
     answer = None if section.answer is None else value_at(row, section.answer, where)
     source = "" if section.source is None else value_at(row, section.source, where)
     if not isinstance(source, str):

@@ -1,4 +1,4 @@
-"""A reward model: reads a task and an answer in its own template, and gives one number."""
+"""Reward models: classifiers that score a conversation with one number."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from strop.config.schema.model import Model
-from strop.config.schema.reward import RewardModel as Section
-from strop.data.chat import PromptEncoder
+from strop.config.schema.model import ModelConfig
+from strop.config.schema.reward import RewardModelConfig
+from strop.data.encoding.chat_template import PromptEncoder
 from strop.errors import DataError, ModelError
-from strop.models.load import load_classifier, load_tokenizer
+from strop.models.loading import load_classifier, load_tokenizer
 from strop.types import Rollout, Task
 
 
 class RewardModel:
-    """One part of the reward: what the model says of each conversation, whatever the batch."""
+    """One component of the reward: the model's logit for each conversation, independent of the batch."""
 
-    def __init__(self, section: Section, device: torch.device) -> None:
-        """Raises ModelError for a model that has not exactly one label, or no chat template."""
+    def __init__(self, section: RewardModelConfig, device: torch.device) -> None:
+        """Load the model. Raises `ModelError` unless it has one label and a chat template."""
         self.name, self.weight = section.name, section.weight
         self._section = section
         self._device = device
-        files = Model(
+        files = ModelConfig(
             path=section.path,
             tokenizer=section.tokenizer,
             dtype=section.dtype,
@@ -34,57 +34,59 @@ class RewardModel:
             self._tokenizer = load_tokenizer(files)
             if section.chat_template == "tokenizer" and not self._tokenizer.chat_template:
                 raise ModelError(
-                    f"the tokenizer of {section.tokenizer or section.path} has no chat template; name a file "
-                    "with the one that the model was trained with, under chat_template."
+                    f"the tokenizer of {section.tokenizer or section.path} has no chat template; set "
+                    "chat_template to a file with the template that the model was trained with."
                 )
             self._model: PreTrainedModel = load_classifier(files, labels=1, device=device)
         except ModelError as error:
             raise ModelError(f"reward.models ({section.name}): {error}") from error
         self._template = PromptEncoder(self._tokenizer, section.chat_template)
         self._config = self._model.config.get_text_config()
-        self._own_padding: int | None = self._config.pad_token_id
+        self._pad_token_id: int | None = self._config.pad_token_id
         positions = getattr(self._config, "max_position_embeddings", None) or math.inf
-        self._limit = section.max_tokens or positions
+        self._max_tokens = section.max_tokens or positions
 
-    def score(self, answers: Sequence[tuple[Task, Rollout]]) -> list[float | str]:
-        """For each answer the model's number, or what broke."""
-        read = [self._encode(task, rollout) for task, rollout in answers]
-        scores: list[float | str] = [it if isinstance(it, str) else math.nan for it in read]
-        encoded = {i: it for i, it in enumerate(read) if not isinstance(it, str)}
+    def score(self, rollouts: Sequence[tuple[Task, Rollout]]) -> list[float | str]:
+        """Score of each rollout, or the text of an error."""
+        encodings = [self._encode(task, rollout) for task, rollout in rollouts]
+        scores: list[float | str] = [each if isinstance(each, str) else math.nan for each in encodings]
+        encoded = {i: each for i, each in enumerate(encodings) if not isinstance(each, str)}
         for batch in self._batches(encoded):
             for i, value in zip(batch, self._forward([encoded[i] for i in batch]), strict=True):
-                scores[i] = value if math.isfinite(value) else f"said {value}; a reward is a finite number"
+                scores[i] = (
+                    value if math.isfinite(value) else f"returned {value}; a reward must be a finite number"
+                )
         return scores
 
     def _encode(self, task: Task, rollout: Rollout) -> list[int] | str:
-        """The conversation's tokens, or why there are none."""
+        """Tokens of the conversation, or the text of an error."""
         messages = [*task.messages, {"role": "assistant", "content": rollout.text}]
         try:
             text = self._template.render("the conversation", messages, task.tools, prompt=False)
         except DataError as error:
-            return f"could not read it: {error}"
-        # The template writes the special tokens itself.
+            return f"could not encode the conversation: {error}"
+        # The template contains the special tokens.
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        if len(ids) <= self._limit:
+        if len(ids) <= self._max_tokens:
             return ids
-        limit = int(self._limit)
+        max_tokens = int(self._max_tokens)
         match self._section.overlong:
             case "left":
-                return ids[-limit:]
+                return ids[-max_tokens:]
             case "right":
-                return ids[:limit]
+                return ids[:max_tokens]
             case _:
                 return (
-                    f"could not read it: {len(ids)} tokens are more than its {limit}. Write overlong: "
-                    "left or right to have them cut, or fewer max_response_tokens"
+                    f"could not encode the conversation: it has {len(ids)} tokens, and the limit is "
+                    f"{max_tokens}. Set overlong to left or right to truncate it, or lower max_response_tokens"
                 )
 
     def _batches(self, encoded: dict[int, list[int]]) -> Iterator[list[int]]:
-        """Longest first, so that those of a batch are of about one length and little is padding."""
-        limit, batch = self._section.batch, list[int]()
+        """Batches of indices in order of descending length, so that little padding is needed."""
+        microbatch, batch = self._section.microbatch, list[int]()
         for i in sorted(encoded, key=lambda i: -len(encoded[i])):
-            each = len(encoded[batch[0]]) if batch and limit.unit == "tokens" else 1
-            if batch and (len(batch) + 1) * each > limit.count:
+            cost = len(encoded[batch[0]]) if batch and microbatch.unit == "tokens" else 1
+            if batch and (len(batch) + 1) * cost > microbatch.count:
                 yield batch
                 batch = []
             batch.append(i)
@@ -104,11 +106,13 @@ class RewardModel:
         return logits
 
     def _padding(self, batch: Sequence[list[int]]) -> int:
-        """The model's own padding token; where it has none, one that is nowhere in the batch, for
-        transformers takes the last other token for a conversation's end."""
-        if self._own_padding is not None:
-            return self._own_padding
+        """The model's padding token; without one, a token that is not in the batch.
+
+        transformers takes the last token that is not padding for the end of a conversation.
+        """
+        if self._pad_token_id is not None:
+            return self._pad_token_id
         used = {token for tokens in batch for token in tokens}
-        free = next(token for token in range(self._config.vocab_size) if token not in used)
-        self._config.pad_token_id = free
-        return free
+        unused = next(token for token in range(self._config.vocab_size) if token not in used)
+        self._config.pad_token_id = unused
+        return unused

@@ -1,4 +1,4 @@
-"""Log-probs, entropies and divergences of a micro-batch's targets, by a model."""
+"""Log-probs, entropies and divergences of a micro-batch's targets."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from strop.errors import ModelError
-from strop.models.attention import base_model, packed_forward
-from strop.models.head import LogitTransform, ReferenceStates, head_outputs
+from strop.models.chunked_head import LogitTransform, ReferenceStates, head_outputs
+from strop.models.packed_attention.forward import base_model, packed_forward
 from strop.types import MicroBatch, TokenOutputs
 
 LOGITS_TOLERANCE = 0.02
-"""How far, relative to their norm, our logits may be from the model's own: bfloat16 rounds."""
+"""Maximum difference between Strop's logits and the model's, relative to their norm; bfloat16 rounds."""
 
 
 @torch.no_grad()
 def reference_states(model: nn.Module, micro_batch: MicroBatch) -> ReferenceStates:
-    """Of a model that is the reference now: a frozen one, or one whose adapters are off.
+    """Hidden states and head of a reference model: a frozen model, or one with disabled adapters.
 
-    Adapters may be on again when the head is used: it is taken without its own.
+    The returned head is the base layer, so that adapters may be enabled again before it is used.
     """
     head = _head(base_model(model))
     if isinstance(head, BaseTunerLayer):
@@ -31,10 +31,9 @@ def reference_states(model: nn.Module, micro_batch: MicroBatch) -> ReferenceStat
 def token_outputs(
     model: nn.Module, micro_batch: MicroBatch, *, entropy: bool, reference: ReferenceStates | None = None
 ) -> TokenOutputs:
-    """Log-prob, and entropy if asked, of each target, and with a reference the divergence from it; the
-    gradient flows through all.
+    """Log-prob of each target, entropy if requested, and divergence from a reference if given.
 
-    A target's logits are divided by its `temperature`: these are the log-probs of what was sampled.
+    All are differentiable. A target's logits are divided by its `temperature`, as in sampling.
     """
     hidden = packed_forward(model, micro_batch)
     base = base_model(model)
@@ -50,18 +49,18 @@ def token_outputs(
         reference=reference,
     )
 
-    def in_place(values: Tensor) -> Tensor:
+    def at_targets(values: Tensor) -> Tensor:
         return values.new_zeros(len(hidden)).index_copy(0, targets, values)
 
     return TokenOutputs(
-        in_place(logprobs),
-        None if entropies is None else in_place(entropies),
-        None if divergences is None else in_place(divergences),
+        at_targets(logprobs),
+        None if entropies is None else at_targets(entropies),
+        None if divergences is None else at_targets(divergences),
     )
 
 
 def logit_transform(base: PreTrainedModel) -> LogitTransform:
-    """What this model's configuration says it does to its logits (Gemma 2, Cohere, Granite)."""
+    """The transform of logits in a model's configuration (Gemma 2, Cohere, Granite)."""
     config = base.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0
     scale /= getattr(config, "logits_scaling", None) or 1.0
@@ -70,7 +69,7 @@ def logit_transform(base: PreTrainedModel) -> LogitTransform:
 
 @torch.no_grad()
 def check_logits(model: nn.Module) -> None:
-    """Raise ModelError unless head and transform, as used here, give the model's own logits."""
+    """Raise `ModelError` unless head and transform reproduce the model's own logits."""
     base = base_model(model)
     decoder: nn.Module = base.get_decoder()  # type: ignore[no-untyped-call]
     seen: list[Tensor] = []
@@ -79,17 +78,17 @@ def check_logits(model: nn.Module) -> None:
         expected = base(input_ids=torch.arange(4, device=base.device)[None], use_cache=False).logits.float()
     finally:
         hook.remove()
-    ours = logit_transform(base).apply(_head(base)(seen[0]).float())
-    distance = float((ours - expected).norm() / expected.norm())
+    recomputed = logit_transform(base).apply(_head(base)(seen[0]).float())
+    distance = float((recomputed - expected).norm() / expected.norm())
     if distance > LOGITS_TOLERANCE:
         raise ModelError(
             f"Strop cannot compute the log-probs of {type(base).__name__}: its logits are not its head's "
-            f"output (they differ by {distance:.2g} of their norm)."
+            f"output (the relative difference is {distance:.2g})."
         )
 
 
 def _head(base: PreTrainedModel) -> nn.Module:
     head: nn.Module | None = base.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is None:
-        raise ModelError(f"{type(base).__name__} has no language-model head, and so no log-probs.")
+        raise ModelError(f"{type(base).__name__} has no language-model head, which log-probs need.")
     return head

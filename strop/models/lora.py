@@ -1,7 +1,7 @@
-"""Low-rank adapters (arXiv 2106.09685) by PEFT: adding one, merging it on the fly.
+"""Low-rank adapters (arXiv 2106.09685) with PEFT: creation, and merging while weights are read.
 
-An adapted weight is W + (alpha / rank) B A. The model with its adapters off is the reference, so
-that no second model is needed (`without_adapter`).
+An adapted weight is W + (alpha / rank) B A. The model with its adapter disabled is the reference
+(`without_adapter`), so that no second model is needed.
 """
 
 from __future__ import annotations
@@ -12,30 +12,31 @@ from contextlib import AbstractContextManager
 from typing import cast
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model
 from peft.tuners.lora import Linear
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from strop.config.schema.model import Lora
+from strop.config.schema.model import LoraConfig
 from strop.errors import ModelError
-from strop.models.attention import base_model
-from strop.models.shards import whole
+from strop.models.dtensor import full_tensor
+from strop.models.packed_attention.forward import base_model
 
 ADAPTER = "default"
 """PEFT's name for the one adapter."""
 
 
-def add_lora(model: PreTrainedModel, section: Lora, dtype: torch.dtype) -> PeftModel:
-    """Wrap the model with a fresh adapter whose parameters are of `dtype`; all others are frozen.
+def add_lora(model: PreTrainedModel, section: LoraConfig, dtype: torch.dtype) -> PeftModel:
+    """Wrap the model with a new adapter whose parameters have `dtype`; all other parameters are frozen.
 
-    Its A is random (by torch's generator) and its B zero: the model is at first what it was. Raises
-    ModelError where `targets` names nothing that can be adapted.
+    A is random (by torch's generator) and B is zero, so the outputs are initially unchanged. Raises
+    `ModelError` if `targets` matches no layer that can be adapted.
     """
     headless = model.get_output_embeddings() is None  # type: ignore[no-untyped-call]
-    config = LoraConfig(
+    config = PeftLoraConfig(
         r=section.rank,
-        lora_alpha=section.alpha,  # type: ignore[arg-type]  # a float is as good
+        lora_alpha=section.alpha,  # type: ignore[arg-type]  # PEFT accepts a float
         target_modules=_names(section.targets),
         exclude_modules=_names(section.exclude),
         lora_dropout=section.dropout,
@@ -43,7 +44,7 @@ def add_lora(model: PreTrainedModel, section: Lora, dtype: torch.dtype) -> PeftM
     )
     try:
         with warnings.catch_warnings():
-            # verl's `.*visual.*` is written for all models, and means nothing in those without images.
+            # verl's `.*visual.*` is used for all models, and matches nothing in those without images.
             warnings.filterwarnings("ignore", message="You have passed exclude_modules")
             wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
@@ -56,15 +57,15 @@ def add_lora(model: PreTrainedModel, section: Lora, dtype: torch.dtype) -> PeftM
 
 
 def without_adapter(model: PeftModel) -> AbstractContextManager[None]:
-    """Inside, the model is what it was before it got its adapter."""
+    """Disable the adapter in the block."""
     return model.disable_adapter()
 
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All weights under Hugging Face's names, the adapter merged into new tensors; the model stays as it is.
+    """All weights under Hugging Face's names, the adapter merged into new tensors; the model does not change.
 
-    A tensor that has two names (tied embeddings) comes once. Without an adapter these are the model's own.
-    Where it stands in parts on several ranks, all of them must go through its weights together.
+    A tensor with two names (tied embeddings) is yielded once. Without an adapter the tensors are the model's
+    own. All ranks of a sharded model must iterate together.
     """
     base = base_model(model)
     adapted = {f"{name}.base_layer.weight": m for name, m in base.named_modules() if isinstance(m, Linear)}
@@ -73,20 +74,22 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if ".lora_" in name or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        weight = whole(tensor.detach())
+        weight = full_tensor(tensor.detach())
         if name in adapted:
             weight = _merged(weight, adapted[name])
         yield name.replace(".base_layer.", "."), weight
 
 
 def adapter_weights(model: PeftModel) -> Iterator[tuple[str, Tensor]]:
-    """The adapter's own, named as `model` names them; whole, as above."""
-    return ((name, whole(p.detach())) for name, p in model.named_parameters() if ".lora_" in name)
+    """Full tensors of the adapter under the names in `model`; all ranks of a sharded model must iterate together."""
+    return ((name, full_tensor(p.detach())) for name, p in model.named_parameters() if ".lora_" in name)
 
 
 @torch.no_grad()
 def _merged(weight: Tensor, module: Linear) -> Tensor:
-    a, b = (whole(cast(Tensor, side[ADAPTER].weight)).float() for side in (module.lora_A, module.lora_B))
+    a, b = (
+        full_tensor(cast(Tensor, matrix[ADAPTER].weight)).float() for matrix in (module.lora_A, module.lora_B)
+    )
     delta = (b @ a) * module.scaling[ADAPTER]
     return cast(Tensor, weight.float() + (delta.T if module.fan_in_fan_out else delta)).to(weight.dtype)
 
@@ -100,12 +103,12 @@ def _check_targets(model: PeftModel) -> None:
     for name, module in base.named_modules():
         if hasattr(module, "lora_A") and not isinstance(module, Linear):
             raise ModelError(
-                f"model.lora.targets: {name} is no linear layer, and Strop adapts only those; leave it "
-                "out, or exclude it under model.lora.exclude."
+                f"model.lora.targets: {name} is not a linear layer, and Strop adapts only those; leave it "
+                "out, or add it to model.lora.exclude."
             )
     head = base.get_output_embeddings()  # type: ignore[no-untyped-call]
     if base.config.get_text_config().tie_word_embeddings and isinstance(head, Linear):
         raise ModelError(
             "model.lora.targets: the language-model head shares its weight with the input embeddings in this "
-            "model, so an adapter of the head alone could not be merged. Exclude it under model.lora.exclude."
+            "model, so an adapter of the head alone cannot be merged. Add it to model.lora.exclude."
         )

@@ -1,4 +1,4 @@
-"""A small random model with a tokenizer trained on the spot: for examples, tests and benchmarks.
+"""Small random models with a newly trained tokenizer, for examples, tests and benchmarks.
 
 `python -m strop.models.tiny --help` makes one from the command line.
 """
@@ -20,9 +20,9 @@ SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>
 
 
 def make_tokenizer(folder: Path, corpus: Iterable[str], vocab_size: int) -> int:
-    """Train a byte-level BPE tokenizer, digits apart, and save it; returns its size.
+    """Train and save a byte-level BPE tokenizer; returns its size.
 
-    Byte level, so that any text can be encoded; every digit is a token of its own.
+    It can encode any text, and every digit is a token of its own.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -60,11 +60,11 @@ def make_model(
     tied: bool = True,
     seed: int = 0,
 ) -> Path:
-    """Write a Hugging Face folder with random float32 weights and a tokenizer; returns the folder."""
+    """Write a Hugging Face folder with random float32 weights and a tokenizer; return the folder."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from strop.models.load import quiet
+    from strop.models.loading import silence_transformers
 
     folder.mkdir(parents=True, exist_ok=True)
     size = make_tokenizer(folder, corpus, vocab_size)
@@ -86,22 +86,22 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    with quiet():
+    with silence_transformers():
         model.save_pretrained(folder)
     return folder
 
 
 def read_corpus(files: Iterable[Path]) -> Iterator[str]:
-    """The lines of text files, to train a tokenizer on."""
+    """Lines of text files, to train a tokenizer on."""
     for file in files:
         with file.open(encoding="utf-8") as lines:
             yield from lines
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Make a small random model with a tokenizer of its own.")
-    parser.add_argument("folder", type=Path, help="where to write it")
+    parser.add_argument("folder", type=Path, help="output folder")
     parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="text files for the tokenizer")
     parser.add_argument("--family", default="qwen2", choices=Family.__args__)  # type: ignore[attr-defined]
     for name, default in (

@@ -1,4 +1,4 @@
-"""The curves of a report. The colours of ink and grid come from the page's own style."""
+"""Charts of a report. The colors of text and grid lines come from the page's style sheet."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from itertools import cycle
 import plotly.graph_objects as go
 import plotly.io as pio
 
-from strop.report.contents import Contents
-from strop.run.metrics import metric_of
+from strop.runs.metrics import metric_of
+from strop.runs.reader import RunData
 
-# Told apart by people who see few colours, and readable on white and on black (Okabe and Ito's, toned).
-_COLOURS = ("#2f7fc1", "#d9822b", "#3a9d78", "#b86aa5", "#c2a12c", "#7d8896", "#cf5c4b")
+# Distinguishable with color blindness and readable on white and on black: muted Okabe-Ito colors.
+_COLORS = ("#2f7fc1", "#d9822b", "#3a9d78", "#b86aa5", "#c2a12c", "#7d8896", "#cf5c4b")
 _HEIGHT = 230
-_PART = "reward/part/"
-_SAID_ABOVE = (
+_PART_PREFIX = "reward/part/"
+_TITLE_PREFIXES = (
     "eval",
     "reward/part",
     "response_tokens",
@@ -27,105 +27,112 @@ _SAID_ABOVE = (
     "staleness",
     "importance",
 )
-"""What a chart's title says of its metrics' names already."""
+"""Prefixes of metric names that a chart's title already gives, and its labels omit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
-    """One chart: which metrics stand in it."""
+class ChartPanel:
+    """Definition of one chart: its title and its metrics."""
 
     title: str
     metrics: tuple[str, ...]
-    """Names, or patterns of names."""
+    """Names of metrics, or patterns with wildcards."""
     smooth: bool = False
-    """Draw the first metric's running mean over its values."""
+    """Whether the first metric gets a running mean, drawn over its values."""
     only_if_above_0: bool = False
-    """Leave it out of runs in which it has nothing to say: they take turns, say."""
+    """Whether the chart is omitted if all its values are 0, such as the staleness of a synchronous run."""
 
 
 PANELS = (
-    Panel("Held-out reward", ("eval/*/reward", "eval/*/pass@*")),
-    Panel("Training reward", ("reward/mean", "reward/part/*"), smooth=True),
-    Panel("Held-out loss", ("eval/*/loss",)),
-    Panel("Loss on given answers", ("sft_loss", "dpo_loss"), smooth=True),
-    Panel("Margin between chosen and rejected answers", ("dpo/margin", "eval/*/dpo/margin"), smooth=True),
-    Panel("Preferences met", ("dpo/accuracy", "eval/*/dpo/accuracy")),
-    Panel("Distance from the reference", ("kl/ref",)),
-    Panel("Entropy", ("entropy",)),
-    Panel("Length of the answers", ("response_tokens/mean", "response_tokens/max", "eval/*/response_tokens")),
-    Panel("Groups and rollouts that teach nothing", ("groups/no_signal_share", "rollouts/*_share")),
-    Panel("Clipped tokens", ("clip_fraction", "clip_fraction/*")),
-    Panel("Gradient", ("grad_norm",)),
-    Panel("Learning rate", ("lr",)),
-    Panel("Sampler against trainer", ("logprob_diff/mean_abs",)),
-    Panel("Age of the weights that sampled", ("staleness/mean", "staleness/max"), only_if_above_0=True),
-    Panel("Importance weights", ("importance/mean", "importance/capped_share")),
-    Panel("Speed", ("tokens_per_second",)),
+    ChartPanel("Held-out reward", ("eval/*/reward", "eval/*/pass@*")),
+    ChartPanel("Training reward", ("reward/mean", "reward/part/*"), smooth=True),
+    ChartPanel("Held-out loss", ("eval/*/loss",)),
+    ChartPanel("Loss on demonstrations or pairs", ("sft_loss", "dpo_loss"), smooth=True),
+    ChartPanel(
+        "Margin between chosen and rejected responses", ("dpo/margin", "eval/*/dpo/margin"), smooth=True
+    ),
+    ChartPanel("Preference accuracy", ("dpo/accuracy", "eval/*/dpo/accuracy")),
+    ChartPanel("KL divergence from the reference", ("kl/ref",)),
+    ChartPanel("Entropy", ("entropy",)),
+    ChartPanel("Response length", ("response_tokens/mean", "response_tokens/max", "eval/*/response_tokens")),
+    ChartPanel(
+        "Groups and rollouts without a training signal",
+        ("groups/zero_variance_fraction", "rollouts/*_fraction"),
+    ),
+    ChartPanel("Clipped tokens", ("clip_fraction", "clip_fraction/*")),
+    ChartPanel("Gradient norm", ("grad_norm",)),
+    ChartPanel("Learning rate", ("lr",)),
+    ChartPanel("Difference between sampler and trainer log-probs", ("logprob_diff/mean_abs",)),
+    ChartPanel(
+        "Staleness of the sampling weights", ("staleness/mean", "staleness/max"), only_if_above_0=True
+    ),
+    ChartPanel("Importance weights", ("importance/mean", "importance/capped_fraction")),
+    ChartPanel("Speed", ("tokens_per_second",)),
 )
 _PHASES = ("sample", "reward", "logprobs", "update", "publish", "evaluate", "save")
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart as HTML, with the words that stand around it."""
+    """A chart as HTML, with title, unit, caption and legend."""
 
     title: str
     unit: str
     caption: str
     legend: tuple[tuple[str, str], ...]
-    """Each line's name and colour, where there is more than one."""
+    """Name and color of each line; empty for a single line."""
     html: str
 
 
-def make_charts(contents: Contents) -> list[Chart]:
-    """A chart for each panel of which anything was measured. The first one brings plotly along."""
+def make_charts(data: RunData) -> list[Chart]:
+    """Make a chart for each panel that has values. The first chart includes the plotly library."""
     charts: list[Chart] = []
     for panel in PANELS:
-        names = [name for pattern in panel.metrics for name in contents.names() if fnmatchcase(name, pattern)]
-        names = [name for name in dict.fromkeys(names) if contents.series(name)[0]]
-        if panel.only_if_above_0 and not any(any(contents.series(name)[1]) for name in names):
+        names = [name for pattern in panel.metrics for name in data.names() if fnmatchcase(name, pattern)]
+        names = [name for name in dict.fromkeys(names) if data.series(name)[0]]
+        if panel.only_if_above_0 and not any(any(data.series(name)[1]) for name in names):
             continue
-        if sum(name.startswith(_PART) for name in names) == 1:
-            # A lone part is the reward itself, but for its weight.
-            names = [name for name in names if not name.startswith(_PART)]
+        if sum(name.startswith(_PART_PREFIX) for name in names) == 1:
+            # A single reward component equals the reward, except for its weight.
+            names = [name for name in names if not name.startswith(_PART_PREFIX)]
         if names:
-            charts.append(_curves(contents, panel, names, first=not charts))
-    if any(contents.series(_phase(phase))[0] for phase in _PHASES):
-        charts.append(_time(contents, first=not charts))
+            charts.append(_curves(data, panel, names, first=not charts))
+    if any(data.series(_phase(phase))[0] for phase in _PHASES):
+        charts.append(_time(data, first=not charts))
     return charts
 
 
-def _curves(contents: Contents, panel: Panel, names: Sequence[str], *, first: bool) -> Chart:
+def _curves(data: RunData, panel: ChartPanel, names: Sequence[str], *, first: bool) -> Chart:
     figure = _figure()
     legend = []
-    for name, colour in zip(names, cycle(_COLOURS), strict=False):
-        steps, values = contents.series(name)
+    for name, color in zip(names, cycle(_COLORS), strict=False):
+        steps, values = data.series(name)
         label = _label(name, names)
         if panel.smooth and name == names[0] and len(values) >= 20:
             window = max(2, len(values) // 15)
-            _line(figure, steps, values, label, colour, opacity=0.4, width=1)
+            _line(figure, steps, values, label, color, opacity=0.4, width=1)
             label = f"{label}, mean of {window} steps"
             values = _running_mean(values, window)
-        _line(figure, steps, values, label, colour)
-        legend.append((label, colour))
+        _line(figure, steps, values, label, color)
+        legend.append((label, color))
     metric = metric_of(names[0])
     shown = tuple(legend) if len(figure.data) > 1 else ()
     return Chart(panel.title, metric.unit, metric.definition, shown, _html(figure, first))
 
 
-def _time(contents: Contents, *, first: bool) -> Chart:
+def _time(data: RunData, *, first: bool) -> Chart:
     figure = _figure()
     legend = []
-    for phase, colour in zip(_PHASES, _COLOURS, strict=True):
-        steps, seconds = contents.series(_phase(phase))
+    for phase, color in zip(_PHASES, _COLORS, strict=True):
+        steps, seconds = data.series(_phase(phase))
         if any(seconds):
             figure.add_bar(
-                x=steps, y=seconds, name=phase, marker={"color": colour}, hovertemplate="%{y:.2f} s"
+                x=steps, y=seconds, name=phase, marker={"color": color}, hovertemplate="%{y:.2f} s"
             )
-            legend.append((phase, colour))
+            legend.append((phase, color))
     figure.update_layout(barmode="stack", bargap=0.1)
     figure.update_traces(marker_line_width=0)
-    caption = "Where each step's seconds went; evaluating and saving come on top of the step itself."
+    caption = "Seconds of each step by phase; evaluation and saving are not part of the step's own time."
     return Chart("Time by phase", "seconds", caption, tuple(legend), _html(figure, first))
 
 
@@ -143,7 +150,7 @@ def _figure() -> go.Figure:
     figure.update_xaxes(
         title={"text": "step", "standoff": 4}, zeroline=False, showgrid=False, rangemode="tozero"
     )
-    # From zero, so that noise looks as small as it is.
+    # The axis starts at zero, so that noise is not exaggerated.
     figure.update_yaxes(zeroline=False, nticks=6, rangemode="tozero", exponentformat="e")
     return figure
 
@@ -153,7 +160,7 @@ def _line(
     steps: Sequence[int],
     values: Sequence[float],
     label: str,
-    colour: str,
+    color: str,
     *,
     opacity: float = 1.0,
     width: float = 2.0,
@@ -163,7 +170,7 @@ def _line(
         y=values,
         name=label,
         mode="lines+markers" if len(values) <= 40 else "lines",
-        line={"color": colour, "width": width},
+        line={"color": color, "width": width},
         marker={"size": 5},
         opacity=opacity,
         hovertemplate="%{y:.4g}",
@@ -182,9 +189,9 @@ def _html(figure: go.Figure, first: bool) -> str:
 
 
 def _running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of the last `window` values at each point; of fewer at the beginning."""
-    spans = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
-    return [sum(span) / len(span) for span in spans]
+    """Compute the mean of the last `window` values at each point, or of fewer at the beginning."""
+    windows = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
+    return [sum(one) / len(one) for one in windows]
 
 
 def _phase(phase: str) -> str:
@@ -192,10 +199,10 @@ def _phase(phase: str) -> str:
 
 
 def _label(name: str, names: Sequence[str]) -> str:
-    """The name without what the chart's title says already: `format` of `reward/part/format`."""
+    """Strip the prefix that the chart's title already gives: `reward/part/format` becomes `format`."""
     if name == "reward/mean":
         return "reward"
     if len(names) > 1:
-        for above in _SAID_ABOVE:
-            name = name.removeprefix(f"{above}/")
+        for prefix in _TITLE_PREFIXES:
+            name = name.removeprefix(f"{prefix}/")
     return name.replace("_", " ")

@@ -1,6 +1,7 @@
-"""How an answer is scored: built-in rewards, a user's own, and running them safely in parallel.
+"""Reward functions: built-in rewards, user functions, judges, and their execution in worker processes.
 
-`table.py` names the built-ins, one file each. `resolve.py` finds a function, `signature.py`
-understands how it wants to be called, `pool.py` and `worker.py` run it under a time limit, and
-`score.py` is what the rest of Strop uses. Nothing here imports torch.
+`registry.py` lists the built-in rewards, one file each in `builtin/`. `resolve.py` finds a function by its
+name, `execution/signature.py` binds its signature, and `execution/worker_pool.py` and `execution/worker.py` call
+it in worker processes under a time limit. `scorer.py` is the interface for the rest of Strop. No module of
+this package imports torch.
 """

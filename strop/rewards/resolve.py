@@ -1,4 +1,4 @@
-"""From what a run file says to a function: a built-in's name, a dotted path, or `file.py:name`."""
+"""Lookup of reward functions by a built-in's name, a dotted path, or `file.py:name`."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from strop.config.imports import Named
+from strop.config.user_code import ImportPath
 from strop.errors import RewardError
-from strop.rewards.table import BUILTINS
+from strop.rewards.registry import BUILTIN_REWARDS
 
 
-def find(function: str) -> Callable[..., Any]:
-    """The function that a run file names. Raises RewardError when it is not there or cannot be called."""
-    name = BUILTINS.get(function, function)
-    return Named(name, f"reward {function!r}", "function", BUILTINS, RewardError).load()
+def load_reward_function(function: str) -> Callable[..., Any]:
+    """Load the function that a run file names. Raises RewardError if it does not exist or is not callable."""
+    name = BUILTIN_REWARDS.get(function, function)
+    return ImportPath(name, f"reward {function!r}", "function", BUILTIN_REWARDS, RewardError).load()
 
 
-def absolute(function: str) -> str:
-    """The same name for a process that has another working directory."""
-    if function in BUILTINS or ":" not in function:
+def absolute_reference(function: str) -> str:
+    """The reference with an absolute file path, valid in a process with another working directory."""
+    if function in BUILTIN_REWARDS or ":" not in function:
         return function
     file, _, name = function.rpartition(":")
     return f"{Path(file).expanduser().resolve()}:{name}"
 
 
-def default_name(function: str | Callable[..., Any]) -> str:
-    """What a part of the reward is called when the run file gives it no name."""
+def default_reward_name(function: str | Callable[..., Any]) -> str:
+    """Name of a reward component for which the run file gives no name."""
     if isinstance(function, str):
         return function.rpartition(":")[2].rpartition(".")[2]
     inner = getattr(function, "func", function)  # functools.partial
-    return getattr(inner, "__name__", type(inner).__name__).strip("<>")
+    return str(getattr(inner, "__name__", type(inner).__name__)).strip("<>")

@@ -1,201 +1,258 @@
-"""Weights go from trainer to explorer, wherever the two are and whichever way the weights take.
+"""Publishing of the trainer's weights, and their subscription by the explorer, over any transport.
 
-Publisher   consumes the trainer's weights; waits for nobody; is unblocked by nothing.
-Subscriber  consumes published versions; waits for one that its step may be sampled with; is unblocked by
-            the publisher, or by the end of its patience.
+InMemorySynchronizer  copies the weights within one process.
+Publisher             consumes the trainer's weights; waits for nothing; is never blocked.
+Subscriber            consumes published versions; waits for a version that may sample its step; is unblocked
+                      by the publisher or by the timeout.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
-from strop.buffer.wait import Check, Wait
-from strop.config.schema.synchronizer import Fixed, Style
+import torch
+
+from strop.config.schema.synchronizer import FixedStyleConfig, StyleConfig
 from strop.errors import CheckpointError, ModelError
-from strop.protocols import InferenceEngine, Snapshot, TrainingEngine
-from strop.sync.style import Window, asks, kept, learned_in, publishes, window
-from strop.sync.versions import ANSWERED, ASKED, SHIFT, TAKEN, Inbox, Outbox, VersionGone
+from strop.protocols import EngineSnapshot, InferenceEngine, TrainingEngine
+from strop.sync.staleness_policy import (
+    VersionWindow,
+    publishes_after,
+    requests_weights,
+    retained_versions,
+    training_step_for,
+    version_window,
+)
+from strop.sync.transport import (
+    GROUP_SHORTFALL,
+    OLDEST_NEEDED,
+    REQUESTED,
+    SERVED,
+    VersionGone,
+    WeightReceiver,
+    WeightSender,
+)
+from strop.workers.waiting import StopCheck, TimedWait
 
-_PAUSE_SECONDS = 0.05
+_POLL_SECONDS = 0.05
+
+
+class InMemorySynchronizer:
+    """Passes the trainer's tensors to the sampler, which copies those that it does not share."""
+
+    def __init__(self, trainer: TrainingEngine, explorer: InferenceEngine) -> None:
+        self._trainer = trainer
+        self._explorer = explorer
+
+    def publish(self, version: int) -> None:
+        """Load the trainer's current weights into the sampler, as this version."""
+        self._explorer.load(self._trainer.iter_weights(), version)
 
 
 class Publisher:
-    """The trainer's side."""
+    """The trainer's side: publishes versions when the policy or the explorer asks for them."""
 
     def __init__(
         self,
         engine: TrainingEngine,
-        style: Style,
-        outbox: Outbox,
+        policy: StyleConfig,
+        sender: WeightSender,
         *,
-        first: int = 0,
-        pinned: int | None = None,
+        warmup_steps: int = 0,
+        pinned_version: int | None = None,
     ) -> None:
-        """Rollouts begin after step `first`. `pinned` is the version that an explorer would do its step again
-        with, if it was killed in it: when the trainer comes by it (once more), it is published in any case.
+        """Rollouts start after `warmup_steps` steps.
+
+        `pinned_version` is the version with which a killed explorer would sample its step again: the trainer
+        publishes it in any case when it reaches that step, perhaps for the second time.
         """
         self._engine = engine
-        self._style = style
-        self._outbox = outbox
-        self._first = first
-        self._pinned = pinned
+        self._policy = policy
+        self._sender = sender
+        self._warmup_steps = warmup_steps
+        self._pinned_version = pinned_version
         self._version = 0
         self._published: int | None = None
 
-    def after(self, step: int, last: int) -> None:
-        """Publish what step `step` of `last` has left, where that is due. Said of the start, too."""
+    def after_step(self, step: int, last_step: int) -> None:
+        """Publish the weights after a step, if the policy requires it. Also called at the start, with the
+        step that the trainer resumes from."""
         self._version = step
-        if step > 0 and (publishes(self._style, step, last, self._first) or step == self._pinned):
+        if step > 0 and (
+            publishes_after(self._policy, step, last_step, self._warmup_steps) or step == self._pinned_version
+        ):
             self._publish()
 
-    def answer(self) -> None:
-        """Publish the weights if the explorer has asked for new ones; for when no update is under way."""
-        asked = self._outbox.said(ASKED)
-        if asked > self._outbox.said(ANSWERED):
+    def serve_request(self) -> None:
+        """Publish the weights if the explorer has requested new ones; to be called between updates only."""
+        requested = self._sender.get_signal(REQUESTED)
+        if requested > self._sender.get_signal(SERVED):
             self._publish()
-            self._outbox.say(ANSWERED, asked)
+            self._sender.set_signal(SERVED, requested)
 
-    def tell_shift(self, groups: int) -> None:
-        """See `SHIFT`."""
-        self._outbox.say(SHIFT, groups)
+    def report_shortfall(self, groups: int) -> None:
+        """Set `GROUP_SHORTFALL`."""
+        self._sender.set_signal(GROUP_SHORTFALL, groups)
 
-    def snapshot(self) -> Snapshot | None:
-        """What a checkpoint of now must hold, so that the explorer can go on with it."""
-        return self._outbox.snapshot(self._version)
+    def snapshot(self) -> EngineSnapshot | None:
+        """The versions that a checkpoint of the current step must hold so that the explorer can continue."""
+        return self._sender.snapshot(self._version)
 
-    def begin(self) -> None:
-        """The trainer is at work, whatever an earlier start of it said of its end."""
-        self._outbox.begin()
+    def announce_start(self) -> None:
+        """Announce that the trainer runs, whatever an earlier trainer announced about its end."""
+        self._sender.announce_start()
 
     def finish(self) -> None:
-        """The run is through, perhaps before its last step, and the explorer perhaps not yet."""
+        """Publish the current weights as the final version; the explorer may still be running."""
         self._publish()
-        self._outbox.finish(self._version)
+        self._sender.finish(self._version)
 
     def _publish(self) -> None:
-        """Versions that the explorer will not want any more go."""
+        """Publish the current version, and delete those that the explorer needs no more."""
         if self._version != self._published:
-            self._outbox.write(self._version, self._engine.iter_weights())
-            there = self._outbox.all()
-            stay = kept(self._style, there, max(self._outbox.said(TAKEN), self._pinned or 0))
-            self._outbox.delete([version for version in there if version not in stay])
+            self._sender.write(self._version, self._engine.iter_weights())
+            versions = self._sender.versions()
+            oldest_needed = max(self._sender.get_signal(OLDEST_NEEDED), self._pinned_version or 0)
+            retained = retained_versions(self._policy, versions, oldest_needed)
+            self._sender.delete([version for version in versions if version not in retained])
             self._published = self._version
 
 
+class WeightLoader(Protocol):
+    """The part of an inference engine that the subscriber uses."""
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Take new weights."""
+        ...
+
+
 class Subscriber:
-    """The explorer's side."""
+    """The explorer's side: waits for versions and loads them into the sampler."""
 
     def __init__(
         self,
-        sampler: InferenceEngine,
-        style: Style,
-        inbox: Inbox,
+        sampler: WeightLoader,
+        policy: StyleConfig,
+        receiver: WeightReceiver,
         *,
         timeout_seconds: float,
-        check: Check,
-        first: int = 0,
+        check: StopCheck,
+        warmup_steps: int = 0,
     ) -> None:
-        """The sampler has the model as it is, version 0. `check` is called while it waits, and may raise.
-        Rollouts begin after step `first`."""
+        """The sampler holds the initial model, version 0. `check` is called during waits, and may raise.
+        Rollouts start after `warmup_steps` steps."""
         self._sampler = sampler
-        self._style = style
-        self._inbox = inbox
+        self._policy = policy
+        self._receiver = receiver
         self._timeout_seconds = timeout_seconds
         self._check = check
-        self._first = first
+        self._warmup_steps = warmup_steps
         self.version: int | None = 0
-        """What the sampler has; None where it has parts of several."""
+        """The sampler's version; None after an interrupted load, when it has tensors of two versions."""
         self.load_seconds = 0.0
-        """What the last load took."""
+        """Duration of the last load."""
 
-    def before(self, step: int) -> int:
-        """Give the sampler what step `step` is to be sampled with; returns its version."""
-        if asks(self._style, step, self._first):
-            self._ask(step)
-        return self.take(window(self._style, step, self._first))
+    def before_step(self, step: int) -> int:
+        """Load the version that samples a step; returns it."""
+        if requests_weights(self._policy, step, self._warmup_steps):
+            self._request_weights(step, self._check)
+        return self.load_newest(version_window(self._policy, step, self._warmup_steps))
 
-    def before_groups(self, step: int, put: int, size: int) -> int:
-        """The same where the trainer takes `size` groups as they come, of which so many are `put`."""
-        if asks(self._style, step, self._first):
-            self._ask(step)
+    def before_batch(
+        self, step: int, groups_ahead: Callable[[], int], groups_per_step: int, *, check: StopCheck
+    ) -> int:
+        """Load the version that samples the next group; returns it. For a trainer that takes
+        `groups_per_step` groups in order of arrival, `groups_ahead()` of them before this one.
 
-        def wanted() -> Window:
-            shift = self._inbox.said(SHIFT)
-            return window(self._style, learned_in(put, shift, size, self._first), self._first)
-
-        return self._take(wanted)
-
-    def after(self, step: int) -> None:
-        """Step `step` will not be done again: say so, where that says which versions are no longer wanted."""
-        if isinstance(self._style, Fixed):
-            self._inbox.say(TAKEN, window(self._style, step + 1, self._first).lowest)
-
-    def has_ended(self, last: int) -> bool:
-        """Whether the trainer has done all its steps up to `last`, and needs no more to learn from."""
-        return self._inbox.ended() >= last
-
-    def take_last(self, last: int) -> int:
-        """Give the sampler the trainer's last weights: version `last`, or that with which it ended before."""
-        wait = Wait(self._timeout_seconds, self._check)
-        while (ended := self._inbox.ended()) == 0 and last not in self._inbox.all():
-            self._sleep(wait, f"version {last} of the weights")
-        return self.take(Window(ended or last, ended or last))
-
-    def take(self, wanted: Window) -> int:
-        """Give the sampler the newest version that is wanted, once there is one; returns it.
-
-        Raises `CheckpointError` when that takes too long, and for weights of another model.
+        `check` is called during the wait, and may change what `groups_ahead` returns.
         """
-        return self._take(lambda: wanted)
+        if requests_weights(self._policy, step, self._warmup_steps):
+            self._request_weights(step, check)
+        return self._load_newest(lambda: self._window_after(groups_ahead(), groups_per_step), check)
 
-    def _take(self, wanted: Callable[[], Window]) -> int:
-        wait = Wait(self._timeout_seconds, self._check)
+    def lowest_version(self, groups_ahead: int, groups_per_step: int) -> int:
+        """Lowest version that may have sampled a group that the trainer takes after `groups_ahead` others."""
+        return self._window_after(groups_ahead, groups_per_step).lowest
+
+    def _window_after(self, groups_ahead: int, groups_per_step: int) -> VersionWindow:
+        shortfall = self._receiver.get_signal(GROUP_SHORTFALL)
+        step = training_step_for(groups_ahead, shortfall, groups_per_step, self._warmup_steps)
+        return version_window(self._policy, step, self._warmup_steps)
+
+    def after_step(self, step: int) -> None:
+        """Record that a step will not be sampled again: under `fixed` the trainer may delete versions."""
+        if isinstance(self._policy, FixedStyleConfig):
+            window = version_window(self._policy, step + 1, self._warmup_steps)
+            self._receiver.set_signal(OLDEST_NEEDED, window.lowest)
+
+    def trainer_has_finished(self, last_step: int) -> bool:
+        """Whether the trainer has done all steps up to `last_step`, and needs no more experiences."""
+        return self._receiver.final_version() >= last_step
+
+    def load_final(self, last_step: int) -> int:
+        """Load the trainer's final weights: version `last_step`, or the one with which it ended earlier."""
+        wait = TimedWait(self._timeout_seconds, self._check)
+        while (ended := self._receiver.final_version()) == 0 and last_step not in self._receiver.versions():
+            self._sleep(wait, f"version {last_step} of the weights")
+        return self.load_newest(VersionWindow(ended or last_step, ended or last_step))
+
+    def load_newest(self, window: VersionWindow) -> int:
+        """Wait for a version in the window, and load the newest; returns it.
+
+        Raises `CheckpointError` after the timeout, and for weights of another model.
+        """
+        return self._load_newest(lambda: window, self._check)
+
+    def _load_newest(self, window: Callable[[], VersionWindow], check: StopCheck) -> int:
+        wait = TimedWait(self._timeout_seconds, check)
         while True:
-            found = self._find(wanted, wait)
-            self._inbox.say(TAKEN, found)  # before it is read: from now on it stays
+            found = self._wait_for_version(window, wait)
+            self._receiver.set_signal(OLDEST_NEEDED, found)  # before the read, so that it is not deleted
             try:
                 self._load(found)
             except VersionGone:
                 continue
             return found
 
-    def _find(self, wanted: Callable[[], Window], wait: Wait) -> int:
+    def _wait_for_version(self, window: Callable[[], VersionWindow], wait: TimedWait) -> int:
         while True:
             own = [] if self.version is None else [self.version]
-            now = wanted()
-            found = now.newest([*own, *self._inbox.all()])
+            current = window()
+            found = current.select_newest([*own, *self._receiver.versions()])
             if found is not None:
                 return found
-            self._sleep(wait, f"version {now.lowest} of the weights")
+            self._sleep(wait, f"version {current.lowest} of the weights")
 
     def _load(self, version: int) -> None:
         started = time.perf_counter()
         if version != self.version:
             self.version = None
             try:
-                self._sampler.load(self._inbox.read(version), version)
+                self._sampler.load(self._receiver.read(version), version)
             except ModelError as error:
                 raise CheckpointError(
-                    f"Version {version} of the weights {self._inbox.where} is of another model than the "
-                    f"explorer's: {error}. Write the same `model` for both halves of the run, and let no "
-                    "other run have the same folder."
+                    f"Version {version} of the weights {self._receiver.location} belongs to another model "
+                    f"than the explorer's: {error}. Write the same `model` for explorer and trainer, and let "
+                    "no other run use the same folder."
                 ) from error
             self.version = version
         self.load_seconds = time.perf_counter() - started
 
-    def _ask(self, step: int) -> None:
-        self._inbox.say(ASKED, step)
-        wait = Wait(self._timeout_seconds, self._check)
-        while self._inbox.said(ANSWERED) < step and not self._inbox.ended():
-            self._sleep(wait, "new weights, which were asked for")
+    def _request_weights(self, step: int, check: StopCheck) -> None:
+        self._receiver.set_signal(REQUESTED, step)
+        wait = TimedWait(self._timeout_seconds, check)
+        while self._receiver.get_signal(SERVED) < step and not self._receiver.final_version():
+            self._sleep(wait, "the new weights that it requested")
 
-    def _sleep(self, wait: Wait, for_what: str) -> None:
-        if wait.left <= 0:
-            there = ", ".join(map(str, self._inbox.all())) or "none"
+    def _sleep(self, wait: TimedWait, awaited: str) -> None:
+        if wait.remaining_seconds <= 0:
+            published = ", ".join(map(str, self._receiver.versions())) or "none"
             raise CheckpointError(
-                f"The explorer has waited {wait.seconds:.0f} s for {for_what}, {self._inbox.where}; "
-                f"published there: {there}. Is the trainer at work, and of this run? If its steps take that "
-                "long, set `synchronizer.timeout_seconds` higher."
+                f"The explorer has waited {wait.elapsed_seconds:.0f} s for {awaited}, "
+                f"{self._receiver.location}; published versions: {published}. Check that the trainer runs "
+                "and belongs to this run. If its steps take that long, write a larger "
+                "`synchronizer.timeout_seconds`."
             )
-        time.sleep(wait.slice(f"{for_what} from the trainer", _PAUSE_SECONDS))
+        wait.sleep(f"{awaited}, from the trainer", _POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Where this process computes."""
+"""Selection of the device for this process or its ranks."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from strop.errors import PlacementError
 
 
 def find_device(wanted: Literal["auto", "cpu", "cuda"], key: str = "trainer.engine.device") -> torch.device:
-    """What the run file's `key` means here. Raises PlacementError for a GPU that is not there."""
+    """The device that the run file's `key` selects. Raises PlacementError for `cuda` without a GPU."""
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
         raise PlacementError(
-            f"{key} is cuda, but torch sees no GPU here. Write `auto` or `cpu`, or run with --here."
+            f"{key} is cuda, but torch finds no GPU on this machine. Write `auto` or `cpu`, or run with --here."
         )
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
 
 
-def find_devices(wanted: Literal["auto", "cpu", "cuda"], ranks: int) -> Literal["cpu", "cuda"]:
-    """The kind that each of several ranks has one of: a GPU of its own, or the CPU with all others.
+def find_rank_device_type(wanted: Literal["auto", "cpu", "cuda"], ranks: int) -> Literal["cpu", "cuda"]:
+    """The device type of several ranks: `cuda` for one GPU each, or `cpu`.
 
-    Raises PlacementError where there are fewer GPUs than ranks.
+    Raises PlacementError where this machine has fewer GPUs than ranks.
     """
     if find_device(wanted).type == "cpu":
         return "cpu"
     gpus = torch.cuda.device_count()
     if gpus < ranks:
         raise PlacementError(
-            f"trainer.engine.ranks is {ranks}, and this machine has {gpus} GPUs: each rank wants one of its "
-            f"own. Write ranks: {gpus}, or device: cpu."
+            f"trainer.engine.ranks is {ranks}, but this machine has {gpus} GPUs, and each rank needs its own. "
+            f"Write ranks: {gpus}, or device: cpu."
         )
     return "cuda"

@@ -1,1 +1,1 @@
-"""Processes that this one starts, talks with and ends, here or as Ray actors; and lines to any other."""
+"""Child processes, messages between processes, network addresses, waiting, and atomic file writes."""

@@ -1,4 +1,4 @@
-"""A worker that is a Ray actor."""
+"""Workers that are Ray actors, and their log files."""
 
 from __future__ import annotations
 
@@ -11,66 +11,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from types import ModuleType
 from typing import Any
 
-from strop.errors import ConfigError, MissingExtraError, PlacementError, WorkerDied
-from strop.workers.worker import Serve
+from strop.errors import ConfigError, PlacementError, WorkerDiedError
+from strop.workers.network import node_address
+from strop.workers.ray_runtime import describe_free_resources, import_ray
+from strop.workers.waiting import TimedWait
+from strop.workers.worker import WorkerTarget
 
-_PAUSE_SECONDS = 0.5
-_SKIPPED, _ALL = "RAY_DEDUP_LOGS_SKIP_REGEX", "."
-"""What Ray does not repeat here of what its nodes say, such as twenty lines of an actor's death."""
-_NAME_SECONDS = 15.0
-"""So long an actor that was killed may keep its name."""
-
-
-def import_ray() -> ModuleType:
-    """Ray, which leaves this process's console alone. Raises MissingExtraError where it is not installed."""
-    os.environ.setdefault(_SKIPPED, _ALL)
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError(
-            "cluster.type is ray, and Ray is not installed: pip install 'strop[ray]'"
-        ) from error
-    return ray
-
-
-def resources(ray: ModuleType) -> str:
-    """What is free on the cluster, in words."""
-    there = ray.available_resources()
-    return f"{there.get('CPU', 0):g} CPUs, {there.get('GPU', 0):g} GPUs"
-
-
-def is_on_ray() -> bool:
-    """Whether this process belongs to a Ray cluster."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
-
-
-def node_address() -> str:
-    """By which the other nodes of the cluster reach this one."""
-    import_ray()
-    from ray.util import get_node_ip_address
-
-    return str(get_node_ip_address())  # type: ignore[no-untyped-call]
+_RETRY_SECONDS = 0.5
+_NAME_RELEASE_SECONDS = 15.0
+"""Longest time for which a killed actor may still hold its name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """The folder `log` of a run, with a file for each actor."""
+class ActorLog:
+    """The `log` folder of a run, with one file per actor."""
 
-    run: Path
-    """The run's own folder, absolute."""
-    by_node: bool
-    """An actor's file is in a folder of its node's."""
+    run_folder: Path
+    """The run's folder, absolute."""
+    per_node: bool
+    """Whether each node's actors write into a subfolder with the node's address."""
 
-    def take_over(self, name: str) -> None:
-        """From now on all that this process says goes into its file. Where this node does not have the run's
-        folder, none is made."""
-        if not self.run.is_dir():
+    def redirect_output(self, name: str) -> None:
+        """Append stdout and stderr of this process to its log file. Does nothing if this node does not see
+        the run's folder."""
+        if not self.run_folder.is_dir():
             return
-        folder = self.run / "log" / (node_address() if self.by_node else "")
+        folder = self.run_folder / "log" / (node_address() if self.per_node else "")
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"{name}.log").open("a") as file:
             for stream in (sys.stdout, sys.stderr):
@@ -79,143 +47,147 @@ class Log:
 
 
 class RayWorker:
-    """A `Worker` on any node of the cluster; Ray ends it where the process that started it ends."""
+    """A `Worker` on any node of the cluster. Ray ends it when the process that started it ends."""
 
     def __init__(
         self,
         name: str,
-        serve: Serve,
+        serve: WorkerTarget,
         *,
         cpus: float,
         gpus: float,
         timeout_seconds: float,
-        log: Log | None = None,
+        log: ActorLog | None = None,
     ) -> None:
-        """Raises PlacementError where no node has room in time, ConfigError where the name stays taken."""
+        """Raises PlacementError if no node has enough free resources in time, ConfigError if another actor
+        keeps the name."""
         self.name = name
         self._ray = import_ray()
-        self._deadline = time.monotonic() + timeout_seconds
-        wanted = self._ray.remote(_Actor).options(name=name, num_cpus=cpus, num_gpus=gpus, max_concurrency=3)
-        self._actor = self._created(wanted, log)
+        wait = TimedWait(timeout_seconds)
+        options = self._ray.remote(_WorkerActor).options(
+            name=name, num_cpus=cpus, num_gpus=gpus, max_concurrency=3
+        )
+        self._actor = self._create_actor(options, log, timeout_seconds)
         try:
-            left = max(0.0, self._deadline - time.monotonic())
-            self.pid: int = self._ray.get(self._actor.start.remote(serve), timeout=left)
+            self.pid: int = self._ray.get(self._actor.start.remote(serve), timeout=wait.remaining_seconds)
         except self._ray.exceptions.GetTimeoutError as error:
-            self.end()
+            self.kill()
             raise PlacementError(
-                f"cluster: no node had room for {name} ({cpus:g} CPUs, {gpus:g} GPUs) in "
-                f"{timeout_seconds:g} s; free now: {resources(self._ray)}. End what else runs there, add "
-                "nodes, or set cluster.start_timeout_seconds higher; with --here the run needs no cluster."
+                f"cluster: no node had {cpus:g} CPUs and {gpus:g} GPUs free for {name} within "
+                f"{timeout_seconds:g} s; free now: {describe_free_resources(self._ray)}. End other programs "
+                "on the cluster, add nodes, or write a larger cluster.start_timeout_seconds; with --here the "
+                "run needs no cluster."
             ) from error
         except self._ray.exceptions.RayActorError:
-            self.pid = 0  # it was killed as it came up; who sends or receives hears of it
-        self._coming: Any = None
-        """What Ray will give for the next message, where that was asked for already."""
+            self.pid = (
+                0  # it was killed during its start; the next `send` or `receive` raises WorkerDiedError
+            )
+        self._pending_reference: Any = None
+        """Ray's reference to the next message, once it was requested."""
 
     def send(self, message: object) -> None:
-        """Raises WorkerDied where nobody is there any more."""
-        self._answer(self._actor.put.remote(message))
+        """See `Worker`."""
+        self._get(self._actor.put.remote(message))
 
     def receive(self) -> Any:
-        """Its next message. Raises WorkerDied once it has ended and nothing more comes."""
-        asked = self._asked()
-        message = self._answer(asked)
-        self._coming = None
-        if isinstance(message, _Over):
-            raise WorkerDied(self.name, message.how, killed=False)
+        """See `Worker`."""
+        message = self._get(self._request_next())
+        self._pending_reference = None
+        if isinstance(message, _WorkerExited):
+            raise WorkerDiedError(self.name, message.reason, killed=False)
         return message
 
     def poll(self, seconds: float) -> bool:
-        """Whether `receive` has something to give or to raise, within this time."""
-        return bool(self._ray.wait([self._asked()], timeout=seconds)[0])
+        """See `Worker`."""
+        return bool(self._ray.wait([self._request_next()], timeout=seconds)[0])
 
-    def check(self) -> None:
-        """Raises WorkerDied where its process has ended."""
-        self._answer(self._actor.here.remote())
+    def check_alive(self) -> None:
+        """See `Worker`."""
+        self._get(self._actor.ping.remote())
 
-    def end(self) -> None:
-        """Kill it."""
+    def kill(self) -> None:
+        """See `Worker`."""
         self._ray.kill(self._actor)
 
-    def _asked(self) -> Any:
-        if self._coming is None:
-            self._coming = self._actor.take.remote()
-        return self._coming
+    def _request_next(self) -> Any:
+        if self._pending_reference is None:
+            self._pending_reference = self._actor.take.remote()
+        return self._pending_reference
 
-    def _answer(self, reference: Any) -> Any:
+    def _get(self, reference: Any) -> Any:
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayActorError as error:
-            how = f"with its actor: {str(error).splitlines()[0].rstrip('.')}"
-            raise WorkerDied(self.name, how, killed=True) from error
+            reason = f"with its actor: {str(error).splitlines()[0].rstrip('.')}"
+            raise WorkerDiedError(self.name, reason, killed=True) from error
 
-    def _created(self, wanted: Any, log: Log | None) -> Any:
-        """Of a run that goes on, one of the same name may just be dying."""
-        deadline = min(self._deadline, time.monotonic() + _NAME_SECONDS)
+    def _create_actor(self, options: Any, log: ActorLog | None, timeout_seconds: float) -> Any:
+        """Retries while an actor of the same name, from an earlier start of the run, is still being ended."""
+        wait = TimedWait(min(timeout_seconds, _NAME_RELEASE_SECONDS))
         while True:
             try:
-                return wanted.remote(self.name, Path.cwd(), log)
+                return options.remote(self.name, Path.cwd(), log)
             except (ValueError, self._ray.exceptions.ActorAlreadyExistsError) as error:
-                if time.monotonic() > deadline:
+                if wait.remaining_seconds <= 0:
                     raise ConfigError(
-                        f"cluster: there is an actor {self.name!r} in this namespace already, of another "
-                        "run. Write another `cluster.namespace`, or other names (`cluster.explorer`, "
-                        "`cluster.trainer`, `buffer.name`)."
+                        f"cluster: another run has an actor {self.name!r} in this namespace. Write another "
+                        "`cluster.namespace`, or other names (`cluster.explorer_name`, "
+                        "`cluster.trainer_name`, `buffer.name`)."
                     ) from error
-                time.sleep(_PAUSE_SECONDS)
+                time.sleep(_RETRY_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
-class _Over:
-    """The last message: no more will come."""
+class _WorkerExited:
+    """The last message of a worker whose target has returned or raised."""
 
-    how: str
+    reason: str
 
 
-class _Actor:
-    """The worker's process: it serves in a thread, beside which the other methods are called."""
+class _WorkerActor:
+    """The worker's process: the target runs in a thread, and Ray calls the methods in other threads."""
 
-    def __init__(self, name: str, workdir: Path, log: Log | None) -> None:
-        """The run file's paths are relative to `workdir`, where this node has it."""
+    def __init__(self, name: str, workdir: Path, log: ActorLog | None) -> None:
+        """`workdir` is the base of the run file's relative paths, if this node has that folder."""
         if log is not None:
-            log.take_over(name)
+            log.redirect_output(name)
         if workdir.is_dir():
             os.chdir(workdir)
             sys.path.insert(0, str(workdir))
         if not import_ray().get_gpu_ids():
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # where it has none, Ray would let it see all
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray shows all GPUs to an actor that requested none
         self._incoming: SimpleQueue[Any] = SimpleQueue()
         self._outgoing: SimpleQueue[Any] = SimpleQueue()
 
-    def start(self, serve: Serve) -> int:
-        """Begin; returns this process's number."""
-        channel = _Queues(self._incoming.get, self._outgoing.put)
+    def start(self, serve: WorkerTarget) -> int:
+        """Start the target; returns this process's id."""
+        channel = _QueueChannel(self._incoming.get, self._outgoing.put)
         Thread(target=self._serve, args=(serve, channel), daemon=True).start()
         return os.getpid()
 
     def put(self, message: object) -> None:
-        """A message to the worker."""
+        """Deliver a message to the target."""
         self._incoming.put(message)
 
-    def here(self) -> None:
-        """Says by its answer that the process is there."""
+    def ping(self) -> None:
+        """Return, which shows that the process is alive."""
 
     def take(self) -> Any:
-        """The worker's next one, waited for."""
+        """Wait for the target's next message."""
         return self._outgoing.get()
 
-    def _serve(self, serve: Serve, channel: _Queues) -> None:
-        how = "by itself"
+    def _serve(self, serve: WorkerTarget, channel: _QueueChannel) -> None:
+        reason = "by itself"
         try:
             serve(channel)
-        except BaseException:  # noqa: BLE001  (it is the other side's to raise)
-            how = f"with an error:\n{traceback.format_exc()}"
-        self._outgoing.put(_Over(how))
+        except BaseException:  # noqa: BLE001  (the parent raises it)
+            reason = f"with an error:\n{traceback.format_exc()}"
+        self._outgoing.put(_WorkerExited(reason))
 
 
 @dataclass(frozen=True, slots=True)
-class _Queues:
-    """A `Channel`: the worker's end. Ray ends this process where nobody is there any more."""
+class _QueueChannel:
+    """A `Channel` inside the actor. Ray ends this process when the parent process ends."""
 
     receive: Callable[[], Any]
     send: Callable[[object], None]

@@ -1,6 +1,6 @@
-"""The threads of a process that listens: each line has one of its own.
+"""A socket server with one thread per connection.
 
-So one whose other end was killed in the middle of a message keeps nobody from serving the next.
+A client that is killed in the middle of a message therefore does not block the other clients.
 """
 
 from __future__ import annotations
@@ -12,66 +12,74 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 
-from strop.workers.address import Address
-from strop.workers.line import ANSWER_SECONDS, SLICE_SECONDS, HungUp, Line, LineBroken
+from strop.workers.connection import (
+    PEER_TIMEOUT_SECONDS,
+    POLL_SECONDS,
+    Address,
+    ConnectionLost,
+    Disconnected,
+    SocketConnection,
+)
 
-Serve = Callable[[Line], None]
+ConnectionHandler = Callable[[SocketConnection], None]
 
 
-class Server:
-    """Listens until it is closed, and serves whoever knows the token."""
+class SocketServer:
+    """Listens until it is closed, and serves every client that knows the token."""
 
-    def __init__(self, host: str, serve: Serve, name: str) -> None:
-        """`host` is an address of this machine; `serve` may go on until the line breaks; `name` is the
-        threads'."""
+    def __init__(self, host: str, serve: ConnectionHandler, name: str) -> None:
+        """`host` is an address of this machine; `serve` handles one connection, until it is lost; `name` is
+        the threads' name."""
         self._name = name
-        self._serve = serve
-        self._fault: Exception | None = None
+        self._handler = serve
+        self._error: Exception | None = None
         self._closing = threading.Event()
         self._listening = socket.create_server((host, 0))
-        self._listening.settimeout(SLICE_SECONDS)
+        self._listening.settimeout(POLL_SECONDS)
         self.address = Address(host, self._listening.getsockname()[1], secrets.token_hex(16))
-        self._threads = [threading.Thread(target=self._listen, name=name, daemon=True)]
+        self._threads = [threading.Thread(target=self._accept_loop, name=name, daemon=True)]
         self._threads[0].start()
 
     @property
-    def lines(self) -> int:
-        """How many are open."""
+    def open_connections(self) -> int:
+        """Number of open connections."""
         return sum(thread.is_alive() for thread in self._threads[1:])
 
-    def look(self) -> None:
-        """Raises what went wrong in a thread."""
-        if self._fault is not None:
-            raise self._fault
+    def raise_errors(self) -> None:
+        """Raise the last exception of a connection's thread, if there was one."""
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
-        """Hang up; what is under way is broken off at the next check."""
+        """Stop listening, and close all connections at their next stop check."""
         self._closing.set()
-        for thread in self._threads:  # the first one adds the others
+        for thread in self._threads:  # the accept loop, which adds the others, is the first and joined first
             thread.join()
         self._listening.close()
 
-    def _listen(self) -> None:
+    def _accept_loop(self) -> None:
         while not self._closing.is_set():
             try:
-                connection, _ = self._listening.accept()
+                opened, _ = self._listening.accept()
             except TimeoutError:
                 continue
-            thread = threading.Thread(target=self._talk, args=(connection,), name=self._name, daemon=True)
+            thread = threading.Thread(
+                target=self._handle_connection, args=(opened,), name=self._name, daemon=True
+            )
             self._threads.append(thread)
             thread.start()
 
-    def _talk(self, connection: socket.socket) -> None:
-        with closing(Line(connection, self._check)) as line:
+    def _handle_connection(self, opened: socket.socket) -> None:
+        with closing(SocketConnection(opened, self._check)) as connection:
             try:
-                said = line.receive(limit_seconds=ANSWER_SECONDS)
-                if hmac.compare_digest(str(said).encode(), self.address.token.encode()):
-                    self._serve(line)
-            except LineBroken:
+                token = connection.receive(timeout_seconds=PEER_TIMEOUT_SECONDS)
+                if hmac.compare_digest(str(token).encode(), self.address.token.encode()):
+                    self._handler(connection)
+            except ConnectionLost:
                 return
-            except Exception as error:  # noqa: BLE001  (`look` raises it in the thread that made this)
-                self._fault = error
+            except Exception as error:  # noqa: BLE001  (`raise_errors` raises it in the owner's thread)
+                self._error = error
 
     def _check(self) -> None:
         if self._closing.is_set():
-            raise HungUp
+            raise Disconnected

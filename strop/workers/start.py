@@ -1,55 +1,56 @@
-"""Where a worker is started."""
+"""Placement and start of workers: as local processes or as Ray actors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import assert_never
 
-from strop.workers.local import LocalWorker
-from strop.workers.ray_worker import Log, RayWorker
-from strop.workers.worker import Serve, Worker
+from strop.workers.local_worker import LocalWorker
+from strop.workers.ray_worker import ActorLog, RayWorker
+from strop.workers.worker import Worker, WorkerTarget
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
-    """As a process of this machine."""
+class LocalPlacement:
+    """A process of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
-class OnRay:
-    """As an actor of the Ray cluster that this process belongs to, in its namespace."""
+class RayPlacement:
+    """An actor of the Ray cluster that this process belongs to, in its namespace."""
 
     cpus: float = 1
+    """CPUs reserved for the actor."""
     gpus: float = 0
-    """Of both, so many are kept for it; it sees those GPUs alone."""
+    """GPUs reserved for the actor; it sees no others."""
     start_timeout_seconds: float = 120.0
-    """Longest wait for a node that has them."""
+    """Longest wait for a node with these resources."""
     prefix: str = ""
-    """What the actor's name begins with, before the worker's own."""
-    log: Log | None = None
-    """Where all that it says is written; None leaves it to Ray."""
+    """Prefix of the actor's name, before the worker's name."""
+    log: ActorLog | None = None
+    """The log file for the actor's output; None leaves its output to Ray."""
 
 
-Place = Local | OnRay
-HERE = Local()
+WorkerPlacement = LocalPlacement | RayPlacement
+LOCAL = LocalPlacement()
 
 
-def start_worker(name: str, serve: Serve, place: Place) -> Worker:
-    """A process that does what `serve` does. On Ray the actor has this name, behind the place's prefix.
+def start_worker(name: str, serve: WorkerTarget, placement: WorkerPlacement) -> Worker:
+    """Start a worker that runs `serve`. A Ray actor is named after the worker, with the placement's prefix.
 
-    Raises PlacementError where no node has room for an actor, or its name stays taken.
+    Raises PlacementError if no node has enough free resources, ConfigError if another actor keeps the name.
     """
-    match place:
-        case Local():
+    match placement:
+        case LocalPlacement():
             return LocalWorker(name, serve)
-        case OnRay():
+        case RayPlacement():
             return RayWorker(
-                f"{place.prefix}{name}",
+                f"{placement.prefix}{name}",
                 serve,
-                cpus=place.cpus,
-                gpus=place.gpus,
-                timeout_seconds=place.start_timeout_seconds,
-                log=place.log,
+                cpus=placement.cpus,
+                gpus=placement.gpus,
+                timeout_seconds=placement.start_timeout_seconds,
+                log=placement.log,
             )
         case _:
-            assert_never(place)
+            assert_never(placement)

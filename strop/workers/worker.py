@@ -1,4 +1,4 @@
-"""What a worker is, seen from the process that started it and from inside."""
+"""Protocols of a worker process: as its parent sees it, and the worker's own channel to the parent."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any, Protocol
 
 
 class Channel(Protocol):
-    """A worker's way to the process that started it."""
+    """The worker's connection to the parent process."""
 
     def receive(self) -> Any:
-        """The next message. Raises EOFError once nobody is there to send one."""
+        """The next message. Raises EOFError if the parent process has ended."""
         ...
 
     def send(self, message: object) -> None:
-        """Any object that can be pickled. Raises ConnectionError once nobody is there to receive it."""
+        """Send any object that can be pickled. Raises ConnectionError if the parent process has ended."""
         ...
 
 
-Serve = Callable[[Channel], None]
-"""All that a worker does. Importable, so that it can be sent; the worker ends when it returns."""
+WorkerTarget = Callable[[Channel], None]
+"""The function that a worker runs; the worker ends when it returns. It must be importable, to be sent."""
 
 
 class Worker(Protocol):
-    """A process of its own, that is there for the one that started it and ends with it.
+    """A process that was started by this one, and ends with it.
 
     Messages arrive in the order in which they were sent. One thread at a time may send, and one receive.
     """
@@ -31,21 +31,21 @@ class Worker(Protocol):
     name: str
 
     def send(self, message: object) -> None:
-        """Any object that can be pickled. Raises WorkerDied where nobody is there any more."""
+        """Send any object that can be pickled. Raises WorkerDiedError if the process has ended."""
         ...
 
     def receive(self) -> Any:
-        """Its next message, waited for. Raises WorkerDied once it has ended and nothing more comes."""
+        """Wait for the next message. Raises WorkerDiedError after the last message of an ended process."""
         ...
 
     def poll(self, seconds: float) -> bool:
-        """Whether `receive` has something to give or to raise, within this time."""
+        """Wait until `receive` would return or raise at once; False if it still would not after `seconds`."""
         ...
 
-    def check(self) -> None:
-        """Raises WorkerDied where it has ended; any thread may ask."""
+    def check_alive(self) -> None:
+        """Raise WorkerDiedError if the process has ended. Any thread may call it."""
         ...
 
-    def end(self) -> None:
-        """Kill it, whatever it is doing."""
+    def kill(self) -> None:
+        """Kill the process, whatever it is doing."""
         ...

@@ -1,11 +1,29 @@
-"""How a task becomes a rollout, and a rollout experiences.
+"""Workflows: how a task becomes a rollout, and a rollout becomes experiences.
 
-`table.py` finds a workflow by its name, `runner.py` runs it under a time limit. It talks to the model
-through `chat.py`, and `session.py` keeps what was said, token by token. `experiences.py` makes of that
-what is trained.
+`registry.py` finds a workflow by its name, and `runner.py` runs it under a time limit. A workflow talks to the
+model through `chat.py`; `session.py` records every call, token by token. `experiences.py` turns the recorded
+turns into training sequences.
 """
 
-from strop.workflows.chat import Chat, SyncChat
-from strop.workflows.outcome import Outcome, OutOfRoom
+from __future__ import annotations
 
-__all__ = ["Chat", "OutOfRoom", "Outcome", "SyncChat"]
+import warnings
+
+from strop.workflows.chat import Chat, SyncChat
+from strop.workflows.result import ContextLengthExceeded, WorkflowResult
+
+__all__ = ["Chat", "ContextLengthExceeded", "SyncChat", "WorkflowResult"]
+
+_DEPRECATED = {"Outcome": WorkflowResult, "OutOfRoom": ContextLengthExceeded}
+
+
+def __getattr__(name: str) -> type:
+    if name not in _DEPRECATED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _DEPRECATED[name]
+    warnings.warn(
+        f"strop.workflows.{name} is deprecated; use strop.workflows.{new.__name__}.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return new

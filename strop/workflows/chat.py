@@ -1,97 +1,109 @@
-"""What a workflow talks to: the model that is trained, in one rollout."""
+"""Chat interface of a workflow to the policy, within one rollout."""
 
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from strop.data.chat import Tools, to_messages
+from strop.data.encoding.chat_template import Tools, to_messages
 from strop.inference.endpoint.request import ChatRequest
-from strop.inference.endpoint.server import Access
-from strop.types import Ints, Message, Turn
-from strop.workflows.recorded import Recorded
-from strop.workflows.services import Services
-from strop.workflows.session import Dialogue, Session
-from strop.workflows.threads import Abandoned
+from strop.inference.endpoint.server import EndpointAccess
+from strop.types import IntArray, Message, Turn
+from strop.workflows.recorded_policy import RecordedPolicy
+from strop.workflows.services import WorkflowServices
+from strop.workflows.session import Conversation, RolloutSession
+from strop.workflows.threads import WorkflowCancelled
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Chat:
-    """A conversation with the model, that begins with the task's prompt; for `async` workflows.
+    """Conversation with the policy that begins with the task's prompt; for `async` workflows.
 
-    Whatever the model says is kept, and learned from. Its tokens are carried from turn to turn.
+    Every reply is recorded and trained on. Later turns contain the exact tokens of earlier ones.
     """
 
-    def __init__(self, session: Session, dialogue: Dialogue, services: Services) -> None:
+    def __init__(
+        self, session: RolloutSession, conversation: Conversation, services: WorkflowServices
+    ) -> None:
         self._session = session
-        self._dialogue = dialogue
+        self._conversation = conversation
         self._services = services
         self._loop = asyncio.get_running_loop()
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All that was said so far, the prompt included."""
-        return self._dialogue.messages
+        """All messages so far, including the prompt."""
+        return self._conversation.messages
 
     @property
     def tools(self) -> Tools:
-        """The tools that the model was told of."""
-        return self._dialogue.tools
+        """Tools in the model's prompt."""
+        return self._conversation.tools
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Number of tokens left of `rollout.max_sequence_tokens`."""
+        return self._session.remaining_tokens(self._conversation)
 
     @property
     def room(self) -> int:
-        """Tokens that are left of `rollout.max_sequence_tokens`."""
-        return self._session.room(self._dialogue)
+        """Deprecated name of `remaining_tokens`."""
+        _warn_of_room()
+        return self.remaining_tokens
 
     @property
     def turn(self) -> Turn | None:
-        """The last reply as tokens with their log-probs; None before the first."""
-        return self._dialogue.turn
+        """Last reply as tokens with their log-probs; None before the first."""
+        return self._conversation.turn
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """Every call of the model in this rollout so far, its other conversations' and its endpoint's too,
-        in the order in which they ended: what is learned from, unless `Outcome.turns` chooses of them."""
+        """All calls of the model in this rollout so far, in the order of completion, including those of other
+        conversations and of the endpoint. All are trained on, unless `WorkflowResult.turns` selects some."""
         return tuple(self._session.turns)
 
     @property
     def template(self) -> str | None:
-        """The Jinja text of the chat template; None for plain text as it is."""
+        """Jinja text of the chat template; None if prompts are plain text."""
         return self._session.template
 
     def start(self, messages: str | Sequence[Message], tools: Tools = ()) -> Self:
-        """Another conversation in the same rollout; text is one user message."""
+        """Start another conversation in the same rollout; text is one user message."""
         prompt = to_messages(messages, "The workflow's prompt")
         other = copy(self)
-        other._dialogue = self._session.begin(prompt, tools)
+        other._conversation = self._session.start(prompt, tools)
         return other
 
     async def reply(
         self, *new: str | Message, max_tokens: int | None = None, stop: tuple[str, ...] = ()
     ) -> str:
-        """Say something, if anything, and have the model answer; text is a user message.
+        """Add messages, if any, and sample the model's reply; text is a user message.
 
-        `max_tokens` counts in place of `data.max_response_tokens`. Raises `OutOfRoom` where no reply fits
-        any more; a workflow that lets it pass has ended its conversation, cut short.
+        `max_tokens` replaces `data.max_response_tokens`. Raises `ContextLengthExceeded` if no reply fits; a
+        workflow that does not catch it ends its rollout, truncated.
         """
-        dialogue = self._dialogue
-        if new or dialogue.turn is not None:
+        conversation = self._conversation
+        if new or conversation.turn is not None:
             messages = [to_messages(m if isinstance(m, str) else [m], "A new message")[0] for m in new]
-            dialogue = self._session.go_on(dialogue, messages)
-        self._dialogue = await self._session.reply(dialogue, max_tokens=max_tokens, stop=stop)
-        return str(self._dialogue.messages[-1]["content"])
+            conversation = self._session.extend(conversation, messages)
+        self._conversation = await self._session.reply(conversation, max_tokens=max_tokens, stop=stop)
+        return str(self._conversation.messages[-1]["content"])
 
     @contextmanager
-    def serve(self) -> Iterator[Access]:
-        """Inside, the model answers OpenAI's protocol at an address and with a key of this rollout's own;
-        every call is a turn of it. Auxiliary models answer there too, by their names."""
-        recorded = Recorded(self._session, self._loop)
+    def serve(self) -> Iterator[EndpointAccess]:
+        """Serve the policy, and the auxiliary models by their names, over OpenAI's protocol.
+
+        The address and the key are valid inside the context and for this rollout only; every call of the
+        policy is a turn of the rollout.
+        """
+        recorded = RecordedPolicy(self._session, self._loop)
         try:
             with self._services.admit(recorded) as access:
                 yield access
@@ -106,79 +118,85 @@ class Chat:
         temperature: float = 0.0,
         max_tokens: int | None = None,
     ) -> str:
-        """What one of `auxiliary_models` says; nothing of it is recorded or trained on."""
-        prompt = to_messages(messages, "The question to an auxiliary model")
+        """Reply of one of `rollout.auxiliary_models`; it is neither recorded nor trained on."""
+        prompt = to_messages(messages, "The prompt of an auxiliary model")
         request = ChatRequest(model, prompt, temperature=temperature, max_tokens=max_tokens)
         return (await self._services.auxiliary(model).chat(request)).content
 
     async def sample(
-        self, prompt_ids: Ints, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
+        self, prompt_ids: IntArray, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
     ) -> Turn:
-        """One call of the model, tokens in and tokens out, beside the conversation."""
+        """Call the model once, outside the conversation, with a prompt of tokens."""
         return await self._session.sample(prompt_ids, max_tokens=max_tokens, stop=stop)
 
 
-class Bridge:
-    """From a workflow's thread to the event loop, until the rollout is over."""
+class EventLoopBridge:
+    """Runs coroutines in the event loop for a workflow's thread, until the rollout is over."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._under_way: set[Future[Any]] = set()
+        self._pending: set[Future[Any]] = set()
         self._closed = False
 
-    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine gives, run in the loop."""
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the event loop and return its result."""
         if self._closed:
             coroutine.close()
-            raise Abandoned
+            raise WorkflowCancelled
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        self._under_way.add(future)
+        self._pending.add(future)
         try:
             return future.result()
         except CancelledError:
-            raise Abandoned from None
+            raise WorkflowCancelled from None
         finally:
-            self._under_way.discard(future)
+            self._pending.discard(future)
 
     def close(self) -> None:
-        """Forget what is under way; from now on nothing is let through."""
+        """Cancel all pending coroutines, and reject later ones."""
         self._closed = True
-        for future in tuple(self._under_way):
+        for future in tuple(self._pending):
             future.cancel()
+
+
+def _warn_of_room() -> None:
+    message = "Chat.room is deprecated; use Chat.remaining_tokens."
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 
 def _blocking(
     method: Callable[Concatenate[Chat, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SyncChat, P], T]:
-    """The same method for another thread than the event loop's."""
+    """Blocking variant of a method, for a thread other than the event loop's."""
 
     def wait(self: SyncChat, /, *args: P.args, **named: P.kwargs) -> T:
-        return self._bridge.wait(method(self._chat, *args, **named))
+        return self._bridge.run_coroutine(method(self._chat, *args, **named))
 
     wait.__doc__ = method.__doc__
     return wait
 
 
 class SyncChat:
-    """The same for workflows without `async`, which run in a thread: its methods wait."""
+    """`Chat` for workflows without `async`, which run in a thread: its methods block."""
 
-    def __init__(self, chat: Chat, bridge: Bridge) -> None:
+    def __init__(self, chat: Chat, bridge: EventLoopBridge) -> None:
         self._chat = chat
         self._bridge = bridge
 
     messages = property(lambda self: self._chat.messages, doc=Chat.messages.__doc__)
     tools = property(lambda self: self._chat.tools, doc=Chat.tools.__doc__)
+    remaining_tokens = property(lambda self: self._chat.remaining_tokens, doc=Chat.remaining_tokens.__doc__)
     room = property(lambda self: self._chat.room, doc=Chat.room.__doc__)
     turn = property(lambda self: self._chat.turn, doc=Chat.turn.__doc__)
     turns = property(lambda self: self._chat.turns, doc=Chat.turns.__doc__)
     template = property(lambda self: self._chat.template, doc=Chat.template.__doc__)
 
     def start(self, messages: str | Sequence[Message], tools: Tools = ()) -> SyncChat:
-        """Another conversation in the same rollout; text is one user message."""
+        """Start another conversation in the same rollout; text is one user message."""
         return SyncChat(self._chat.start(messages, tools), self._bridge)
 
-    def serve(self) -> AbstractContextManager[Access]:
-        """The endpoint, for this rollout: see `Chat.serve`."""
+    def serve(self) -> AbstractContextManager[EndpointAccess]:
+        """Serve this rollout's endpoint: see `Chat.serve`."""
         return self._chat.serve()
 
     reply = _blocking(Chat.reply)

@@ -1,4 +1,4 @@
-"""Rollouts become training sequences."""
+"""Conversion of rollouts to training sequences."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from strop.types import Experience, ExperienceGroup, Group, Rollout, Turn
+from strop.types import Experience, ExperienceGroup, Rollout, RolloutGroup, Turn
 
 
-def group_to_experiences(group: Group, baseline: float | None = None) -> ExperienceGroup:
-    """All that can be learned from a group: its broken rollouts and empty answers give nothing.
+def group_to_experiences(group: RolloutGroup, baseline: float | None = None) -> ExperienceGroup:
+    """Experiences of a group; failed rollouts and empty responses give none.
 
-    `baseline` is the reward of the task's greedy answer, where the algorithm compares with it.
+    `baseline` is the reward of the task's greedy rollout, for algorithms that compare with it.
     """
     experiences = [
         experience
@@ -24,8 +24,10 @@ def group_to_experiences(group: Group, baseline: float | None = None) -> Experie
 
 
 def rollout_to_experiences(rollout: Rollout, source: str) -> list[Experience]:
-    """Turns that go on where an earlier one ended are one sequence, of which only the model's own tokens
-    are targets; a turn that was shown something else begins a new sequence. Under `unit: turn` each one does.
+    """Training sequences of a rollout.
+
+    A turn whose prompt continues an earlier turn is joined to that turn's sequence, in which only the model's
+    own tokens are targets; any other turn begins a new sequence. With `sequence_per: turn` every turn does.
     """
     if rollout.reward is None:
         raise ValueError(f"rollout {rollout.id} has no reward yet")
@@ -33,7 +35,7 @@ def rollout_to_experiences(rollout: Rollout, source: str) -> list[Experience]:
     for number, turn in enumerate(rollout.turns):
         if len(turn.completion_ids) == 0:
             continue
-        chain = None if rollout.unit == "turn" else _before(turn, chains, rollout.turns)
+        chain = None if rollout.sequence_per == "turn" else _chain_to_extend(turn, chains, rollout.turns)
         if chain is None:
             chains.append([number])
         else:
@@ -41,14 +43,14 @@ def rollout_to_experiences(rollout: Rollout, source: str) -> list[Experience]:
     return [_experience(rollout, source, number, chain) for number, chain in enumerate(chains)]
 
 
-def _before(turn: Turn, chains: Sequence[list[int]], turns: Sequence[Turn]) -> list[int] | None:
-    """The chain that a turn goes on with: the latest, where several could."""
+def _chain_to_extend(turn: Turn, chains: Sequence[list[int]], turns: Sequence[Turn]) -> list[int] | None:
+    """Chain that a turn continues: the latest one if there are several."""
     return next((chain for chain in reversed(chains) if _continues(turns[chain[-1]], turn)), None)
 
 
 def _continues(before: Turn, turn: Turn) -> bool:
-    shown = np.concatenate([before.prompt_ids, before.completion_ids])
-    return len(turn.prompt_ids) >= len(shown) and np.array_equal(turn.prompt_ids[: len(shown)], shown)
+    prefix = np.concatenate([before.prompt_ids, before.completion_ids])
+    return len(turn.prompt_ids) >= len(prefix) and np.array_equal(turn.prompt_ids[: len(prefix)], prefix)
 
 
 def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]) -> Experience:
@@ -60,13 +62,13 @@ def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]
     sampler_logprobs = np.zeros(len(token_ids), dtype=np.float32)
     policy_logprobs = np.zeros(len(token_ids), dtype=np.float32)
     for turn in turns:
-        own = slice(len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids))
-        loss_mask[own] = True
-        sampler_logprobs[own] = turn.sampler_logprobs
-        policy_logprobs[own] = turn.policy_logprobs
+        completion = slice(len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids))
+        loss_mask[completion] = True
+        sampler_logprobs[completion] = turn.sampler_logprobs
+        policy_logprobs[completion] = turn.policy_logprobs
     rewards = None
     if rollout.turn_rewards is not None:
-        rewards = _of_runs(turns, [rollout.turn_rewards[i] for i in chain])
+        rewards = _rewards_by_target_run(turns, [rollout.turn_rewards[i] for i in chain])
     return Experience(
         id=f"{rollout.id}.{number}",
         task_id=rollout.task_id,
@@ -86,8 +88,8 @@ def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]
     )
 
 
-def _of_runs(turns: Sequence[Turn], rewards: Sequence[float]) -> tuple[float, ...]:
-    """The same by unbroken runs of targets: turns with nothing between them are one."""
+def _rewards_by_target_run(turns: Sequence[Turn], rewards: Sequence[float]) -> tuple[float, ...]:
+    """Rewards by contiguous run of targets: adjacent turns with no tokens between them form one run."""
     found: list[float] = []
     end = -1
     for turn, reward in zip(turns, rewards, strict=True):

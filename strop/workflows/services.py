@@ -1,4 +1,4 @@
-"""What a workflow may use beside the model that is trained: the endpoint, and auxiliary models."""
+"""Services for workflows: the endpoint, and auxiliary models."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 from strop.errors import ConfigError
-from strop.inference.endpoint.reply import Answerer
-from strop.inference.endpoint.server import Access, Endpoint
+from strop.inference.endpoint.response import ChatModel
+from strop.inference.endpoint.server import EndpointAccess, EndpointServer
 
 
-class Services:
-    """The endpoint of a run, and the models that help in it. Any thread may call."""
+class WorkflowServices:
+    """Endpoint and auxiliary models of a run. Any thread may call."""
 
     def __init__(
-        self, endpoint: Endpoint, policy: str, auxiliary: Mapping[str, Answerer] | None = None
+        self, endpoint: EndpointServer, policy: str, auxiliary: Mapping[str, ChatModel] | None = None
     ) -> None:
-        """`policy` is what the model that is trained is called; `auxiliary` are models by their names."""
+        """`policy` is the policy's name at the endpoint; `auxiliary` are the auxiliary models by name."""
         self._endpoint = endpoint
         self._policy = policy
         self._auxiliary = dict(auxiliary or {})
 
-    def admit(self, policy: Answerer | None = None) -> AbstractContextManager[Access]:
-        """A token for the auxiliary models and, where it is given, for the model that is trained."""
-        own = {} if policy is None else {self._policy: policy}
-        return self._endpoint.admit({**own, **self._auxiliary})
+    def admit(self, policy: ChatModel | None = None) -> AbstractContextManager[EndpointAccess]:
+        """Register a key for the auxiliary models and, if given, for the policy."""
+        models = {} if policy is None else {self._policy: policy}
+        return self._endpoint.register({**models, **self._auxiliary})
 
-    def auxiliary(self, name: str) -> Answerer:
-        """Raises `ConfigError` where there is none of that name."""
+    def auxiliary(self, name: str) -> ChatModel:
+        """Auxiliary model of that name. Raises `ConfigError` if there is none."""
         if name not in self._auxiliary:
-            there = f"there are {', '.join(self._auxiliary)}" if self._auxiliary else "there are none"
-            raise ConfigError(f"rollout.auxiliary_models: there is no model {name!r}; {there}.")
+            names = ", ".join(self._auxiliary) or "none"
+            raise ConfigError(f"rollout.auxiliary_models has no model {name!r}; configured models: {names}.")
         return self._auxiliary[name]

@@ -1,4 +1,4 @@
-"""One rollout's calls of the model: what it was shown and what it drew, token by token."""
+"""Record of a rollout's calls of the model: prompts and completions, token by token."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from strop.data.chat import Tools
-from strop.data.turns import TurnEncoder
-from strop.errors import EngineLost
+from strop.data.encoding.chat_template import Tools
+from strop.data.encoding.turn_encoder import TurnEncoder
+from strop.errors import EngineLostError
 from strop.protocols import InferenceEngine
 from strop.seeds import derive_seed
-from strop.types import Ints, Message, SampleRequest, Sampling, Turn
-from strop.workflows.outcome import OutOfRoom
+from strop.types import IntArray, Message, SampleRequest, SamplingParams, Turn
+from strop.workflows.result import ContextLengthExceeded
 
 
 @dataclass(frozen=True, slots=True)
-class Dialogue:
-    """A conversation up to some point. It never changes: going on gives another one."""
+class Conversation:
+    """A conversation up to some message. It is immutable: each further message gives a new object."""
 
     messages: tuple[Message, ...]
-    token_ids: Ints
-    """[P] All of it, as the model saw it and drew it."""
+    token_ids: IntArray
+    """[P] The entire conversation, as the exact tokens that the model read and sampled."""
     tools: Tools = ()
+    """Tools in the prompt."""
     turn: Turn | None = None
-    """The call that gave the last message; None where the model is to speak next."""
+    """Call that sampled the last message; None if the last message is not the model's."""
 
 
-class Session:
-    """Calls the model for one rollout, and keeps every call as a turn.
+class RolloutSession:
+    """Calls the model for one rollout, and records every call as a turn.
 
-    For one event loop. The first call has the rollout's seed, and each one after it a seed derived from
-    that, so that draws depend on nothing but their place.
+    For one event loop. The first call has the rollout's seed, and each later one a seed derived from it, so
+    that samples depend on the call's position only.
     """
 
     def __init__(
@@ -40,21 +41,21 @@ class Session:
         name: str,
         engine: InferenceEngine,
         encoder: TurnEncoder,
-        sampling: Sampling,
+        sampling: SamplingParams,
         seed: int,
         max_sequence_tokens: int,
     ) -> None:
         self.turns: list[Turn] = []
-        """In the order in which they ended."""
-        self.dialogues: list[Dialogue] = []
-        """After each call, its conversation, in the same order."""
-        self.cut = False
-        """A reply was wanted for which there was no room."""
-        self.lost: EngineLost | None = None
-        """There is nobody to ask any more, whatever the workflow made of that."""
+        """Turns in the order of completion."""
+        self.conversations: list[Conversation] = []
+        """Conversation after each `reply`, in the order of completion."""
+        self.truncated = False
+        """Whether a call was rejected because the conversation is too long."""
+        self.engine_error: EngineLostError | None = None
+        """Loss of the inference engine, even if the workflow caught the error."""
         self.sampling = sampling
         self.name = name
-        """The rollout's."""
+        """Name of the rollout."""
         self._engine = engine
         self._encoder = encoder
         self._seed = seed
@@ -63,83 +64,84 @@ class Session:
 
     @property
     def template(self) -> str | None:
-        """The Jinja text of the chat template; None for plain text as it is."""
+        """Jinja text of the chat template; None if prompts are plain text."""
         return self._encoder.prompts.template
 
-    def text(self, turn: Turn) -> str:
-        """What the model said in a turn."""
-        return self._encoder.text(turn.completion_ids)
+    def decode(self, turn: Turn) -> str:
+        """Text of a turn's completion."""
+        return self._encoder.decode(turn.completion_ids)
 
-    def begin(
-        self, messages: Sequence[Message], tools: Tools = (), prompt_ids: Ints | None = None
-    ) -> Dialogue:
-        """A new conversation; `prompt_ids` where its tokens are known already."""
-        ids = self._encoder.prompt(messages, tools) if prompt_ids is None else prompt_ids
-        return Dialogue(tuple(messages), ids, tools)
+    def start(
+        self, messages: Sequence[Message], tools: Tools = (), prompt_ids: IntArray | None = None
+    ) -> Conversation:
+        """Start a conversation; `prompt_ids` are its tokens if they are known already."""
+        ids = self._encoder.encode_prompt(messages, tools) if prompt_ids is None else prompt_ids
+        return Conversation(tuple(messages), ids, tools)
 
-    def go_on(self, dialogue: Dialogue, messages: Sequence[Message]) -> Dialogue:
-        """The conversation with what is answered to the model's last message, its turn to speak next."""
-        if dialogue.turn is None:
-            whole = (*dialogue.messages, *messages)
-            return self.begin(whole, dialogue.tools)
-        new = self._encoder.between(dialogue.messages, messages, dialogue.tools, dialogue.turn.completion_ids)
-        ids = np.concatenate([dialogue.token_ids, new])
-        return Dialogue((*dialogue.messages, *messages), ids, dialogue.tools)
+    def extend(self, conversation: Conversation, messages: Sequence[Message]) -> Conversation:
+        """The conversation with new messages after the model's last one."""
+        if conversation.turn is None:
+            return self.start((*conversation.messages, *messages), conversation.tools)
+        new = self._encoder.encode_continuation(
+            conversation.messages, messages, conversation.tools, conversation.turn.completion_ids
+        )
+        ids = np.concatenate([conversation.token_ids, new])
+        return Conversation((*conversation.messages, *messages), ids, conversation.tools)
 
-    def room(self, dialogue: Dialogue) -> int:
-        """Tokens that a reply could have."""
-        return self._limit - len(dialogue.token_ids)
+    def remaining_tokens(self, conversation: Conversation) -> int:
+        """Maximum number of tokens of another reply."""
+        return self._limit - len(conversation.token_ids)
 
     async def reply(
-        self, dialogue: Dialogue, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
-    ) -> Dialogue:
-        """The conversation with the model's reply. Raises `OutOfRoom` where nothing more fits.
+        self, conversation: Conversation, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
+    ) -> Conversation:
+        """The conversation with the model's reply. Raises `ContextLengthExceeded` if no token fits.
 
-        `max_tokens` counts in place of `data.max_response_tokens`.
+        `max_tokens` replaces `data.max_response_tokens`.
         """
-        turn = await self.sample(dialogue.token_ids, max_tokens=max_tokens, stop=stop)
-        message = {"role": "assistant", "content": self._encoder.text(turn.completion_ids)}
-        answered = Dialogue(
-            (*dialogue.messages, message),
-            np.concatenate([dialogue.token_ids, turn.completion_ids]),
-            dialogue.tools,
+        turn = await self.sample(conversation.token_ids, max_tokens=max_tokens, stop=stop)
+        message = {"role": "assistant", "content": self._encoder.decode(turn.completion_ids)}
+        answered = Conversation(
+            (*conversation.messages, message),
+            np.concatenate([conversation.token_ids, turn.completion_ids]),
+            conversation.tools,
             turn,
         )
-        self.dialogues.append(answered)
+        self.conversations.append(answered)
         return answered
 
     async def sample(
-        self, prompt_ids: Ints, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
+        self, prompt_ids: IntArray, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
     ) -> Turn:
-        """One call of the model, with tokens as they are."""
-        room = self._limit - len(prompt_ids)
-        if room < 1:
-            self.cut = True
-            raise OutOfRoom(
-                f"the conversation has {len(prompt_ids)} tokens, and {self._limit} are the most "
+        """Call the model once, with a prompt of tokens."""
+        remaining = self._limit - len(prompt_ids)
+        if remaining < 1:
+            self.truncated = True
+            raise ContextLengthExceeded(
+                f"the conversation has {len(prompt_ids)} tokens; the limit is {self._limit} "
                 "(rollout.max_sequence_tokens)"
             )
-        most = min(room, self.sampling.max_tokens if max_tokens is None else max_tokens)
+        limit = min(remaining, self.sampling.max_tokens if max_tokens is None else max_tokens)
         sampling = replace(
             self.sampling,
-            max_tokens=most,
-            min_tokens=min(self.sampling.min_tokens, most - 1),
+            max_tokens=limit,
+            min_tokens=min(self.sampling.min_tokens, limit - 1),
             stop=(*self.sampling.stop, *stop),
         )
         seed = self._seed if self._calls == 0 else derive_seed(self._seed, "call", self._calls)
         self._calls += 1
         try:
-            (drawn,) = await self._engine.sample([SampleRequest(self.name, prompt_ids, sampling, seed)])
-        except EngineLost as lost:
-            self.lost = lost
+            (completion,) = await self._engine.sample([SampleRequest(self.name, prompt_ids, sampling, seed)])
+        except EngineLostError as lost:
+            self.engine_error = lost
             raise
         turn = Turn(
             prompt_ids=prompt_ids,
-            completion_ids=drawn.token_ids,
-            sampler_logprobs=drawn.sampler_logprobs,
-            policy_logprobs=drawn.policy_logprobs,
-            finish=drawn.finish,
-            version=drawn.version,
+            completion_ids=completion.token_ids,
+            sampler_logprobs=completion.sampler_logprobs,
+            policy_logprobs=completion.policy_logprobs,
+            finish_reason=completion.finish_reason,
+            version=completion.version,
         )
         self.turns.append(turn)
         return turn

@@ -1,4 +1,4 @@
-"""A user's code that is not `async`, run beside the event loop; it cannot hold the run up."""
+"""Threads for user code without `async`, so that it does not block the event loop."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Abandoned(BaseException):
-    """Raised inside a thread that nobody waits for any more."""
+class WorkflowCancelled(BaseException):
+    """Raised inside a workflow's thread whose rollout was cancelled."""
 
 
-class Exited(RuntimeError):
-    """The code tried to end the process."""
+class WorkflowExitError(RuntimeError):
+    """User code tried to exit the process."""
 
 
-async def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Await a coroutine function; run any other in a thread of its own."""
+async def call_sync_or_async(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """Await a coroutine function; run any other function in a new thread."""
     if is_async(function):
         return await function(*args, **named)
-    return await in_thread(function, *args, **named)
+    return await run_in_thread(function, *args, **named)
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await: functions, methods, partials and callable objects."""
+    """Whether a function, method, partial or callable object returns an awaitable."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004  (it is inspected, not called)
+        getattr(function, "__call__", None)  # noqa: B004  (inspected, not called)
     )
 
 
-async def in_thread(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """What the function returns or raises. When the wait is cancelled the thread is told to end.
+async def run_in_thread(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """Run a function in a new thread; returns or raises what it does. Cancellation asks the thread to end.
 
-    A thread cannot be killed: one that is in the middle of a call into C goes on until that returns. It
-    is a daemon, so the process does not wait for it.
+    A thread cannot be killed: a running call into C continues until it returns. The thread is a daemon, so the
+    process does not wait for it at exit.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
@@ -50,11 +50,11 @@ async def in_thread(function: Callable[..., Any], *args: Any, **named: Any) -> A
         result, raised = None, None
         try:
             result = function(*args, **named)
-        except Abandoned:
+        except WorkflowCancelled:
             return
-        except BaseException as error:  # noqa: BLE001  (a user's code may raise anything)
+        except BaseException as error:  # noqa: BLE001  (user code may raise anything)
             raised = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended without it
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(deliver, result, raised)
 
     thread = threading.Thread(target=work, name=getattr(function, "__name__", "workflow"), daemon=True)
@@ -68,9 +68,11 @@ async def in_thread(function: Callable[..., Any], *args: Any, **named: Any) -> A
         return result
     if isinstance(error, Exception):
         raise error
-    raise Exited(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from None
+    raise WorkflowExitError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from None
 
 
 def _abandon(thread: threading.Thread) -> None:
     if thread.ident is not None and thread.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Abandoned))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident), ctypes.py_object(WorkflowCancelled)
+        )

@@ -39,7 +39,7 @@ def make_batch(lengths: Sequence[tuple[int, int]], *, seed: int = 0, on_policy: 
 
 
 def split(batch: MicroBatch, segments: int) -> tuple[MicroBatch, MicroBatch]:
-    """The first so many sequences, and the rest."""
+    """Split into the first sequences and the remaining ones."""
     cut = int(batch.cu_seqlens[segments])
 
     def part(tokens: slice, rows: slice, ends: torch.Tensor) -> MicroBatch:
@@ -76,4 +76,4 @@ def split(batch: MicroBatch, segments: int) -> tuple[MicroBatch, MicroBatch]:
 
 def counts_of(batch: MicroBatch) -> GlobalCounts:
     """The counts of an update that is this one micro-batch."""
-    return GlobalCounts(tokens=int(batch.loss_mask.sum()), sequences=batch.segments)
+    return GlobalCounts(tokens=int(batch.loss_mask.sum()), sequences=batch.num_segments)

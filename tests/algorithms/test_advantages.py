@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from strop.algorithms.advantages import gpg, grpo, grpo_passk, opmd_log_avg_exp, opo, rloo
 
 Estimator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of rewards, group and lengths."""
+"""Advantages as a function of rewards, group and lengths."""
 
 ALL: dict[str, Estimator] = {
     "grpo": lambda r, g, _: grpo(r, g),
@@ -169,7 +169,7 @@ def test_order_and_group_numbers_do_not_matter(name: str, of: Rollouts, random: 
 
 @each
 @given(st.floats(-1e6, 1e6, width=32), st.lists(st.integers(1, 4000), min_size=1, max_size=64))
-def test_equal_rewards_give_exactly_nothing(name: str, reward: float, lengths: list[int]) -> None:
+def test_equal_rewards_give_exactly_zero(name: str, reward: float, lengths: list[int]) -> None:
     rewards = torch.full((len(lengths),), reward)
     advantages = ALL[name](rewards, torch.zeros(len(lengths), dtype=torch.int64), torch.tensor(lengths))
     assert advantages.count_nonzero() == 0

@@ -1,4 +1,4 @@
-"""Every knob of every algorithm stands in its page, and every algorithm has a run file that runs."""
+"""Every option of every algorithm is documented, and every algorithm has a run file that runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 import strop
-from strop.config.schema.algorithm import Mix, PolicyGradient, Ppo, WithoutCritic
+from strop.config.schema.algorithm import CriticFreeConfig, MixConfig, PolicyGradientConfig, PpoConfig
 from strop.config.schema.walk import all_keys
 from strop.models.tiny import make_model
 
@@ -22,13 +22,16 @@ WITH_GIVEN_ANSWERS = {"dpo", "mix", "sft"}
 RUN_FILES = sorted(
     path for path in (ROOT / "examples" / "algorithms").glob("*.yaml") if path.stem not in WITH_GIVEN_ANSWERS
 )
-ALGORITHMS: tuple[type[PolicyGradient], ...] = (*(a for a in get_args(WithoutCritic) if a is not Mix), Ppo)
+ALGORITHMS: tuple[type[PolicyGradientConfig], ...] = (
+    *(a for a in get_args(CriticFreeConfig) if a is not MixConfig),
+    PpoConfig,
+)
 ELSEWHERE = ("critic.model.", "critic.optimizer.", "critic.schedule.")
 """Sections that are those of `model` and `trainer` again."""
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.model_fields["type"].default)
-def test_every_knob_is_in_the_pages(algorithm: type[PolicyGradient]) -> None:
+def test_every_option_is_documented(algorithm: type[PolicyGradientConfig]) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES.glob("*.md"))
     for key in (key for key in all_keys(algorithm) if not key.startswith(ELSEWHERE)):
         last = key.split(".")[-1]
@@ -37,7 +40,7 @@ def test_every_knob_is_in_the_pages(algorithm: type[PolicyGradient]) -> None:
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the quickstart leaves: tasks, and a model; here it has learned nothing."""
+    """The quickstart's files: tasks and a model, here an untrained one."""
     folder = tmp_path_factory.mktemp("quickstart")
     sums = [(a, b) for a in range(10, 15) for b in range(10, 15)]
     random.Random(0).shuffle(sums)

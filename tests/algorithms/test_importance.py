@@ -7,20 +7,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.importance import Correction, correct
-from strop.algorithms.reduce import Targets
-from strop.config.schema.algorithm import ImportanceCorrection
+from strop.algorithms.losses.aggregation import TargetTokens
+from strop.algorithms.losses.importance import ImportanceWeights, compute_importance_weights
+from strop.config.schema.algorithm import ImportanceCorrectionConfig
 from tests.algorithms.batches import make_batch
 
 # Two answers of two tokens and one. The trainer's probability over the sampler's: 4, 1/2 and 3.
-TARGETS = Targets.of(make_batch([(1, 2), (2, 1)]))
+TARGETS = TargetTokens.of(make_batch([(1, 2), (2, 1)]))
 SAMPLER = torch.tensor([0.2, 0.6, 0.1]).log()
 TRAINER = torch.tensor([0.8, 0.3, 0.3]).log()
 
 
-def run(level: str, cap: float) -> Correction:
-    config = ImportanceCorrection.model_validate({"level": level, "cap": cap})
-    return correct(TRAINER, SAMPLER, TARGETS, config)
+def run(level: str, cap: float) -> ImportanceWeights:
+    config = ImportanceCorrectionConfig.model_validate({"level": level, "cap": cap})
+    return compute_importance_weights(TRAINER, SAMPLER, TARGETS, config)
 
 
 @pytest.mark.parametrize(
@@ -41,17 +41,19 @@ def test_by_hand(level: str, cap: float, weights: list[float], capped: list[bool
 
 def test_weights_have_no_gradient() -> None:
     trainer = TRAINER.clone().requires_grad_()
-    assert not correct(trainer, SAMPLER, TARGETS, ImportanceCorrection()).weights.requires_grad
+    assert not compute_importance_weights(
+        trainer, SAMPLER, TARGETS, ImportanceCorrectionConfig()
+    ).weights.requires_grad
 
 
 @given(st.sampled_from(["token", "sequence"]), st.integers(0, 99))
-def test_a_sampler_that_is_the_trainer_needs_no_correction(level: str, seed: int) -> None:
+def test_equal_policies_need_no_correction(level: str, seed: int) -> None:
     same = torch.randn(3, generator=torch.Generator().manual_seed(seed)) - 2
-    config = ImportanceCorrection.model_validate({"level": level})
-    assert correct(same, same, TARGETS, config).weights.tolist() == [1, 1, 1]
+    config = ImportanceCorrectionConfig.model_validate({"level": level})
+    assert compute_importance_weights(same, same, TARGETS, config).weights.tolist() == [1, 1, 1]
 
 
-def test_a_sequences_weight_makes_the_expectation_the_trainers() -> None:
+def test_sequence_weights_give_the_expectation_under_the_trainer() -> None:
     """Over all answers of two tokens from three: E under the sampler of w f is E under the trainer of f."""
     generator = torch.Generator().manual_seed(1)
     sampler, trainer = torch.randn(2, 2, 3, generator=generator, dtype=torch.float64).log_softmax(-1)
@@ -60,11 +62,11 @@ def test_a_sequences_weight_makes_the_expectation_the_trainers() -> None:
     first, second = torch.meshgrid(torch.arange(3), torch.arange(3), indexing="ij")
     drawn = torch.stack([first.flatten(), second.flatten()], 1)
     places = torch.arange(2).expand(9, 2)
-    found = correct(
+    found = compute_importance_weights(
         trainer[places, drawn].flatten(),
         sampler[places, drawn].flatten(),
-        Targets.of(batch),
-        ImportanceCorrection(level="sequence", cap=1e9),
+        TargetTokens.of(batch),
+        ImportanceCorrectionConfig(level="sequence", cap=1e9),
     )
     weights = found.weights.view(9, 2)[:, 0]
     under_sampler = (sampler[places, drawn].sum(1).exp() * weights * worth.flatten()).sum()
@@ -73,10 +75,12 @@ def test_a_sequences_weight_makes_the_expectation_the_trainers() -> None:
 
 
 def test_a_ratio_beyond_float32_counts_as_the_cap() -> None:
-    found = correct(TRAINER + 200, replace_first(SAMPLER), TARGETS, ImportanceCorrection(level="sequence"))
+    found = compute_importance_weights(
+        TRAINER + 200, replace_first(SAMPLER), TARGETS, ImportanceCorrectionConfig(level="sequence")
+    )
     assert found.weights.tolist() == [2, 2, 2]
 
 
 def replace_first(logprobs: torch.Tensor) -> torch.Tensor:
-    """A token that the sampler drew although it was all but impossible."""
+    """A sampled token with a probability near 0."""
     return torch.cat([torch.tensor([-150.0]), logprobs[1:]])

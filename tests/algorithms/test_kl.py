@@ -1,4 +1,4 @@
-"""KL estimators: their values, and in expectation over a small vocabulary what value and gradient are."""
+"""KL estimators: values by hand, and expectations of value and gradient over a small vocabulary."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.kl import AdaptiveCoef, FixedCoef, divergence, mean_over_rollouts
-from strop.algorithms.table import kl_controller
-from strop.config.schema.algorithm import AdaptiveKl, Grpo, KlReward, SampledKl
+from strop.algorithms.kl import AdaptiveKlController, FixedKlController, estimate_kl, mean_rollout_kl
+from strop.algorithms.registry import make_kl_controller
+from strop.config.schema.algorithm import AdaptiveKlConfig, GrpoConfig, KlRewardConfig, SampledKl
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from strop.config.schema.algorithm import AdaptiveKl, Grpo, KlReward, SampledKl
     ],
 )
 def test_by_hand(estimator: SampledKl, expected: float) -> None:
-    found = divergence(torch.tensor([0.5]).log(), torch.tensor([0.25]).log(), estimator)
+    found = estimate_kl(torch.tensor([0.5]).log(), torch.tensor([0.25]).log(), estimator)
     assert found.item() == pytest.approx(expected, rel=1e-6)
 
 
@@ -41,7 +41,7 @@ def policy_and_reference() -> tuple[torch.Tensor, torch.Tensor]:
 def expectation(estimator: SampledKl, logits: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """E over tokens drawn from the policy; the drawing itself has no gradient, as in training."""
     logprobs = logits.log_softmax(0)
-    return (logprobs.exp().detach() * divergence(logprobs, reference, estimator)).sum()
+    return (logprobs.exp().detach() * estimate_kl(logprobs, reference, estimator)).sum()
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
@@ -70,19 +70,19 @@ def test_gradients_in_expectation(policy_and_reference) -> None:  # type: ignore
 @given(st.floats(-20, 0), st.floats(-20, 0))
 def test_never_negative_where_it_should_not_be(logprob: float, ref_logprob: float) -> None:
     for estimator in ("abs", "k2", "k3"):
-        assert divergence(torch.tensor([logprob]), torch.tensor([ref_logprob]), estimator).item() >= 0  # type: ignore[arg-type]
+        assert estimate_kl(torch.tensor([logprob]), torch.tensor([ref_logprob]), estimator).item() >= 0  # type: ignore[arg-type]
 
 
 @given(st.floats(-20, 0))
-def test_nothing_between_equals(logprob: float) -> None:
+def test_the_divergence_of_equal_policies_is_zero(logprob: float) -> None:
     for estimator in ("k1", "abs", "k2", "k3"):
         same = torch.tensor([logprob])
-        assert divergence(same, same, estimator).item() == 0  # type: ignore[arg-type]
+        assert estimate_kl(same, same, estimator).item() == 0  # type: ignore[arg-type]
 
 
 def test_a_controller_follows_the_mean_over_rollouts() -> None:
     # Rollouts of three tokens and one: means (1 + 2 + 3) / 3 = 2 and 6, and so 4; not 12 / 4 = 3.
-    assert mean_over_rollouts(torch.tensor([1.0, 2, 3, 6]), torch.tensor([3, 1])) == 4
+    assert mean_rollout_kl(torch.tensor([1.0, 2, 3, 6]), torch.tensor([3, 1])) == 4
 
 
 @pytest.mark.parametrize(
@@ -98,22 +98,24 @@ def test_a_controller_follows_the_mean_over_rollouts() -> None:
     ],
 )
 def test_the_adaptive_coefficient_by_hand(kl: float, factor: float) -> None:
-    start = AdaptiveCoef(coef=0.02, target_kl=0.1, horizon=100)
+    start = AdaptiveKlController(coef=0.02, target_kl=0.1, horizon=100)
     assert start.update(kl, 50).coef == pytest.approx(0.02 * factor)
     assert start.coef == 0.02
 
 
 def test_a_fixed_coefficient_stays() -> None:
-    assert FixedCoef(0.02).update(7.0, 50) == FixedCoef(0.02)
+    assert FixedKlController(0.02).update(7.0, 50) == FixedKlController(0.02)
 
 
-def test_a_controller_goes_on_from_its_saved_coefficient() -> None:
-    config = Grpo(kl_reward=KlReward(coef=0.02, adaptive=AdaptiveKl(target_kl=0.1, horizon=100)))
-    whole = kl_controller(config)
+def test_a_controller_resumes_from_its_saved_coefficient() -> None:
+    config = GrpoConfig(
+        kl_reward=KlRewardConfig(coef=0.02, adaptive=AdaptiveKlConfig(target_kl=0.1, horizon=100))
+    )
+    whole = make_kl_controller(config)
     assert whole is not None
     half = whole.update(0.3, 10)
-    resumed = kl_controller(config, half.coef)
+    resumed = make_kl_controller(config, half.coef)
     assert resumed is not None
     assert resumed.update(0.05, 10) == half.update(0.05, 10)
-    assert kl_controller(Grpo(kl_reward=KlReward(coef=0.02))) == FixedCoef(0.02)
-    assert kl_controller(Grpo()) is None
+    assert make_kl_controller(GrpoConfig(kl_reward=KlRewardConfig(coef=0.02))) == FixedKlController(0.02)
+    assert make_kl_controller(GrpoConfig()) is None

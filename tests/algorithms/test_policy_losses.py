@@ -1,4 +1,4 @@
-"""Policy losses: case by case, and against the papers' formulas written out."""
+"""Policy losses: by hand, and against the papers' formulas."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.policy_losses import PolicyTerms, cispo, clipped, log_ratio, plain, policy_terms
-from strop.algorithms.reduce import Targets, token_weights
-from strop.config.schema.algorithm import ClippedLoss, GspoLoss, OpmdLoss
+from strop.algorithms.losses.aggregation import TargetTokens, token_weights
+from strop.algorithms.losses.policy_losses import (
+    PolicyLossTerms,
+    cispo,
+    log_ratio,
+    policy_loss_terms,
+    ppo_clip,
+    reinforce,
+)
+from strop.config.schema.algorithm import ClippedLossConfig, GspoLossConfig, OpmdLossConfig
 from tests.algorithms.batches import counts_of, make_batch
 
-CONFIG = ClippedLoss(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+CONFIG = ClippedLossConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
 
 
-def by_config(ratio: torch.Tensor, advantages: torch.Tensor, config: ClippedLoss) -> PolicyTerms:
-    return clipped(ratio, advantages, low=config.clip_low, high=config.clip_high, dual=config.dual_clip)
+def by_config(ratio: torch.Tensor, advantages: torch.Tensor, config: ClippedLossConfig) -> PolicyLossTerms:
+    return ppo_clip(ratio, advantages, low=config.clip_low, high=config.clip_high, dual=config.dual_clip)
 
 
-def run(ratio: float, advantage: float, config: ClippedLoss = CONFIG) -> tuple[float, float, str]:
+def run(ratio: float, advantage: float, config: ClippedLossConfig = CONFIG) -> tuple[float, float, str]:
     """Loss, its gradient in the log-prob, and which bound was in force."""
     logprob = torch.tensor([math.log(ratio)], requires_grad=True)
     terms = by_config(log_ratio(logprob, torch.zeros(1)), torch.tensor([advantage]), config)
@@ -55,24 +62,24 @@ def test_by_hand(ratio: float, advantage: float, loss: float, gradient: float, b
     assert found[2] == bound
 
 
-def test_without_a_dual_clip_nothing_bounds_a_bad_answer() -> None:
-    loss, gradient, bound = run(4.0, -2.0, ClippedLoss(dual_clip=None))
+def test_without_dual_clip_a_negative_advantage_is_not_bounded() -> None:
+    loss, gradient, bound = run(4.0, -2.0, ClippedLossConfig(dual_clip=None))
     assert (loss, gradient, bound) == (pytest.approx(8.0), pytest.approx(8.0), "")
 
 
 @given(st.floats(0.01, 20), st.floats(-5, 5), st.floats(0, 0.9), st.floats(0, 0.9), st.floats(1.01, 10))
-def test_equals_the_papers_written_out(
+def test_losses_match_the_papers_formulas(
     ratio: float, advantage: float, low: float, high: float, dual: float
 ) -> None:
     surrogate = min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
     if advantage < 0:
         surrogate = max(surrogate, dual * advantage)
-    found = run(ratio, advantage, ClippedLoss(clip_low=low, clip_high=high, dual_clip=dual))
+    found = run(ratio, advantage, ClippedLossConfig(clip_low=low, clip_high=high, dual_clip=dual))
     assert found[0] == pytest.approx(-surrogate, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("config", [CONFIG, ClippedLoss(clip_low=0, clip_high=0)])
-def test_on_policy_the_gradient_is_reinforce(config: ClippedLoss) -> None:
+@pytest.mark.parametrize("config", [CONFIG, ClippedLossConfig(clip_low=0, clip_high=0)])
+def test_on_policy_the_gradient_is_reinforce(config: ClippedLossConfig) -> None:
     """With no old log-probs the ratio is 1 and the loss's gradient -A grad log pi, however tight the clip."""
     logprob = torch.tensor([-3.0, -0.5], requires_grad=True)
     advantages = torch.tensor([2.0, -1.5])
@@ -84,13 +91,13 @@ def test_on_policy_the_gradient_is_reinforce(config: ClippedLoss) -> None:
 
 def test_gspo_by_hand() -> None:
     """One answer of two tokens, with ratios 2 and 1/8: their geometric mean is (2 / 8)^(1/2) = 1/2."""
-    targets = Targets.of(make_batch([(1, 2)]))
+    targets = TargetTokens.of(make_batch([(1, 2)]))
     logprobs = torch.tensor([2.0, 1 / 8]).log().requires_grad_()
     ratio = log_ratio(logprobs, torch.zeros(2))
 
-    def run(advantage: float) -> tuple[PolicyTerms, list[float]]:
-        config = GspoLoss(clip_low=0.25, clip_high=0.25)
-        terms = policy_terms(config, logprobs, ratio, torch.full((2,), advantage), targets)
+    def run(advantage: float) -> tuple[PolicyLossTerms, list[float]]:
+        config = GspoLossConfig(clip_low=0.25, clip_high=0.25)
+        terms = policy_loss_terms(config, logprobs, ratio, torch.full((2,), advantage), targets)
         return terms, torch.autograd.grad(terms.loss.sum(), logprobs, retain_graph=True)[0].tolist()
 
     # A good answer is pulled back with the answer's ratio, on each token: -A / 2.
@@ -114,7 +121,7 @@ def test_gspo_is_the_sequence_level_objective(lengths: list[int], low: float, hi
     """Value and gradient of mean over answers of min(s A, clip(s) A), s = exp(mean of log ratios)."""
     batch = make_batch([(1, n) for n in lengths], seed=seed)
     batch.weight.fill_(1)
-    targets, counts = Targets.of(batch), counts_of(batch)
+    targets, counts = TargetTokens.of(batch), counts_of(batch)
     generator = torch.Generator().manual_seed(seed)
     ratio = (torch.randn(sum(lengths), generator=generator) * 0.3).requires_grad_()
     per_answer = torch.randn(len(lengths), generator=generator)
@@ -123,7 +130,7 @@ def test_gspo_is_the_sequence_level_objective(lengths: list[int], low: float, hi
     means = torch.stack([part.mean() for part in ratio.split(lengths)]).exp()
     expected = -torch.minimum(means * per_answer, means.clamp(1 - low, 1 + high) * per_answer).mean()
     weights = token_weights(targets, "seq-mean-token-mean", counts, max_response_tokens=9)
-    terms = policy_terms(GspoLoss(clip_low=low, clip_high=high), ratio, ratio, advantages, targets)
+    terms = policy_loss_terms(GspoLossConfig(clip_low=low, clip_high=high), ratio, ratio, advantages, targets)
     found = (weights * terms.loss).sum()
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, ratio), torch.autograd.grad(expected, ratio))
@@ -153,14 +160,14 @@ def test_cispo_by_hand(ratio: float, low: float | None, weight: float, bound: st
 
 def test_the_plain_policy_gradient_by_hand() -> None:
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
-    loss = plain(logprobs, torch.tensor([3.0, -0.5])).loss
+    loss = reinforce(logprobs, torch.tensor([3.0, -0.5])).loss
     assert loss.tolist() == [3.0, -1.0]
     assert torch.autograd.grad(loss.sum(), logprobs)[0].tolist() == [-3.0, 0.5]
 
 
-def test_opmd_is_that_over_one_plus_tau() -> None:
+def test_opmd_is_the_plain_policy_gradient_over_one_plus_tau() -> None:
     logprobs = torch.tensor([-1.0, -2.0])
-    targets = Targets.of(make_batch([(1, 2)]))
-    config = OpmdLoss(tau=3.0)
-    loss = policy_terms(config, logprobs, logprobs, torch.tensor([3.0, -0.5]), targets).loss
+    targets = TargetTokens.of(make_batch([(1, 2)]))
+    config = OpmdLossConfig(tau=3.0)
+    loss = policy_loss_terms(config, logprobs, logprobs, torch.tensor([3.0, -0.5]), targets).loss
     assert loss.tolist() == [0.75, -0.25]

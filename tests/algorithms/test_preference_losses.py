@@ -1,4 +1,4 @@
-"""DPO by hand, and by what must not change it."""
+"""DPO by hand, and invariants."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.preference_losses import DpoLoss
-from strop.config.schema.algorithm import Dpo
-from strop.types import GlobalCounts, MicroBatch, Role, TokenOutputs
+from strop.algorithms.losses.preference_losses import DpoLoss
+from strop.config.schema.algorithm import DpoConfig
+from strop.types import GlobalCounts, MicroBatch, SegmentRole, TokenOutputs
 from tests.algorithms.batches import make_batch, split
 
 LENGTHS = [(2, 3), (2, 1), (1, 4), (1, 2), (3, 1), (3, 2)]
-ROLES: tuple[Role, ...] = ("chosen", "rejected") * 3
+ROLES: tuple[SegmentRole, ...] = ("chosen", "rejected") * 3
 COUNTS = GlobalCounts(tokens=13, sequences=6, pairs=3)
 
 
@@ -38,7 +38,7 @@ def by_hand(label_smoothing: float) -> float:
         ref_logprobs=torch.tensor([0.0, -2, -2, 0, -4]),
     )
     outputs = TokenOutputs(torch.tensor([0.0, -1, 0, 0, -3]))
-    found = DpoLoss(Dpo(beta=0.5, label_smoothing=label_smoothing))(
+    found = DpoLoss(DpoConfig(beta=0.5, label_smoothing=label_smoothing))(
         batch, outputs, GlobalCounts(3, 2, pairs=1)
     )
     assert found.metrics["dpo/chosen_reward"].item() == pytest.approx(1.5)
@@ -57,7 +57,7 @@ def test_by_hand() -> None:
 def test_at_the_reference_the_loss_is_log_2_and_pulls_each_token_by_half_of_beta() -> None:
     batch, logprobs = pairs()
     at = replace(batch, ref_logprobs=logprobs.detach())
-    loss = DpoLoss(Dpo(beta=0.2))(at, TokenOutputs(logprobs), COUNTS).loss
+    loss = DpoLoss(DpoConfig(beta=0.2))(at, TokenOutputs(logprobs), COUNTS).loss
     assert loss.item() == pytest.approx(math.log(2))
     loss.backward()
     sign = torch.tensor([-1.0, 1] * 3)[batch.segment_of_token()]
@@ -65,13 +65,13 @@ def test_at_the_reference_the_loss_is_log_2_and_pulls_each_token_by_half_of_beta
     torch.testing.assert_close(logprobs.grad, expected)
 
 
-def test_what_is_no_target_has_no_influence() -> None:
+def test_tokens_that_are_not_targets_have_no_influence() -> None:
     batch, logprobs = pairs()
-    clean = DpoLoss(Dpo())(batch, TokenOutputs(logprobs), COUNTS)
+    clean = DpoLoss(DpoConfig())(batch, TokenOutputs(logprobs), COUNTS)
     assert batch.ref_logprobs is not None
     nan_batch = replace(batch, ref_logprobs=torch.where(batch.loss_mask, batch.ref_logprobs, torch.nan))
     nan = torch.where(batch.loss_mask, logprobs.detach(), torch.nan).requires_grad_()
-    dirty = DpoLoss(Dpo())(nan_batch, TokenOutputs(nan), COUNTS)
+    dirty = DpoLoss(DpoConfig())(nan_batch, TokenOutputs(nan), COUNTS)
     assert torch.equal(clean.loss, dirty.loss)
     clean.loss.backward()
     dirty.loss.backward()
@@ -79,9 +79,9 @@ def test_what_is_no_target_has_no_influence() -> None:
 
 
 @given(cut=st.sampled_from([2, 4]), seed=st.integers(0, 50))
-def test_the_parts_of_a_batch_add_up(cut: int, seed: int) -> None:
+def test_micro_batches_of_an_update_add_up(cut: int, seed: int) -> None:
     batch, logprobs = pairs(seed)
-    loss = DpoLoss(Dpo(label_smoothing=0.2))
+    loss = DpoLoss(DpoConfig(label_smoothing=0.2))
     whole = loss(batch, TokenOutputs(logprobs), COUNTS)
     at = int(batch.cu_seqlens[cut])
     parts = [
@@ -93,14 +93,14 @@ def test_the_parts_of_a_batch_add_up(cut: int, seed: int) -> None:
         torch.testing.assert_close(sum(part.metrics[name] for part in parts), value)
 
 
-def test_a_pair_that_is_not_whole_is_refused() -> None:
+def test_a_split_pair_is_refused() -> None:
     batch, logprobs = pairs()
     first, _ = split(batch, 3)
-    with pytest.raises(ValueError, match="apart from its rejected"):
-        DpoLoss(Dpo())(first, TokenOutputs(logprobs[: len(first.token_ids)]), COUNTS)
+    with pytest.raises(ValueError, match="directly before its rejected"):
+        DpoLoss(DpoConfig())(first, TokenOutputs(logprobs[: len(first.token_ids)]), COUNTS)
 
 
 def test_without_a_reference_it_is_refused() -> None:
     batch, logprobs = pairs()
     with pytest.raises(ValueError, match="reference"):
-        DpoLoss(Dpo())(replace(batch, ref_logprobs=None), TokenOutputs(logprobs), COUNTS)
+        DpoLoss(DpoConfig())(replace(batch, ref_logprobs=None), TokenOutputs(logprobs), COUNTS)

@@ -1,4 +1,4 @@
-"""The critic's loss: by hand, against a naive loop, and what must hold."""
+"""The critic's loss: by hand, against a naive loop, and invariants."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strop.algorithms.scored import Scored
-from strop.algorithms.table import estimate
-from strop.algorithms.value_losses import ValueLoss, explained_variance, value_terms
-from strop.config.schema.algorithm import OverlongPenalty, Ppo
+from strop.algorithms.losses.value_losses import ValueLoss, explained_variance, value_loss_terms
+from strop.algorithms.registry import compute_advantages_and_returns
+from strop.algorithms.rollout_batch import RolloutBatch
+from strop.config.schema.algorithm import OverlongPenaltyConfig, PpoConfig
 from strop.types import GlobalCounts, MicroBatch
 from tests.algorithms.batches import counts_of, make_batch, split
 
@@ -22,7 +22,7 @@ numbers = st.floats(-10, 10, width=32)
 
 
 def with_values(batch: MicroBatch, *, seed: int = 1) -> tuple[MicroBatch, torch.Tensor]:
-    """Old values and returns in the batch, and the critic's own with a gradient beside it."""
+    """Return a batch with old values and returns, and the critic's values with a gradient."""
     generator = torch.Generator().manual_seed(seed)
     said, old, returns = (torch.randn(len(batch.token_ids), generator=generator) for _ in range(3))
     return replace(batch, values=old, returns=returns), said.requires_grad_()
@@ -35,16 +35,16 @@ def test_by_hand() -> None:
     and no gradient. -0.9 counts as -0.5, which is better, so the value itself counts: 1.9^2 / 2 = 1.805.
     """
     values = torch.tensor([0.2, 0.8, -0.9], requires_grad=True)
-    terms = value_terms(values, torch.zeros(3), torch.ones(3), clip=0.5)
+    terms = value_loss_terms(values, torch.zeros(3), torch.ones(3), clip=0.5)
     torch.testing.assert_close(terms.loss, torch.tensor([0.32, 0.125, 1.805]))
     assert terms.clipped.tolist() == [False, True, False]
     terms.loss.sum().backward()
     torch.testing.assert_close(values.grad, torch.tensor([-0.8, 0.0, -1.9]))
 
 
-def test_without_a_bound_it_is_half_the_squared_error() -> None:
+def test_without_clipping_the_loss_is_half_the_squared_error() -> None:
     values, old, returns = torch.randn(3, 20).unbind()
-    terms = value_terms(values, old, returns, clip=None)
+    terms = value_loss_terms(values, old, returns, clip=None)
     torch.testing.assert_close(
         terms.loss, torch.nn.functional.mse_loss(values, returns, reduction="none") / 2
     )
@@ -53,7 +53,7 @@ def test_without_a_bound_it_is_half_the_squared_error() -> None:
 
 @given(st.lists(st.tuples(numbers, numbers, numbers), min_size=1), st.floats(0.01, 5))
 def test_against_a_naive_loop(rows: list[tuple[float, float, float]], clip: float) -> None:
-    terms = value_terms(*torch.tensor(rows, dtype=torch.float64).T, clip=clip)
+    terms = value_loss_terms(*torch.tensor(rows, dtype=torch.float64).T, clip=clip)
     for (value, old, target), loss, clipped in zip(
         rows, terms.loss.tolist(), terms.clipped.tolist(), strict=True
     ):
@@ -67,7 +67,7 @@ def test_the_loss_is_the_mean_over_the_targets_of_the_update() -> None:
     result = ValueLoss(0.5)(batch, said, counts_of(batch))
     mask = batch.loss_mask
     assert batch.values is not None and batch.returns is not None
-    terms = value_terms(said[mask], batch.values[mask], batch.returns[mask], clip=0.5)
+    terms = value_loss_terms(said[mask], batch.values[mask], batch.returns[mask], clip=0.5)
     torch.testing.assert_close(result.loss, terms.loss.mean())
     assert float(result.metrics["clip_fraction"]) == pytest.approx(float(terms.clipped.float().mean()))
 
@@ -91,7 +91,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches() -> None:
     assert total == pytest.approx(whole.loss.item())
 
 
-def test_what_is_no_target_has_no_influence() -> None:
+def test_tokens_that_are_not_targets_have_no_influence() -> None:
     batch, said = with_values(make_batch(SHAPES))
     expected = ValueLoss(0.5)(batch, said, counts_of(batch)).loss
     nan = torch.tensor(math.nan)
@@ -122,7 +122,7 @@ def test_explained_variance() -> None:
     assert explained_variance(returns, torch.ones(3)) is None
 
 
-SCORED = Scored(rewards=torch.tensor([1.0, 0]), group=torch.tensor([0, 1]), tokens=torch.tensor([3, 2]))
+SCORED = RolloutBatch(rewards=torch.tensor([1.0, 0]), group=torch.tensor([0, 1]), tokens=torch.tensor([3, 2]))
 VALUES = torch.tensor([0.5, 0.25, 0.75, 0.5, 0.25])
 
 
@@ -132,21 +132,25 @@ def test_an_estimate_by_hand() -> None:
     First rollout: deltas -0.25, 0.5 and 1 - 0.75 = 0.25, so A = 0.0625, 0.625, 0.25.
     Second: deltas -0.25 and -0.25, so A = -0.375, -0.25. Returns are A + V.
     """
-    found = estimate(Ppo(lam=0.5, whiten=False), SCORED, VALUES, max_response_tokens=8)
+    found = compute_advantages_and_returns(
+        PpoConfig(lam=0.5, whiten=False), SCORED, VALUES, max_response_tokens=8
+    )
     torch.testing.assert_close(found.advantages, torch.tensor([0.0625, 0.625, 0.25, -0.375, -0.25]))
     torch.testing.assert_close(found.returns, torch.tensor([0.5625, 0.875, 1.0, 0.125, 0.0]))
 
 
-def test_whitening_is_of_the_advantages_alone() -> None:
-    plain = estimate(Ppo(lam=0.5, whiten=False), SCORED, VALUES, max_response_tokens=8)
-    white = estimate(Ppo(lam=0.5), SCORED, VALUES, max_response_tokens=8)
+def test_whitening_applies_to_advantages_only() -> None:
+    plain = compute_advantages_and_returns(
+        PpoConfig(lam=0.5, whiten=False), SCORED, VALUES, max_response_tokens=8
+    )
+    white = compute_advantages_and_returns(PpoConfig(lam=0.5), SCORED, VALUES, max_response_tokens=8)
     assert torch.equal(white.returns, plain.returns)
     assert float(white.advantages.mean()) == pytest.approx(0, abs=1e-6)
     assert float(white.advantages.std()) == pytest.approx(1, rel=1e-5)
 
 
 def test_the_overlong_penalty_is_in_the_reward() -> None:
-    """Of at most 4 tokens the last 2 cost: the answer of 3 tokens loses a half at its end."""
-    section = Ppo(lam=1.0, whiten=False, overlong_penalty=OverlongPenalty(buffer_tokens=2))
-    found = estimate(section, SCORED, torch.zeros(5), max_response_tokens=4)
+    """The last 2 of at most 4 tokens have a penalty: the response of 3 tokens loses 0.5 at its end."""
+    section = PpoConfig(lam=1.0, whiten=False, overlong_penalty=OverlongPenaltyConfig(buffer_tokens=2))
+    found = compute_advantages_and_returns(section, SCORED, torch.zeros(5), max_response_tokens=4)
     torch.testing.assert_close(found.returns, torch.tensor([0.5, 0.5, 0.5, 0, 0]))

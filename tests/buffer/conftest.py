@@ -1,4 +1,4 @@
-"""Every kind of buffer, opened and opened again."""
+"""Fixtures that open every kind of buffer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from strop.buffer.apart.remote import Member, RemoteStock
-from strop.buffer.table import ADDRESS, clear_buffer, open_buffer, queue_of, serve_buffer
-from strop.buffer.wait import Check, never_stop
-from strop.config.schema.buffer import Buffer as Section
+from strop.buffer.factory import (
+    BUFFER_ADDRESS_FILE,
+    clear_buffer,
+    make_queue_buffer,
+    open_buffer,
+    serve_buffer,
+)
+from strop.buffer.remote.client import BufferClientRole, RemoteStore
+from strop.config.schema.buffer import BufferConfig as Section
 from strop.protocols import Buffer
+from strop.workers.waiting import StopCheck, never_stop
 from tests.buffer.postgres import Server, running_server
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -29,43 +35,48 @@ KINDS: dict[str, dict[str, Any]] = {
     "file-parquet": {"type": "file", "format": "parquet"},
     "sqlite": {"type": "sql"},
     "postgresql": {"type": "sql"},
-    "queue-apart": {"type": "queue"},
-    "priority-apart": {"type": "priority", "backup": "backup.jsonl"},
+    "queue-process": {"type": "queue"},
+    "priority-process": {"type": "priority", "backup": "backup.jsonl"},
 }
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one test's buffer is."""
+    """The buffer of one test."""
 
     values: dict[str, Any]
     folder: Path
     handles: list[Buffer]
     served: ExitStack | None = None
-    """The buffer's process, where it is one of its own: here, threads of this one."""
+    """The server of a buffer process; in these tests it runs in threads of this process."""
 
     def section(self, **changes: Any) -> Section:
-        """What a run file would say, with some keys changed."""
+        """The `buffer` section, with some keys changed."""
         return TypeAdapter(Section).validate_python({"read_timeout_seconds": 30, **self.values, **changes})
 
     def open(
-        self, *, part: Any = "both", member: str | None = None, check: Check = never_stop, **changes: Any
+        self,
+        *,
+        role: Any = "both",
+        member_name: str | None = None,
+        check: StopCheck = never_stop,
+        **changes: Any,
     ) -> Any:
-        """A handle that the test's end closes."""
-        buffer = self._open(self.section(**changes), part, member, check)
+        """Open the buffer; it is closed after the test."""
+        buffer = self._open(self.section(**changes), role, member_name, check)
         self.handles.append(buffer)
         return buffer
 
-    def _open(self, section: Any, part: Any, member: str | None, check: Check) -> Any:
+    def _open(self, section: Any, role: Any, member_name: str | None, check: StopCheck) -> Any:
         if self.served is None:
-            return open_buffer(section, self.folder, part=part, member=member, check=check)
-        self.served.close()  # whoever has it open finds the next one
+            return open_buffer(section, self.folder, role=role, member_name=member_name, check=check)
+        self.served.close()  # clients that have it open reconnect to the next one
         self.served.enter_context(serve_buffer(section, self.folder, "127.0.0.1"))
-        both = Member(member or "driver", reads=part != "writer", writes=part != "reader")
-        return queue_of(RemoteStock(self.folder / ADDRESS, both, check), section, check)
+        both = BufferClientRole(member_name or "driver", reads=role != "writer", writes=role != "reader")
+        return make_queue_buffer(RemoteStore(self.folder / BUFFER_ADDRESS_FILE, both, check), section, check)
 
     def clear(self) -> None:
-        """Take out what is there."""
+        """Delete the buffer's contents."""
         if self.served is not None:
             self.served.close()
         clear_buffer(self.section(), self.folder, is_process=self.served is not None)
@@ -73,21 +84,21 @@ class Place:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """A PostgreSQL server of this session's own."""
+    """A PostgreSQL server for this test session."""
     with running_server() as server:
         yield server
 
 
 @pytest.fixture
 def place_of(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Place]]:
-    """Makes the place for one kind of buffer."""
+    """A function that makes the place of one kind of buffer."""
     handles: list[Buffer] = []
 
     def make(kind: str) -> Place:
         values = KINDS[kind]
         if kind == "postgresql":
             values = values | {"url": request.getfixturevalue("server").url}
-        return Place(values, tmp_path, handles, served if kind.endswith("-apart") else None)
+        return Place(values, tmp_path, handles, served if kind.endswith("-process") else None)
 
     with ExitStack() as served:
         yield make

@@ -1,4 +1,4 @@
-"""Groups to put into buffers, and whether two are the same."""
+"""Groups for buffers, and their exact comparison."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ids(groups: Iterable[ExperienceGroup]) -> list[str]:
 
 
 def assert_same(found: Sequence[ExperienceGroup], expected: Sequence[ExperienceGroup]) -> None:
-    """Every field of every experience is equal, bit for bit (but a NaN is a NaN), and of the same type."""
+    """Every field of every experience is equal bit for bit (any NaN equals any other), and of the same type."""
     assert ids(found) == ids(expected)
     for one, other in zip(found, expected, strict=True):
         assert len(one.experiences) == len(other.experiences)

@@ -17,7 +17,7 @@ import pytest
 
 
 def find_binaries() -> Path | None:
-    """The folder of `initdb` and `postgres`: on the PATH, or where Debian puts them."""
+    """The folder of `initdb` and `postgres`: on the PATH, or Debian's."""
     on_path = shutil.which("initdb")
     if on_path is not None:
         return Path(on_path).resolve().parent
@@ -30,21 +30,22 @@ class Server:
     def __init__(self, binaries: Path) -> None:
         self._binaries = binaries
         self._user = _unprivileged_user()
-        self._folder = Path(tempfile.mkdtemp(prefix="strop-pg-", dir="/tmp"))  # sockets want short paths
+        self._folder = Path(tempfile.mkdtemp(prefix="strop-pg-", dir="/tmp"))  # socket paths must be short
         self._process: subprocess.Popen[bytes] | None = None
         if self._user is not None:
             shutil.chown(self._folder, self._user)
         initdb = [binaries / "initdb", "-D", self._folder / "data", "-U", "strop", "-A", "trust", "-N"]
+        initdb += ["--encoding=UTF8", "--locale=C"]  # whatever the locale of the tests
         done = subprocess.run(initdb, capture_output=True, user=self._user, cwd=self._folder, check=False)
         assert done.returncode == 0, done.stderr.decode()
 
     @property
     def url(self) -> str:
-        """For SQLAlchemy."""
+        """The URL for SQLAlchemy."""
         return f"postgresql://strop@/postgres?host={self._folder}"
 
     def start(self) -> None:
-        """Start, and wait until it answers."""
+        """Start the server, and wait until it accepts connections."""
         options = ["-c", "listen_addresses=", "-c", "fsync=off", "-k", str(self._folder)]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -89,7 +90,7 @@ def _unprivileged_user() -> str | None:
 
 @contextmanager
 def running_server() -> Iterator[Server]:
-    """One of its own for who asks; the test is skipped where PostgreSQL is not installed."""
+    """A new server; the test is skipped if PostgreSQL is not installed."""
     binaries = find_binaries()
     if binaries is None:
         pytest.skip("no PostgreSQL server is installed here")

@@ -1,4 +1,4 @@
-"""Groups survive being bytes, JSON and Parquet exactly; anything else is refused."""
+"""Groups are encoded as bytes, JSON and Parquet exactly; other content is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 from strop.buffer.codec import EXPERIENCE, SCHEMA, decode, encode, from_batch, from_json, to_batch, to_json
 from strop.errors import StoreError
-from strop.types import Experience, ExperienceGroup, Role, Status
+from strop.types import Experience, ExperienceGroup, RolloutStatus, SegmentRole
 from tests.buffer.groups import assert_same, make_group
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -57,11 +57,11 @@ def experiences(draw: st.DrawFn) -> Experience:
         sampler_logprobs=draw(floats),
         policy_logprobs=draw(floats),
         reward=draw(st.floats()),
-        status=draw(st.sampled_from(get_args(Status))),
+        status=draw(st.sampled_from(get_args(RolloutStatus))),
         temperature=draw(st.floats()),
         versions=tuple(draw(st.lists(INT64, max_size=4))),
         source=draw(st.text()),
-        role=draw(st.sampled_from(get_args(Role))),
+        role=draw(st.sampled_from(get_args(SegmentRole))),
         turn_rewards=draw(st.none() | st.lists(st.floats(), min_size=turns, max_size=turns).map(tuple)),
         pair=draw(st.none() | st.text()),
         media=tuple(draw(st.lists(PLAIN, max_size=2))),
@@ -77,7 +77,7 @@ def test_every_field_of_an_experience_has_a_column() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(groups)
-def test_bytes_and_json_give_back_exactly_what_went_in(group: ExperienceGroup) -> None:
+def test_bytes_and_json_are_decoded_exactly(group: ExperienceGroup) -> None:
     assert_same([decode(encode(group))], [group])
     assert_same([from_json(to_json(group))], [group])
     assert "\n" not in to_json(group)
@@ -85,7 +85,7 @@ def test_bytes_and_json_give_back_exactly_what_went_in(group: ExperienceGroup) -
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(groups, max_size=4))
-def test_parquet_gives_back_exactly_what_went_in(
+def test_parquet_is_decoded_exactly(
     tmp_path_factory: pytest.TempPathFactory, several: list[ExperienceGroup]
 ) -> None:
     file = tmp_path_factory.mktemp("parquet") / "groups.parquet"
@@ -123,7 +123,7 @@ def _stream(batch: pa.RecordBatch) -> bytes:
 def test_another_format_is_refused_with_its_number() -> None:
     schema = SCHEMA.with_metadata({"strop.groups": "99"})
     later = pa.RecordBatch.from_arrays(to_batch([make_group("a")]).columns, schema=schema)
-    with pytest.raises(StoreError, match=r"are in format 99, and it reads format 2"):
+    with pytest.raises(StoreError, match=r"have format 99, and it reads format 2"):
         decode(_stream(later))
 
 
@@ -146,10 +146,10 @@ def test_an_unknown_status_or_role_is_refused() -> None:
         (lambda row: row.pop("id"), "keys id, experiences"),
         (lambda row: row["experiences"][0].pop("reward"), "keys id, task_id"),
         (lambda row: row["experiences"][0].update(surprise=1), "keys id, task_id"),
-        (lambda row: row["experiences"][0].update(reward="much"), "no group of experiences"),
+        (lambda row: row["experiences"][0].update(reward="much"), "not a group of experiences"),
         (lambda row: row["experiences"][0].update(reward=None), "has no reward"),
         (lambda row: row["experiences"][0]["loss_mask"].pop(), "damaged"),
-        (lambda row: row.update(experiences=3), "no list"),
+        (lambda row: row.update(experiences=3), "is not a list"),
     ],
 )
 def test_a_changed_line_is_refused(change: Any, message: str) -> None:
@@ -159,7 +159,7 @@ def test_a_changed_line_is_refused(change: Any, message: str) -> None:
         from_json(json.dumps(row))
 
 
-def test_what_would_have_to_be_pickled_is_refused() -> None:
+def test_values_that_need_pickle_are_refused() -> None:
     group = make_group("a", experiences=1)
     odd = replace(group, experiences=(replace(group.experiences[0], media=(Path("x"),)),))
     with pytest.raises(StoreError, match=r"media holds a pathlib\.\w+, which a buffer cannot store"):

@@ -1,4 +1,4 @@
-"""The folder of readable files."""
+"""The buffer in a folder of readable files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from strop.buffer.table import clear_buffer, open_buffer
-from strop.config.schema.buffer import FileBuffer
+from strop.buffer.factory import clear_buffer, open_buffer
+from strop.config.schema.buffer import FileBufferConfig
 from strop.errors import StoreError
 from tests.buffer.conftest import Place
 from tests.buffer.groups import ids, make_group, make_groups
@@ -24,13 +24,13 @@ def place(request: pytest.FixtureRequest, place_of: Callable[[str], Place]) -> P
 
 
 def files(folder: Path) -> list[Path]:
-    """What the writes left, in their order."""
+    """The files of the writes, in order."""
     return sorted(
         file for file in (folder / "experiences").iterdir() if file.suffix in (".jsonl", ".parquet")
     )
 
 
-def test_others_can_read_what_is_written(place_of: Callable[[str], Place]) -> None:
+def test_pandas_and_json_can_read_the_files(place_of: Callable[[str], Place]) -> None:
     place_of("file-jsonl").open().put(make_groups(2))
     place = place_of("file-parquet")
     place.open().put(make_groups(2))
@@ -43,15 +43,15 @@ def test_others_can_read_what_is_written(place_of: Callable[[str], Place]) -> No
 
 
 def test_a_reader_sees_what_other_writers_add(place: Place) -> None:
-    reader, one, two = place.open(part="reader"), place.open(part="writer"), place.open(part="writer")
+    reader, one, two = place.open(role="reader"), place.open(role="writer"), place.open(role="writer")
     one.put([make_group("a")])
-    two.put([make_group("b"), make_group("a")])  # two does not know of one's
+    two.put([make_group("b"), make_group("a")])  # `two` has not seen the groups of `one`
     assert ids(reader.take(3, timeout_seconds=0)) == ["a", "b"]
     one.put([make_group("c")])
     assert ids(reader.take(1, timeout_seconds=0)) == ["c"]
 
 
-def test_a_write_that_was_cut_short_is_not_there(place: Place) -> None:
+def test_an_interrupted_write_is_ignored(place: Place) -> None:
     place.open().put(make_groups(2))
     [file] = files(place.folder)
     file.with_name("0" * 20 + "-" + "a" * 8 + file.suffix + ".new").write_bytes(file.read_bytes()[:50])
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_named(place: Place) -> None:
         place.open()
 
 
-def test_clearing_leaves_other_files_alone(place: Place) -> None:
+def test_clearing_keeps_other_files(place: Place) -> None:
     first = place.open()
     first.put(make_groups(2))
     first.acknowledge(ids(first.take(2)))
@@ -77,8 +77,8 @@ def test_clearing_leaves_other_files_alone(place: Place) -> None:
     assert list(notes.parent.iterdir()) == [notes]
 
 
-def test_a_file_where_the_folder_should_be_is_one_paragraph(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "experiences").write_text("")
     with pytest.raises(StoreError, match=r"experiences for experiences cannot be used: File exists"):
-        open_buffer(FileBuffer(), tmp_path)
-    clear_buffer(FileBuffer(path="elsewhere"), tmp_path)
+        open_buffer(FileBufferConfig(), tmp_path)
+    clear_buffer(FileBufferConfig(path="elsewhere"), tmp_path)

@@ -1,4 +1,4 @@
-"""Writers, readers and the buffer in processes of their own, killed at random moments and started again."""
+"""Writer, reader and buffer processes, killed at random moments and restarted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEEPER = "keeper"
 
 
 class Crew:
-    """The processes by name."""
+    """Child processes by name."""
 
     def __init__(self, place: Place, names: Sequence[str], **changes: Any) -> None:
         self._place = place
@@ -32,14 +32,14 @@ class Crew:
         self._processes = {name: self._start(name) for name in names}
 
     def wait_for_work(self) -> None:
-        """Until something was read."""
+        """Wait until a group was read."""
         deadline = time.monotonic() + 60
         while not any((self._place.folder / name).exists() for name in READERS):
-            assert time.monotonic() < deadline, "nobody reads"
+            assert time.monotonic() < deadline, "no group was read"
             time.sleep(0.02)
 
     def kill(self, names: Sequence[str], draw: random.Random) -> int:
-        """SIGKILL one of those that still run, and start it again; returns how many that were."""
+        """Kill one of these that runs, and restart it; returns the number of killed processes."""
         running = [name for name in names if self._processes[name].poll() is None]
         for name in draw.sample(running, min(1, len(running))):
             self._processes[name].kill()
@@ -48,18 +48,18 @@ class Crew:
         return min(1, len(running))
 
     def wait(self) -> None:
-        """Until all have ended well."""
+        """Wait until all processes have ended successfully."""
         codes = {name: self._processes[name].wait(120) for name in self._processes if name != KEEPER}
         assert set(codes.values()) == {0}, codes
 
     def end(self) -> None:
-        """Leave none behind."""
+        """Kill all processes."""
         for process in self._processes.values():
             process.kill()
             process.wait()
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        what = "keep" if name == KEEPER else "write" if name in WRITERS else "read"
+        what = "serve" if name == KEEPER else "write" if name in WRITERS else "read"
         values = self._values.model_dump_json()
         arguments = ["-m", "tests.buffer.worker", what, values, str(self._place.folder), name]
         return subprocess.Popen([sys.executable, *arguments], cwd=ROOT)
@@ -67,7 +67,7 @@ class Crew:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.faults)])
-def test_each_group_is_trained_on_once_whoever_is_killed(
+def test_each_group_is_acknowledged_once_after_any_kill(
     kind: str, kills: int, place_of: Callable[[str], Place]
 ) -> None:
     place = place_of(kind)
@@ -85,10 +85,10 @@ def test_each_group_is_trained_on_once_whoever_is_killed(
         pytest.param(12, "backup.jsonl", marks=pytest.mark.faults),
     ],
 )
-def test_a_queue_that_is_a_process_loses_nothing_and_gives_nothing_twice(
+def test_a_queue_process_loses_no_group_and_returns_none_twice(
     backup: str, kills: int, place_of: Callable[[str], Place]
 ) -> None:
-    place = place_of("queue-apart")
+    place = place_of("queue-process")
     draw = random.Random(kills)
     reader = READERS[:1]
     crew = Crew(place, (KEEPER, *WRITERS, *reader), backup=backup)
@@ -97,7 +97,7 @@ def test_a_queue_that_is_a_process_loses_nothing_and_gives_nothing_twice(
 
 
 def work_through(crew: Crew, victims: Sequence[Sequence[str]], draw: random.Random) -> None:
-    """Kill one of these, then one of those, while all are at work; and wait for the end."""
+    """Kill one of each in turns while all run, and wait for the end."""
     try:
         crew.wait_for_work()
         for names in victims:
@@ -109,13 +109,13 @@ def work_through(crew: Crew, victims: Sequence[Sequence[str]], draw: random.Rand
 
 
 def assert_each_once(place: Place, readers: Sequence[str], kills: int, **changes: Any) -> None:
-    """Each group was read, and acknowledged once."""
+    """Each group was read, and acknowledged exactly once."""
     everything = {f"{writer}-{number}" for writer in WRITERS for number in range(GROUPS)}
-    assert place.open(**changes).counts() == BufferCounts(queued=0, claimed=0, done=len(everything))
+    assert place.open(**changes).counts() == BufferCounts(queued=0, leased=0, done=len(everything))
     lines = [line.split() for name in readers for line in (place.folder / name).read_text().splitlines()]
     read = [id for line in lines if line[0] == "read" for id in line[1:]]
     assert set(read) == everything
-    assert len(read) <= len(everything) + 4 * kills  # those that a killed reader held, once more
+    assert len(read) <= len(everything) + 4 * kills  # the leases of killed readers are read again
     done = Counter(id for line in lines if line[0] == "done" for id in line[1:])
     assert set(done.values()) == {1}
     assert len(done) >= len(everything) - 4 * kills  # the last line of a killed reader may be missing

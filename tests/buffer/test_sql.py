@@ -1,4 +1,4 @@
-"""Claims, leases and names in a database: who gets what when somebody dies, comes back, or is slow."""
+"""Leases and members of a buffer in a database, when processes die, are restarted or are slow."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
+from strop.buffer.factory import open_buffer
 from strop.buffer.sql import database
 from strop.buffer.sql.database import Database
 from strop.buffer.sql.engine import make_engine
 from strop.buffer.sql.tables import groups
-from strop.buffer.table import open_buffer
-from strop.config.schema.buffer import SqlBuffer
-from strop.errors import BufferEnded, ConfigError, Interrupted, StoreError
+from strop.config.schema.buffer import SqlBufferConfig
+from strop.errors import BufferExhausted, ConfigError, Interrupted, StoreError
 from strop.protocols import BufferCounts
 from tests.buffer.conftest import Place
 from tests.buffer.groups import ids, make_group, make_groups
@@ -33,23 +33,23 @@ def place(request: pytest.FixtureRequest, place_of: Callable[[str], Place]) -> P
 
 
 def die(buffer: Any) -> None:
-    """What is left of a killed process: nobody says that it lives, and nobody says goodbye."""
-    buffer._member.stop()
+    """The state after a kill of the process: no heartbeats, and no goodbye."""
+    buffer._member.stop_heartbeat()
     buffer._database.close()
 
 
-def test_the_groups_of_a_dead_reader_come_back_in_their_old_place(place: Place) -> None:
-    dead = place.open(part="reader", lease_seconds=LEASE)
-    writer = place.open(part="writer", lease_seconds=LEASE)
-    reader = place.open(part="reader", lease_seconds=LEASE)
+def test_groups_of_a_dead_reader_are_queued_in_their_old_position(place: Place) -> None:
+    dead = place.open(role="reader", lease_seconds=LEASE)
+    writer = place.open(role="writer", lease_seconds=LEASE)
+    reader = place.open(role="reader", lease_seconds=LEASE)
     writer.put(make_groups(4))
     assert ids(dead.take(2)) == ["g0", "g1"]
     die(dead)
     assert ids(reader.take(4)) == ["g0", "g1", "g2", "g3"]
 
 
-def test_a_living_reader_keeps_its_groups_however_long_it_takes(place: Place) -> None:
-    slow = place.open(part="reader", lease_seconds=LEASE)
+def test_a_live_reader_keeps_its_leases(place: Place) -> None:
+    slow = place.open(role="reader", lease_seconds=LEASE)
     other = place.open(lease_seconds=LEASE)
     other.put(make_groups(2))
     assert ids(slow.take(1)) == ["g0"]
@@ -58,8 +58,8 @@ def test_a_living_reader_keeps_its_groups_however_long_it_takes(place: Place) ->
     slow.acknowledge(["g0"])
 
 
-def test_a_reader_that_leaves_gives_back_what_it_did_not_acknowledge(place: Place) -> None:
-    leaving = place.open(part="reader")
+def test_a_reader_that_leaves_returns_unacknowledged_groups(place: Place) -> None:
+    leaving = place.open(role="reader")
     other = place.open()
     other.put(make_groups(2))
     leaving.take(2)
@@ -68,48 +68,50 @@ def test_a_reader_that_leaves_gives_back_what_it_did_not_acknowledge(place: Plac
     assert ids(other.take(2, timeout_seconds=0)) == ["g1"]
 
 
-def test_who_comes_back_under_its_name_has_its_groups_at_once(place: Place) -> None:
-    before = place.open(member="trainer")
+def test_a_restarted_reader_gets_its_groups_at_once(place: Place) -> None:
+    before = place.open(member_name="trainer")
     before.put(make_groups(3))
     before.take(2)
-    after = place.open(member="trainer")
+    after = place.open(member_name="trainer")
     assert ids(after.take(3, timeout_seconds=0)) == ["g0", "g1", "g2"]
     for call in (lambda: before.take(1), lambda: before.put([make_group("late")])):
         with pytest.raises(StoreError, match=r"Another process has opened .* as 'trainer'"):
             call()
-    with pytest.raises(StoreError, match="no longer belong to trainer"):
+    with pytest.raises(StoreError, match="no longer leased to trainer"):
         before.acknowledge(["g0"])
     after.acknowledge(["g0", "g1", "g2"])
 
 
-def test_a_reader_that_stood_still_cannot_acknowledge_what_another_took(place: Place) -> None:
-    still = place.open(part="reader", lease_seconds=LEASE)
+def test_a_paused_reader_cannot_acknowledge_groups_leased_to_another(place: Place) -> None:
+    paused = place.open(role="reader", lease_seconds=LEASE)
     other = place.open(lease_seconds=LEASE)
     other.put(make_groups(2))
-    still.take(2)
-    still.acknowledge(["g1"])
-    still._member.stop()
+    paused.take(2)
+    paused.acknowledge(["g1"])
+    paused._member.stop_heartbeat()
     assert ids(other.take(1)) == ["g0"]
-    with pytest.raises(StoreError, match=r"1 of 2 acknowledged groups .* not heard of for its lease of 1 s"):
-        still.acknowledge(["g0", "g1"])
+    with pytest.raises(
+        StoreError, match=r"1 of 2 acknowledged groups .* no heartbeat during its lease of 1 s"
+    ):
+        paused.acknowledge(["g0", "g1"])
 
 
-def test_after_a_silence_of_all_nobody_is_called_dead_for_a_lease(place: Place) -> None:
-    one = place.open(part="reader", lease_seconds=LEASE)
+def test_after_an_outage_no_member_is_declared_dead_for_one_lease(place: Place) -> None:
+    one = place.open(role="reader", lease_seconds=LEASE)
     two = place.open(lease_seconds=LEASE)
     two.put(make_groups(2))
     one.take(1)
     time.sleep(1.2 * LEASE)
-    with two._database._engine.begin() as connection:  # as after an outage of the database
+    with two._database._engine.begin() as connection:  # the state after an outage of the database
         connection.execute(sa.text(f"UPDATE strop_members SET alive_until = alive_until - {LEASE}"))
     assert ids(two.take(2, timeout_seconds=0)) == ["g1"]
     one.acknowledge(["g0"])
 
 
-def test_the_end_waits_for_what_others_have_not_acknowledged(place: Place) -> None:
-    one = place.open(part="reader")
-    two = place.open(part="reader")
-    writer = place.open(part="writer")
+def test_the_end_waits_for_the_leases_of_other_readers(place: Place) -> None:
+    one = place.open(role="reader")
+    two = place.open(role="reader")
+    writer = place.open(role="writer")
     writer.put(make_groups(2))
     writer.finish()
     writer.close()
@@ -119,43 +121,43 @@ def test_the_end_waits_for_what_others_have_not_acknowledged(place: Place) -> No
     assert ids(two.take(2)) == ["g0", "g1"]
     later.join()
     two.acknowledge(["g0", "g1"])
-    with pytest.raises(BufferEnded, match=r"writer-\S+ finished"):
+    with pytest.raises(BufferExhausted, match=r"writer-\S+ finished"):
         two.take(1)
 
 
-def test_a_member_that_has_finished_gives_back_what_it_did_not_acknowledge(place: Place) -> None:
-    one = place.open(member="one")
+def test_a_finished_member_returns_unacknowledged_groups(place: Place) -> None:
+    one = place.open(member_name="one")
     one.put(make_groups(2))
     one.finish()
     one.take(1)
     one.close()
-    assert ids(place.open(part="reader").take(2)) == ["g0", "g1"]
+    assert ids(place.open(role="reader").take(2)) == ["g0", "g1"]
 
 
-def test_who_was_replaced_cannot_finish_for_its_successor(place: Place) -> None:
-    before = place.open(part="writer", member="explorer")
-    after = place.open(part="writer", member="explorer")
+def test_a_replaced_writer_cannot_finish_for_its_successor(place: Place) -> None:
+    before = place.open(role="writer", member_name="explorer")
+    after = place.open(role="writer", member_name="explorer")
     before.finish()
-    reader = place.open(part="reader")
+    reader = place.open(role="reader")
     assert reader.take(1, timeout_seconds=0.1) == []
     after.put(make_groups(1))
     assert ids(reader.take(1)) == ["g0"]
 
 
-def test_the_end_comes_with_the_last_writer(place: Place) -> None:
-    reader = place.open(part="reader")
-    one, two = (place.open(part="writer", member=name) for name in ("one", "two"))
+def test_writing_ends_with_the_last_writer(place: Place) -> None:
+    reader = place.open(role="reader")
+    one, two = (place.open(role="writer", member_name=name) for name in ("one", "two"))
     one.finish()
     one.close()
     assert reader.take(1, timeout_seconds=0.1) == []
     two.put(make_groups(1))
     two.finish()
     assert ids(reader.take(2)) == ["g0"]
-    with pytest.raises(BufferEnded, match="one and two finished"):
+    with pytest.raises(BufferExhausted, match="one and two finished"):
         reader.take(1)
 
 
-def test_rows_of_groups_that_are_done_keep_only_their_id(place: Place) -> None:
+def test_rows_of_done_groups_keep_only_their_id(place: Place) -> None:
     buffer = place.open()
     buffer.put(make_groups(2))
     buffer.acknowledge(ids(buffer.take(1)))
@@ -164,46 +166,48 @@ def test_rows_of_groups_that_are_done_keep_only_their_id(place: Place) -> None:
         assert dict(connection.execute(rows).all()) == {"g0": True, "g1": False}
 
 
-def test_a_reader_waits_for_a_dead_writer_to_come_back(
+def test_a_reader_waits_for_the_restart_of_a_dead_writer(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = place.open(part="reader", lease_seconds=LEASE)
-    writer = place.open(part="writer", member="explorer", lease_seconds=LEASE)
+    reader = place.open(role="reader", lease_seconds=LEASE)
+    writer = place.open(role="writer", member_name="explorer", lease_seconds=LEASE)
     writer.put(make_groups(1))
     die(writer)
     time.sleep(1.2 * LEASE)
     assert ids(reader.take(2, timeout_seconds=0.1)) == ["g0"]
-    assert "explorer not heard of any more" in caplog.text
-    with pytest.raises(BufferEnded, match="nobody is left to write into it: explorer not heard of any more"):
+    assert "explorer without a heartbeat" in caplog.text
+    with pytest.raises(BufferExhausted, match="no writer is left: explorer without a heartbeat"):
         reader.take(1, timeout_seconds=0.1)
-    restarted = place.open(part="writer", member="explorer", lease_seconds=LEASE)
+    restarted = place.open(role="writer", member_name="explorer", lease_seconds=LEASE)
     restarted.put(make_groups(2))
     assert ids(reader.take(1)) == ["g1"]
 
 
-def test_a_reader_may_come_before_the_writers(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    assert place.open(part="reader").take(1, timeout_seconds=0.1) == []
-    assert "no writer has come yet" in caplog.text
+def test_a_reader_may_open_the_buffer_before_the_writers(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert place.open(role="reader").take(1, timeout_seconds=0.1) == []
+    assert "no writer has joined yet" in caplog.text
 
 
-def test_runs_share_a_database_and_nothing_else(place: Place) -> None:
+def test_runs_that_share_a_database_have_separate_buffers(place: Place) -> None:
     mine, theirs = place.open(name="mine"), place.open(name="theirs")
     mine.put(make_groups(3))
     theirs.put(make_groups(1))
     assert ids(theirs.take(3, timeout_seconds=0)) == ["g0"]
     theirs.acknowledge(["g0"])
-    assert mine.counts() == BufferCounts(queued=3, claimed=0, done=0)
+    assert mine.counts() == BufferCounts(queued=3, leased=0, done=0)
 
 
 def test_a_buffer_in_use_is_not_cleared(place: Place) -> None:
-    other = place.open(member="trainer of another run")
+    other = place.open(member_name="trainer of another run")
     other.put(make_groups(1))
     with pytest.raises(StoreError, match=r"is in use \(trainer of another run\)"):
         place.clear()
     assert other.counts().queued == 1
 
 
-def test_a_killed_run_can_start_anew_at_once(place: Place) -> None:
+def test_a_killed_run_can_be_started_again_at_once(place: Place) -> None:
     killed = place.open()
     killed.put(make_groups(3))
     killed.acknowledge(ids(killed.take(2))[:1])
@@ -226,9 +230,7 @@ def test_another_layout_is_refused(place: Place) -> None:
             connection.execute(sa.text("UPDATE strop_buffers SET layout = 1"))
 
 
-def test_a_commit_whose_answer_is_lost_is_not_done_twice(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_without_a_reply_has_no_effect_twice(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = place.open()
     run_once = Database.run_once
     lose = iter([True, False] * 9)
@@ -245,7 +247,7 @@ def test_a_commit_whose_answer_is_lost_is_not_done_twice(
     assert ids(buffer.take(2)) == ["g0", "g1"]
     buffer.acknowledge(["g0"])
     assert ids(buffer.take(2)) == ["g2", "g3"]
-    assert buffer.counts() == BufferCounts(queued=0, claimed=3, done=1)
+    assert buffer.counts() == BufferCounts(queued=0, leased=3, done=1)
 
 
 def test_a_stop_ends_the_wait_for_a_database(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,14 +274,14 @@ def test_a_stop_ends_the_wait_for_a_database(place: Place, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nonsense", "is no database URL; it looks like `sqlite:///"),
+        ("nonsense", "is not a database URL. Write `sqlite:///"),
         ("mysql://host/database", "names a 'mysql' database"),
-        ("sqlite://", "in memory, which no other process could see"),
+        ("sqlite://", "in memory, which other processes cannot use"),
     ],
 )
-def test_a_url_that_is_none_is_one_paragraph(url: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_url_is_refused(url: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        open_buffer(SqlBuffer(url=url), tmp_path)
+        open_buffer(SqlBufferConfig(url=url), tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -291,22 +293,22 @@ def test_a_url_that_is_none_is_one_paragraph(url: str, message: str, tmp_path: P
         "sqlite:///no/where.db",
     ],
 )
-def test_a_url_where_nothing_is_is_one_paragraph_without_the_password(url: str, tmp_path: Path) -> None:
+def test_an_unreachable_url_is_reported_without_the_password(url: str, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot be opened: .* Check `buffer.url`") as caught:
-        open_buffer(SqlBuffer(url=url), tmp_path)
+        open_buffer(SqlBufferConfig(url=url), tmp_path)
     assert "\n" not in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_file_that_is_no_database_is_one_paragraph(tmp_path: Path) -> None:
-    (tmp_path / "buffer.db").write_text("something else, and long enough to be looked at as a database " * 20)
+def test_a_sqlite_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "buffer.db").write_text("not a database, but long enough to be read as one " * 20)
     with pytest.raises(StoreError, match=r"buffer\.db cannot be opened: file is not a database"):
-        open_buffer(SqlBuffer(), tmp_path)
+        open_buffer(SqlBufferConfig(), tmp_path)
 
 
 def test_a_relative_file_is_in_the_runs_folder(tmp_path: Path) -> None:
-    open_buffer(SqlBuffer(url="sqlite:///mine.db"), tmp_path).close()
-    open_buffer(SqlBuffer(), tmp_path).close()
+    open_buffer(SqlBufferConfig(url="sqlite:///mine.db"), tmp_path).close()
+    open_buffer(SqlBufferConfig(), tmp_path).close()
     assert {file.name for file in tmp_path.iterdir()} >= {"mine.db", "buffer.db"}
     with make_engine(None, tmp_path).connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"

@@ -1,4 +1,4 @@
-"""The command line in this process, and a run file whose files are there."""
+"""The command line in this process, and a run file whose files exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Calls `strop` with words, in an empty folder."""
+    """Function that runs `strop` with arguments, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STROP_HERE", raising=False)
     runner = CliRunner()
@@ -24,7 +24,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    """A run whose model and data look right from outside."""
+    """Run file whose model and data pass the checks before a start."""
     model = tmp_path / "m"
     model.mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):

@@ -1,23 +1,15 @@
-"""Small real data and a tiny model, for configurations of other tools that run to the end."""
+"""Small data files for configurations of other tools that run to the end."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.datasets import read_rows as rows
 
-DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.exists(), reason="the data is not beside the repository")
-
-
-def rows(name: str, count: int) -> list[dict[str, Any]]:
-    """The first rows of a JSONL file of the shared data."""
-    with (DATA / name).open() as file:
-        return [json.loads(line) for line in islice(file, count)]
+__all__ = ["rows", "verl_rows", "write_rows"]
 
 
 def write_rows(path: Path, lines: Sequence[Any]) -> Path:
@@ -27,7 +19,7 @@ def write_rows(path: Path, lines: Sequence[Any]) -> Path:
 
 
 def verl_rows(count: int) -> list[dict[str, Any]]:
-    """GSM8K as verl's own preparation writes it."""
+    """Convert rows of GSM8K to the columns that verl's own preparation writes."""
     return [
         {
             "data_source": "openai/gsm8k",

@@ -1,4 +1,4 @@
-"""Bad input in other tools' files, as `strop check FILE` meets it: what is wrong, where, and what instead."""
+"""Errors of `strop check FILE` for bad input in other tools' files: what is wrong, where, and what to write instead."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from .conftest import Cli
 
-REAL = Path(__file__).parents[1] / "config" / "real"
+REAL = Path(__file__).parents[1] / "dialects" / "real"
 FILE = "config.yaml"
 
 Case = tuple[str, str, str, str]
-"""A dialect, what of its configuration is replaced with what, and what is said of it."""
+"""A dialect, the text that is replaced in its configuration, the replacement, and a part of the error."""
 CASES: list[Case] = [
     # a misspelt key
     (
@@ -63,37 +63,37 @@ CASES: list[Case] = [
         "strop",
         "overlong:",
         "train_batch_size:",
-        "It is a key of verl, verl-sft; here that is trainer.tasks_per_step.",
+        "It is a key of verl, verl-sft; the run file has trainer.tasks_per_step for it.",
     ),
     # a value of the wrong type, or outside the enum
     (
         "verl",
         "batch_size: 64",
         "batch_size: sixty",
-        "5 (data.train_batch_size): data.train_batch_size is a whole",
+        "5 (data.train_batch_size): data.train_batch_size must be an integer",
     ),
     (
         "verl",
         "estimator: grpo",
         "estimator: gppo",
-        "algorithm.adv_estimator is gae or grpo or .*, got 'gppo'",
+        "algorithm.adv_estimator must be gae or grpo or .*, got 'gppo'",
     ),
     (
         "verl-sft",
         "lr_scheduler: wsd",
         "lr_scheduler: wsdd",
-        "optim.lr_scheduler is cosine or wsd, got 'wsdd'",
+        "optim.lr_scheduler must be cosine or wsd, got 'wsdd'",
     ),
-    ("verl-eval", "prompt_key: prompt", "prompt_key: [1]", "data.prompt_key is text, got"),
+    ("verl-eval", "prompt_key: prompt", "prompt_key: [1]", "data.prompt_key must be a string, got"),
     (
         "trinity",
         "algorithm_type: grpo",
         "algorithm_type: gpo",
         "7 (algorithm.algorithm_type): .* or sft or mix",
     ),
-    ("rft_trainer", "rollout_n: 5", "rollout_n: five", "--rollout_n is a whole number, got 'five'"),
-    ("verl_trainer", "float16", "float17", "--rollout_dtype is float16 or bfloat16"),
-    ("grpo", "strategy: steps", "strategy: step", "--eval_strategy is no or steps or epoch, got 'step'"),
+    ("rft_trainer", "rollout_n: 5", "rollout_n: five", "--rollout_n must be an integer, got 'five'"),
+    ("verl_trainer", "float16", "float17", "--rollout_dtype must be float16 or bfloat16"),
+    ("grpo", "strategy: steps", "strategy: step", "--eval_strategy must be no or steps or epoch, got 'step'"),
     ("strop", "type: adamw", "type: adamww", "`type` must be one of adamw, .*, got 'adamww'"),
     # keys that contradict one another
     (
@@ -106,7 +106,7 @@ CASES: list[Case] = [
         "verl_trainer",
         "rollout_name: vllm",
         "rollout_name: sglang",
-        "--ENGINE=vllm and --rollout_name=sglang say",
+        "--ENGINE=vllm and --rollout_name=sglang set the same option",
     ),
     # interpolation
     (
@@ -124,33 +124,33 @@ CASES: list[Case] = [
     ),
     ("strop", ",buffer}", "}", "the environment variable 'STROP_TEST_DB' is not set"),
     # YAML
-    ("verl", "  shuffle: true", "  shuffle: [true", ":11:18: this is not YAML: "),
-    ("trinity", "cluster: {", "cluster: {{", "this is not YAML: "),
+    ("verl", "  shuffle: true", "  shuffle: [true", ":11:18: this is not valid YAML: "),
+    ("trinity", "cluster: {", "cluster: {{", "this is not valid YAML: "),
     ("grpo", "beta: 0.01", "beta: 0.01\nbeta: 0.02", "duplicate key beta"),
     # a batch that does not divide
     (
         "verl",
         "batch_size: 64",
         "batch_size: 60",
-        "(60) is not a multiple of .*; the nearest that divide it are 12 and",
+        "(60) is not a multiple of .*; the nearest divisors are 12 and",
     ),
     (
         "rft_trainer",
         "mini_batch_size: 16",
         "mini_batch_size: 24",
-        "(24); the nearest that divide it are 16 and 32",
+        "(24); the nearest divisors are 16 and 32",
     ),
     (
         "grpo",
         "num_generations: 4",
         "num_generations: 5",
-        "not a multiple of num_generations (5); the nearest that are",
+        "not a multiple of num_generations (5); the nearest multiples are",
     ),
     (
         "strop",
         "update: 16",
         "update: 24",
-        "28: trainer: tasks_per_step (64) is .*; nearest that are: 48 and 72",
+        "28: trainer: tasks_per_step (64) is .*; the nearest multiples are 48 and 72",
     ),
 ]
 

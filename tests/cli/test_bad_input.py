@@ -1,4 +1,4 @@
-"""Bad input: one paragraph on stderr, a non-zero exit, no traceback."""
+"""Errors in a run file: one paragraph on stderr, a non-zero exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DAMAGES: list[tuple[str, Damage, list[str], str]] = [
     ("empty file", _write(""), [], "is empty"),
     ("yaml", _write("model: {path: m"), [], "run.yaml:1:"),
     ("unknown key", _write("modl: {}"), [], "did you mean 'model'"),
-    ("wrong type", lambda _: None, ["seed=x"], "expected a whole number"),
+    ("wrong type", lambda _: None, ["seed=x"], "expected an integer"),
     ("out of range", lambda _: None, ["seed=-1"], "greater than or equal to 0"),
     ("environment", lambda _: None, ["name=${oc.env:STROP_TEST_NONE}"], "is not set"),
     ("interpolation", lambda _: None, ["name=${nowhere}"], "not found"),
     ("override", lambda _: None, ["trainer.tasks_per_stp=1"], "did you mean 'tasks_per_step'"),
-    ("grammar", lambda _: None, ["seed=[1"], "not understood"),
+    ("grammar", lambda _: None, ["seed=[1"], "cannot be parsed"),
     ("batches", lambda _: None, ["trainer.tasks_per_update=48"], "is not a multiple"),
     ("no data", _remove("train.jsonl"), [], "there is no file train.jsonl"),
     ("empty data", lambda f: (f / "train.jsonl").write_text(""), [], "train.jsonl is empty"),
@@ -40,7 +40,7 @@ DAMAGES: list[tuple[str, Damage, list[str], str]] = [
     ("no tokenizer", _remove("m/tokenizer.json"), [], "no tokenizer"),
     ("no config", _remove("m/config.json"), [], "no config.json"),
     ("no model", lambda _: None, ["model.path=./none"], "there is no model folder ./none"),
-    ("no reward", lambda _: None, ["~reward"], "nothing says how an answer is scored"),
+    ("no reward", lambda _: None, ["~reward"], "reward: missing, so nothing scores the responses"),
     (
         "reward name",
         lambda _: None,
@@ -64,18 +64,18 @@ def test_one_paragraph(cli: Cli, run_file: Path, damage: Damage, overrides: list
 
 
 def test_a_folder_that_cannot_be_written(cli: Cli, run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strop.config.check.os.access", lambda path, mode: path != run_file.parent)
+    monkeypatch.setattr("strop.config.load.preflight.os.access", lambda path, mode: path != run_file.parent)
     result = cli("check", run_file, f"output={run_file.parent}/runs")
     assert result.exit_code == 2 and "is not writable" in result.stderr
 
 
-def test_a_fault_of_ours_keeps_its_traceback(
+def test_an_internal_error_keeps_its_traceback(
     cli: Cli, run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("ours")
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("internal")
 
-    monkeypatch.setattr("strop.api.train", broken)
+    monkeypatch.setattr("strop.api.train", failing)
     result = cli("train", run_file)
     assert result.exit_code == 1 and isinstance(result.exception, RuntimeError)
 
@@ -84,7 +84,7 @@ def test_a_fault_of_ours_keeps_its_traceback(
     "words",
     [["check", "run.yaml", "modl.path=x"], ["verl", "ppo", "data.train_batchsize=3"], ["keys", "trinityy"]],
 )
-def test_in_a_process_of_its_own(run_file: Path, words: list[str]) -> None:
+def test_in_a_separate_process(run_file: Path, words: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "strop", *words], capture_output=True, text=True, cwd=run_file.parent
     )

@@ -1,4 +1,4 @@
-"""What goes wrong once a run has started: one paragraph on stderr, a non-zero exit, no traceback."""
+"""Errors of a running run: one paragraph on stderr, a non-zero exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 import yaml
 
 from strop.models.tiny import make_model
-from strop.run.apart.explore_driver import ExploreState
-from strop.run.folder import RunFolder
-from strop.sync.folder import FolderVersions
+from strop.run.drivers.explorer_loop import ExplorerState
+from strop.runs.folder import RunFolder
+from strop.sync.folder_store import FolderVersionStore
 
 from .conftest import Cli
 
@@ -61,7 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_yaml(tmp_path: Path, model: Path) -> Path:
-    """A run of two steps that would take a second."""
+    """Run file of two short steps."""
     rows = [{"prompt": f"max {n} 2", "answer": "2"} for n in range(8)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "mine.py").write_text(WORKFLOWS)
@@ -79,7 +79,7 @@ def run_yaml(tmp_path: Path, model: Path) -> Path:
 
 
 def paragraph(cli: Cli, *words: object, code: int = 1) -> str:
-    """What is said to bad input."""
+    """Run a command that fails; returns its error message."""
     result = cli(*words)
     said: str = result.stderr
     assert result.exit_code == code, result.output
@@ -93,8 +93,8 @@ def paragraph(cli: Cli, *words: object, code: int = 1) -> str:
     [
         ("raises", "KeyError: 'no such shop' ("),
         ("hangs", "took longer than 0.2 s (rollout.timeout_seconds)"),
-        ("gives_nothing", "ended without one turn to learn from: it never asked the model"),
-        ("wrong_lengths", "Turn: arrays of lengths"),
+        ("gives_nothing", "ended without a turn to train on: "),
+        ("wrong_lengths", "Turn: arrays of the same tokens have different lengths"),
         ("wrong_rewards", "2 turn_rewards for 1 turns"),
     ],
 )
@@ -102,14 +102,14 @@ def test_a_workflow_that_breaks(cli: Cli, run_yaml: Path, name: str, says: str) 
     said = paragraph(
         cli, "train", run_yaml, f"rollout.workflow='mine.py:{name}'", "rollout.timeout_seconds=0.2"
     )
-    assert "4 of 4 rollouts broke, more than rollout.max_error_share (0.1) allows" in said
+    assert "4 of 4 rollouts failed, more than rollout.max_error_fraction (0.1) allows" in said
     assert says in said
 
 
 @pytest.mark.parametrize(
     ("url", "says", "code"),
     [
-        ("nonsense", "is no database URL", 2),
+        ("nonsense", "is not a database URL", 2),
         ("postgresql://user:hunter2@127.0.0.1:1/db", "Check `buffer.url`", 1),
         ("sqlite:////no/where/b.db", "Check `buffer.url`", 1),
     ],
@@ -124,35 +124,36 @@ def test_a_wrong_url(cli: Cli, run_yaml: Path, url: str, says: str, code: int, m
 
 
 def test_a_buffer_that_every_writer_has_left(cli: Cli, run_yaml: Path, tmp_path: Path) -> None:
-    """An explorer that was killed, and that nobody starts again."""
+    """The explorer was killed and is not restarted."""
     code = (
-        "import os; from pathlib import Path; from strop.config.schema.buffer import SqlBuffer\n"
-        "from strop.buffer.table import open_buffer\n"
+        "import os; from pathlib import Path; from strop.config.schema.buffer import SqlBufferConfig\n"
+        "from strop.buffer.factory import open_buffer\n"
         "folder = Path('runs/strop/run'); folder.mkdir(parents=True)\n"
-        "open_buffer(SqlBuffer(lease_seconds=0.3), folder, part='writer', member='explorer-0'); os._exit(9)\n"
+        "open_buffer(SqlBufferConfig(lease_seconds=0.3), folder, role='writer', member_name='explorer-0')\n"
+        "os._exit(9)\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
     said = paragraph(cli, "train", run_yaml, "mode=train", *APART)
-    assert "is empty, and nobody is left to write into it" in said and "explorer-0" in said
+    assert "is empty, and no writer is left" in said and "explorer-0" in said
 
 
 def test_an_explorer_that_never_comes(cli: Cli, run_yaml: Path) -> None:
     said = paragraph(cli, "train", run_yaml, "mode=train", *APART)
-    assert "Of step 1 only 0 groups of 2 came" in said and "Is the explorer at work?" in said
+    assert "Only 0 of the 2 groups of step 1 arrived within" in said
 
 
 def test_a_trainer_that_never_comes(cli: Cli, run_yaml: Path) -> None:
     said = paragraph(cli, "train", run_yaml, "mode=explore", *APART)
-    assert "has waited 1 s for version 1 of the weights" in said and "Is the trainer at work" in said
+    assert "has waited 1 s for version 1 of the weights" in said and "Check that the trainer runs" in said
 
 
 def test_weights_of_another_model(cli: Cli, run_yaml: Path, tmp_path: Path) -> None:
-    """In the folder that explorer and trainer share, and in a checkpoint."""
+    """Weights in the folder that explorer and trainer share, and in a checkpoint."""
     folder = RunFolder(tmp_path / "runs" / "strop" / "run")
-    ExploreState().save(folder.explorer)
-    FolderVersions(folder.path / "sync").write(1, [("model.embed_tokens.weight", torch.zeros(3, 3))])
-    said = paragraph(cli, "train", run_yaml, "mode=explore", "synchronizer.style=free", *APART)
-    assert "is of another model than the explorer's" in said
+    ExplorerState().save(folder.explorer)
+    FolderVersionStore(folder.path / "sync").write(1, [("model.embed_tokens.weight", torch.zeros(3, 3))])
+    said = paragraph(cli, "train", run_yaml, "mode=explore", "synchronizer.style=bounded", *APART)
+    assert "belongs to another model than the explorer's" in said
     assert cli("train", run_yaml, "name=first").exit_code == 0
     make_model(tmp_path / "other", ["max 1 2"], hidden_size=32, **SMALL)
     said = paragraph(cli, "train", run_yaml, "model.path=./other", "resume=runs/strop/first", "name=second")
@@ -162,14 +163,14 @@ def test_weights_of_another_model(cli: Cli, run_yaml: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("mode", ["train", "explore"])
 def test_a_collective_with_one_half_alone(cli: Cli, run_yaml: Path, mode: str) -> None:
     said = paragraph(cli, "train", run_yaml, f"mode={mode}", "synchronizer=collective", code=2)
-    assert "joins two processes that one command starts" in said and "write checkpoint here" in said
+    assert "requires one command that starts explorer and trainer" in said and "write checkpoint" in said
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["synchronizer.style={type: free, every: 4 steps}"], "would wait for each other"),
-        (["synchronizer.style.ahead=3 steps", "buffer.capacity_groups=4"], "would wait for room instead"),
+        (["synchronizer.style={type: bounded, every: 4 steps}"], "would wait for each other"),
+        (["synchronizer.style.max_lead=3 steps", "buffer.capacity_groups=4"], "lets the explorer be ahead"),
     ],
 )
 def test_intervals_that_would_deadlock(cli: Cli, run_yaml: Path, overrides: list[str], says: str) -> None:

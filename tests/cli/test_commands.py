@@ -1,4 +1,4 @@
-"""What each command prints and calls."""
+"""Output of each command, and the library function that it calls."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import pytest
 import strop.api
 from strop import __version__
 from strop.api import RunResult
-from strop.config.load import Loaded
+from strop.config.load.loader import LoadedRun
 
 from .conftest import Cli
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """The library's functions, noted instead of run."""
+    """Calls of the library's functions, which are replaced."""
     seen: list[tuple[str, Any]] = []
 
-    def train(loaded: Loaded) -> RunResult:
+    def train(loaded: LoadedRun) -> RunResult:
         seen.append(("train", loaded))
         return RunResult(Path("f"), Path("f/model"), 3, 3, {})
 
-    def evaluate(loaded: Loaded, *, checkpoint: Path | None = None) -> dict[str, float]:
+    def evaluate(loaded: LoadedRun, *, checkpoint: Path | None = None) -> dict[str, float]:
         seen.append(("evaluate", checkpoint))
         return {"eval/reward": 0.25}
 
-    def generate(loaded: Loaded, prompts: Path, out: Path, *, checkpoint: Path | None = None) -> int:
+    def generate(loaded: LoadedRun, prompts: Path, out: Path, *, checkpoint: Path | None = None) -> int:
         seen.append(("generate", (prompts, out, checkpoint)))
         return 7
 
@@ -47,12 +47,12 @@ def test_train_loads_the_file_and_its_overrides(cli: Cli, run_file: Path, calls:
     assert result.exit_code == 0, result.output
     ((name, loaded),) = calls
     assert (name, loaded.run.seed, loaded.run.reward.functions[0].function) == ("train", 5, "math")
-    assert "3 steps are done" in result.output
+    assert "Finished 3 steps." in result.output
 
 
 def test_evaluate_generate_export(cli: Cli, run_file: Path, calls: list[Any]) -> None:
     assert "eval/reward = 0.25" in cli("evaluate", run_file, "seed=1", "--checkpoint", "c").output
-    assert "Answered 7 prompts" in cli("generate", run_file, "--prompts", "p", "--out", "o").output
+    assert "Wrote responses to 7 prompts" in cli("generate", run_file, "--prompts", "p", "--out", "o").output
     assert "Wrote d" in cli("export", "folder", "--to", "d", "--step", "4").output
     assert calls == [
         ("evaluate", Path("c")),
@@ -61,14 +61,14 @@ def test_evaluate_generate_export(cli: Cli, run_file: Path, calls: list[Any]) ->
     ]
 
 
-def test_verl_ppo_says_what_it_sets_aside(cli: Cli, calls: list[Any]) -> None:
+def test_verl_ppo_prints_the_keys_that_here_overrides(cli: Cli, calls: list[Any]) -> None:
     line = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "trainer.nnodes=2"]
     refused = cli("verl", "ppo", *line)
     assert refused.exit_code == 2 and "--here" in refused.stderr and calls == []
     result = cli("verl", "ppo", "--here", *line)
     assert result.exit_code == 0, result.output
-    assert "set aside: trainer.nnodes=2: one process, on this machine" in result.output
-    assert calls[0][1].set_aside[0].key == "trainer.nnodes"
+    assert "overridden: trainer.nnodes=2: a single process on this machine" in result.output
+    assert calls[0][1].overridden[0].key == "trainer.nnodes"
     assert len(calls) == 1
     assert "Trains all weights" in cli("verl", "ppo", "--here", "--explain", *line).output
     assert "there is no model folder" in cli("verl", "ppo", "--here", "--check", *line).stderr
@@ -77,7 +77,7 @@ def test_verl_ppo_says_what_it_sets_aside(cli: Cli, calls: list[Any]) -> None:
 
 def test_check(cli: Cli, run_file: Path) -> None:
     result = cli("check", run_file)
-    assert result.exit_code == 0 and "can be started" in result.output
+    assert result.exit_code == 0 and "The run can start." in result.output
 
 
 def test_explain_is_one_line_per_value_in_a_pipe(cli: Cli, run_file: Path) -> None:
@@ -98,7 +98,7 @@ def test_explain_is_a_table_in_a_terminal(
     cli: Cli, run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from strop.cli.show import show_explanation
-    from strop.config.load import load_run
+    from strop.config.load.loader import load_run
 
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -108,18 +108,24 @@ def test_explain_is_a_table_in_a_terminal(
 
 def test_keys(cli: Cli) -> None:
     rows = json.loads(cli("keys", "verl", "--json").output)
-    assert set(rows[0]) == {"key", "fate", "field", "default", "note"}
+    assert set(rows[0]) == {"key", "disposition", "field", "default", "note"}
     by_key = {row["key"]: row for row in rows}
     assert by_key["data.train_batch_size"] == {
         "key": "data.train_batch_size",
-        "fate": "mapped",
+        "disposition": "mapped",
         "field": "trainer.tasks_per_step",
         "default": 1024,
         "note": "counts prompts",
     }
     assert by_key["actor_rollout_ref.model.lora_rank"]["note"].startswith("default unstated")
     table = cli("keys", "verl").output.splitlines()
-    assert len(table) == len(rows) + 1 and table[0].split() == ["key", "fate", "field", "default", "note"]
+    assert len(table) == len(rows) + 1 and table[0].split() == [
+        "key",
+        "disposition",
+        "field",
+        "default",
+        "note",
+    ]
     assert "did you mean 'verl'" in cli("keys", "ver").stderr
 
 

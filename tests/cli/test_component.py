@@ -1,4 +1,4 @@
-"""The components run to the end on real data, and fill every output that they declare."""
+"""End-to-end tests of the AzureML components: each fills every output that it declares."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from strop.config.dialects.component.grpo_meaning import SYSTEM_PROMPT
+from strop.dialects.azureml.grpo_converters import SYSTEM_PROMPT
 from strop.models.tiny import make_model
-from strop.training import checkpoint
+from strop.training.checkpoints import checkpoint
 
 from .conftest import Cli
-from .foreign import needs_data, rows, verl_rows, write_rows
+from .foreign import rows, verl_rows, write_rows
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model and both components' data."""
+    """A folder with a model and the data of all components."""
     tasks, questions = verl_rows(12), rows("medmcqa/train.jsonl", 12)
     write_rows(tmp_path / "train.jsonl", tasks[:8])
     write_rows(tmp_path / "val.jsonl", tasks[8:])
@@ -37,13 +37,12 @@ SMALL = ["--data_train_batch_size=4", "--data_max_response_length=8", "--rollout
 
 
 def adapted(adapter: Path) -> set[str]:
-    """The modules that got an adapter, by the last part of their names."""
+    """Last name parts of the modules that have an adapter."""
     names = load_file(adapter / "adapter_model.safetensors")
     return {name.partition(".lora_")[0].rpartition(".")[2] for name in names}
 
 
-@needs_data
-def test_rft_trainer_fills_both_outputs_and_goes_on(cli: Cli, folder: Path) -> None:
+def test_rft_trainer_fills_outputs_and_resumes(cli: Cli, folder: Path) -> None:
     words = ["--actor_rft_mini_batch_size=2", "--actor_entropy_coeff=0.1", "--actor_optim_lr=1e-2"]
     outputs = ["--intermediate_folder", "inter", "--model_output", "out"]
     line = ("component", "rft_trainer", "--here", *VERL, *SMALL, *words, *outputs)
@@ -65,13 +64,12 @@ def test_rft_trainer_fills_both_outputs_and_goes_on(cli: Cli, folder: Path) -> N
     assert (folder / "out" / "model.safetensors").read_bytes() != first
 
 
-@needs_data
 def test_verl_trainer_counts_steps_and_excludes_modules(cli: Cli, folder: Path) -> None:
     words = ["--actor_ppo_mini_batch_size=4", "--total_training_steps=1", "--algorithm_adv_estimator", "rloo"]
     modules = ["--actor_model_target_modules=all-linear", "--actor_model_exclude_modules=.*mlp.*"]
     line = ("component", "verl_trainer", "--here", *VERL, *SMALL, *words, *modules, "--model_output", "out")
     explained = cli(*line, "--explain")
-    assert "by RLOO on train.jsonl" in explained.output and "goes on for 1 step" in explained.output
+    assert "by RLOO on train.jsonl" in explained.output and "The run lasts 1 step" in explained.output
     assert not (folder / "out").exists()
     result = cli(*line)
     assert result.exit_code == 0, result.output
@@ -79,8 +77,7 @@ def test_verl_trainer_counts_steps_and_excludes_modules(cli: Cli, folder: Path) 
     assert adapted(folder / "out" / "adapter") == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-@needs_data
-def test_grpo_counts_updates_and_leaves_the_best(cli: Cli, folder: Path) -> None:
+def test_grpo_counts_updates_and_keeps_the_best_model(cli: Cli, folder: Path) -> None:
     data = ["--dataset_train_split=choice_train.jsonl", "--dataset_validation_split=choice_val.jsonl"]
     given = ["--model_name_or_path", "tiny", "--deepspeed_config", "ds.json", "--output_model_path", "out"]
     words = ["--max_steps=6", "--num_iterations=2", "--save_total_limit=2", "--max_completion_length=8"]
@@ -88,14 +85,14 @@ def test_grpo_counts_updates_and_leaves_the_best(cli: Cli, folder: Path) -> None
     result = cli("component", "grpo", "--here", *data, *given, *words, *more, "--mlflow_model_folder=best")
     assert result.exit_code == 0, result.output
     assert "output mlflow_model_folder, in best: the trained model as an MLflow model" in result.output
-    assert "set aside: deepspeed_config.zero_optimization.stage=2" in result.output
+    assert "overridden: deepspeed_config.zero_optimization.stage=2" in result.output
     found = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in found] == [1, 2, 3]
     assert {"reward/part/format", "reward/part/accuracy"} <= found[0].keys()
     assert all("eval/validation/reward" in row for row in found)
     best = max(found, key=lambda row: row["eval/validation/reward"])["step"]
-    which = "" if best == 3 else f", which is that of step {best}, the best,"
-    assert f"3 steps are done. The model{which} is in out/model" in result.output
+    which = "" if best == 3 else f" (best checkpoint, of step {best})"
+    assert f"Finished 3 steps. Model: out/model{which}." in result.output
     kept = folder / "out" / "checkpoints"
     assert {path.name for path in kept.iterdir()} == {f"step-{best:06d}", "step-000003"}
     for path in kept.iterdir():
@@ -119,10 +116,12 @@ def test_grpo_counts_updates_and_leaves_the_best(cli: Cli, folder: Path) -> None
     assert answer["usage"]["completion_tokens"] <= 3
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_the_run(cli: Cli, folder: Path) -> None:
+def test_unwritable_output_is_refused_before_the_run(cli: Cli, folder: Path) -> None:
     (folder / "file").touch()
     result = cli("component", "verl_trainer", "--here", *VERL, "--model_output", "file")
-    assert result.exit_code == 2 and "The output file cannot be written: File exists." in result.stderr
+    assert result.exit_code == 2 and "The output folder file is not writable: File exists." in result.stderr
     given = ["--model_name_or_path=tiny", "--deepspeed_config=ds.json", "--dataset_name=x/y"]
     result = cli("component", "grpo", "--here", *given, "--output_model_path=a", "--mlflow_model_folder=./a")
-    assert result.exit_code == 2 and "--mlflow_model_folder and --output_model_path are both" in result.stderr
+    assert (
+        result.exit_code == 2 and "--mlflow_model_folder and --output_model_path both name" in result.stderr
+    )

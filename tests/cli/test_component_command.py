@@ -1,4 +1,4 @@
-"""Each component's `command:` runs as it stands, every default passed as AzureML passes it."""
+"""End-to-end tests of each component's `command:` line, with every default passed as AzureML passes it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from strop.models.mlflow_folder import write_mlflow
-from strop.training import checkpoint
+from strop.models.formats.mlflow import write_mlflow
+from strop.training.checkpoints import checkpoint
 
-from .foreign import needs_data
 from .test_component import folder as component_folder
 
 folder = component_folder
@@ -55,11 +54,11 @@ AZUREML = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "6105",
 }
-"""What a job's processes find in their environment there."""
+"""Environment variables of a job's processes in AzureML."""
 
 
 def command(component: str) -> str:
-    """The line, its inputs bound to what is given and to their defaults, its outputs to folders."""
+    """The component's command line, with values for inputs and folders for outputs."""
     said = yaml.safe_load((COMPONENTS / component / "component.yaml").read_text())
     values = {name: given["default"] for name, given in said["inputs"].items() if "default" in given}
     values |= BOUND[component]
@@ -74,19 +73,18 @@ def command(component: str) -> str:
 
 
 def outputs(component: str) -> list[str]:
-    """The declared ones."""
+    """Names of the declared outputs."""
     return list(yaml.safe_load((COMPONENTS / component / "component.yaml").read_text())["outputs"])
 
 
-@needs_data
 @pytest.mark.parametrize("component", BOUND)
-def test_to_the_end(component: str, folder: Path) -> None:
+def test_command_runs_end_to_end(component: str, folder: Path) -> None:
     if component == "verl_trainer":
         imported = folder / "imported" / "tiny"
         imported.mkdir(parents=True)
         write_mlflow(folder / "tiny", imported, max_new_tokens=8)
     for name in outputs(component):
-        (folder / f"out_{name}").mkdir()  # AzureML makes them
+        (folder / f"out_{name}").mkdir()  # AzureML creates the output folders
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command(component),
@@ -97,7 +95,7 @@ def test_to_the_end(component: str, folder: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "set aside: " in done.stdout
+    assert "overridden: " in done.stdout
     assert done.stderr == ""
     models = {
         "rft_trainer": ["out_model_output"],

@@ -1,4 +1,4 @@
-"""`strop convert`: what is printed, what is written, and how it exits."""
+"""Tests of the output and the exit codes of `strop convert`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ trainer: {tasks_per_step: 8}
 """
 
 
-def test_the_file_is_printed_and_the_rest_said_beside_it(cli: Cli, tmp_path: Path) -> None:
+def test_file_goes_to_stdout_and_messages_to_stderr(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(RUN)
     done = cli("convert", "run.yaml", "--to", "verl")
     assert done.exit_code == 0
     assert done.stdout.startswith("# From run.yaml, by strop convert.\ndata:\n")
     said = [line.split() for line in done.stderr.splitlines()]
-    assert ["data.train.limit_tasks", "9", "null", "no", "key", "says", "it"] in said
+    assert ["data.train.limit_tasks", "9", "null", "no", "key", "for", "it"] in said
     (tmp_path / "ppo.yaml").write_text(done.stdout)
     assert cli("explain", "ppo.yaml").exit_code == 0
 
@@ -34,7 +34,7 @@ def test_strict_fails_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     assert not (tmp_path / "ppo.yaml").exists()
 
 
-def test_a_file_and_overrides(cli: Cli, tmp_path: Path) -> None:
+def test_output_file_and_overrides(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(RUN)
     done = cli(
         "convert", "run.yaml", "trainer.tasks_per_step=16", "--to", "strop", "--strict", "--output", "o.yaml"

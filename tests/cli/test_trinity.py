@@ -1,4 +1,4 @@
-"""`strop trinity` runs to the end on real data."""
+"""End-to-end test of `strop trinity` on a Countdown file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from strop.models.tiny import make_model
 
 from .conftest import Cli
-from .foreign import needs_data, rows, write_rows
+from .foreign import rows, write_rows
 
 CONFIG = """\
 project: Trinity-RFT
@@ -64,7 +64,6 @@ trainer:
 """
 
 
-@needs_data
 def test_countdown(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = rows("countdown/train.jsonl", 10)
     write_rows(tmp_path / "train.jsonl", tasks[:8])
@@ -74,7 +73,7 @@ def test_countdown(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "countdown.yaml").write_text(CONFIG)
     result = cli("trinity", "countdown.yaml", "--here")
     assert result.exit_code == 0, result.output
-    assert "set aside: explorer.rollout_model.engine_type=vllm_async" in result.output
+    assert "overridden: explorer.rollout_model.engine_type=vllm_async" in result.output
     folder = tmp_path / "checkpoints" / "Trinity-RFT" / "countdown"
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in found] == [0, 1, 2] and "eval/countdown_eval/reward" in found[-1]

@@ -1,4 +1,4 @@
-"""Trinity's files in examples/trinity run to the end, scaled down on the command line."""
+"""End-to-end tests of the files in examples/trinity, scaled down by overrides."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from strop.models.tiny import make_model
+from tests.datasets import data_folder
 
 from .conftest import Cli
-from .foreign import DATA, needs_data, rows, write_rows
+from .foreign import rows, write_rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "trinity"
 TOKENS = ("model.max_prompt_tokens=700", "model.max_response_tokens=8")
 GIVEN = ("buffer.train_batch_size=2", "buffer.total_steps=2")
 STAGED = ("stages.0.buffer.train_batch_size=2", "stages.0.buffer.total_steps=1")
 LAST = {"stages_gsm8k": "stages_gsm8k-grpo"}
-"""The run of a file's last stage."""
+"""Name of the run of each file's last stage."""
 SAMPLED = (*TOKENS, "buffer.total_steps=2", "buffer.batch_size=2", "algorithm.repeat_times=2")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few rows of everything, and a model that knows their words."""
+    """A few rows of every dataset, and a model with a tokenizer for them."""
     made = tmp_path_factory.mktemp("trinity")
     for name in ("gsm8k", "countdown"):
         tasks = rows(f"{name}/train.jsonl", 6)
@@ -38,7 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@needs_data
 @pytest.mark.parametrize(
     ("name", "taskset", "overrides", "metric"),
     [
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("dpo", None, GIVEN, "dpo/margin"),
     ],
 )
-def test_it_runs(
+def test_example_runs_end_to_end(
     cli: Cli,
     tmp_path: Path,
     folder: Path,
@@ -63,7 +63,7 @@ def test_it_runs(
 ) -> None:
     monkeypatch.setenv("MODEL_PATH", str(folder / "model"))
     monkeypatch.setenv("TRINITY_TASKSET_PATH", str(folder / (taskset or "")))
-    given = DATA.resolve() / "sft_with_tools" / "sft_with_tools.jsonl"
+    given = data_folder() / "sft_with_tools" / "sft_with_tools.jsonl"
     monkeypatch.setenv(
         "TRINITY_SFT_DATASET_PATH", str(folder / "gsm8k" / "train.jsonl" if taskset else given)
     )

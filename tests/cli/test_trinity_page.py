@@ -1,4 +1,4 @@
-"""The fragments of Trinity's page, put together, run to the end."""
+"""End-to-end test of a file assembled from the fragments of Trinity's seed page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from strop.models.tiny import make_model
 
 from .conftest import Cli
-from .foreign import needs_data, rows, write_rows
+from .foreign import rows, write_rows
 
 PAGE = Path(__file__).parent / "trinity_page.yaml"
 SMALL = (
@@ -27,11 +27,10 @@ SMALL = (
 )
 
 
-@needs_data
-def test_the_page_runs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its advantage function is ppo's under grpo, so it has a critic; it synchronizes every 10 steps, so
-    explorer and trainer are two processes, and its queue a database between them; a stage of supervised
-    warm-up goes before."""
+def test_page_runs_end_to_end(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page has ppo's advantage function under grpo, so there is a critic; it synchronizes every 10 steps,
+    so explorer and trainer are separate processes with a database as their queue; the first stage is a
+    supervised warm-up."""
     pytest.importorskip("sqlalchemy")
     tasks = rows("countdown/train.jsonl", 6)
     given = [{"prompt": task["question"], "response": "<answer> 1 + 1 </answer>"} for task in tasks]
@@ -61,7 +60,7 @@ def test_the_page_runs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     AutoModelForCausalLM.from_pretrained(folder / "model")
 
 
-def test_without_here_it_is_refused_by_name(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placement_is_refused_without_here(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MODEL_PATH", *(f"TRINITY_{kind}_PATH" for kind in ("TASKSET", "SFT_DATASET", "DATASET"))):
         monkeypatch.setenv(name, "x")
     result = cli("trinity", PAGE)

@@ -1,4 +1,4 @@
-"""`strop verl eval`: a file of answers, scored for each source apart."""
+"""Tests of `strop verl eval`, which scores a file of responses by source."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from strop.config.dialects.verl.evaluation import LEDGER, Scoring
-from strop.rewards.vote import final_answer, majority
-from strop.run.score_file import pass_at_k
+from strop.dialects.verl.evaluation import LEDGER, EvaluationOptions
+from strop.rewards.majority_vote import final_answer, majority_indices
+from strop.run.entry.score_file import pass_at_k
 
 from .conftest import Cli
 
 ROWS = [
-    # right answers: 2 of 4, and they win the vote
+    # 2 of 4 are correct and win the majority vote
     ("openai/gsm8k", "3", ["#### 3", "so #### 3", "#### 4", "#### 5"]),
-    # 1 of 4, outvoted
+    # 1 of 4 is correct and loses the majority vote
     ("openai/gsm8k", "7", ["#### 7", "#### 8", "#### 8", "#### 9"]),
     ("lighteval/MATH", r"\frac{1}{2}", [r"\boxed{0.5}", r"\boxed{\frac12}"]),
 ]
@@ -52,7 +52,7 @@ def figures(output: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def test_by_hand(cli: Cli, tmp_path: Path) -> None:
+def test_scores_computed_by_hand(cli: Cli, tmp_path: Path) -> None:
     result = cli("verl", "eval", f"data.path={write(tmp_path)}")
     assert result.exit_code == 0, result.output
     assert "openai/gsm8k: 2 prompts, 8 responses" in result.output
@@ -65,10 +65,16 @@ def test_by_hand(cli: Cli, tmp_path: Path) -> None:
         "pass@4": 1,
         "majority": 0.5,
     }
-    assert found["lighteval/MATH"] == {"mean": 1, "best-of-n": 1, "pass@1": 1, "pass@2": 1, "majority": 1}
+    assert found["lighteval/MATH"] == {
+        "mean": 1,
+        "best-of-n": 1,
+        "pass@1": 1,
+        "pass@2": 1,
+        "majority": 1,
+    }
 
 
-def test_a_reward_of_ones_own_and_other_columns(cli: Cli, tmp_path: Path) -> None:
+def test_custom_reward_and_columns(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    return {'score': float(len(solution_str)), 'pred': solution_str}\n"
@@ -86,11 +92,11 @@ def test_a_reward_of_ones_own_and_other_columns(cli: Cli, tmp_path: Path) -> Non
     ("words", "expected"),
     [
         (["data.pth=x"], "did you mean 'data.path'"),
-        (["data.path=3"], "data.path is text"),
+        (["data.path=3"], "data.path must be a string"),
         (["data.path=none.parquet"], "There is no file"),
-        (["data.response_key=prompt"], "is no list of texts"),
+        (["data.response_key=prompt"], "must hold a list of texts"),
         (["data.response_key=none"], "has no 'none'"),
-        (["data.data_source_key=responses"], "no built-in reward is known for the source"),
+        (["data.data_source_key=responses"], "there is no built-in reward for the"),
         (["custom_reward_function.path=none.py"], "there is no file"),
         (["algorithm.gamma=1"], "there is no key algorithm.gamma"),
     ],
@@ -103,7 +109,7 @@ def test_bad_input(cli: Cli, tmp_path: Path, words: list[str], expected: str) ->
     assert result.stderr.startswith("strop: ") and "\n\n" not in result.stderr
 
 
-def test_pass_at_k_is_the_share_of_draws_with_a_right_one() -> None:
+def test_pass_at_k_is_the_fraction_of_draws_with_a_correct_response() -> None:
     for n, right, k in ((4, 2, 2), (5, 1, 3), (6, 0, 2), (3, 3, 1)):
         draws = list(combinations(range(n), k))
         assert pass_at_k(n, right, k) == pytest.approx(sum(min(d) < right for d in draws) / len(draws))
@@ -125,22 +131,23 @@ def test_final_answers(text: str, answer: str) -> None:
     assert final_answer(text) == answer
 
 
-def test_the_first_of_equals_wins_the_vote() -> None:
-    assert majority(["#### 2", "#### 1", "#### 1", "#### 2"]) == (0, 3)
+def test_ties_go_to_the_first_response() -> None:
+    assert majority_indices(["#### 2", "#### 1", "#### 1", "#### 2"]) == (0, 3)
 
 
-def test_the_ledger_names_fields_of_the_scoring() -> None:
+def test_ledger_fields_exist_in_the_evaluation_options() -> None:
     for row in LEDGER.rows:
-        assert row.fate == "mapped" and row.ours[0].split(".")[0] in Scoring.model_fields
+        assert row.disposition == "mapped" and row.fields[0].split(".")[0] in EvaluationOptions.model_fields
 
 
-def test_explain_says_what_would_be_scored_and_scores_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_explain_describes_without_scoring(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "evaluation.yaml"
     path.write_text("data: {path: [a.parquet, b.parquet], response_key: answers}\n")
-    assert f"strop verl eval --config {path} (and --explain" in cli("explain", path).stderr
+    assert f"strop verl eval --config {path} (--explain" in cli("explain", path).stderr
     result = cli("verl", "eval", "--config", path, "--explain", "data.data_source_key=from")
     assert result.exit_code == 0, result.output
     assert (
-        "every answer in the column answers of a.parquet, b.parquet by the built-in reward" in result.output
+        "every response in the column answers of a.parquet, b.parquet with the built-in reward"
+        in result.output
     )
     assert "row's reward_model.ground_truth" in result.output and "value of the column from" in result.output

@@ -1,4 +1,4 @@
-"""`strop verl generate`: a file of prompts becomes one with answers, which `strop verl eval` scores."""
+"""Tests of `strop verl generate`, whose output `strop verl eval` scores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from strop.config.dialects.verl.generation import LEDGER, read_verl_generate
-from strop.config.schema.generation import Generation
+from strop.config.schema.generation import GenerationConfig
+from strop.dialects.verl.generation import LEDGER, read_verl_generate
 from strop.models.tiny import make_model
 
 from .conftest import Cli
-from .foreign import needs_data, rows, verl_rows, write_rows
+from .foreign import rows, verl_rows, write_rows
 
 WORDS = ("data.path=prompts.jsonl", "model.path=tiny", "data.output_path=out/answers.parquet")
 
@@ -27,13 +27,12 @@ def prompts(tmp_path: Path) -> list[str]:
     return [row["question"] for row in found]
 
 
-@needs_data
-def test_gsm8k_to_answers_and_their_scores(cli: Cli, tmp_path: Path, prompts: list[str]) -> None:
+def test_generate_and_eval_gsm8k(cli: Cli, tmp_path: Path, prompts: list[str]) -> None:
     more = ("data.n_samples=3", "data.batch_size=4", "rollout.response_length=8", "rollout.top_p=1.0")
     result = cli("verl", "generate", "--here", *WORDS, *more, "trainer.n_gpus_per_node=8")
     assert result.exit_code == 0, result.output
-    assert "set aside: trainer.n_gpus_per_node=8" in result.output
-    assert "Answered 6 prompts: out/answers.parquet" in result.output
+    assert "overridden: trainer.n_gpus_per_node=8" in result.output
+    assert "Wrote responses to 6 prompts: out/answers.parquet" in result.output
     table = pq.read_table(tmp_path / "out" / "answers.parquet").to_pylist()
     assert [row["prompt"][0]["content"] for row in table] == prompts
     assert all(len(row["responses"]) == 3 for row in table)
@@ -43,14 +42,15 @@ def test_gsm8k_to_answers_and_their_scores(cli: Cli, tmp_path: Path, prompts: li
         "verl", "generate", "--here", *WORDS, *more, "data.batch_size=6", "data.output_path=b.parquet"
     )
     assert again.exit_code == 0, again.output
-    assert pq.read_table(tmp_path / "b.parquet").to_pylist() == table, "the batch changes nothing"
+    assert pq.read_table(tmp_path / "b.parquet").to_pylist() == table, (
+        "the batch size does not change responses"
+    )
     scored = cli("verl", "eval", "data.path=out/answers.parquet")
     assert scored.exit_code == 0, scored.output
     assert "openai/gsm8k: 6 prompts, 18 responses" in scored.output and "pass@3" in scored.output
 
 
-@needs_data
-def test_greedy_answers_are_the_models_own(cli: Cli, tmp_path: Path, prompts: list[str]) -> None:
+def test_greedy_responses_equal_transformers(cli: Cli, tmp_path: Path, prompts: list[str]) -> None:
     more = ("data.n_samples=1", "rollout.do_sample=False", "rollout.response_length=6", "rollout.dtype=fp32")
     assert cli("verl", "generate", "--here", *WORDS, *more).exit_code == 0
     answers = [r["responses"][0] for r in pq.read_table(tmp_path / "out" / "answers.parquet").to_pylist()]
@@ -72,7 +72,7 @@ def test_greedy_answers_are_the_models_own(cli: Cli, tmp_path: Path, prompts: li
     ("words", "expected"),
     [
         (["data.n_sample=3"], "did you mean 'data.n_samples'"),
-        (["rollout.temperature=0"], "greedy answers to one prompt are all alike"),
+        (["rollout.temperature=0"], "greedy responses to one prompt are identical"),
         (["rollout.n=2"], "write data.n_samples"),
         (["data.n_samples=0"], "data.n_samples=0: rollouts_per_task"),
         (["rollout.use_fire_sampling=True"], "first token"),
@@ -87,19 +87,19 @@ def test_bad_input(cli: Cli, tmp_path: Path, words: list[str], expected: str) ->
     assert result.stderr.startswith("strop: ") and "\n\n" not in result.stderr
 
 
-def test_upstreams_defaults() -> None:
+def test_verl_defaults() -> None:
     generation = read_verl_generate([]).generation
     sampling = generation.sampling
-    assert (generation.rollouts_per_task, generation.tasks_at_once) == (5, 128)
+    assert (generation.rollouts_per_task, generation.tasks_per_batch) == (5, 128)
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (1.0, 50, 0.7)
     assert (generation.data.max_prompt_tokens, generation.data.max_response_tokens) == (1536, 512)
     assert generation.model.dtype == "bfloat16"
 
 
-def test_the_ledger_names_fields_of_the_generation() -> None:
+def test_ledger_fields_exist_in_the_generation_config() -> None:
     for row in LEDGER.rows:
-        assert row.fate != "accepted without effect"
-        for field in row.ours:
-            found: object = Generation
+        assert row.disposition != "accepted without effect"
+        for field in row.fields:
+            found: object = GenerationConfig
             for part in field.split("."):
                 found = found.model_fields[part].annotation  # type: ignore[attr-defined]

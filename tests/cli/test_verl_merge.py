@@ -31,7 +31,7 @@ def test_strops_own_checkpoints_an_adapter_merged(cli: Cli, tmp_path: Path) -> N
         AutoModelForCausalLM.from_pretrained(tmp_path / target)
 
 
-def test_verls_shards(cli: Cli, tmp_path: Path) -> None:
+def test_verl_shards(cli: Cli, tmp_path: Path) -> None:
     model = make_model(tmp_path / "tiny", ["1+1"], vocab_size=300)
     (tmp_path / "actor").mkdir()
     saved = load_file(model / "model.safetensors")
@@ -46,17 +46,17 @@ def test_verls_shards(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "say what is merged"),
-        (["--local_dir", "none"], "none: there is no such folder"),
-        (["--local_dir=here"], "here: there is none of these"),
+        ([], "local_dir is missing"),
+        (["--local_dir", "none"], "none: the folder does not exist"),
+        (["--local_dir=here"], "here: it holds neither of these"),
         (["--local_dirr=here"], "did you mean 'local_dir'"),
         (["--local_dir=here", "local_dir=there"], "given twice"),
         (["--local_dir=here", "--target_dir=full"], "full is not empty"),
-        (["--local_dir=here", "--backend", "megatron"], "Megatron's shards are not read"),
-        (["--local_dir=here", "--hf_upload_path", "a/b"], "nothing is uploaded"),
-        (["--local_dir=here", "--is-value-model"], "for Megatron's shards alone"),
-        (["--local_dir=here", "--lora_alpha=x"], "lora_alpha is a number"),
-        (["--local_dir"], "an option is --name value"),
+        (["--local_dir=here", "--backend", "megatron"], "does not read Megatron's shards"),
+        (["--local_dir=here", "--hf_upload_path", "a/b"], "does not upload"),
+        (["--local_dir=here", "--is-value-model"], "only to Megatron's shards"),
+        (["--local_dir=here", "--lora_alpha=x"], "lora_alpha must be a number"),
+        (["--local_dir"], "write options as --name value"),
     ],
 )
 def test_bad_input(cli: Cli, tmp_path: Path, words: list[str], expected: str) -> None:

@@ -1,4 +1,4 @@
-"""`strop verl ppo` runs to the end on real data, as verl's users write it."""
+"""End-to-end tests of `strop verl ppo` with typical command lines."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from strop.models.load import quiet
+from strop.models.loading import silence_transformers
 from strop.models.tiny import make_model
 
 from .conftest import Cli
-from .foreign import needs_data, rows, verl_rows, write_rows
+from .foreign import rows, verl_rows, write_rows
 
 LINE = [
     "data.train_files=train.jsonl",
@@ -59,8 +59,7 @@ def last_row(folder: Path) -> dict[str, float]:
     return found
 
 
-@needs_data
-def test_a_typical_line_with_code_of_ones_own(cli: Cli, prepared: Path) -> None:
+def test_typical_command_line_with_custom_code(cli: Cli, prepared: Path) -> None:
     (prepared / "own.py").write_text(
         "import json\n"
         "class Mine:\n"
@@ -95,13 +94,12 @@ def test_a_typical_line_with_code_of_ones_own(cli: Cli, prepared: Path) -> None:
     assert last_row(out)["step"] == 1 and "reward/part/compute_score/acc" in last_row(out)
     assert (prepared / "imported").exists()
     assert (prepared / "second" / "checkpoints" / "step-000001" / "manifest.json").is_file()
-    assert "the same tasks each time" in (out / "report.html").read_text()
+    assert "fixed selection" in (out / "report.html").read_text()
     AutoModelForCausalLM.from_pretrained(out / "model")
 
 
-@needs_data
-def test_a_reward_model_scores_alone(cli: Cli, prepared: Path) -> None:
-    with quiet(), torch.random.fork_rng(devices=[]):
+def test_only_the_reward_model_scores(cli: Cli, prepared: Path) -> None:
+    with silence_transformers(), torch.random.fork_rng(devices=[]):
         model = AutoModelForSequenceClassification.from_pretrained(prepared / "tiny", num_labels=1)
         torch.nn.init.normal_(model.score.weight)
         model.save_pretrained(prepared / "rm")

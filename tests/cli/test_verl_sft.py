@@ -1,4 +1,4 @@
-"""`strop verl sft` runs to the end on real data."""
+"""End-to-end test of `strop verl sft` on rows of GSM8K."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from transformers import AutoModelForCausalLM
 from strop.models.tiny import make_model
 
 from .conftest import Cli
-from .foreign import needs_data, rows, write_rows
+from .foreign import rows, write_rows
 
 
-@needs_data
 def test_gsm8k_with_a_file_and_overrides(cli: Cli, tmp_path: Path) -> None:
     found = rows("gsm8k/train.jsonl", 12)
     write_rows(tmp_path / "train.jsonl", [{"extra_info": row} for row in found[:8]])
@@ -28,7 +27,7 @@ def test_gsm8k_with_a_file_and_overrides(cli: Cli, tmp_path: Path) -> None:
     more = ["data.response_key=extra_info", "+data.response_dict_keys=['answer']"]
     result = cli("verl", "sft", "--here", "--config", "sft.yaml", *words, *more)
     assert result.exit_code == 0, result.output
-    assert "set aside: trainer.n_gpus_per_node=8" in result.output
+    assert "overridden: trainer.n_gpus_per_node=8" in result.output
     last = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["step"] == 2 and any(name.startswith("eval/val/") for name in last)
     AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")

@@ -1,4 +1,4 @@
-"""What is wrong, where, and what to write instead: one paragraph each."""
+"""Error messages: what is wrong, where, and what to write instead, in one paragraph each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strop.config.load import load_run
+from strop.config.load.loader import load_run
 from strop.errors import ConfigError, StropError
 
 from .conftest import RUN
@@ -18,20 +18,20 @@ LINE = r"run\.yaml:\d+"
 FILES = [
     ("", "is empty"),
     ("# only a comment\n", "is empty"),
-    ("a: [", r"run\.yaml:1:5: this is not YAML"),
-    ("- 1", r"run\.yaml:1: .*this is a list"),
+    ("a: [", r"run\.yaml:1:5: this is not valid YAML"),
+    ("- 1", r"run\.yaml:1: .*expected .* got a list"),
     ("text", "single value 'text'"),
     ("seed: 1\nseed: 2", r"run\.yaml:2:1: .*duplicate key seed"),
-    ("1: 2", r"run\.yaml:1: the key '1' is not text"),
-    ("model: {path: m}\ndata: &a {train: *a}", r"run\.yaml:2: this anchor stands inside itself"),
+    ("1: 2", r"run\.yaml:1: the key '1' is not a string"),
+    ("model: {path: m}\ndata: &a {train: *a}", r"run\.yaml:2: this anchor contains itself"),
     ("a: !!python/object:x 1", "could not determine a constructor"),
     ("a: !!int x", "cannot be read as YAML"),
-    ("\x00", "this is not YAML"),
+    ("\x00", "this is not valid YAML"),
     ("a: b\n\tc: d", r"run\.yaml:2:1"),
-    ("seed: ${x", r"seed: the interpolation is not understood"),
+    ("seed: ${x", r"seed: the interpolation cannot be parsed"),
     ("actor_rollout_ref: {}", r"strop verl ppo --config .*run\.yaml"),
     ("model: m\ndata: {train: {path: a}}", r"run\.yaml:1: model: expected a section .*got 'm'"),
-    ("seed: 1", r"model: missing\. What is trained"),
+    ("seed: 1", r"model: missing\. Model that is trained"),
 ]
 
 OVERRIDES = [
@@ -40,51 +40,51 @@ OVERRIDES = [
     ("data.eval.0.nam=x", r"data\.eval\.0\.nam; did you mean 'name'\?"),
     ("lr=3", r"did you mean 'trainer\.optimizer\.lr'\?"),
     ("trainer={lr: 3}", r"trainer\.lr: unknown key; did you mean 'trainer\.optimizer\.lr'\?"),
-    ("zzz=1", "this section has project, name"),
+    ("zzz=1", "the keys of this section are project, name"),
     ("seed=-1", r"override seed=-1: seed: must be greater than or equal to 0, got -1"),
-    ("seed=abc", "seed: expected a whole number, got 'abc'"),
-    ("seed=1.5", "seed: expected a whole number, got 1.5"),
+    ("seed=abc", "seed: expected an integer, got 'abc'"),
+    ("seed=1.5", "seed: expected an integer, got 1.5"),
     ("data.shuffle=perhaps", "data.shuffle: expected true or false, got 'perhaps'"),
     ("trainer.optimizer.lr=abc", "expected a number, got 'abc'"),
-    ("name=3", "name: expected text, got 3; write it in quotes"),
+    ("name=3", "name: expected a string, got 3; write it in quotes"),
     ("name=a/b", "name: string should match pattern"),
-    ("data.train.path=[1,2]", r"data\.train\.path\.0: expected text, got 1"),
-    ("data.train.path=3", r"data\.train\.path: expected text, got 3"),
+    ("data.train.path=[1,2]", r"data\.train\.path\.0: expected a string, got 1"),
+    ("data.train.path=3", r"data\.train\.path: expected a string, got 3"),
     ("trainer.schedule.type=foo", "`type` must be one of constant, linear, cosine, .*, got 'foo'"),
-    ("buffer={lease_seconds: 3}", r"buffer\.lease_seconds: unknown key; it is of `type: sql`, so write"),
+    ("buffer={lease_seconds: 3}", r"buffer\.lease_seconds: unknown key; it belongs to `type: sql`, so write"),
     ("trainer.schedule={type: constant, cycles: 3}", r"trainer\.schedule\.cycles: unknown key"),
-    ("trainer.engine=multi", r"trainer\.engine: .type. must be one of single, fsdp2, got 'multi'"),
+    ("trainer.engine=multi", r"trainer\.engine: .type. must be one of local, fsdp2, got 'multi'"),
     ("trainer.schedule.warmup=10", "expected a number with its unit"),
     ("checkpoint.every=20 parsecs", "got the unit 'parsecs'"),
     ("checkpoint=3", "checkpoint: expected a section"),
     ("~model", r"model: missing"),
-    ("~trainer.passes", "nothing to take away"),
-    ("~trainer.tasks_per_step=3", "is 64, not 3, so it stays"),
+    ("~trainer.epochs_per_step", "is not written, so it cannot be removed"),
+    ("~trainer.tasks_per_step=3", "is 64, not 3, so it is not removed"),
     ("+trainer.tasks_per_step=3", r"already written \(.*run\.yaml:11\)"),
     (
         "reward.functions.0.args.x=3",
         r"no key reward\.functions\.0\.args\.x; to add a new one, write \+reward",
     ),
     ("data.eval.3.path=x", r"data\.eval is a list of 1"),
-    ("+name.x=1", "name is 'first' here, which has no keys of its own"),
+    ("+name.x=1", "name is 'first', which has no keys"),
     ("model.path=${oc.env:STROP_TEST_NONE}", "environment variable 'STROP_TEST_NONE' is not set"),
     ("model.path=${data.nowhere}", r"interpolation key 'data\.nowhere' not found"),
     ("model.path=${model.path}", "recursive interpolation"),
     ("model.path=???", r"must be given"),
     ("model.path=${nosuch:1}", "unsupported interpolation type nosuch"),
-    ("model.path=~/x", "wants quotes"),
-    ("a=1,2", "names several runs"),
-    ("a=range(1,3)", "names several runs"),
+    ("model.path=~/x", "needs its own quotes"),
+    ("a=1,2", "a sweep over several values is not supported"),
+    ("a=range(1,3)", "a sweep over several values is not supported"),
     ("data@x=1", "config groups"),
     ("justtext", "An override is written key=value"),
     (
         "trainer.tasks_per_update=48",
-        r"\(64\) is not a multiple of tasks_per_update \(48\); nearest .* 48 and 96",
+        r"\(64\) is not a multiple of tasks_per_update \(48\); the nearest .* 48 and 96",
     ),
     ("rollout.sampling.temperature=0", "nothing could be learned"),
     ("rollout.sampling.min_response_tokens=1024", "must be below"),
-    ("rollout.engine.kv_cache_tokens=10", "holds not even one longest sequence"),
-    ("data.eval=[{name: a, path: x},{name: a, path: y}]", "given to two tasksets"),
+    ("rollout.engine.kv_cache_tokens=10", "is less than one sequence of maximum length"),
+    ("data.eval=[{name: a, path: x},{name: a, path: y}]", "two tasksets have the name"),
 ]
 
 
@@ -108,7 +108,7 @@ def test_a_bad_override(run_file: Path, override: str, expected: str) -> None:
     _one_paragraph(str(caught.value))
 
 
-def test_no_file_and_no_text(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_binary_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
         load_run(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="Is a directory"):
@@ -118,7 +118,7 @@ def test_no_file_and_no_text(tmp_path: Path) -> None:
         load_run(tmp_path / "binary.yaml")
 
 
-def test_all_faults_are_told_at_once_each_with_its_line(tmp_path: Path) -> None:
+def test_all_faults_are_reported_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(RUN.replace("project: sums", "projekt: sums").replace("rank: 8", "rank: 0"))
     with pytest.raises(ConfigError) as caught:
@@ -131,7 +131,7 @@ def test_all_faults_are_told_at_once_each_with_its_line(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_mutated_file_loads_or_is_refused_in_words(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_mutated_file_loads_or_gives_a_config_error(tmp_path: Path, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(RUN) - 1))
     end = data.draw(st.integers(start, min(len(RUN), start + 12)))
     put = data.draw(

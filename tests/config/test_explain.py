@@ -1,67 +1,71 @@
-"""What a newcomer reads before a run."""
+"""Summary and explained values of a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from strop.config.dialects.verl import read_verl
-from strop.config.explain import lines, summary, unit_of
-from strop.config.load import load_run
+from strop.config.explain.summary import summarize
+from strop.config.explain.values import explain_values, unit_of
+from strop.config.load.loader import load_run
 from strop.config.schema.walk import leaves
 from strop.config.units import Amount
+from strop.dialects.verl.ppo_trainer import read_verl
 
 
-def test_the_paragraph_says_which_model_is_left(run_file: Path) -> None:
-    text = summary(load_run(run_file, ["+checkpoint.best={metric: eval/held-out/pass@1}"]))
-    assert "every 20 steps, after each evaluation and at the end, of which the last 3 stay, the best" in text
+def test_the_summary_names_the_final_model(run_file: Path) -> None:
+    text = summarize(load_run(run_file, ["+checkpoint.best={metric: eval/held-out/pass@1}"]))
+    assert "every 20 steps, after each evaluation and at the end, and the last 3 are kept, including" in text
     assert "model of the step with the best eval/held-out/pass@1 will be in" in text
 
 
-def test_the_paragraph(run_file: Path) -> None:
+def test_the_summary(run_file: Path) -> None:
     overrides = [
         "trainer.tasks_per_update=16",
-        "trainer.passes=2",
+        "trainer.epochs_per_step=2",
         "trainer.duration=10 steps",
         "evaluate.every=2 steps",
     ]
-    text = summary(load_run(run_file, overrides))
+    text = summarize(load_run(run_file, overrides))
     for part in (
         "a LoRA adapter of rank 8 on m by GRPO on train.jsonl, scored by exact",
-        "8 rollouts to each of 64 tasks (512 rollouts, with their prompts at most 2048 tokens each and "
-        "1,048,576 together)",
+        "8 rollouts of each of 64 tasks (512 rollouts, with their prompts at most 2048 tokens each and "
+        "1,048,576 in total)",
         "makes 8 updates",
-        "10 steps: 5120 rollouts in all",
-        "(held-out) are measured at the start, every 2 steps and at the end",
-        "Checkpoints (weights, optimizer and position) are written every 20 steps and at the end, of which "
-        "the last 3 stay",
+        "10 steps: 5120 rollouts in total",
+        "(held-out) are evaluated at the start, every 2 steps and at the end",
+        "Checkpoints (weights, optimizer and position) are written every 20 steps and at the end, and "
+        "the last 3 are kept",
         "runs/sums/first/model",
     ):
         assert part in text
 
 
-def test_how_long_in_the_paragraph(run_file: Path) -> None:
+def test_the_duration_in_the_summary(run_file: Path) -> None:
     def said(*overrides: str) -> str:
-        return summary(load_run(run_file, list(overrides)))
+        return summarize(load_run(run_file, list(overrides)))
 
-    epochs = "goes on for 2 epochs; an epoch has a step for every 64 training tasks, and the rest"
-    assert f"{epochs} is left out." in said("trainer.duration=2 epochs")
+    epochs = "lasts 2 epochs; an epoch has a step for every 64 training tasks, and the remaining tasks"
+    assert f"{epochs} are skipped." in said("trainer.duration=2 epochs")
     keep = said("trainer.duration=2 epochs", "data.incomplete_batch=keep")
-    assert f"{epochs} makes a smaller step." in keep
+    assert f"{epochs} make a smaller step." in keep
     updates = said("trainer.duration=12 updates", "trainer.tasks_per_update=16")
-    assert "goes on for 12 updates, which are 3 steps: 1536 rollouts in all." in updates
-    assert "goes on for 13 updates." in said("trainer.duration=13 updates", "trainer.tasks_per_update=16")
-    assert "measured at the start, every epoch and at the end" in said("evaluate.every=1 epoch")
-    bare = said("checkpoint.optimizer=false", "checkpoint.export=true")
+    assert "lasts 12 updates, which are 3 steps: 1536 rollouts in total." in updates
+    assert "lasts 13 updates." in said("trainer.duration=13 updates", "trainer.tasks_per_update=16")
+    assert "evaluated at the start, every epoch and at the end" in said("evaluate.every=1 epoch")
+    bare = said("checkpoint.save_optimizer=false", "checkpoint.export=true")
     assert "(weights, position and a Hugging Face folder, without the optimizer)" in bare
 
 
-def test_theirs_stands_beside_ours(tmp_path: Path) -> None:
+def test_foreign_keys_are_explained(tmp_path: Path) -> None:
     path = tmp_path / "ppo.yaml"
     path.write_text(
         "actor_rollout_ref: {rollout: {n: 4}, model: {path: m}}\nalgorithm: {adv_estimator: grpo}\n"
     )
     loaded = read_verl(["trainer.total_training_steps=9"], config=path, here=True)
-    explained = {line.field: (line.value, line.unit, line.theirs, line.place) for line in lines(loaded)}
+    explained = {
+        line.field: (line.value, line.unit, line.foreign_key, line.location)
+        for line in explain_values(loaded)
+    }
     assert explained["algorithm.rollouts_per_task"] == (
         "4",
         "rollouts",
@@ -75,12 +79,12 @@ def test_theirs_stands_beside_ours(tmp_path: Path) -> None:
     )
     assert explained["data.train.answer"][2:] == ("", "fixed by verl")
     assert explained["folder"][2:] == ("", "default")
-    assert explained["data.train.limit_tasks"][:2] == ("null", ""), "nothing has no unit"
+    assert explained["data.train.limit_tasks"][:2] == ("null", ""), "null has no unit"
 
 
-def test_every_value_has_a_line_and_every_line_an_effect(run_file: Path) -> None:
+def test_every_value_is_explained_with_an_effect(run_file: Path) -> None:
     loaded = load_run(run_file)
-    explained = lines(loaded)
+    explained = explain_values(loaded)
     assert [line.field for line in explained] == [".".join(leaf.keys) for leaf in leaves(loaded.run)]
     assert [line.field for line in explained if not line.effect] == []
 
@@ -91,18 +95,20 @@ def test_units() -> None:
     assert unit_of("timeout_seconds", 3) == "seconds"
     assert unit_of("tasks_per_step", 3) == "tasks"
     assert unit_of("rollouts_per_task", 3) == "rollouts"
-    assert unit_of("shuffle_passes", False) == ""
+    assert unit_of("shuffle_each_epoch", False) == ""
     assert unit_of("lr", 1e-6) == ""
 
 
-def test_a_second_place_is_said_without_its_password(run_file: Path) -> None:
-    loaded = load_run(run_file, ["+checkpoint.copy_to='s3://me:word@bucket/x'"])
-    assert "they are copied to s3://***@bucket/x" in summary(loaded)
+def test_the_mirror_is_shown_without_its_password(run_file: Path) -> None:
+    loaded = load_run(run_file, ["+checkpoint.mirror='s3://me:word@bucket/x'"])
+    assert "they are copied to s3://***@bucket/x" in summarize(loaded)
 
 
-def test_a_workflow_may_bring_the_reward(run_file: Path) -> None:
+def test_a_workflow_has_a_default_reward(run_file: Path) -> None:
     run_file.write_text(run_file.read_text().replace("reward: exact\n", ""))
-    scored = [summary(load_run(run_file, [f"+rollout.workflow={name}"])) for name in ("math", "mine.py:play")]
+    scored = [
+        summarize(load_run(run_file, [f"+rollout.workflow={name}"])) for name in ("math", "mine.py:play")
+    ]
     assert "scored by math." in scored[0]
     assert "scored by its workflow (mine.py:play)." in scored[1]
-    assert "scored by nothing yet." in summary(load_run(run_file))
+    assert "scored by nothing yet." in summarize(load_run(run_file))

@@ -1,4 +1,4 @@
-"""From a file, overrides and Python values to a run whose every value has its source."""
+"""Loading of files, overrides and Python values; every value of the run has its source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.config.load import load_run, load_values
+from strop.config.load.loader import load_run, load_values
 from strop.config.schema.walk import leaves
 from strop.config.units import Amount
 from strop.errors import ConfigError, PlacementError
@@ -26,7 +26,7 @@ def test_every_value_has_its_source(run_file: Path) -> None:
     assert (loaded.run.trainer.tasks_per_step, loaded.run.data.eval[0].path) == (32, "other.jsonl")
 
 
-def test_numbers_are_read_as_yaml_people_write_them(run_file: Path) -> None:
+def test_numbers_in_scientific_notation(run_file: Path) -> None:
     run = load_run(run_file).run
     assert run.trainer.optimizer.lr == 3e-6
     assert run.checkpoint.every == Amount(20, "steps")
@@ -40,8 +40,8 @@ def test_numbers_are_read_as_yaml_people_write_them(run_file: Path) -> None:
         ("trainer.schedule.warmup=10 %", "trainer.schedule.warmup", Amount(10, "%")),
         ("rollout.sampling.stop=['###','\\n']", "rollout.sampling.stop", ("###", "\\n")),
         ("model.lora={alpha: 4}", "model.lora.rank", 8),
-        ("++trainer.passes=2", "trainer.passes", 2),
-        ("+trainer.passes=2", "trainer.passes", 2),
+        ("++trainer.epochs_per_step=2", "trainer.epochs_per_step", 2),
+        ("+trainer.epochs_per_step=2", "trainer.epochs_per_step", 2),
         ("~model.lora", "model.lora", None),
         ("~trainer.tasks_per_step=64", "trainer.tasks_per_step", 64),
         ("reward.timeout_seconds=3", "reward.timeout_seconds", 3),
@@ -58,7 +58,7 @@ def test_hydra_overrides(run_file: Path, override: str, field: str, value: objec
     assert found[field] == value
 
 
-def test_overrides_apply_in_their_order(run_file: Path) -> None:
+def test_overrides_apply_in_order(run_file: Path) -> None:
     assert load_run(run_file, ["seed=2", "seed=3"]).run.seed == 3
 
 
@@ -71,7 +71,7 @@ def test_interpolation_sees_overrides_and_the_environment(
     assert (run.name, run.output) == ("from-env", "elsewhere/p")
 
 
-def test_the_run_folder_is_by_name_or_given(run_file: Path) -> None:
+def test_the_run_folder(run_file: Path) -> None:
     assert load_run(run_file).run.folder_path == Path("runs/sums/first")
     assert load_run(run_file, ["folder=a/b"]).run.folder_path == Path("a/b")
 
@@ -84,39 +84,39 @@ def test_values_from_python(run_file: Path) -> None:
     assert loaded.sources["model.path"].kind == "python"
     assert loaded.sources["seed"].kind == "default"
     assert values["reward"] == ["exact", "format"]
-    with pytest.raises(ConfigError, match=r"notebook: model\.path: expected text, got 3"):
+    with pytest.raises(ConfigError, match=r"notebook: model\.path: expected a string, got 3"):
         load_values({**values, "model": {"path": 3}}, origin="notebook")
 
 
-def test_a_gpu_that_is_not_here(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strop.config.load.cuda_devices", lambda: 0)
+def test_a_missing_gpu_is_refused_or_overridden(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.config.load.loader.count_cuda_devices", lambda: 0)
     override = ["trainer.engine.device=cuda"]
     with pytest.raises(PlacementError, match=r"--here.*trainer\.engine\.device=cuda"):
         load_run(run_file, override)
     loaded = load_run(run_file, override, here=True)
     assert loaded.run.trainer.engine.device == "cpu"
-    assert [item.key for item in loaded.set_aside] == ["trainer.engine.device"]
+    assert [item.key for item in loaded.overridden] == ["trainer.engine.device"]
     assert loaded.sources["trainer.engine.device"].kind == "here"
     monkeypatch.setenv("STROP_HERE", "1")
-    assert load_run(run_file, override).set_aside
+    assert load_run(run_file, override).overridden
     monkeypatch.setenv("STROP_HERE", "perhaps")
     with pytest.raises(ConfigError, match="STROP_HERE"):
         load_run(run_file, override)
 
 
-def test_a_gpu_that_a_reward_model_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strop.config.load.cuda_devices", lambda: 0)
+def test_a_missing_gpu_of_a_reward_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.config.load.loader.count_cuda_devices", lambda: 0)
     bare = {"model": {"path": "m"}, "data": {"train": {"path": "t.jsonl"}}}
     models = [{"path": "one"}, {"path": "two", "name": "other", "device": "cuda"}]
     loaded = load_values({**bare, "reward": {"models": models}}, here=True)
-    assert [item.key for item in loaded.set_aside] == ["reward.models.1.device"]
+    assert [item.key for item in loaded.overridden] == ["reward.models.1.device"]
     assert [model.device for model in loaded.run.reward.models] == ["auto", "cpu"]
 
 
-def test_a_gpu_that_is_here_is_used(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strop.config.load.cuda_devices", lambda: 1)
+def test_an_existing_gpu_is_used(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.config.load.loader.count_cuda_devices", lambda: 1)
     loaded = load_run(run_file, ["trainer.engine.device=cuda"], here=True)
-    assert (loaded.run.trainer.engine.device, loaded.set_aside) == ("cuda", ())
+    assert (loaded.run.trainer.engine.device, loaded.overridden) == ("cuda", ())
 
 
 def test_yaml_merges_keep_their_lines(tmp_path: Path) -> None:
@@ -138,11 +138,11 @@ def test_yaml_merges_keep_their_lines(tmp_path: Path) -> None:
     assert str(loaded.sources["data.eval.0.path"]) == f"{path}:9"
 
 
-def test_here_is_this_machine_and_no_cluster(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_here_overrides_the_cluster(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STROP_HERE", raising=False)
-    monkeypatch.setattr("strop.config.load.cuda_devices", lambda: 0)
+    monkeypatch.setattr("strop.config.load.loader.count_cuda_devices", lambda: 0)
     on_ray = ["cluster=ray", "trainer.engine.device=cuda"]
     assert load_run(run_file, on_ray).run.cluster.type == "ray"
     loaded = load_run(run_file, on_ray, here=True)
     assert loaded.run == load_run(run_file, ["trainer.engine.device=cpu"]).run
-    assert [item.key for item in loaded.set_aside] == ["cluster", "trainer.engine.device"]
+    assert [item.key for item in loaded.overridden] == ["cluster", "trainer.engine.device"]

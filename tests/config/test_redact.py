@@ -1,4 +1,4 @@
-"""Secrets are shown nowhere."""
+"""Redaction of secrets."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from strop.config.explain import lines
-from strop.config.load import load_run
+from strop.config.explain.values import explain_values
+from strop.config.load.loader import load_run
 from strop.config.redact import is_secret, redact, redact_override, redact_text
 from strop.config.save import save_resolved
 
@@ -84,7 +84,7 @@ def test_urls(text: str, shown: str) -> None:
     assert redact_text(text) == shown
 
 
-def test_whole_trees() -> None:
+def test_nested_values() -> None:
     tree = {
         "a": [{"api_key": "x", "max_tokens": 3}],
         "credentials": {"user": "u", "nested": ["p"]},
@@ -102,10 +102,10 @@ def test_overrides() -> None:
     assert redact_override("data.train.path=https://u:p@h/x") == "data.train.path=https://***@h/x"
 
 
-def test_nothing_leaks_through_a_run(run_file: Path, tmp_path: Path) -> None:
+def test_a_run_shows_no_secret(run_file: Path, tmp_path: Path) -> None:
     overrides = ["+reward.functions.0.args.api_key=hunter2", "data.train.path='https://u:hunter2@h/x'"]
     loaded = load_run(run_file, overrides)
     assert loaded.run.reward.functions[0].args == {"api_key": "hunter2"}
     save_resolved(loaded.run, tmp_path / "saved.yaml")
     assert "hunter2" not in (tmp_path / "saved.yaml").read_text()
-    assert "hunter2" not in "\n".join(f"{line.value} {line.source}" for line in lines(loaded))
+    assert "hunter2" not in "\n".join(f"{line.value} {line.source}" for line in explain_values(loaded))

@@ -1,4 +1,4 @@
-"""The pages of docs/reference and the JSON Schema: fresh, whole, and true of real run files."""
+"""Reference pages and JSON Schema: up to date, complete, and valid for real run files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from strop.config.dialects import LEDGERS
-from strop.config.dialects.recognise import dialect_of
-from strop.config.load import load_run, save_resolved
-from strop.config.reference import ledgers, run_file
-from strop.config.reference.pages import SCHEMA, pages, stale
-from strop.config.schema.json_schema import json_schema
+from strop.config.load.loader import load_run
+from strop.config.load.yaml_file import read_yaml
+from strop.config.reference import run_file
+from strop.config.reference.json_schema import json_schema
+from strop.config.save import save_resolved
 from strop.config.schema.walk import all_keys
-from strop.config.yaml_file import read_yaml
+from strop.dialects.detect import detect_dialect
+from strop.dialects.reference import ledgers
+from strop.dialects.reference.pages import SCHEMA, pages, stale
+from strop.dialects.registry import LEDGERS
 
 from .conftest import RUN
 
@@ -26,23 +28,23 @@ ROOT = Path(__file__).parents[2]
 RUN_FILES = [
     path
     for path in sorted((ROOT / "examples").rglob("*.yaml"))
-    if path.parent.name != "azureml" and dialect_of(read_yaml(path)) == "strop"
+    if path.parent.name != "azureml" and detect_dialect(read_yaml(path)) == "strop"
 ]
-"""Not those of other tools, which stand there too."""
+"""Run files among the examples, without the files of other tools."""
 VALIDATOR = jsonschema.Draft7Validator(json_schema())
 SMALL = {"model": {"path": "m"}, "data": {"train": {"path": "t.jsonl"}}}
-"""The least that a run file says."""
+"""The smallest run file."""
 
 
 def faults(values: Any) -> list[str]:
     return [error.message for error in VALIDATOR.iter_errors(values)]
 
 
-def test_what_is_written_from_the_code_is_fresh() -> None:
+def test_generated_files_are_up_to_date() -> None:
     assert stale(ROOT) == [], "run: make docs"
 
 
-def test_the_schema_is_one_and_reads_as_it_was_made() -> None:
+def test_the_schema_is_valid_and_equals_the_written_one() -> None:
     jsonschema.Draft7Validator.check_schema(json_schema())
     assert json.loads(pages()[SCHEMA]) == json_schema()
 
@@ -74,7 +76,7 @@ def test_every_run_file_validates_and_so_does_its_resolved_form(
         {"seed": "${oc.env:SEED}", "trainer": {"optimizer": "${other}", "duration": "${how_long}"}},
     ],
 )
-def test_short_forms_and_interpolations_validate(more: dict[str, Any]) -> None:
+def test_shorthands_and_interpolations_validate(more: dict[str, Any]) -> None:
     assert faults(SMALL | more) == []
 
 
@@ -95,7 +97,7 @@ def test_short_forms_and_interpolations_validate(more: dict[str, Any]) -> None:
         {"seed": "one"},
     ],
 )
-def test_what_the_run_file_refuses_the_schema_refuses(more: dict[str, Any]) -> None:
+def test_the_schema_refuses_what_loading_refuses(more: dict[str, Any]) -> None:
     assert faults(SMALL | more) != []
 
 
@@ -118,12 +120,12 @@ def test_every_property_has_a_description() -> None:
         assert [at for at, words in _descriptions(section, name) if not words] == []
 
 
-def test_every_field_stands_in_the_page_and_every_link_leads_somewhere() -> None:
+def test_every_field_is_on_the_page_and_every_link_has_a_target() -> None:
     page = run_file.page()
     anchors = re.findall(r'<a id="([^"]+)"></a>', page)
     assert len(anchors) == len(set(anchors))
     for key in all_keys():
-        place = re.search(r"#([^)]+)\)", run_file.linked(key))
+        place = re.search(r"#([^)]+)\)", run_file.field_link(key))
         assert place and place[1] in anchors, key
     for text in pages().values():
         for link in re.findall(r"\]\((?:run-file\.md)?#([^)]+)\)", text):
@@ -131,13 +133,13 @@ def test_every_field_stands_in_the_page_and_every_link_leads_somewhere() -> None
 
 
 @pytest.mark.parametrize("dialect", LEDGERS)
-def test_every_row_of_a_ledger_stands_in_its_page(dialect: str) -> None:
+def test_every_row_of_a_ledger_is_on_its_page(dialect: str) -> None:
     page = ledgers.page(LEDGERS[dialect])
     for row in LEDGERS[dialect].rows:
-        assert f"\n| `{row.theirs}` | {row.fate} |" in page
+        assert f"\n| `{row.key}` | {row.disposition} |" in page
 
 
-def test_keys_that_differ_stand_beside_one_another() -> None:
+def test_different_defaults_are_listed_together() -> None:
     header, *rows = re.findall(r"^\| .*$", pages()[Path("docs/reference/defaults.md")], re.MULTILINE)
     by_key = {row.split(" | ")[0][3:-1]: row.split(" | ") for row in rows}
     columns = {name.strip(" |"): number for number, name in enumerate(header.split(" | "))}

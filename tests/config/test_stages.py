@@ -1,4 +1,4 @@
-"""A run file with stages: each is the rest of the file with what the stage says over it."""
+"""Run files with stages: each stage overrides the rest of the file."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from strop.config.check import missing_files
-from strop.config.load import Loaded, load_run
+from strop.config.load.loader import LoadedRun, load_run
+from strop.config.load.preflight import missing_files
 from strop.errors import ConfigError
 
 FILE = """\
@@ -27,13 +27,13 @@ stages:
 """
 
 
-def load(tmp_path: Path, text: str = FILE, *overrides: str) -> Loaded:
+def load(tmp_path: Path, text: str = FILE, *overrides: str) -> LoadedRun:
     path = tmp_path / "run.yaml"
     path.write_text(text)
     return load_run(path, overrides)
 
 
-def test_a_stage_says_what_differs_and_begins_where_the_one_before_ended(tmp_path: Path) -> None:
+def test_a_stage_overrides_the_file_and_starts_from_the_previous_model(tmp_path: Path) -> None:
     warm_up, rl = (stage.run for stage in load(tmp_path).stages)
     assert (warm_up.name, rl.name) == ("two-warm-up", "two-rl")
     assert (warm_up.algorithm.type, rl.algorithm.type) == ("sft", "grpo")
@@ -45,13 +45,13 @@ def test_a_stage_says_what_differs_and_begins_where_the_one_before_ended(tmp_pat
     assert rl.data.train.response is None
 
 
-def test_every_value_knows_its_line(tmp_path: Path) -> None:
+def test_every_value_has_its_line(tmp_path: Path) -> None:
     loaded = load(tmp_path)
     warm_up, rl = (stage.sources for stage in loaded.stages)
-    assert warm_up["trainer.duration"].where.endswith("run.yaml:12")
-    assert rl["trainer.duration"].where.endswith("run.yaml:6")
+    assert warm_up["trainer.duration"].location.endswith("run.yaml:12")
+    assert rl["trainer.duration"].location.endswith("run.yaml:6")
     assert str(rl["model.path"]) == "the model of stage warm-up"
-    assert loaded.run.name == "two-rl", "the last one's, for what asks for a run"
+    assert loaded.run.name == "two-rl", "the run of the last stage"
 
 
 def test_overrides_reach_the_file_and_one_stage(tmp_path: Path) -> None:
@@ -63,14 +63,14 @@ def test_overrides_reach_the_file_and_one_stage(tmp_path: Path) -> None:
         load(tmp_path, FILE, "stages.1.trainer.duraton=4 steps")
 
 
-def test_a_model_that_a_stage_names_and_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_a_stage_with_its_own_model_and_a_folder(tmp_path: Path) -> None:
     named, folder = FILE.replace("  - name: rl", "  - name: rl\n    model: {path: other}"), tmp_path / "all"
     stages = load(tmp_path, f"folder: {folder}\n{named}").stages
     assert [stage.run.folder_path for stage in stages] == [folder / "warm-up", folder / "rl"]
     assert stages[1].run.model.path == "other"
 
 
-def test_only_the_first_model_must_be_there_before_the_start(tmp_path: Path) -> None:
+def test_only_the_first_model_must_exist_before_the_start(tmp_path: Path) -> None:
     text = FILE.replace("path: m,", f"path: {tmp_path / 'no-such-model'},")
     warm_up, rl = load(tmp_path, text).stages
     assert any("no model folder" in fault for fault in missing_files(warm_up))
@@ -82,17 +82,17 @@ def test_only_the_first_model_must_be_there_before_the_start(tmp_path: Path) -> 
     [
         (
             ("name: rl", "name: warm-up"),
-            r"run.yaml:13: stages.1.name: 'warm-up' is another stage's name",
+            r"run.yaml:13: stages.1.name: 'warm-up' is the name of another stage too",
         ),
         (("name: rl", "mode: both"), r"stages.1.name: expected a name"),
         (("name: rl", "name: a/b"), r"stages.1.name: expected a name without slashes"),
         (("algorithm: sft", "algoritm: sft"), r"run.yaml:9: stages.0.algoritm: unknown key; did you mean"),
-        (("algorithm: sft", "output: here"), r"stages.0.output: one for the whole file"),
+        (("algorithm: sft", "output: here"), r"stages.0.output: a stage cannot set this key"),
         (("duration: 3 steps", "duraton: 3 steps"), r"run.yaml:12: trainer.duraton: unknown key"),
         (("  - name: rl\n", "  - rl\n"), r"expected a list of stages"),
     ],
 )
-def test_what_no_stage_can_say_is_refused_with_its_line(
+def test_invalid_stages_are_refused_with_their_line(
     tmp_path: Path, change: tuple[str, str], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -11,8 +11,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from strop.models.tiny import make_tokenizer
-
-DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
+from tests.datasets import data_folder
 
 WriteLines = Callable[[str, Iterable[Any]], Path]
 
@@ -26,7 +25,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBa
 
 @pytest.fixture
 def write_lines(tmp_path: Path) -> WriteLines:
-    """Writes objects as JSON Lines (strings as they are) under a name in a fresh folder."""
+    """A function that writes objects as JSON Lines (strings unchanged) to a named file in a new folder."""
 
     def write(name: str, rows: Iterable[Any]) -> Path:
         file = tmp_path / name
@@ -40,7 +39,5 @@ def write_lines(tmp_path: Path) -> WriteLines:
 
 @pytest.fixture(scope="session")
 def gsm8k() -> Path:
-    folder = DATA / "gsm8k"
-    if not folder.is_dir():
-        pytest.skip("the GSM8K files are not here")
-    return folder
+    """Folder with the two files of GSM8K."""
+    return data_folder() / "gsm8k"

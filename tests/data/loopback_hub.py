@@ -1,4 +1,4 @@
-"""As much of the Hugging Face hub as `datasets.load_dataset` asks for, on this machine."""
+"""A local HTTP server with the part of the Hugging Face hub's API that `datasets.load_dataset` uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMMIT = "a" * 40
 
 @contextmanager
 def loopback_hub(repository: str, files: Mapping[str, bytes]) -> Iterator[str]:
-    """Serve one dataset repository; gives the address for HF_ENDPOINT."""
+    """Serve one dataset repository; yields the address for HF_ENDPOINT."""
     handler = partial(_Handler, repository, files)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -72,4 +72,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""

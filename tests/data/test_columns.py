@@ -1,4 +1,4 @@
-"""Dotted paths, and what is said where one leads nowhere."""
+"""Dotted paths into rows, and error messages for missing keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from strop.data.columns import columns_of, value_at
+from strop.data.sources.columns import top_level_columns, value_at
 from strop.errors import DataError
 
 ROW: dict[str, Any] = {
@@ -40,21 +40,21 @@ def test_value(path: str, value: Any) -> None:
         ("prompt.text", "has no 'prompt.text': its columns are 'question'"),
         (
             "reward_model.answer",
-            "in 'reward_model' there is no 'answer', its keys are 'style', 'ground_truth'",
+            "'reward_model' has no 'answer', its keys are 'style', 'ground_truth'",
         ),
-        ("a.c.e", "in 'a.c' there is no 'e', its keys are 'd'"),
-        ("question.x", "'question' is a str there, with nothing inside it"),
-        ("nothing.x", "'nothing' is null there"),
+        ("a.c.e", "'a.c' has no 'e', its keys are 'd'"),
+        ("question.x", "'question' is a str in this row, without keys"),
+        ("nothing.x", "'nothing' is null in this row"),
     ],
 )
-def test_what_is_missing_is_named(path: str, message: str) -> None:
+def test_a_missing_key_is_named(path: str, message: str) -> None:
     with pytest.raises(DataError) as error:
         value_at(ROW, path, "t.jsonl line 3")
     assert message in str(error.value)
 
 
-def test_columns_that_paths_look_into() -> None:
+def test_top_level_columns_of_paths() -> None:
     names = ["a", "a.b", "c", "d"]
-    assert columns_of(["a.b", "c.x.y", "c.z"], names) == ["a.b", "c"]
-    assert columns_of(["a.x"], names) == ["a"]
-    assert columns_of(["nope"], names) == names
+    assert top_level_columns(["a.b", "c.x.y", "c.z"], names) == ["a.b", "c"]
+    assert top_level_columns(["a.x"], names) == ["a"]
+    assert top_level_columns(["nope"], names) == names

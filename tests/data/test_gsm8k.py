@@ -1,4 +1,4 @@
-"""GSM8K, all of it: raw columns and the Parquet that the example prepares give the same tasks."""
+"""The GSM8K dataset: raw columns and the Parquet file of the example's preparer give the same tasks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from strop.config.schema.data import Data, Taskset
+from strop.config.schema.data import DataConfig, TasksetConfig
 from strop.data.taskset import TaskSet, load_taskset
 from tests.data.conftest import WriteLines
 
 PREPARE = Path(__file__).parents[2] / "examples" / "gsm8k" / "prepare.py"
 INSTRUCTION = ' Let\'s think step by step and output the final answer after "####".'
+
+
+def row_count(folder: Path, split: str) -> int:
+    return len((folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines())
 
 
 def prepare(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -31,14 +35,13 @@ def prepared(gsm8k: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = prepare("--train", gsm8k / "train.jsonl", "--test", gsm8k / "test.jsonl", "--out", out)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        f"wrote 7473 tasks to {out / 'train.parquet'}",
-        f"wrote 1319 tasks to {out / 'test.parquet'}",
+        f"wrote {row_count(gsm8k, split)} tasks to {out / f'{split}.parquet'}" for split in ("train", "test")
     ]
     return out
 
 
-def load(section: Taskset, tokenizer: PreTrainedTokenizerBase) -> TaskSet:
-    data = Data(train=section, max_prompt_tokens=1500)
+def load(section: TasksetConfig, tokenizer: PreTrainedTokenizerBase) -> TaskSet:
+    data = DataConfig(train=section, max_prompt_tokens=1500)
     return load_taskset(section, data, tokenizer, seed=1, shuffle=True)
 
 
@@ -46,12 +49,14 @@ def load(section: Taskset, tokenizer: PreTrainedTokenizerBase) -> TaskSet:
 def test_raw_and_prepared_give_the_same_tasks(
     gsm8k: Path, prepared: Path, tokenizer: PreTrainedTokenizerBase, split: str
 ) -> None:
-    raw = load(Taskset(path=str(gsm8k / f"{split}.jsonl"), prompt="question"), tokenizer)
+    raw = load(TasksetConfig(path=str(gsm8k / f"{split}.jsonl"), prompt="question"), tokenizer)
     verl = load(
-        Taskset(path=str(prepared), split=split, answer="reward_model.ground_truth", source="data_source"),
+        TasksetConfig(
+            path=str(prepared), split=split, answer="reward_model.ground_truth", source="data_source"
+        ),
         tokenizer,
     )
-    assert len(raw) == len(verl) == {"train": 7473, "test": 1319}[split]
+    assert len(raw) == len(verl) == row_count(gsm8k, split)
     for number, (ours, theirs) in enumerate(zip(raw.take(500), verl.take(500), strict=True)):
         assert ours.id == theirs.id, "one seed, one order"
         question = ours.messages[0]["content"]
@@ -87,7 +92,7 @@ def test_every_question_and_final_answer(gsm8k: Path, prepared: Path) -> None:
         (["--hub", "--train", "x.jsonl"], 2, "give either --hub, or --train and --test"),
     ],
 )
-def test_what_the_preparer_refuses(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
+def test_invalid_input_of_the_preparer(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
     done = prepare(*arguments, "--out", tmp_path / "out")
     assert done.returncode == code
     assert message in done.stderr
@@ -95,7 +100,7 @@ def test_what_the_preparer_refuses(tmp_path: Path, arguments: list[str], code: i
     assert not (tmp_path / "out").exists()
 
 
-def test_an_answer_without_a_final_one_is_named(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_an_answer_without_a_final_number_is_named(tmp_path: Path, write_lines: WriteLines) -> None:
     file = write_lines("a.jsonl", [{"question": "2 + 3", "answer": "five"}])
     done = prepare("--test", file, "--out", tmp_path / "out")
     assert (done.returncode, done.stdout) == (1, "")

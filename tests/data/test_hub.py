@@ -1,4 +1,4 @@
-"""Names on the hub, against a hub on this machine, in processes of their own: its address is read once."""
+"""Datasets on the hub, with a local hub; in child processes, because the hub's address is read once per process."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ configs:
 """
 READ = """
 import json, sys
-from strop.config.schema.data import Taskset
-from strop.data.read import read_rows
+from strop.config.schema.data import TasksetConfig
+from strop.data.sources.reader import read_rows
 from strop.errors import DataError
 for section in json.loads(sys.argv[1]):
     try:
-        rows = read_rows(Taskset(**section))
+        rows = read_rows(TasksetConfig(**section))
         print(json.dumps([rows[0], len(rows), rows.where(0)]))
     except DataError as error:
         print(json.dumps(str(error)))
@@ -95,11 +95,11 @@ def test_subsets_and_splits(environment: dict[str, str], tmp_path: Path) -> None
     for error, part in zip(
         answers[3:],
         [
-            "has the splits test, train. Which to use is not said: write `split: train`",
+            "has the splits test, train. Select one: write `split: train`",
             'Unknown split "dev". Should be one of',
             "'socratic' not found. Available: ['main', 'single']",
             "Config name is missing",
-            "no file or directory openai/gsm9k, and as a dataset on the Hugging Face hub it cannot be loaded",
+            "no file or directory openai/gsm9k, and it cannot be loaded as a dataset from the Hugging Face hub",
         ],
         strict=True,
     ):

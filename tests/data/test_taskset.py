@@ -1,4 +1,4 @@
-"""From files to tasks: columns, ids, overlong prompts, order and resume, and rows that are wrong."""
+"""Tasksets: columns, ids, overlong prompts, order and resume, and invalid rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from strop.config.schema.data import Data, EvalTaskset, Taskset
-from strop.data.chat import PromptEncoder
+from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
+from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.taskset import TaskSet, load_taskset
 from strop.errors import DataError
 from tests.data.conftest import WriteLines
@@ -28,15 +28,15 @@ VERL_ROW = {
 
 
 class Load:
-    """Loads a taskset with one tokenizer; keywords go to the section, `data` to `Data`."""
+    """Loads a taskset with one tokenizer; keywords are keys of the section, `data` those of `DataConfig`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
 
     def __call__(self, path: Path, *, data: dict[str, Any] | None = None, **section: Any) -> TaskSet:
-        kind = EvalTaskset if "name" in section else Taskset
+        kind = EvalTasksetConfig if "name" in section else TasksetConfig
         taskset = kind(path=str(path), **section)
-        settings = Data(train=taskset, **(data or {}))
+        settings = DataConfig(train=taskset, **(data or {}))
         return load_taskset(taskset, settings, self.tokenizer, seed=1, shuffle=settings.shuffle)
 
 
@@ -108,17 +108,17 @@ def test_filtering_keeps_row_numbers_and_counts(load: Load, write_lines: WriteLi
     kept = [0, 2, 3, 4, 6, 7, 8]
     assert ids_of(taskset.all_tasks()) == [f"train:{i}" for i in kept]
     assert [task.answer for task in taskset.take(7)] == kept
-    assert (len(taskset), taskset.overlong) == (7, 3)
-    assert str(taskset) == "train: 7 tasks; 3 of 10 left out, their prompts are too long"
+    assert (len(taskset), taskset.num_overlong) == (7, 3)
+    assert str(taskset) == "train: 7 tasks; 3 of 10 filtered, because their prompts are too long"
 
 
 @pytest.mark.parametrize("rule", ["left", "right", "middle"])
-def test_cutting(load: Load, write_lines: WriteLines, rule: str) -> None:
+def test_truncated_prompts(load: Load, write_lines: WriteLines, rule: str) -> None:
     file = write_lines("a.jsonl", [{"question": "one " * 50, "answer": "1"}, ROWS[0]])
     taskset = load(file, prompt="question", data={"overlong": rule, "max_prompt_tokens": 40})
     assert [len(task.prompt_ids) <= 40 for task in taskset.all_tasks()] == [True, True]
     assert len(taskset.all_tasks()[0].prompt_ids) == 40
-    assert str(taskset) == "train: 2 tasks; 1 of them with a prompt cut to length"
+    assert str(taskset) == "train: 2 tasks; 1 of them with a truncated prompt"
 
 
 @pytest.mark.parametrize("section", [{}, {"name": "sums"}])
@@ -126,7 +126,7 @@ def test_overlong_prompts_are_an_error_at_load(
     load: Load, write_lines: WriteLines, section: dict[str, str]
 ) -> None:
     file = write_lines("a.jsonl", [ROWS[0], {"question": "one " * 100, "answer": "1"}])
-    with pytest.raises(DataError, match=rf"{file} line 2: the prompt is \d+ tokens long, more than"):
+    with pytest.raises(DataError, match=rf"{file} line 2: the prompt has \d+ tokens, more than"):
         load(file, prompt="question", data={"max_prompt_tokens": 40}, **section)
 
 
@@ -155,7 +155,7 @@ def test_workers_encode_the_same(load: Load, write_lines: WriteLines) -> None:
         load(
             file,
             prompt="question",
-            data={"overlong": "filter", "max_prompt_tokens": 60, "overlong_workers": w},
+            data={"overlong": "filter", "max_prompt_tokens": 60, "tokenize_workers": w},
         )
         for w in (1, 2)
     )
@@ -208,11 +208,11 @@ class TestBadRows:
         with pytest.raises(DataError, match="line 2: the prompt is null"):
             load(file, prompt="question")
 
-    def test_a_source_that_is_no_text(self, load: Load, write_lines: WriteLines) -> None:
+    def test_a_source_that_is_not_text(self, load: Load, write_lines: WriteLines) -> None:
         with pytest.raises(DataError, match="line 1: the source, column 'level', is 0 and not text"):
             load(write_lines("a.jsonl", ROWS), prompt="question", source="level")
 
-    def test_in_a_worker_process_it_is_named_too(
+    def test_an_error_in_a_worker_process_names_the_row(
         self, load: Load, write_lines: WriteLines, tmp_path: Path
     ) -> None:
         template = tmp_path / "t.jinja"
@@ -222,7 +222,7 @@ class TestBadRows:
             load(
                 write_lines("a.jsonl", rows),
                 answer=None,
-                data={"overlong_workers": 2, "chat_template": str(template)},
+                data={"tokenize_workers": 2, "chat_template": str(template)},
             )
 
 
@@ -231,7 +231,7 @@ def test_a_row_may_have_its_own_system_message(load: Load, write_lines: WriteLin
     path = write_lines("a.jsonl", rows)
     tasks = load(path, system="All.", system_column="who").all_tasks()
     assert [task.messages[0]["content"] for task in tasks] == ["Own.", "All."]
-    with pytest.raises(DataError, match=r"system message, column 'n', is 3, no text"):
+    with pytest.raises(DataError, match=r"system message, column 'n', is 3 and not text"):
         load(write_lines("b.jsonl", [{**rows[0], "n": 3}]), system_column="n")
 
 
@@ -243,7 +243,7 @@ def test_answers_begin_with_the_prefix(load: Load, write_lines: WriteLines) -> N
     assert begun.messages == plain.messages
 
 
-def test_a_template_may_be_written_itself(load: Load, write_lines: WriteLines) -> None:
+def test_a_template_may_be_inline_text(load: Load, write_lines: WriteLines) -> None:
     template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
     task = load(write_lines("a.jsonl", ROWS[:1]), prompt="question", data={"chat_template": template})
     assert load.tokenizer.decode(task.all_tasks()[0].prompt_ids) == "[0 + 1]"

@@ -1,4 +1,4 @@
-"""Tiny models of every family, their distributions made sharp enough to tell tokens apart."""
+"""Tiny models of every family, with distributions sharp enough to distinguish tokens."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CORPUS = ("the sum of two and two is four\n", "café is a word of five bytes\n",
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    """What several threads would only slow down."""
+    """Run the tiny models on one thread, which is fastest."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
-    """`tiny(family, **sizes)`: the same model whenever the same is asked for. Do not change its weights."""
+    """`tiny(family, **sizes)`: a cached tiny model. Tests must not change its weights."""
 
     @cache
     def make(family: str = "qwen2", **sizes: object) -> Tiny:

@@ -1,4 +1,4 @@
-"""What several tests do."""
+"""Tiny models, requests and reference computations for the tests of inference engines."""
 
 from __future__ import annotations
 
@@ -10,28 +10,34 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from strop.config.schema.rollout import NativeEngine as NativeSection
+from strop.config.schema.rollout import NativeEngineConfig
 from strop.inference.native import NativeEngine
-from strop.types import Completion, Ints, SampleRequest, Sampling
+from strop.protocols import InferenceEngine
+from strop.types import Completion, IntArray, SampleRequest, SamplingParams
 
 
 @dataclass(frozen=True, eq=False)
 class Tiny:
+    """A tiny model with its tokenizer."""
+
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
 
     def engine(self, *, dtype: torch.dtype | None = None, **section: object) -> NativeEngine:
-        return NativeEngine.from_model(self.model, NativeSection(**section), self.tokenizer, dtype=dtype)
+        """A native engine on the model's weights."""
+        return NativeEngine.from_model(self.model, NativeEngineConfig(**section), self.tokenizer, dtype=dtype)
 
 
-def random_prompts(*lengths: int, seed: int = 0, vocab: int = 250) -> list[Ints]:
+def random_prompts(*lengths: int, seed: int = 0, vocab: int = 250) -> list[IntArray]:
+    """Random prompts of these lengths."""
     rng = np.random.default_rng(seed)
     return [rng.integers(5, vocab, size=length).astype(np.int32) for length in lengths]
 
 
 def requests_for(
-    prompts: Sequence[Ints], sampling: Sampling, samples: int = 1, seed: int = 0
+    prompts: Sequence[IntArray], sampling: SamplingParams, samples: int = 1, seed: int = 0
 ) -> list[SampleRequest]:
+    """`samples` requests for each prompt, each with its own seed."""
     return [
         SampleRequest(f"{p}.{n}", prompt, sampling, seed=seed + 100 * p + n)
         for p, prompt in enumerate(prompts)
@@ -39,20 +45,21 @@ def requests_for(
     ]
 
 
-def sample(engine: NativeEngine, requests: Sequence[SampleRequest]) -> list[Completion]:
+def sample(engine: InferenceEngine, requests: Sequence[SampleRequest]) -> list[Completion]:
+    """Completions of one call."""
     return asyncio.run(engine.sample(requests))
 
 
-def full_logits(model: PreTrainedModel, prompt: Ints, answer: Ints) -> torch.Tensor:
-    """[C, V] float32: what a whole forward says before each token of the answer."""
-    tokens = torch.from_numpy(np.concatenate([prompt, answer])).long()[None]
+def full_logits(model: PreTrainedModel, prompt: IntArray, completion: IntArray) -> torch.Tensor:
+    """[C, V] float32 Logits for each token of the completion, from one forward pass without a cache."""
+    tokens = torch.from_numpy(np.concatenate([prompt, completion])).long()[None]
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits[0].float()
     return logits[len(prompt) - 1 : -1]
 
 
 def policy_logprobs(model: PreTrainedModel, request: SampleRequest, completion: Completion) -> np.ndarray:
-    """[C] of the completion's tokens, by a whole forward."""
+    """[C] Log-probs of the completion's tokens, from one forward pass without a cache."""
     logits = full_logits(model, request.prompt_ids, completion.token_ids)
     logprobs = (logits / (request.sampling.temperature or 1.0)).log_softmax(-1)
     chosen = torch.from_numpy(completion.token_ids).long()[:, None]
@@ -60,9 +67,9 @@ def policy_logprobs(model: PreTrainedModel, request: SampleRequest, completion: 
 
 
 def same(first: Completion, second: Completion) -> bool:
-    """Equal bit for bit."""
+    """Whether tokens, log-probs and finish reason are equal bit for bit."""
     return (
-        first.finish == second.finish
+        first.finish_reason == second.finish_reason
         and np.array_equal(first.token_ids, second.token_ids)
         and np.array_equal(first.sampler_logprobs, second.sampler_logprobs)
         and np.array_equal(first.policy_logprobs, second.policy_logprobs)

@@ -1,4 +1,4 @@
-"""Greedy answers equal `generate` token for token, and log-probs a whole forward, for every family."""
+"""Native engine against Hugging Face for every family: greedy tokens of `generate`, log-probs of a forward pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from strop.types import Sampling
+from strop.types import SamplingParams
 from tests.inference.helpers import Tiny, policy_logprobs, random_prompts, requests_for, sample
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "gemma", "phi")
@@ -73,7 +73,7 @@ VARIANTS = {
         },
     ),
 }
-FOREIGN = {
+NOT_NATIVE = {
     "gpt2": ("gpt2", {"n_positions": 256}, "gpt2 has no native forward"),
     "another activation": ("llama", {"hidden_act": "gelu"}, "the activation 'gelu' is not native"),
     "dynamic rope": (
@@ -102,8 +102,8 @@ def with_config(tiny, family: str, changes: dict) -> Tiny:
 
 
 def check_greedy(tiny: Tiny, prompts, ends: tuple[int, ...], max_tokens: int = 24) -> list[int]:
-    """Compare with `generate`, one prompt at a time; returns the answers' lengths."""
-    sampling = Sampling(temperature=0, max_tokens=max_tokens, stop_token_ids=ends)
+    """Compare with `generate`, one prompt at a time; returns the lengths of the completions."""
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, stop_token_ids=ends)
     completions = sample(tiny.engine(), requests_for(prompts, sampling))
     for prompt, completion in zip(prompts, completions, strict=True):
         expected = tiny.model.generate(
@@ -114,13 +114,13 @@ def check_greedy(tiny: Tiny, prompts, ends: tuple[int, ...], max_tokens: int = 2
             pad_token_id=0,
         )[0, len(prompt) :]
         assert completion.token_ids.tolist() == expected.tolist()
-        assert completion.finish == ("stop" if expected[-1] in (1, *ends) else "length")
+        assert completion.finish_reason == ("stop" if expected[-1] in (1, *ends) else "length")
         assert not completion.sampler_logprobs.any()
     return [len(completion.token_ids) for completion in completions]
 
 
 def check_logprobs(tiny: Tiny, prompts) -> None:
-    requests = requests_for(prompts, Sampling(temperature=0.8, max_tokens=20), samples=3)
+    requests = requests_for(prompts, SamplingParams(temperature=0.8, max_tokens=20), samples=3)
     for request, completion in zip(requests, sample(tiny.engine(), requests), strict=True):
         expected = policy_logprobs(tiny.model, request, completion)
         np.testing.assert_allclose(completion.policy_logprobs, expected, atol=1e-4, rtol=0)
@@ -131,37 +131,37 @@ def check_logprobs(tiny: Tiny, prompts) -> None:
 def test_greedy_equals_generate(tiny, family):
     prompts = random_prompts(1, 3, 7, 12, 20, 33, 5, 8)
     model = tiny(family, tied=False)
-    free = sample(model.engine(), requests_for(prompts, Sampling(temperature=0, max_tokens=24)))
+    free = sample(model.engine(), requests_for(prompts, SamplingParams(temperature=0, max_tokens=24)))
     ends = {int(completion.token_ids[3 * n]) for n, completion in enumerate(free[:4])}
     lengths = check_greedy(model, prompts, tuple(ends))
-    assert len(set(lengths)) > 2, "answers should stop at different lengths"
+    assert len(set(lengths)) > 2, "completions should have different lengths"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logprobs_equal_a_whole_forward(tiny, family):
+def test_logprobs_equal_a_forward_pass(tiny, family):
     check_logprobs(tiny(family), random_prompts(2, 9, 17))
 
 
 @pytest.mark.parametrize("family", NATIVE)
-def test_native_families_go_the_native_way(tiny, family):
-    assert tiny(family).engine().description.startswith(f"native {family} forward, float32")
+def test_native_families_use_the_native_forward(tiny, family):
+    assert tiny(family).engine().describe().startswith(f"native {family} forward, float32")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_of_native_families(tiny, variant):
     model = with_config(tiny, *VARIANTS[variant])
     prompts = random_prompts(4, 11, 25)
-    assert model.engine().description.startswith("native")
+    assert model.engine().describe().startswith("native")
     check_greedy(model, prompts, ends=())
     check_logprobs(model, prompts)
 
 
-@pytest.mark.parametrize("variant", FOREIGN)
-def test_what_is_not_understood_goes_hugging_faces_way_and_says_so(tiny, variant):
-    family, changes, reason = FOREIGN[variant]
+@pytest.mark.parametrize("variant", NOT_NATIVE)
+def test_other_models_use_the_hugging_face_forward_and_describe_why(tiny, variant):
+    family, changes, reason = NOT_NATIVE[variant]
     model = with_config(tiny, family, changes)
     prompts = random_prompts(4, 11, 25)
-    assert model.engine().description.endswith(f"({reason})")
+    assert model.engine().describe().endswith(f"({reason})")
     check_greedy(model, prompts, ends=())
     check_logprobs(model, prompts)
 
@@ -172,7 +172,7 @@ def test_bfloat16_stays_near_a_bfloat16_forward(tiny):
         AutoModelForCausalLM.from_config(model.model.config, dtype=torch.bfloat16).eval(), model.tokenizer
     )
     half.model.load_state_dict(model.model.state_dict())
-    requests = requests_for(random_prompts(5, 30), Sampling(max_tokens=32), samples=4)
+    requests = requests_for(random_prompts(5, 30), SamplingParams(max_tokens=32), samples=4)
     differences = [
         completion.policy_logprobs - policy_logprobs(half.model, request, completion)
         for request, completion in zip(requests, sample(half.engine(), requests), strict=True)

@@ -1,4 +1,4 @@
-"""Who waits, who enters, and that neither changes an answer."""
+"""Continuous batching: admission, cache limits, shared prompts, and their independence of results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.errors import InferenceError
-from strop.inference.native.attention import sharing_of
-from strop.inference.native.cache import stored_width
-from strop.inference.native.moves import moves_for
-from strop.types import SampleRequest, Sampling
+from strop.inference.native.model.attention import build_prompt_sharing
+from strop.inference.native.model.compaction import plan_compaction
+from strop.inference.native.model.kv_cache import padded_width
+from strop.types import SampleRequest, SamplingParams
 from tests.inference.helpers import random_prompts, requests_for, same, sample
 
 
@@ -25,7 +25,7 @@ def mixed_requests(seed: int = 0) -> list[SampleRequest]:
         SampleRequest(
             f"{p}.{n}",
             prompts[p],
-            Sampling(max_tokens=4 + 5 * ((p + n) % 4), stop_token_ids=tuple(range(5, 300, 11))),
+            SamplingParams(max_tokens=4 + 5 * ((p + n) % 4), stop_token_ids=tuple(range(5, 300, 11))),
             seed=10 * p + n,
         )
         for p in range(len(prompts))
@@ -35,16 +35,16 @@ def mixed_requests(seed: int = 0) -> list[SampleRequest]:
 
 @pytest.mark.parametrize("family", ["qwen2", "mistral", "gemma"])
 @pytest.mark.parametrize("bound", [{"kv_cache_tokens": 100}, {"max_sequences": 3}, {"max_sequences": 1}])
-def test_a_small_cache_gives_the_same_answers_later(tiny, family, bound):
+def test_a_small_cache_gives_the_same_completions(tiny, family, bound):
     requests = mixed_requests()
-    roomy, narrow = tiny(family).engine(), tiny(family).engine(**bound)
-    for wide, tight in zip(sample(roomy, requests), sample(narrow, requests), strict=True):
-        assert wide.finish == tight.finish
-        assert wide.token_ids.tolist() == tight.token_ids.tolist()
-        np.testing.assert_allclose(wide.policy_logprobs, tight.policy_logprobs, atol=1e-4)
+    large, small = tiny(family).engine(), tiny(family).engine(**bound)
+    for one, other in zip(sample(large, requests), sample(small, requests), strict=True):
+        assert one.finish_reason == other.finish_reason
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_allclose(one.policy_logprobs, other.policy_logprobs, atol=1e-4)
 
 
-def test_the_bound_is_kept_at_every_step(tiny):
+def test_limits_hold_at_every_step(tiny):
     engine = tiny().engine(kv_cache_tokens=200, max_sequences=5)
     used = []
 
@@ -56,7 +56,7 @@ def test_the_bound_is_kept_at_every_step(tiny):
             used.append(
                 (
                     sum(store.count * store.width for store in (runner._own, runner._prompts)),
-                    engine.stats.rows,
+                    engine.stats.running,
                 )
             )
         await answers
@@ -64,13 +64,13 @@ def test_the_bound_is_kept_at_every_step(tiny):
     asyncio.run(main())
     assert max(tokens for tokens, _ in used) <= 200
     assert max(rows for _, rows in used) == 5
-    assert engine.stats.rows == engine.stats.waiting == 0
+    assert engine.stats.running == engine.stats.waiting == 0
     assert engine._runner._own._layers[0].numel() == 0, "an idle engine holds no cache"
 
 
-def test_a_request_that_can_never_fit_is_refused(tiny):
+def test_a_request_larger_than_the_cache_is_rejected(tiny):
     engine = tiny().engine(kv_cache_tokens=64)
-    fine, large = requests_for(random_prompts(10, 40), Sampling(max_tokens=30))
+    fine, large = requests_for(random_prompts(10, 40), SamplingParams(max_tokens=30))
     with pytest.raises(
         InferenceError, match=r"request '1.0': a prompt of 40 tokens .*kv_cache_tokens \(64\)"
     ):
@@ -78,22 +78,26 @@ def test_a_request_that_can_never_fit_is_refused(tiny):
     assert len(sample(engine, [fine])) == 1
 
 
-def test_a_request_that_just_fits_is_answered(tiny):
-    request = requests_for(random_prompts(33), Sampling(max_tokens=30, ignore_eos=True))
+def test_a_request_of_the_size_of_the_cache_is_completed(tiny):
+    request = requests_for(random_prompts(33), SamplingParams(max_tokens=30, ignore_eos=True))
     assert len(sample(tiny().engine(kv_cache_tokens=63), request)[0].token_ids) == 30
 
 
-def test_one_prefill_for_a_group(tiny):
+def test_a_group_has_one_prefill(tiny):
     engine = tiny().engine()
-    sample(engine, requests_for(random_prompts(20, 30), Sampling(max_tokens=4, ignore_eos=True), samples=8))
+    sample(
+        engine, requests_for(random_prompts(20, 30), SamplingParams(max_tokens=4, ignore_eos=True), samples=8)
+    )
     assert engine.stats.prompt_tokens == 50
-    assert engine.stats.tokens == 2 * 8 * 4
+    assert engine.stats.generated_tokens == 2 * 8 * 4
 
 
-def test_late_rows_join_a_prompt_that_is_still_there(tiny):
+def test_later_rows_join_a_cached_prompt(tiny):
     engine = tiny().engine(max_sequences=4)
     requests = [
-        SampleRequest(str(n), random_prompts(20)[0], Sampling(max_tokens=3 + n, ignore_eos=True), seed=n)
+        SampleRequest(
+            str(n), random_prompts(20)[0], SamplingParams(max_tokens=3 + n, ignore_eos=True), seed=n
+        )
         for n in range(12)
     ]
     together = sample(tiny().engine(), requests)
@@ -102,7 +106,7 @@ def test_late_rows_join_a_prompt_that_is_still_there(tiny):
     assert engine.stats.prompt_tokens == 20
 
 
-def test_draws_do_not_depend_on_the_rest_of_the_batch(tiny):
+def test_tokens_do_not_depend_on_the_rest_of_the_batch(tiny):
     engine = tiny().engine()
     requests = mixed_requests()
     together = sample(engine, requests)
@@ -122,16 +126,16 @@ def test_the_same_requests_give_the_same_bits(tiny):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=12))
-def test_moves_fill_every_gap_once(leaving):
-    moves = moves_for(torch.tensor(leaving))
-    places = torch.arange(len(leaving))
-    moves.apply(places)
-    names = list(range(len(leaving)))
-    moves.apply_to_list(names)
-    stayed = [n for n, left in enumerate(leaving) if not left]
-    assert sorted(names) == stayed and places[: moves.after].tolist() == names
-    new = moves.new_places().tolist()
-    assert all(new[n] == -1 if left else names[new[n]] == n for n, left in enumerate(leaving))
+def test_compaction_fills_every_gap_once(removed):
+    compaction = plan_compaction(torch.tensor(removed))
+    indices = torch.arange(len(removed))
+    compaction.apply(indices)
+    names = list(range(len(removed)))
+    compaction.apply_to_list(names)
+    remaining = [n for n, is_removed in enumerate(removed) if not is_removed]
+    assert sorted(names) == remaining and indices[: compaction.after].tolist() == names
+    new = compaction.new_indices().tolist()
+    assert all(new[n] == -1 if is_removed else names[new[n]] == n for n, is_removed in enumerate(removed))
 
 
 @settings(max_examples=100, deadline=None)
@@ -139,8 +143,8 @@ def test_moves_fill_every_gap_once(leaving):
     slots=st.lists(st.integers(0, 4), min_size=1, max_size=12),
     kv_heads=st.integers(1, 3),
 )
-def test_sharing_finds_every_row_in_its_prompt(slots, kv_heads):
-    sharing = sharing_of(torch.tensor(slots), 5, kv_heads)
+def test_prompt_sharing_finds_every_row(slots, kv_heads):
+    sharing = build_prompt_sharing(torch.tensor(slots), 5, kv_heads)
     assert sharing.stack[sharing.unstack].tolist() == list(range(len(slots) * kv_heads))
     for row, slot in enumerate(slots):
         for head in range(kv_heads):
@@ -149,6 +153,6 @@ def test_sharing_finds_every_row_in_its_prompt(slots, kv_heads):
 
 
 @given(st.integers(1, 100_000))
-def test_stored_width_is_little_more_than_asked(tokens):
-    assert tokens <= stored_width(tokens) <= tokens + max(15, tokens // 8)
-    assert stored_width(stored_width(tokens)) == stored_width(tokens)
+def test_padded_width_has_little_padding(tokens):
+    assert tokens <= padded_width(tokens) <= tokens + max(15, tokens // 8)
+    assert padded_width(padded_width(tokens)) == padded_width(tokens)

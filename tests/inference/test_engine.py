@@ -1,4 +1,4 @@
-"""The engine as a server of concurrent calls."""
+"""Concurrent calls, cancellation, pause, memory release and validation of the native engine."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from strop.errors import InferenceError
-from strop.types import SampleRequest, Sampling
+from strop.types import SampleRequest, SamplingParams
 from tests.inference.helpers import random_prompts, requests_for, same, sample
 
 PROMPTS = random_prompts(5, 11, 8, 20)
-REQUESTS = requests_for(PROMPTS, Sampling(max_tokens=24, ignore_eos=True), samples=3)
+REQUESTS = requests_for(PROMPTS, SamplingParams(max_tokens=24, ignore_eos=True), samples=3)
 
 
-def test_nothing_asked_nothing_answered(tiny):
+def test_no_requests_no_completions(tiny):
     assert sample(tiny().engine(), []) == []
 
 
-def test_concurrent_calls_go_through_the_model_together(tiny):
+def test_concurrent_calls_are_batched(tiny):
     engine = tiny().engine()
-    most = 0
+    largest = 0
 
     async def watch() -> None:
-        nonlocal most
+        nonlocal largest
         while True:
-            most = max(most, engine.stats.rows)
+            largest = max(largest, engine.stats.running)
             await asyncio.sleep(0)
 
     async def main():
-        watching = asyncio.create_task(watch())
-        answers = await asyncio.gather(*(engine.sample([request]) for request in REQUESTS))
-        watching.cancel()
-        return [answer[0] for answer in answers]
+        watcher = asyncio.create_task(watch())
+        calls = await asyncio.gather(*(engine.sample([request]) for request in REQUESTS))
+        watcher.cancel()
+        return [call[0] for call in calls]
 
-    apart = asyncio.run(main())
-    assert most == len(REQUESTS)
+    separate = asyncio.run(main())
+    assert largest == len(REQUESTS)
     together = sample(tiny().engine(), REQUESTS)
-    assert all(same(one, other) for one, other in zip(together, apart, strict=True))
+    assert all(same(one, other) for one, other in zip(together, separate, strict=True))
 
 
 def test_an_engine_serves_one_event_loop_after_another(tiny):
@@ -48,28 +49,28 @@ def test_an_engine_serves_one_event_loop_after_another(tiny):
     assert all(same(one, other) for one, other in zip(first, second, strict=True))
 
 
-def test_a_cancelled_call_leaves_and_the_others_stay(tiny):
+def test_a_cancelled_call_is_removed_and_others_continue(tiny):
     engine = tiny().engine(max_sequences=8)
 
     async def main():
-        gone = asyncio.create_task(engine.sample(REQUESTS[:6]))
+        cancelled = asyncio.create_task(engine.sample(REQUESTS[:6]))
         kept = asyncio.create_task(engine.sample(REQUESTS[6:]))
         for _ in range(6):
             await asyncio.sleep(0)
-        assert engine.stats.rows == 8 and engine.stats.waiting == 4
-        gone.cancel()
+        assert engine.stats.running == 8 and engine.stats.waiting == 4
+        cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await gone
-        assert engine.stats.rows + engine.stats.waiting == 6
+            await cancelled
+        assert engine.stats.running + engine.stats.waiting == 6
         return await kept
 
     kept = asyncio.run(main())
-    for answer, expected in zip(kept, sample(tiny().engine(), REQUESTS[6:]), strict=True):
-        assert answer.token_ids.tolist() == expected.token_ids.tolist()
-    assert engine.stats.rows == engine.stats.waiting == 0
+    for completion, expected in zip(kept, sample(tiny().engine(), REQUESTS[6:]), strict=True):
+        assert completion.token_ids.tolist() == expected.token_ids.tolist()
+    assert engine.stats.running == engine.stats.waiting == 0
 
 
-def test_a_loop_that_ends_in_the_middle_leaves_a_usable_engine(tiny):
+def test_the_engine_stays_usable_after_its_event_loop_ended_early(tiny):
     engine = tiny().engine()
 
     async def impatient() -> None:
@@ -77,50 +78,50 @@ def test_a_loop_that_ends_in_the_middle_leaves_a_usable_engine(tiny):
 
     with pytest.raises(TimeoutError):
         asyncio.run(impatient())
-    assert engine.stats.rows == engine.stats.waiting == 0
+    assert engine.stats.running == engine.stats.waiting == 0
     expected = sample(tiny().engine(), REQUESTS)
     assert all(same(one, other) for one, other in zip(sample(engine, REQUESTS), expected, strict=True))
 
 
-def test_pause_keeps_the_state_and_resume_goes_on(tiny):
+def test_resume_continues_paused_completions(tiny):
     engine = tiny().engine()
 
     async def main():
-        answers = asyncio.create_task(engine.sample(REQUESTS))
+        call = asyncio.create_task(engine.sample(REQUESTS))
         for _ in range(5):
             await asyncio.sleep(0)
         engine.pause()
-        drawn = engine.stats.tokens
+        generated = engine.stats.generated_tokens
         for _ in range(20):
             await asyncio.sleep(0)
-        assert engine.stats.tokens <= drawn + len(REQUESTS) and not answers.done()
-        drawn = engine.stats.tokens
+        assert engine.stats.generated_tokens <= generated + len(REQUESTS) and not call.done()
+        generated = engine.stats.generated_tokens
         await asyncio.sleep(0.01)
-        assert engine.stats.tokens == drawn
+        assert engine.stats.generated_tokens == generated
         engine.resume()
-        return await answers
+        return await call
 
     expected = sample(tiny().engine(), REQUESTS)
     assert all(same(one, other) for one, other in zip(asyncio.run(main()), expected, strict=True))
 
 
-def test_a_paused_engine_takes_requests_and_waits(tiny):
+def test_a_paused_engine_accepts_requests(tiny):
     engine = tiny().engine()
 
     async def main():
         engine.pause()
-        answers = asyncio.create_task(engine.sample(REQUESTS))
+        call = asyncio.create_task(engine.sample(REQUESTS))
         await asyncio.sleep(0.01)
-        assert engine.stats.waiting == len(REQUESTS) and engine.stats.tokens == 0
+        assert engine.stats.waiting == len(REQUESTS) and engine.stats.generated_tokens == 0
         engine.resume()
-        return await answers
+        return await call
 
     assert len(asyncio.run(main())) == len(REQUESTS)
 
 
-def test_when_the_model_breaks_every_caller_hears_of_it(tiny, monkeypatch):
+def test_an_error_of_the_model_is_raised_in_all_calls(tiny, monkeypatch):
     engine = tiny().engine()
-    working = engine._runner.decode
+    decode = engine._runner.decode
     monkeypatch.setattr(engine._runner, "decode", lambda tokens: 1 / 0)
 
     async def main():
@@ -128,19 +129,19 @@ def test_when_the_model_breaks_every_caller_hears_of_it(tiny, monkeypatch):
         return await asyncio.gather(*calls, return_exceptions=True)
 
     assert all(isinstance(error, ZeroDivisionError) for error in asyncio.run(main()))
-    monkeypatch.setattr(engine._runner, "decode", working)
+    monkeypatch.setattr(engine._runner, "decode", decode)
     expected = sample(tiny().engine(), REQUESTS)
     assert all(same(one, other) for one, other in zip(sample(engine, REQUESTS), expected, strict=True))
 
 
-def test_stats_count_what_was_drawn(tiny):
+def test_stats_count_tokens(tiny):
     engine = tiny().engine()
     sample(engine, REQUESTS)
     stats = engine.stats
-    assert (stats.tokens, stats.prompt_tokens) == (24 * len(REQUESTS), sum(map(len, PROMPTS)))
+    assert (stats.generated_tokens, stats.prompt_tokens) == (24 * len(REQUESTS), sum(map(len, PROMPTS)))
 
 
-def test_completions_carry_the_version_and_arrays_of_the_right_kind(tiny):
+def test_completions_have_the_version_and_array_types(tiny):
     engine = tiny().engine()
     engine.load([], version=7)
     completion = sample(engine, REQUESTS[:1])[0]
@@ -149,7 +150,7 @@ def test_completions_carry_the_version_and_arrays_of_the_right_kind(tiny):
     assert completion.sampler_logprobs.dtype == completion.policy_logprobs.dtype == np.float32
 
 
-WRONG = {
+INVALID = {
     "an empty prompt": (np.array([], np.int32), {}, "must be a list of one token or more"),
     "an unknown token": (
         np.array([3, 5000], np.int32),
@@ -168,21 +169,61 @@ WRONG = {
         {"min_tokens": 24},
         "min_tokens is 24; it must be 0 or more and below max_tokens",
     ),
-    "an empty stop": (PROMPTS[0], {"stop": ("a", "")}, "texts that are not empty"),
+    "an empty stop": (PROMPTS[0], {"stop": ("a", "")}, "strings that are not empty"),
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_bad_requests_are_refused_with_a_reason(tiny, case):
-    prompt, changes, words = WRONG[case]
-    sampling = replace(Sampling(max_tokens=24), **changes)
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_requests_are_rejected_with_a_reason(tiny, case):
+    prompt, changes, message = INVALID[case]
+    sampling = replace(SamplingParams(max_tokens=24), **changes)
     engine = tiny().engine()
     with pytest.raises(InferenceError, match="request 'bad'") as caught:
         sample(engine, [REQUESTS[0], SampleRequest("bad", prompt, sampling, seed=0)])
-    assert words in str(caught.value)
-    assert engine.stats.waiting == 0, "none of the call's requests was taken"
+    assert message in str(caught.value)
+    assert engine.stats.waiting == 0, "no request of the call is added"
 
 
-def test_a_negative_seed_is_refused(tiny):
+def test_a_negative_seed_is_rejected(tiny):
     with pytest.raises(InferenceError, match="the seed is -1"):
         sample(tiny().engine(), [replace(REQUESTS[0], seed=-1)])
+
+
+def test_load_from_another_thread_takes_effect_between_two_steps(tiny):
+    engine = tiny().engine()
+
+    async def main():
+        call = asyncio.create_task(engine.sample(REQUESTS))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        await asyncio.to_thread(engine.load, [], 3)
+        later = await engine.sample(REQUESTS[:1])
+        return await call, later
+
+    first, later = asyncio.run(main())
+    expected = sample(tiny().engine(), REQUESTS)
+    assert all(same(one, other) for one, other in zip(first, expected, strict=True))
+    assert {completion.version for completion in first} == {0} and later[0].version == 3
+
+
+def test_requests_need_weights_after_a_release_of_copied_weights(tiny):
+    model = tiny()
+    engine = model.engine(dtype=torch.bfloat16)
+    expected = sample(engine, REQUESTS)
+    engine.release_memory()
+    engine.restore_memory()
+    with pytest.raises(InferenceError, match="no weights since release_memory; call load"):
+        sample(engine, REQUESTS)
+    engine.load(model.model.named_parameters(), 1)
+    for one, other in zip(sample(engine, REQUESTS), expected, strict=True):
+        assert same(replace(one, version=0), other)
+    assert " 0 % of the weights used in place" in engine.describe()
+
+
+def test_shared_weights_are_not_released(tiny):
+    model = tiny("gemma")
+    engine = model.engine()
+    expected = sample(engine, REQUESTS)
+    engine.release_memory()
+    engine.restore_memory()
+    assert all(same(one, other) for one, other in zip(sample(engine, REQUESTS), expected, strict=True))

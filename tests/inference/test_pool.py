@@ -1,4 +1,4 @@
-"""Engines that are processes of their own answer as one engine does, whatever befalls them."""
+"""Pools of engine processes: same completions as one engine, load, pause, restarts and failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,22 +16,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from strop.config.schema.rollout import NativeEngine as NativeSection
-from strop.errors import EngineLost, InferenceError, ModelError
+from strop.config.schema.rollout import NativeEngineConfig
+from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.native import NativeEngine
-from strop.inference.pool import EnginePool, Wanted
+from strop.inference.pool import EnginePool, EngineSpec
+from strop.inference.registry import running_engine
 from strop.models.tiny import make_model
-from strop.types import Completion, SampleRequest, Sampling
-from strop.workers.start import Local
+from strop.types import Completion, SampleRequest, SamplingParams
+from strop.workers.start import LocalPlacement
 
 from .helpers import random_prompts, requests_for, same, sample
 
-SAMPLING = Sampling(temperature=1.0, max_tokens=24, ignore_eos=True)
+SAMPLING = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
 
 
 @dataclass(frozen=True)
-class Make:
-    """The engine of a model folder."""
+class NativeFactory:
+    """Builds a native engine on a model folder."""
 
     folder: Path
 
@@ -40,17 +40,23 @@ class Make:
         torch.set_num_threads(1)
         model = AutoModelForCausalLM.from_pretrained(self.folder)
         tokenizer = AutoTokenizer.from_pretrained(self.folder)
-        return NativeEngine.from_model(model, NativeSection(kv_cache_tokens=4096), tokenizer)
+        return NativeEngine.from_model(model, NativeEngineConfig(kv_cache_tokens=4096), tokenizer)
 
 
 @dataclass(frozen=True)
-class Broken:
-    """What cannot be made."""
+class FailingFactory:
+    """Raises an error instead of building an engine."""
 
     error: Exception
 
     def __call__(self) -> NativeEngine:
         raise self.error
+
+
+def pool_of(engines: int, factory: object, max_restarts: int) -> EnginePool:
+    """A pool that has not been started."""
+    specs = [EngineSpec(f"engine-{number}", factory) for number in range(engines)]
+    return EnginePool(specs, LocalPlacement(), max_restarts=max_restarts)
 
 
 @pytest.fixture(scope="module")
@@ -66,38 +72,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> NativeEngine:
-    return Make(folder)()
+def single(folder: Path) -> NativeEngine:
+    return NativeFactory(folder)()
 
 
 @pytest.fixture(scope="module")
 def pool(folder: Path) -> Iterator[EnginePool]:
-    wanted = [Wanted(f"engine-{number}", Make(folder)) for number in range(2)]
-    with closing(EnginePool(wanted, Local(), max_restarts=2)) as pool:
+    with running_engine(pool_of(2, NativeFactory(folder), max_restarts=2)) as pool:
         yield pool
 
 
-def agree(first: Completion, second: Completion) -> None:
-    """The same draws; what goes through the model side by side may change a rounding."""
+def assert_close(first: Completion, second: Completion) -> None:
+    """Equal tokens; log-probs may differ by rounding, which depends on the batch."""
     np.testing.assert_array_equal(first.token_ids, second.token_ids)
     np.testing.assert_allclose(first.sampler_logprobs, second.sampler_logprobs, atol=2e-5)
     np.testing.assert_allclose(first.policy_logprobs, second.policy_logprobs, atol=2e-5)
-    assert (first.finish, first.version) == (second.finish, second.version)
+    assert (first.finish_reason, first.version) == (second.finish_reason, second.version)
 
 
-def ask(pool: EnginePool, requests: list[SampleRequest]) -> list[Completion]:
-    """As workflows ask: each by itself, all at once."""
+def sample_concurrently(pool: EnginePool, requests: list[SampleRequest]) -> list[Completion]:
+    """One call for each request, all at once, as workflows call."""
 
-    async def all_at_once() -> list[Completion]:
-        answers = await asyncio.gather(*(pool.sample([request]) for request in requests))
-        return [completion for answer in answers for completion in answer]
+    async def gather() -> list[Completion]:
+        calls = await asyncio.gather(*(pool.sample([request]) for request in requests))
+        return [completion for call in calls for completion in call]
 
-    return asyncio.run(all_at_once())
+    return asyncio.run(gather())
 
 
-def kill_soon(pool: EnginePool, number: int, seconds: float) -> threading.Thread:
-    """SIGKILL one engine in the middle of its work."""
-    pid = pool._members[number]._worker.pid
+def kill_later(pool: EnginePool, number: int, seconds: float) -> threading.Thread:
+    """Send SIGKILL to one engine while it works."""
+    pid = pool._engines[number]._worker.pid
 
     def kill() -> None:
         time.sleep(seconds)
@@ -108,116 +113,133 @@ def kill_soon(pool: EnginePool, number: int, seconds: float) -> threading.Thread
     return thread
 
 
-def test_two_engines_give_what_one_gives_each_group_on_one_of_them(pool, alone):
+def test_two_engines_equal_one_and_each_group_is_sampled_by_one_of_them(pool, single):
     requests = requests_for(random_prompts(5, 9, 14, 7, 5), SAMPLING, samples=6)
-    dealt: dict[bytes, set[str]] = {}
+    engines_of_prompt: dict[bytes, set[str]] = {}
     choose = pool._choose
 
-    def watched(ticket):
-        member = choose(ticket)
-        dealt.setdefault(ticket.request.prompt_ids.tobytes(), set()).add(member.name)
-        return member
+    def recording_choose(pending):
+        engine = choose(pending)
+        engines_of_prompt.setdefault(pending.request.prompt_ids.tobytes(), set()).add(engine.name)
+        return engine
 
-    pool._choose = watched
+    pool._choose = recording_choose
     try:
-        first = ask(pool, requests)
+        first = sample_concurrently(pool, requests)
     finally:
         del pool._choose
-    assert all(len(names) == 1 for names in dealt.values())
-    names = [name for names in dealt.values() for name in names]
+    assert all(len(names) == 1 for names in engines_of_prompt.values())
+    names = [name for names in engines_of_prompt.values() for name in names]
     assert sorted(map(names.count, set(names))) == [2, 3]
-    for mine, theirs in zip(first, sample(alone, requests), strict=True):
-        agree(mine, theirs)
-    again = ask(pool, requests)
-    assert all(map(same, first, again)), "the same requests at once: bit for bit"
-    assert not pool._of and not pool._at and not any(pool._loads.values())
+    for from_pool, expected in zip(first, sample(single, requests), strict=True):
+        assert_close(from_pool, expected)
+    again = sample_concurrently(pool, requests)
+    assert all(map(same, first, again)), "requests submitted together are reproducible bit for bit"
+    assert not pool._assignments and not pool._engine_of_prompt and not any(pool._pending_count.values())
 
 
-def test_new_weights_reach_all_and_a_version_stays_with_what_began_under_it(pool, alone, folder):
+def test_load_reaches_all_engines_and_sets_the_version(pool, single, folder):
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.9)
     requests = requests_for(random_prompts(6, 8, 11, 7), SAMPLING, samples=3)
-    before = ask(pool, requests)
-    for engine in (pool, alone):
+    before = sample_concurrently(pool, requests)
+    for engine in (pool, single):
         engine.load(model.named_parameters(), 7)
-    after = ask(pool, requests)
-    for mine, theirs in zip(after, sample(alone, requests), strict=True):
-        agree(mine, theirs)
+    after = sample_concurrently(pool, requests)
+    for from_pool, expected in zip(after, sample(single, requests), strict=True):
+        assert_close(from_pool, expected)
     assert {completion.version for completion in after} == {7}
     assert any(not np.array_equal(a.token_ids, b.token_ids) for a, b in zip(before, after, strict=True))
 
 
-def test_what_cannot_be_taken_is_said_and_the_others_are_answered(pool):
-    good, bad = requests_for(random_prompts(5, 6), SAMPLING)
-    bad = SampleRequest("bad", bad.prompt_ids + 10_000, SAMPLING, 1)
+def test_an_invalid_request_fails_alone(pool):
+    valid, invalid = requests_for(random_prompts(5, 6), SAMPLING)
+    invalid = SampleRequest("bad", invalid.prompt_ids + 10_000, SAMPLING, 1)
 
     async def both():
-        return await asyncio.gather(pool.sample([bad]), pool.sample([good]), return_exceptions=True)
+        return await asyncio.gather(pool.sample([invalid]), pool.sample([valid]), return_exceptions=True)
 
     error, (completion,) = asyncio.run(both())
     assert isinstance(error, InferenceError) and "request 'bad'" in str(error)
     assert len(completion.token_ids) == 24
 
 
-def test_what_nobody_waits_for_is_forgotten_and_a_pause_holds(pool):
+def test_cancelled_requests_are_removed(pool):
     (request,) = requests_for(random_prompts(5), SAMPLING)
 
-    async def given_up():
+    async def cancel():
         pool.pause()
-        asked = asyncio.create_task(pool.sample([request]))
-        done, _ = await asyncio.wait([asked], timeout=0.3)
-        assert not done, "a paused engine draws nothing"
-        asked.cancel()
-        await asyncio.wait([asked])
-        assert asked.cancelled() and not any(member._owed for member in pool._members)
+        call = asyncio.create_task(pool.sample([request]))
+        done, _ = await asyncio.wait([call], timeout=0.3)
+        assert not done, "a paused engine completes nothing"
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled() and not any(engine._pending for engine in pool._engines)
         pool.resume()
         return await pool.sample([request])
 
-    (completion,) = asyncio.run(given_up())
+    (completion,) = asyncio.run(cancel())
     assert len(completion.token_ids) == 24
 
 
-def test_a_killed_engine_is_replaced_and_nothing_is_lost(pool, caplog):
-    sampling = Sampling(temperature=1.0, max_tokens=400, ignore_eos=True)
+def test_a_killed_engine_is_restarted_and_repeats_its_requests(pool, caplog):
+    sampling = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True)
     requests = requests_for(random_prompts(5, 9, 14, 7), sampling, samples=2)
-    calm = ask(pool, requests)
-    killing = kill_soon(pool, 1, seconds=0.1)
-    disturbed = ask(pool, requests)
-    killing.join()
-    assert all(map(same, calm, disturbed))
+    expected = sample_concurrently(pool, requests)
+    killer = kill_later(pool, 1, seconds=0.1)
+    completions = sample_concurrently(pool, requests)
+    killer.join()
+    assert all(map(same, expected, completions))
     (record,) = caplog.records
-    said = record.getMessage()
-    assert (
-        said.startswith("engine-1 ended by signal 9 (Killed). It is started again")
-        and "(1 of 2 times)" in said
-    )
+    message = record.getMessage()
+    assert message.startswith("engine-1 ended by signal 9 (Killed). Restarting it")
+    assert "(restart 1 of 2)" in message
 
 
-def test_one_that_dies_too_often_is_given_up_with_a_clear_word(folder):
-    with closing(EnginePool([Wanted("engine-0", Make(folder))], Local(), max_restarts=0)) as pool:
+def test_a_restarted_engine_keeps_its_memory_released(folder):
+    (request,) = requests_for(random_prompts(5), SAMPLING)
+    with running_engine(pool_of(1, NativeFactory(folder), max_restarts=1)) as pool:
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        pool.load(model.named_parameters(), 3)
+        expected = sample_concurrently(pool, [request])
+        pool.release_memory()
+        kill_later(pool, 0, seconds=0.0).join()
+        pool.restore_memory()
+        pool.load(model.named_parameters(), 3)
+        assert all(map(same, expected, sample_concurrently(pool, [request])))
+
+
+def test_an_engine_beyond_its_restarts_is_given_up(folder):
+    with running_engine(pool_of(1, NativeFactory(folder), max_restarts=0)) as pool:
         pool.pause()
         (request,) = requests_for(random_prompts(5), SAMPLING)
-        killing = kill_soon(pool, 0, seconds=0.1)
+        killer = kill_later(pool, 0, seconds=0.1)
         with pytest.raises(
-            EngineLost, match=r"^engine-0 ended by signal 9 .* not started again: .*max_restarts is 0"
+            EngineLostError, match=r"^engine-0 ended by signal 9 .* is not restarted: .*max_restarts is 0"
         ):
-            ask(pool, [request])
-        killing.join()
-        with pytest.raises(EngineLost, match="not started again"):
-            ask(pool, [request])
-        with pytest.raises(EngineLost, match="not started again"):
+            sample_concurrently(pool, [request])
+        killer.join()
+        with pytest.raises(EngineLostError, match="is not restarted"):
+            sample_concurrently(pool, [request])
+        with pytest.raises(EngineLostError, match="is not restarted"):
             pool.load([], 1)
 
 
-def test_what_fails_in_an_engine_is_raised_here():
-    broken = [Wanted("engine-0", Broken(ValueError("what is this?")))]
-    with pytest.raises(InferenceError, match=r"(?s)^engine-0 failed:\n.*ValueError: what is this\?"):
-        EnginePool(broken, Local(), max_restarts=1)
+def test_an_error_of_a_factory_is_raised_by_start():
+    pool = pool_of(1, FailingFactory(ValueError("no such engine")), max_restarts=1)
+    with pytest.raises(InferenceError, match=r"(?s)^engine-0 failed:\n.*ValueError: no such engine"):
+        pool.start()
 
 
-def test_weights_of_another_model_are_refused(folder):
-    pool = EnginePool([Wanted("engine-0", Make(folder))], Local(), max_restarts=1)
-    with closing(pool), pytest.raises(ModelError, match="no weight 'nonsense'"):
+def test_weights_of_another_model_are_rejected(folder):
+    pool = pool_of(1, NativeFactory(folder), max_restarts=1)
+    with running_engine(pool), pytest.raises(ModelError, match="no weight 'nonsense'"):
         pool.load([("nonsense", torch.zeros(1))], 1)
+
+
+def test_a_pool_must_be_started(folder):
+    pool = pool_of(1, NativeFactory(folder), max_restarts=0)
+    with pytest.raises(InferenceError, match="has not been started; call start first"):
+        sample(pool, [])

@@ -1,4 +1,4 @@
-"""The reward model, against transformers' own answer to one conversation at a time."""
+"""Reward models, compared with transformers on one conversation at a time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from strop.config.schema.reward import RewardModel as Section
+from strop.config.schema.reward import RewardModelConfig
 from strop.errors import ModelError
 from strop.inference.reward_model import RewardModel
-from strop.models.load import quiet
+from strop.models.loading import silence_transformers
 from strop.models.tiny import make_model
 from strop.types import Rollout, Task
 from tests.rewards.builders import group
@@ -22,11 +22,11 @@ TEXTS = ("yes", "no", "it depends on what you mean", "", "a much longer answer, 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One label, with a padding token."""
+    """A model folder with one label and a padding token."""
     path = make_model(
         tmp_path_factory.mktemp("reward") / "model", ["question and answer"], hidden_size=32, max_tokens=64
     )
-    with quiet(), torch.random.fork_rng(devices=[]):
+    with silence_transformers(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1)
         torch.nn.init.normal_(model.score.weight)
@@ -34,18 +34,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def answers(*texts: str) -> list[tuple[Task, Rollout]]:
+def rollouts(*texts: str) -> list[tuple[Task, Rollout]]:
     made = group(list(texts))
     return [(made.task, rollout) for rollout in made.rollouts]
 
 
-def own(folder: Path, texts: tuple[str, ...] = TEXTS) -> list[float]:
-    """By transformers, one at a time."""
-    with quiet():
+def transformers_scores(folder: Path, texts: tuple[str, ...] = TEXTS) -> list[float]:
+    """Scores by transformers, one conversation at a time."""
+    with silence_transformers():
         model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder)
     scores = []
-    for task, rollout in answers(*texts):
+    for task, rollout in rollouts(*texts):
         messages = [*task.messages, {"role": "assistant", "content": rollout.text}]
         ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)["input_ids"]
         with torch.no_grad():
@@ -54,63 +54,63 @@ def own(folder: Path, texts: tuple[str, ...] = TEXTS) -> list[float]:
 
 
 @pytest.mark.parametrize("batch", ["1 sequences", "2 sequences", "70 tokens", "16384 tokens"])
-def test_scores_are_transformers_own_whatever_the_batch(folder: Path, batch: str) -> None:
-    model = RewardModel(Section(path=str(folder), batch=batch), CPU)  # type: ignore[arg-type]
-    expected = own(folder)
+def test_scores_equal_transformers_for_any_batch_size(folder: Path, batch: str) -> None:
+    model = RewardModel(RewardModelConfig(path=str(folder), microbatch=batch), CPU)  # type: ignore[arg-type]
+    expected = transformers_scores(folder)
     assert len(set(expected)) == len(TEXTS)
-    assert model.score(answers(*TEXTS)) == pytest.approx(expected, abs=1e-5)
+    assert model.score(rollouts(*TEXTS)) == pytest.approx(expected, abs=1e-5)
     assert model.score([]) == []
 
 
-def test_without_a_padding_token_the_last_token_counts(folder: Path, tmp_path: Path) -> None:
-    with quiet():
+def test_scores_without_a_padding_token(folder: Path, tmp_path: Path) -> None:
+    with silence_transformers():
         model = AutoModelForSequenceClassification.from_pretrained(folder)
         model.config.pad_token_id = None
         model.save_pretrained(tmp_path)
         AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
-    ours = RewardModel(Section(path=str(tmp_path)), CPU).score(answers(*TEXTS))
-    assert ours == pytest.approx(own(tmp_path), abs=1e-5)
+    ours = RewardModel(RewardModelConfig(path=str(tmp_path)), CPU).score(rollouts(*TEXTS))
+    assert ours == pytest.approx(transformers_scores(tmp_path), abs=1e-5)
 
 
-def test_its_own_template(folder: Path, tmp_path: Path) -> None:
+def test_chat_template_changes_the_score(folder: Path, tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}")
-    plain = RewardModel(Section(path=str(folder)), CPU)
-    other = RewardModel(Section(path=str(folder), chat_template=str(template)), CPU)
-    assert other.score(answers("yes")) != pytest.approx(plain.score(answers("yes")))
+    plain = RewardModel(RewardModelConfig(path=str(folder)), CPU)
+    other = RewardModel(RewardModelConfig(path=str(folder), chat_template=str(template)), CPU)
+    assert other.score(rollouts("yes")) != pytest.approx(plain.score(rollouts("yes")))
 
 
 def test_bfloat16(folder: Path) -> None:
-    rounded = RewardModel(Section(path=str(folder), dtype="bfloat16"), CPU).score(answers(*TEXTS))
-    assert rounded == pytest.approx(own(folder), abs=0.1)
-    assert rounded != pytest.approx(own(folder), abs=1e-7)
+    rounded = RewardModel(RewardModelConfig(path=str(folder), dtype="bfloat16"), CPU).score(rollouts(*TEXTS))
+    assert rounded == pytest.approx(transformers_scores(folder), abs=0.1)
+    assert rounded != pytest.approx(transformers_scores(folder), abs=1e-7)
 
 
 def test_conversations_that_are_too_long(folder: Path) -> None:
     texts = ("short", "long " * 60)
-    kept, broken = RewardModel(Section(path=str(folder)), CPU).score(answers(*texts))
+    kept, broken = RewardModel(RewardModelConfig(path=str(folder)), CPU).score(rollouts(*texts))
     assert isinstance(kept, float)
-    assert isinstance(broken, str) and "more than its 64" in broken
+    assert isinstance(broken, str) and "the limit is 64" in broken
     cut = {
-        side: RewardModel(Section(path=str(folder), overlong=side), CPU).score(answers(*texts))  # type: ignore[arg-type]
+        side: RewardModel(RewardModelConfig(path=str(folder), overlong=side), CPU).score(rollouts(*texts))  # type: ignore[arg-type]
         for side in ("left", "right")
     }
     assert cut["left"][0] == cut["right"][0] == pytest.approx(kept, abs=1e-5)
     assert cut["left"][1] != pytest.approx(cut["right"][1])
 
 
-def test_a_number_that_is_none_breaks_that_rollout(folder: Path, tmp_path: Path) -> None:
-    with quiet():
+def test_nan_is_an_error_of_its_rollout(folder: Path, tmp_path: Path) -> None:
+    with silence_transformers():
         model = AutoModelForSequenceClassification.from_pretrained(folder)
         torch.nn.init.constant_(model.score.weight, float("nan"))
         model.save_pretrained(tmp_path)
         AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
-    (broken,) = RewardModel(Section(path=str(tmp_path)), CPU).score(answers("yes"))
-    assert broken == "said nan; a reward is a finite number"
+    (broken,) = RewardModel(RewardModelConfig(path=str(tmp_path)), CPU).score(rollouts("yes"))
+    assert broken == "returned nan; a reward must be a finite number"
 
 
-def test_labels_that_are_not_one(folder: Path, tmp_path: Path) -> None:
-    with quiet():
+def test_two_labels_are_rejected(folder: Path, tmp_path: Path) -> None:
+    with silence_transformers():
         AutoModelForSequenceClassification.from_pretrained(
             folder, num_labels=2, ignore_mismatched_sizes=True
         ).save_pretrained(tmp_path)
@@ -118,18 +118,18 @@ def test_labels_that_are_not_one(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"reward\.models \(mine\): .* has 2 labels \(LABEL_0, LABEL_1\), not 1"
     ):
-        RewardModel(Section(path=str(tmp_path), name="mine"), CPU)
+        RewardModel(RewardModelConfig(path=str(tmp_path), name="mine"), CPU)
 
 
-def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
+def test_a_language_model_is_rejected(tmp_path: Path) -> None:
     path = make_model(tmp_path / "model", ["question and answer"], hidden_size=32)
     with pytest.raises(ModelError, match="has 2 labels"):
-        RewardModel(Section(path=str(path)), CPU)
+        RewardModel(RewardModelConfig(path=str(path)), CPU)
 
 
-def test_a_tokenizer_without_a_template(folder: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_template_is_rejected(folder: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="has no chat template; name a file"):
-        RewardModel(Section(path=str(folder), tokenizer=str(tmp_path)), CPU)
+    with pytest.raises(ModelError, match="has no chat template; set chat_template"):
+        RewardModel(RewardModelConfig(path=str(folder), tokenizer=str(tmp_path)), CPU)

@@ -1,4 +1,4 @@
-"""After every publish, the sampler draws from exactly the trainer's weights; and never writes to them."""
+"""Weights of the native engine: sharing with the trainer, load, merged adapters, invalid weights."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from strop.config.schema.rollout import NativeEngine as NativeSection
+from strop.config.schema.rollout import NativeEngineConfig
 from strop.errors import ModelError
 from strop.inference.native import NativeEngine
-from strop.inference.native.weights import named_weights
-from strop.models.fuse import fuse_storage
-from strop.types import Sampling
+from strop.models.fused_storage import fuse_storage
+from strop.models.shared_weights import named_weights
+from strop.types import SamplingParams
 from tests.inference.helpers import Tiny, policy_logprobs, random_prompts, requests_for, sample
 
-REQUESTS = requests_for(random_prompts(6, 13), Sampling(max_tokens=16, ignore_eos=True), samples=3)
+REQUESTS = requests_for(random_prompts(6, 13), SamplingParams(max_tokens=16, ignore_eos=True), samples=3)
 
 
 def own_copy(tiny, family: str, **sizes) -> Tiny:
@@ -25,7 +25,7 @@ def own_copy(tiny, family: str, **sizes) -> Tiny:
 
 
 def perturb(model: torch.nn.Module) -> None:
-    """What an optimizer does: change every trainable parameter in place."""
+    """Change every trainable parameter in place, as an optimizer does."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -40,34 +40,34 @@ def assert_agrees(engine: NativeEngine, model, atol: float = 1e-4) -> None:
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "mistral"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_fused_storage_is_shared_and_seen_without_a_load(tiny, family, tied):
+def test_fused_storage_is_shared_and_needs_no_load(tiny, family, tied):
     trainer = own_copy(tiny, family, tied=tied)
     fuse_storage(trainer.model)
     engine = trainer.engine()
-    assert engine.description.endswith("100 % of the weights shared")
+    assert engine.describe().endswith("100 % of the weights used in place")
     assert_agrees(engine, trainer.model)
     perturb(trainer.model)
     assert_agrees(engine, trainer.model)
     engine.load(named_weights(trainer.model), version=1)
-    assert engine.description.endswith("100 % of the weights shared")
+    assert engine.describe().endswith("100 % of the weights used in place")
     assert_agrees(engine, trainer.model)
 
 
 @pytest.mark.parametrize("family", ["gemma", "phi"])
-def test_hugging_faces_way_shares_too(tiny, family):
+def test_the_hugging_face_runner_shares_weights(tiny, family):
     trainer = own_copy(tiny, family)
     engine = trainer.engine()
-    assert "100 % of the weights shared" in engine.description
+    assert "100 % of the weights used in place" in engine.describe()
     perturb(trainer.model)
     assert_agrees(engine, trainer.model)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_bfloat16_copy_is_refreshed_by_load(tiny, family, tied):
+def test_load_updates_a_bfloat16_copy(tiny, family, tied):
     trainer = own_copy(tiny, family, tied=tied)
     engine = trainer.engine(dtype=torch.bfloat16)
-    assert " 0 % of the weights shared" in engine.description
+    assert " 0 % of the weights used in place" in engine.describe()
     perturb(trainer.model)
     engine.load(named_weights(trainer.model), version=1)
     half = copy.deepcopy(trainer.model).bfloat16()
@@ -78,11 +78,11 @@ def test_a_bfloat16_copy_is_refreshed_by_load(tiny, family, tied):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_unfused_storage_is_copied_and_refreshed_by_load(tiny, dtype):
+def test_load_updates_the_copy_of_unfused_storage(tiny, dtype):
     trainer = own_copy(tiny, "llama")
     trainer.model.to(dtype)
     engine = trainer.engine()
-    assert "100 %" not in engine.description
+    assert "100 %" not in engine.describe()
     perturb(trainer.model)
     engine.load(named_weights(trainer.model), version=1)
     fuse_storage(trainer.model)
@@ -91,14 +91,14 @@ def test_unfused_storage_is_copied_and_refreshed_by_load(tiny, dtype):
 
 
 def merged(model) -> list[tuple[str, torch.Tensor]]:
-    """An adapter's effect added to a copy of the base weights."""
+    """A copy of the base weights with the adapter merged."""
     whole = copy.deepcopy(model).merge_and_unload()
     return list(named_weights(whole))
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma"])
 @pytest.mark.parametrize("fused", [True, False])
-def test_merged_weights_arrive_and_the_base_stays_as_it_was(tiny, family, fused):
+def test_load_of_merged_weights_does_not_change_the_base(tiny, family, fused):
     trainer = own_copy(tiny, family)
     if fused:
         fuse_storage(trainer.model)
@@ -107,7 +107,7 @@ def test_merged_weights_arrive_and_the_base_stays_as_it_was(tiny, family, fused)
         trainer.model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"])
     )
     base = {name: tensor.clone() for name, tensor in named_weights(lora)}
-    engine = NativeEngine.from_model(lora, NativeSection(), trainer.tokenizer)
+    engine = NativeEngine.from_model(lora, NativeEngineConfig(), trainer.tokenizer)
     for version in (1, 2):
         perturb(lora)
         engine.load(merged(lora), version)
@@ -116,7 +116,7 @@ def test_merged_weights_arrive_and_the_base_stays_as_it_was(tiny, family, fused)
         torch.testing.assert_close(tensor, base[name], rtol=0, atol=0)
 
 
-def test_rows_under_way_do_not_lend_an_old_prompt_to_new_weights(tiny):
+def test_new_requests_do_not_use_prompts_of_old_weights(tiny):
     import asyncio
 
     trainer = own_copy(tiny, "qwen2")
@@ -139,7 +139,7 @@ def test_rows_under_way_do_not_lend_an_old_prompt_to_new_weights(tiny):
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma"])
-def test_weights_that_do_not_fit_are_refused(tiny, family):
+def test_weights_that_do_not_fit_are_rejected(tiny, family):
     model = tiny(family)
     weights = dict(named_weights(model.model))
 
@@ -147,7 +147,7 @@ def test_weights_that_do_not_fit_are_refused(tiny, family):
         return NativeEngine(
             model.model.config,
             changed.items(),
-            NativeSection(),
+            NativeEngineConfig(),
             model.tokenizer,
             device="cpu",
             dtype=torch.float32,
@@ -160,3 +160,13 @@ def test_weights_that_do_not_fit_are_refused(tiny, family):
         make({**weights, "surprise": torch.zeros(3)})
     with pytest.raises(ModelError, match=f"'{name}' has shape"):
         make(weights).load([(name, torch.zeros(3, 3))], version=1)
+
+
+def test_load_of_one_name_updates_tied_weights(tiny):
+    """`named_weights` gives both names of a tied weight, a trainer only one."""
+    trainer = own_copy(tiny, "gemma")
+    engine = trainer.engine()
+    other = copy.deepcopy(trainer.model)
+    perturb(other)
+    engine.load(other.named_parameters(), version=1)
+    assert_agrees(engine, other)

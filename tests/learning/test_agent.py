@@ -27,4 +27,4 @@ def test_an_agents_reward_goes_up(tmp_path, monkeypatch):
     assert held_out[-1] > 0.8
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     assert sum(rewards[-3:]) > sum(rewards[:3])
-    assert all(row["rollouts/error_share"] == 0 for row in rows[1:])
+    assert all(row["rollouts/error_fraction"] == 0 for row in rows[1:])

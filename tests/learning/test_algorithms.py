@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first test leaves data and a warm start for the others."""
+    """Folder in which the first test writes data and a warm start for the others."""
     return tmp_path_factory.mktemp("learning")
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import strop
+
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "quickstart.py"
 HELD_OUT = "eval/held-out/reward"
 
@@ -46,3 +48,30 @@ def test_its_warm_start_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_up, "MOST_UPDATES", warm_up.UPDATES_BETWEEN_LOOKS)
     importlib.import_module("quickstart").prepare(tmp_path, seed=1)
     assert (tmp_path / "warm-start" / "model.safetensors").is_file()
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(900)
+def test_grpo_in_one_file_learns_the_same_task(tmp_path, monkeypatch):
+    """From the quickstart's warm start, the mean reward of five steps rises by more than 0.2 in 40 steps."""
+    monkeypatch.syspath_prepend(QUICKSTART.parent)
+    monkeypatch.syspath_prepend(QUICKSTART.parents[1])
+    monkeypatch.setenv("QUICKSTART", str(tmp_path))
+    importlib.import_module("quickstart").prepare(tmp_path, seed=1)
+    run = strop.load(QUICKSTART.with_name("run.yaml")).run
+    rewards = importlib.import_module("grpo_in_one_file").train(run, steps=40)
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
+
+
+def test_grpo_in_one_file_runs_and_fits_on_a_page(tmp_path, monkeypatch):
+    """Two steps from a random model, whenever tests run."""
+    monkeypatch.syspath_prepend(QUICKSTART.parent)
+    monkeypatch.syspath_prepend(QUICKSTART.parents[1])
+    monkeypatch.setenv("QUICKSTART", str(tmp_path))
+    quickstart = importlib.import_module("quickstart")
+    quickstart.make_tasks(tmp_path)
+    quickstart.make_model(tmp_path / "warm-start", ["12+34=46"], vocab_size=300)
+    run = strop.load(QUICKSTART.with_name("run.yaml")).run
+    example = importlib.import_module("grpo_in_one_file")
+    assert len(example.train(run, steps=2)) == 2
+    assert len(Path(example.__file__).read_text(encoding="utf-8").splitlines()) <= 150

@@ -1,4 +1,4 @@
-"""Tiny random models and experiences, and the plain way to their log-probs."""
+"""Tiny random models and experiences, and reference computations of their log-probs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from strop.config.units import Amount
-from strop.data.pack import pack
+from strop.data.packing import pack
 from strop.models.logprobs import token_outputs
-from strop.types import Experience, MicroBatch
+from strop.types import Experience, MicroBatch, TrainingBatch
 
 VOCAB = 61
 FAMILIES = (
@@ -41,7 +41,7 @@ OPTIONS = {
 
 
 def make(family: str, **options: object) -> PreTrainedModel:
-    """A model of two layers whose attention matters: weights are larger than at a usual start."""
+    """A model of two layers with large weights, so that attention affects the outputs."""
     config = AutoConfig.for_model(
         family,
         **{
@@ -72,7 +72,7 @@ def make(family: str, **options: object) -> PreTrainedModel:
 def experience(
     prompt: Sequence[int], answer: Sequence[int], *, group: str = "g", **fields: object
 ) -> Experience:
-    """Targets are the answer's tokens."""
+    """An experience whose targets are the completion's tokens."""
     tokens = np.array([*prompt, *answer], dtype=np.int32)
     zeros = np.zeros(len(tokens), dtype=np.float32)
     plain = Experience(
@@ -94,7 +94,7 @@ def experience(
 
 
 def some_experiences(seed: int = 0) -> list[Experience]:
-    """Two groups with shared prompts, one of a single token, one alone, and one of two turns in a group."""
+    """Groups with shared prompts, a prompt of one token, a single experience, and a rollout of two turns."""
     random = np.random.default_rng(seed)
 
     def tokens(count: int) -> list[int]:
@@ -111,7 +111,7 @@ def some_experiences(seed: int = 0) -> list[Experience]:
 
 
 def coefficients(experiences: Sequence[Experience]) -> list[np.ndarray]:
-    """[L] each: a loss that weighs every target differently."""
+    """[L] each: a different weight for every target."""
     random = np.random.default_rng(5)
     return [random.normal(size=len(e.token_ids)).astype(np.float32) for e in experiences]
 
@@ -120,8 +120,7 @@ def packed(
     experiences: Sequence[Experience], *, share_prompts: bool, tokens: int = 10_000
 ) -> list[MicroBatch]:
     return pack(
-        experiences,
-        coefficients(experiences),
+        TrainingBatch(experiences, advantages=coefficients(experiences)),
         Amount(tokens, "tokens"),
         share_prompts=share_prompts,
         device="cpu",
@@ -145,7 +144,7 @@ def packed_gradient(
 def plain_gradient(
     model: PreTrainedModel, experiences: Sequence[Experience]
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """The same, [L] each, by Hugging Face's own forward pass, one sequence at a time."""
+    """`packed_gradient` by Hugging Face's forward pass on one sequence at a time, with log-probs [L] each."""
     model.zero_grad()
     logprobs = []
     for one, weights in zip(experiences, coefficients(experiences), strict=True):
@@ -165,7 +164,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """Of two gradients, relative to their norm."""
+    """Relative difference of two gradients."""
     assert one.keys() == other.keys()
     difference = torch.stack([(one[name] - other[name]).norm() for name in one]).norm()
     return float(difference / torch.stack([g.norm() for g in other.values()]).norm())

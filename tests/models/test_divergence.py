@@ -1,4 +1,4 @@
-"""The divergence from a reference over the whole vocabulary: against torch's, in values and gradients."""
+"""Divergence from a reference over the whole vocabulary, compared with torch in values and gradients."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
-from strop.models import head, logprobs
-from strop.models.attention import use_packed_attention
-from strop.models.head import ReferenceStates
+from strop.models import chunked_head, logprobs
+from strop.models.chunked_head import ReferenceStates
 from strop.models.logprobs import logit_transform, reference_states, token_outputs
+from strop.models.packed_attention.forward import enable_packed_attention
 from strop.types import MicroBatch
 from tests.models.models import make, packed, some_experiences
 from tests.models.test_logprobs import Loud
 
 
 def plain(model: nn.Module, hidden: Tensor, temperature: Tensor) -> Tensor:
-    """[N, V] all log-probs at once."""
+    """[N, V] Log-probs without chunks."""
     transform = logit_transform(model)
     logits = model.get_output_embeddings()(hidden) * transform.scale
     if transform.softcap:
@@ -33,7 +33,7 @@ def plain(model: nn.Module, hidden: Tensor, temperature: Tensor) -> Tensor:
 def test_values_and_gradients(
     family: str, chunk: int, weights: tuple[float, float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head, "CHUNK_ROWS", chunk)
+    monkeypatch.setattr(chunked_head, "CHUNK_ROWS", chunk)
     model = make("qwen2" if family == "loud" else family)
     if family == "loud":
         model.set_output_embeddings(Loud(32, 61))
@@ -74,9 +74,11 @@ def test_a_case_by_hand() -> None:
     """(1/2, 1/2) from (1/4, 3/4): 1/2 log 2 + 1/2 log(2/3) = 1/2 log(4/3); its gradient by the first logit
     is 1/2 (log(1/2) - log(1/4) - 1/2 log(4/3)) = 1/4 log 3."""
     reference = torch.tensor([[0.25, 0.75]]).log()
-    _, _, divergence, _ = head._statistics(torch.zeros(1, 2), torch.tensor([1]), False, reference.clone())
+    _, _, divergence, _ = chunked_head._statistics(
+        torch.zeros(1, 2), torch.tensor([1]), False, reference.clone()
+    )
     assert divergence.item() == pytest.approx(math.log(4 / 3) / 2)
-    gradient = head._gradient(
+    gradient = chunked_head._gradient(
         torch.full((1, 2), math.log(0.5)),
         torch.tensor([1]),
         torch.zeros(1),
@@ -96,9 +98,9 @@ def outputs_of(model: nn.Module, reference: nn.Module, batches: list[MicroBatch]
     return found
 
 
-def test_nothing_between_a_model_and_itself() -> None:
+def test_divergence_from_itself_is_zero() -> None:
     model = make("qwen2")
-    use_packed_attention(model)
+    enable_packed_attention(model)
     batches = packed(some_experiences(), share_prompts=True)
     assert torch.cat(outputs_of(model, model, batches)).abs().max() < 1e-6
 
@@ -107,8 +109,8 @@ def test_the_reference_has_no_gradient() -> None:
     model, reference = make("qwen2"), make("qwen2")
     for parameter in reference.parameters():
         parameter.data *= 1.1
-    use_packed_attention(model)
-    use_packed_attention(reference)
+    enable_packed_attention(model)
+    enable_packed_attention(reference)
     batches = packed(some_experiences(), share_prompts=True, tokens=40)
     assert len(batches) > 1
     torch.cat(outputs_of(model, reference, batches)).sum().backward()

@@ -1,4 +1,4 @@
-"""Packed attention against one dense softmax over a mask of who sees whom."""
+"""Packed attention, compared with a dense softmax over a visibility mask."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strop.models import kernels, layout
-from strop.models.kernels import Options, attention
-from strop.models.layout import Layout, Run, plan
+from strop.models.packed_attention import kernels, layout
+from strop.models.packed_attention.kernels import AttentionOptions, attention
+from strop.models.packed_attention.layout import SegmentLayout, SegmentRun, plan_layout
 
 
 def dense(
@@ -21,7 +21,7 @@ def dense(
     value: Tensor,
     lengths: Sequence[int],
     prefix_of: Sequence[int],
-    options: Options,
+    options: AttentionOptions,
 ) -> Tensor:
     bounds = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     sees = torch.zeros(len(query), len(query), dtype=torch.bool)
@@ -47,7 +47,7 @@ def dense(
 
 @st.composite
 def some_segments(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """Lengths, and for each segment an earlier one as its prefix, or -1."""
+    """Lengths of segments, and the prefix of each, -1 for none."""
     count = draw(st.integers(1, 9))
     lengths = [draw(st.integers(1, 7)) for _ in range(count)]
     return lengths, [draw(st.integers(-1, i - 1)) for i in range(count)]
@@ -71,7 +71,7 @@ def test_equals_a_dense_softmax(
     together: int,
 ) -> None:
     lengths, prefix_of = segments
-    options = Options(scale=0.4, window=window, softcap=softcap)
+    options = AttentionOptions(scale=0.4, window=window, softcap=softcap)
     bounds = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     torch.manual_seed(0)
     query = torch.randn(bounds[-1], 2 * shared, 4, dtype=torch.float64, requires_grad=True)
@@ -79,10 +79,10 @@ def test_equals_a_dense_softmax(
     value = torch.randn(bounds[-1], 2, 6, dtype=torch.float64, requires_grad=True)
     expected = dense(query, key, value, lengths, prefix_of, options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "BLOCK_SCORES", {"cpu": block_scores})
-        patch.setattr(kernels, "MIN_ROWS", 2)
-        patch.setattr(layout, "ALWAYS_TOGETHER", together)
-        result = attention(query, key, value, plan(bounds, prefix_of), options)
+        patch.setattr(kernels, "SCORES_PER_BLOCK", {"cpu": block_scores})
+        patch.setattr(kernels, "MIN_ROWS_PER_BLOCK", 2)
+        patch.setattr(layout, "ALWAYS_MERGE_TOKENS", together)
+        result = attention(query, key, value, plan_layout(bounds, prefix_of), options)
         weights = torch.randn_like(expected)
         ours = torch.autograd.grad(result, (query, key, value), weights)
     theirs = torch.autograd.grad(expected, (query, key, value), weights)
@@ -91,23 +91,25 @@ def test_equals_a_dense_softmax(
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_neighbours_of_one_length_make_one_run() -> None:
-    layout = plan([0, 3, 7, 11, 111, 211], [-1, 0, 0, 0, 0])
-    assert layout == Layout((Run(0, 1, 3, ()), Run(3, 2, 4, ((0, 3),)), Run(11, 2, 100, ((0, 3),))))
+def test_adjacent_segments_of_equal_length_make_one_run() -> None:
+    layout = plan_layout([0, 3, 7, 11, 111, 211], [-1, 0, 0, 0, 0])
+    assert layout == SegmentLayout(
+        (SegmentRun(0, 1, 3, ()), SegmentRun(3, 2, 4, ((0, 3),)), SegmentRun(11, 2, 100, ((0, 3),)))
+    )
 
 
-def test_neighbours_of_nearly_one_length_are_filled_up() -> None:
-    layout = plan([0, 2, 5, 6], [-1, 0, 0])
-    assert layout.runs == (Run(0, 1, 2, ()), Run(2, 2, 3, ((0, 2),)))
-    assert layout.places is not None
-    assert layout.tokens is not None
-    assert layout.places.tolist() == [0, 1, 2, 3, 4, 5]
-    assert layout.tokens.tolist() == [0, 1, 2, 3, 4, 5, 5, 5]
+def test_adjacent_segments_of_similar_length_are_padded() -> None:
+    layout = plan_layout([0, 2, 5, 6], [-1, 0, 0])
+    assert layout.runs == (SegmentRun(0, 1, 2, ()), SegmentRun(2, 2, 3, ((0, 2),)))
+    assert layout.padded_positions is not None
+    assert layout.source_tokens is not None
+    assert layout.padded_positions.tolist() == [0, 1, 2, 3, 4, 5]
+    assert layout.source_tokens.tolist() == [0, 1, 2, 3, 4, 5, 5, 5]
 
 
-def test_long_segments_are_filled_up_by_a_quarter_at_most() -> None:
-    assert [run.segments for run in plan([0, 200, 350, 499], [-1, -1, -1]).runs] == [2, 1]
+def test_long_segments_are_padded_by_a_quarter_at_most() -> None:
+    assert [run.num_segments for run in plan_layout([0, 200, 350, 499], [-1, -1, -1]).runs] == [2, 1]
 
 
 def test_a_prefix_may_have_a_prefix() -> None:
-    assert plan([0, 2, 5, 6], [-1, 0, 1]).runs[-1] == Run(5, 1, 1, ((0, 2), (2, 5)))
+    assert plan_layout([0, 2, 5, 6], [-1, 0, 1]).runs[-1] == SegmentRun(5, 1, 1, ((0, 2), (2, 5)))

@@ -1,4 +1,4 @@
-"""Chunked log-probs and entropies against plain torch, in values and gradients."""
+"""Chunked log-probs and entropies, compared with plain torch in values and gradients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from strop.errors import ModelError
-from strop.models import head, logprobs
-from strop.models.attention import use_packed_attention
+from strop.models import chunked_head, logprobs
 from strop.models.logprobs import check_logits, logit_transform, token_outputs
+from strop.models.packed_attention.forward import enable_packed_attention
 from tests.models.models import distance, gradients, make, packed, packed_gradient, some_experiences
 
 
 class Loud(nn.Linear):
-    """A head that is more than a matrix."""
+    """A head that is not a plain linear layer."""
 
     def forward(self, states: Tensor) -> Tensor:
         return 2 * super().forward(states)
@@ -38,7 +38,7 @@ def plain(model: nn.Module, hidden: Tensor, labels: Tensor, temperature: Tensor)
 def test_values_and_gradients(
     family: str, chunk: int, weights: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head, "CHUNK_ROWS", chunk)
+    monkeypatch.setattr(chunked_head, "CHUNK_ROWS", chunk)
     model = make("qwen2" if family == "loud" else family)
     if family == "loud":
         model.set_output_embeddings(Loud(32, 61))
@@ -70,28 +70,28 @@ def test_values_and_gradients(
 def test_a_case_by_hand() -> None:
     """Logits 0 and ln 3 at temperature 1: probabilities 1/4 and 3/4."""
     logits = torch.tensor([[0.0, math.log(3.0)]])
-    logprob, entropy, _, _ = head._statistics(logits, torch.tensor([1]), True, None)
+    logprob, entropy, _, _ = chunked_head._statistics(logits, torch.tensor([1]), True, None)
     assert math.isclose(logprob.item(), math.log(0.75), rel_tol=1e-6)
     assert math.isclose(entropy.item(), -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)), rel_tol=1e-6)
 
 
-def test_no_entropy_when_nobody_asked() -> None:
+def test_entropy_is_optional() -> None:
     model = make("qwen2")
-    use_packed_attention(model)
+    enable_packed_attention(model)
     (micro_batch,) = packed(some_experiences(), share_prompts=True)
     assert token_outputs(model, micro_batch, entropy=False).entropy is None
 
 
 def test_large_logits_do_not_overflow() -> None:
     logits = torch.tensor([[3000.0, -3000.0], [-4000.0, -4001.0]])
-    logprob, entropy, _, _ = head._statistics(logits, torch.tensor([0, 0]), True, None)
+    logprob, entropy, _, _ = chunked_head._statistics(logits, torch.tensor([0, 0]), True, None)
     torch.testing.assert_close(logprob, torch.tensor([0.0, -math.log1p(math.exp(-1))]))
     assert torch.isfinite(entropy).all()
 
 
 def test_a_frozen_head_gets_no_gradient() -> None:
     model = make("qwen2", tie_word_embeddings=False)
-    use_packed_attention(model)
+    enable_packed_attention(model)
     micro_batches = packed(some_experiences(), share_prompts=True)
     _, whole = packed_gradient(model, micro_batches)
     model.lm_head.requires_grad_(False)
@@ -106,14 +106,14 @@ def test_a_tied_head_adds_to_the_embeddings() -> None:
     untied.lm_head.weight = nn.Parameter(tied.lm_head.weight.detach().clone())
     micro_batches = packed(some_experiences(), share_prompts=True)
     for model in (tied, untied):
-        use_packed_attention(model)
+        enable_packed_attention(model)
         packed_gradient(model, micro_batches)
     both = gradients(untied)
     expected = both["model.embed_tokens.weight"] + both["lm_head.weight"]
     torch.testing.assert_close(gradients(tied)["model.embed_tokens.weight"], expected)
 
 
-def test_unknown_treatment_of_logits_is_refused() -> None:
+def test_an_unknown_transform_of_logits_is_rejected() -> None:
     model = make("qwen2")
     check_logits(model)
     original = model.forward

@@ -1,4 +1,4 @@
-"""Adapters against PEFT's own arithmetic."""
+"""LoRA adapters, compared with PEFT."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 from peft import PeftModel
 from torch import nn
 
-from strop.config.schema.model import Lora
+from strop.config.schema.model import LoraConfig
 from strop.errors import ModelError
-from strop.models.attention import can_share_prompts, use_packed_attention
 from strop.models.logprobs import token_outputs
 from strop.models.lora import add_lora, merged_weights, without_adapter
+from strop.models.packed_attention.forward import can_share_prompts, enable_packed_attention
 from tests.models.models import distance, make, packed, packed_gradient, some_experiences
 
 
 def adapted(family: str = "qwen2", **fields: object) -> PeftModel:
-    """With an adapter that is not zero."""
+    """A model with a nonzero adapter."""
     base = make(family)
-    use_packed_attention(base)
+    enable_packed_attention(base)
     torch.manual_seed(0)
-    model = add_lora(base, Lora.model_validate({"rank": 4, "alpha": 8, **fields}), torch.float32)
+    model = add_lora(base, LoraConfig.model_validate({"rank": 4, "alpha": 8, **fields}), torch.float32)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.1)
@@ -52,18 +52,18 @@ def test_targets(fields: dict[str, object], expected: set[str]) -> None:
     assert trained(adapted(**fields)) == expected
 
 
-def test_the_adapter_starts_as_nothing() -> None:
+def test_a_new_adapter_changes_no_output() -> None:
     base = make("qwen2")
-    use_packed_attention(base)
+    enable_packed_attention(base)
     (micro_batch,) = packed(some_experiences(), share_prompts=True)
     before = token_outputs(base, micro_batch, entropy=False).logprobs
-    model = add_lora(base, Lora(), torch.float32)
+    model = add_lora(base, LoraConfig(), torch.float32)
     assert torch.equal(token_outputs(model, micro_batch, entropy=False).logprobs, before)
 
 
 def test_dtype_of_the_adapter() -> None:
     base = make("qwen2").to(torch.bfloat16)
-    model = add_lora(base, Lora(), torch.float32)
+    model = add_lora(base, LoraConfig(), torch.float32)
     assert {(p.dtype, p.requires_grad) for p in model.parameters()} == {
         (torch.bfloat16, False),
         (torch.float32, True),
@@ -72,7 +72,7 @@ def test_dtype_of_the_adapter() -> None:
 
 def test_the_reference_is_the_model_without_its_adapter() -> None:
     base = make("qwen2")
-    use_packed_attention(base)
+    enable_packed_attention(base)
     (micro_batch,) = packed(some_experiences(), share_prompts=True)
     before = token_outputs(base, micro_batch, entropy=False).logprobs
     model = adapted()
@@ -83,7 +83,7 @@ def test_the_reference_is_the_model_without_its_adapter() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gemma", "phi"])
-def test_merged_weights_are_pefts_own_and_leave_the_model_alone(family: str) -> None:
+def test_merged_weights_equal_pefts_and_do_not_change_the_model(family: str) -> None:
     model = adapted(family)
     state = copy.deepcopy(model.state_dict())
     ours = dict(merged_weights(model))
@@ -94,14 +94,14 @@ def test_merged_weights_are_pefts_own_and_leave_the_model_alone(family: str) -> 
         torch.testing.assert_close(ours[name], tensor, atol=1e-6, rtol=1e-6)
 
 
-def test_without_an_adapter_nothing_is_copied() -> None:
+def test_weights_without_an_adapter_are_not_copied() -> None:
     model = make("qwen2", tie_word_embeddings=True)
     ours = dict(merged_weights(model))
     assert "lm_head.weight" not in ours
     assert all(ours[name].data_ptr() == p.data_ptr() for name, p in model.named_parameters())
 
 
-def test_only_the_adapter_gets_a_gradient_and_it_is_the_same_in_parts() -> None:
+def test_only_the_adapter_has_a_gradient_independent_of_micro_batches() -> None:
     model = adapted()
     experiences = some_experiences()
     _, whole = packed_gradient(model, packed(experiences, share_prompts=True))
@@ -112,8 +112,8 @@ def test_only_the_adapter_gets_a_gradient_and_it_is_the_same_in_parts() -> None:
 
 def test_an_adapted_head() -> None:
     base = make("qwen2", tie_word_embeddings=False)
-    use_packed_attention(base)
-    model = add_lora(base, Lora(targets=("lm_head",)), torch.float32)
+    enable_packed_attention(base)
+    model = add_lora(base, LoraConfig(targets=("lm_head",)), torch.float32)
     for parameter in model.parameters():
         if parameter.requires_grad:
             nn.init.normal_(parameter, std=0.1)
@@ -128,10 +128,10 @@ def test_an_adapted_head() -> None:
     ("targets", "message"),
     [
         (("no_such_layer",), "no_such_layer"),
-        (("embed_tokens",), "embed_tokens is no linear layer"),
+        (("embed_tokens",), "embed_tokens is not a linear layer"),
         (("lm_head",), "shares its weight"),
     ],
 )
 def test_bad_targets(targets: tuple[str, ...], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        add_lora(make("qwen2", tie_word_embeddings=True), Lora(targets=targets), torch.float32)
+        add_lora(make("qwen2", tie_word_embeddings=True), LoraConfig(targets=targets), torch.float32)

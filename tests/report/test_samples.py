@@ -1,63 +1,63 @@
-"""Which rollouts a report shows."""
+"""Selection of rollouts for the report."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from strop.report.contents import read_contents
-from strop.report.samples import SampleList, choose_samples
-from tests.report.runs import group, open_recorder
+from strop.runs.reader import read_run
+from strop.runs.samples import SampleList, choose_samples
+from tests.report.run_folders import group, open_recorder
 
 
 def lists(folder: Path) -> dict[str, SampleList]:
-    return {one.title: one for one in choose_samples(read_contents(folder))}
+    return {one.title: one for one in choose_samples(read_run(folder))}
 
 
-def test_held_out_before_and_after(tmp_path: Path) -> None:
+def test_first_and_last_evaluation_are_compared(tmp_path: Path) -> None:
     with open_recorder(tmp_path) as record:
-        record.step(0, {})
+        record.log_step(0, {})
         first = [group(n, [f"before {n}"], [reward]) for n, reward in enumerate((0.0, 1.0, 0.0, 0.5))]
         last = [group(n, [f"after {n}"], [reward]) for n, reward in enumerate((1.0, 0.0, 0.0, 0.75))]
-        record.evaluation("sums", 0, first)
-        record.evaluation("sums", 5, [group(0, ["in between"], [0.0])])
-        record.evaluation("sums", 10, last)
+        record.log_evaluation("sums", 0, first)
+        record.log_evaluation("sums", 5, [group(0, ["in between"], [0.0])])
+        record.log_evaluation("sums", 10, last)
     found = lists(tmp_path)
     texts = {
         title: [tuple(answer.text for answer in sample.answers) for sample in one.samples]
         for title, one in found.items()
     }
     assert texts == {
-        "Held out, sums: learned": [("before 0", "after 0"), ("before 3", "after 3")],
-        "Held out, sums: lost": [("before 1", "after 1")],
-        "Held out, sums: still wrong": [
+        "Held out, sums: improved": [("before 0", "after 0"), ("before 3", "after 3")],
+        "Held out, sums: worse": [("before 1", "after 1")],
+        "Held out, sums: lowest": [
             ("before 1", "after 1"),
             ("before 2", "after 2"),
             ("before 3", "after 3"),
         ],
     }
-    labels = [answer.label for answer in found["Held out, sums: learned"].samples[0].answers]
+    labels = [answer.label for answer in found["Held out, sums: improved"].samples[0].answers]
     assert labels == ["after step 0", "after step 10"]
 
 
-def test_one_evaluation_shows_its_best_and_worst(tmp_path: Path) -> None:
+def test_a_single_evaluation_shows_its_best_and_lowest(tmp_path: Path) -> None:
     with open_recorder(tmp_path) as record:
-        record.evaluation("sums", 0, [group(n, [f"text {n}"], [n / 5]) for n in range(6)])
+        record.log_evaluation("sums", 0, [group(n, [f"text {n}"], [n / 5]) for n in range(6)])
     found = lists(tmp_path)
     best = [sample.answers[0].text for sample in found["Held out, sums: best"].samples]
-    wrong = [sample.answers[0].text for sample in found["Held out, sums: still wrong"].samples]
+    wrong = [sample.answers[0].text for sample in found["Held out, sums: lowest"].samples]
     assert (best, wrong) == (["text 5", "text 4", "text 3"], ["text 0", "text 1", "text 2"])
 
 
-def test_a_perfect_evaluation_has_nothing_wrong(tmp_path: Path) -> None:
+def test_a_perfect_evaluation_has_no_lowest_responses(tmp_path: Path) -> None:
     with open_recorder(tmp_path) as record:
-        record.evaluation("sums", 0, [group(n, ["right"], [1.0]) for n in range(4)])
+        record.log_evaluation("sums", 0, [group(n, ["right"], [1.0]) for n in range(4)])
     assert list(lists(tmp_path)) == ["Held out, sums: best"]
 
 
-def test_training_shows_what_a_group_compares(tmp_path: Path) -> None:
+def test_training_shows_the_groups_with_the_largest_differences(tmp_path: Path) -> None:
     with open_recorder(tmp_path) as record:
-        record.rollouts(5, [group(0, ["old"], [0.0])])
-        record.rollouts(
+        record.log_rollouts(5, [group(0, ["old"], [0.0])])
+        record.log_rollouts(
             10,
             [
                 group(1, ["all right", "as well"], [1.0, 1.0]),
@@ -72,31 +72,31 @@ def test_training_shows_what_a_group_compares(tmp_path: Path) -> None:
         for sample in found["Training, step 10: best and worst"].samples
     ]
     assert pairs == [("right", "wrong"), ("closer", "far")]
-    assert [s.answers[0].error for s in found["Training, step 10: broken"].samples] == ["it broke"]
-    assert len(found["Training, step 10: nothing to compare"].samples) == 2
+    assert [s.answers[0].error for s in found["Training, step 10: failed"].samples] == ["it failed"]
+    assert len(found["Training, step 10: equal rewards"].samples) == 2
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     with open_recorder(tmp_path) as record:
-        record.evaluation("sums", 0, [group(0, ["a" * 5000 + "b" * 5000], [1.0])])
+        record.log_evaluation("sums", 0, [group(0, ["a" * 5000 + "b" * 5000], [1.0])])
     text = lists(tmp_path)["Held out, sums: best"].samples[0].answers[0].text
     assert text.startswith("aaa") and text.endswith("bbb") and len(text) < 4100
     assert "6,001 characters" in text
 
 
-def test_a_text_that_cannot_be_seen_is_said(tmp_path: Path) -> None:
+def test_a_blank_text_is_described(tmp_path: Path) -> None:
     with open_recorder(tmp_path) as record:
-        record.evaluation("sums", 0, [group(0, [" \n\n"], [1.0]), group(1, [""], [1.0])])
+        record.log_evaluation("sums", 0, [group(0, [" \n\n"], [1.0]), group(1, [""], [1.0])])
     shown = [sample.answers[0].text for sample in lists(tmp_path)["Held out, sums: best"].samples]
-    assert sorted(shown) == ["(3 characters of white space)", "(empty)"]
+    assert sorted(shown) == ["(3 white-space characters)", "(empty)"]
 
 
-def test_the_same_tasks_each_time(tmp_path: Path) -> None:
+def test_the_fixed_selection_has_the_same_tasks_after_every_evaluation(tmp_path: Path) -> None:
     with open_recorder(tmp_path) as record:
         for step in (0, 5):
-            record.evaluation("sums", step, [group(n, [f"{n} at {step}"], [0.5]) for n in range(9)])
+            record.log_evaluation("sums", step, [group(n, [f"{n} at {step}"], [0.5]) for n in range(9)])
     (tmp_path / "run.yaml").write_text("record: {eval_answers: 2}\n")
-    found = lists(tmp_path)["Held out, sums: the same tasks each time"]
+    found = lists(tmp_path)["Held out, sums: fixed selection"]
     texts = [tuple(answer.text for answer in sample.answers) for sample in found.samples]
     assert len(texts) == 2 and len(set(texts)) == 2
     assert all(before.replace("at 0", "at 5") == after for before, after in texts)

@@ -1,4 +1,4 @@
-"""A judge on this machine: an HTTP server that speaks OpenAI's protocol, and does what a test tells it to."""
+"""Fake judge for tests: a local HTTP server with OpenAI's protocol and configurable replies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def says(text: str, tokens: int | None = 10) -> Answer:
 
 @dataclass
 class JudgeServer:
-    """What a test sees of the server."""
+    """Address of the server, and the requests that it received."""
 
     url: str
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -32,7 +32,7 @@ class JudgeServer:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, *_: Any) -> None:
-        """A client that hung up, tired of waiting."""
+        """Ignore clients that disconnected after a timeout."""
 
 
 @contextmanager

@@ -9,17 +9,17 @@ from fractions import Fraction
 
 import pytest
 
-from strop.rewards.choice import choice_reward
-from strop.rewards.countdown import countdown_reward
-from strop.rewards.gsm8k import gsm8k_reward
-from strop.rewards.math import math_reward
-from tests.rewards.builders import rows
+from strop.rewards.builtin.choice import choice_reward
+from strop.rewards.builtin.countdown import countdown_reward
+from strop.rewards.builtin.gsm8k import gsm8k_reward
+from strop.rewards.builtin.math import math_reward
+from tests.datasets import read_rows as rows
 
 
-@pytest.mark.parametrize(("split", "count"), [("train", 7473), ("test", 1319)])
-def test_gsm8k(split: str, count: int) -> None:
-    solutions = [row["answer"] for row in rows("gsm8k", f"{split}.jsonl")]
-    assert len(solutions) == count
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_gsm8k(split: str) -> None:
+    solutions = [row["answer"] for row in rows(f"gsm8k/{split}.jsonl")]
+    assert len(solutions) >= 60
     for solution in solutions:
         truth = solution.rsplit("#### ", 1)[1]
         more = str(int(truth.replace(",", "")) + 1)
@@ -32,8 +32,8 @@ def test_gsm8k(split: str, count: int) -> None:
 
 
 def test_math_500() -> None:
-    problems = rows("math", "math500.jsonl")
-    assert len(problems) == 500
+    problems = rows("math/math500.jsonl")
+    assert problems
     rejected = [p["unique_id"] for p in problems if math_reward(p["solution"], p["answer"]) != 1]
     assert rejected == []
     stated = [p["unique_id"] for p in problems if math_reward(f"Answer: ${p['answer']}$.", p["answer"]) != 1]
@@ -42,7 +42,7 @@ def test_math_500() -> None:
 
 def test_math_500_rejects_wrong_answers() -> None:
     accepted = []
-    for problem in rows("math", "math500.jsonl"):
+    for problem in rows("math/math500.jsonl"):
         answer = problem["answer"]
         number = re.search(r"\d+", answer)
         if number is None:
@@ -56,7 +56,7 @@ def test_math_500_rejects_wrong_answers() -> None:
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_countdown(split: str) -> None:
-    for row in rows("countdown", f"{split}.jsonl"):
+    for row in rows(f"countdown/{split}.jsonl"):
         game = json.loads(row["answer"])
         solution = _solve([(Fraction(n), str(n)) for n in game["numbers"]], Fraction(game["target"]))
         assert solution is not None
@@ -96,7 +96,7 @@ def _solve(numbers: list[tuple[Fraction, str]], target: Fraction) -> str | None:
     ],
 )
 def test_medmcqa(split: str, form: str) -> None:
-    for row in rows("medmcqa", f"{split}.jsonl"):
+    for row in rows(f"medmcqa/{split}.jsonl"):
         gold = row["solution"]
         for letter in "ABCD":
             assert choice_reward(form.format(letter), gold) == (letter == gold)

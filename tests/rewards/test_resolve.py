@@ -1,4 +1,4 @@
-"""What a run file can say for a function, and what is said when it cannot be meant."""
+"""Resolution of reward functions: references, signatures, arguments, results, and error messages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from strop.errors import RewardError
-from strop.rewards.function import Function
-from strop.rewards.signature import Answer, Misfit, read_result
-from strop.rewards.table import BUILTINS, SOURCES
+from strop.rewards.execution.function_spec import RewardFunctionSpec
+from strop.rewards.execution.signature import RewardInput, SignatureError, parse_reward_result
+from strop.rewards.registry import BUILTIN_REWARDS, REWARD_BY_SOURCE
 from tests.rewards import users
 
 USERS = str(Path(users.__file__))
-ANSWER = Answer(
+ANSWER = RewardInput(
     "abc",
     ({"role": "user", "content": "spell"},),
     answer="abc",
@@ -29,18 +29,18 @@ ANSWER = Answer(
 
 
 def call(function: Any, **args: Any) -> tuple[float, dict[str, float]]:
-    return Function.of(function, args=args).load()(ANSWER)
+    return RewardFunctionSpec.of(function, args=args).load()(ANSWER)
 
 
-@pytest.mark.parametrize("name", BUILTINS)
-def test_built_ins_are_there_and_documented(name: str) -> None:
-    function = Function.of(name)
+@pytest.mark.parametrize("name", BUILTIN_REWARDS)
+def test_builtin_rewards_exist_and_have_docstrings(name: str) -> None:
+    function = RewardFunctionSpec.of(name)
     assert function.name == name
     assert function.load().function.__doc__
 
 
-def test_sources_name_built_ins() -> None:
-    assert set(SOURCES.values()) < set(BUILTINS)
+def test_sources_refer_to_builtin_rewards() -> None:
+    assert set(REWARD_BY_SOURCE.values()) < set(BUILTIN_REWARDS)
 
 
 def test_plain_functions() -> None:
@@ -91,68 +91,68 @@ def test_trls_signature() -> None:
         (f"{USERS}:neer", "has no 'neer'. Did you mean 'near'?"),
         (f"{USERS}:not_a_function", "is a int, not a function"),
         (f"{USERS}:Judge", "is a class; name a function"),
-        (f"{USERS}:batched", "whole batches at once"),
+        (f"{USERS}:batched", "scores a batch per call"),
         ("rewards.txt:f", "rewards.txt' is not a .py file"),
-        (lambda: 1.0, r"lambda\(\) is not understood.*f\(completion, answer"),
-        (lambda *args: 1.0, "not understood"),
-        (lambda completion, /: 1.0, "not understood"),
+        (lambda: 1.0, r"lambda\(\) is not supported.*f\(completion, answer"),
+        (lambda *args: 1.0, "not supported"),
+        (lambda completion, /: 1.0, "not supported"),
         (3, "is a int, not a function"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(function: Any, message: str) -> None:
+def test_unresolvable_functions_are_rejected(function: Any, message: str) -> None:
     with pytest.raises(RewardError, match=f"(?s){message}"):
-        Function.of(function)
+        RewardFunctionSpec.of(function)
 
 
-def test_a_file_that_does_not_load(tmp_path: Path) -> None:
+def test_file_that_fails_to_load(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
-    bad.write_text("import os\nraise OSError('no licence')\n")
-    with pytest.raises(RewardError, match=r"(?s)loading .*bad\.py failed: OSError: no licence.*line 2"):
-        Function.of(f"{bad}:f")
+    bad.write_text("import os\nraise OSError('no license')\n")
+    with pytest.raises(RewardError, match=r"(?s)loading .*bad\.py failed: OSError: no license.*line 2"):
+        RewardFunctionSpec.of(f"{bad}:f")
     bad.write_text("def f(:\n")
     with pytest.raises(RewardError, match=r"(?s)bad\.py failed: SyntaxError"):
-        Function.of(f"{bad}:f")
+        RewardFunctionSpec.of(f"{bad}:f")
     bad.write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(RewardError, match=r"bad\.py failed: SystemExit: 0"):
-        Function.of(f"{bad}:f")
+        RewardFunctionSpec.of(f"{bad}:f")
     (tmp_path / "needs.py").write_text("import no_such_package\n")
     with pytest.raises(RewardError, match="No module named 'no_such_package'"):
-        Function.of(f"{tmp_path}/needs.py:f")
+        RewardFunctionSpec.of(f"{tmp_path}/needs.py:f")
 
 
-def test_a_function_that_cannot_be_sent() -> None:
+def test_function_that_cannot_be_pickled() -> None:
     import threading
 
     lock = threading.Lock()
     with pytest.raises(RewardError, match=r"cannot be sent to a worker.*lock"):
-        Function.of(lambda completion: float(lock.locked()))
+        RewardFunctionSpec.of(lambda completion: float(lock.locked()))
 
 
 @pytest.mark.parametrize(
     ("function", "args", "message"),
     [
-        ("gsm8k", {"method": "strikt"}, "args.method is 'strikt'; it can be 'strict', 'flexible'"),
-        ("gsm8k", {"methd": "strict"}, "no argument 'methd'; it takes method"),
-        ("gsm8k", {"completion": "x"}, "args.completion is what Strop itself passes"),
-        (users.compute_score, {"ground_truth": 1}, "args.ground_truth is what Strop itself passes"),
-        (users.trl_messages, {"completions": 1}, "args.completions is what Strop itself passes"),
-        (users.share_of_a, {"x": 1}, "no argument 'x'; it takes none"),
+        ("gsm8k", {"method": "strikt"}, "args.method is 'strikt'; write one of 'strict', 'flexible'"),
+        ("gsm8k", {"methd": "strict"}, "unknown argument 'methd'; the function takes method"),
+        ("gsm8k", {"completion": "x"}, "Strop itself passes args.completion"),
+        (users.compute_score, {"ground_truth": 1}, "Strop itself passes args.ground_truth"),
+        (users.trl_messages, {"completions": 1}, "Strop itself passes args.completions"),
+        (users.share_of_a, {"x": 1}, "unknown argument 'x'; the function takes none"),
     ],
 )
-def test_arguments_that_do_not_fit(function: Any, args: dict[str, Any], message: str) -> None:
+def test_invalid_arguments(function: Any, args: dict[str, Any], message: str) -> None:
     with pytest.raises(RewardError, match=message):
-        Function.of(function, args=args)
+        RewardFunctionSpec.of(function, args=args)
 
 
-def test_annotations_that_only_a_type_checker_sees() -> None:
+def test_annotations_without_a_runtime_type() -> None:
     def typed(completion: str, answer: NoSuchType) -> float:  # type: ignore[name-defined]  # noqa: F821
         return 1.0
 
     assert call(typed) == (1.0, {})
 
 
-def test_a_column_that_is_not_there() -> None:
-    with pytest.raises(Misfit, match="asks for the column 'target'; the task has answer, completion"):
+def test_missing_column() -> None:
+    with pytest.raises(SignatureError, match="requires the column 'target'; the task has answer, completion"):
         call(lambda completion, target: 1.0)
 
 
@@ -170,7 +170,7 @@ def test_a_column_that_is_not_there() -> None:
     ],
 )
 def test_results(result: Any, score: Any) -> None:
-    assert read_result(result) == score
+    assert parse_reward_result(result) == score
 
 
 @pytest.mark.parametrize(
@@ -187,22 +187,21 @@ def test_results(result: Any, score: Any) -> None:
         (np.zeros(2), "returned a ndarray"),
     ],
 )
-def test_results_that_are_no_rewards(result: Any, message: str) -> None:
-    with pytest.raises(Misfit, match=message):
-        read_result(result)
+def test_invalid_results(result: Any, message: str) -> None:
+    with pytest.raises(SignatureError, match=message):
+        parse_reward_result(result)
 
 
-def test_nothing_here_imports_torch() -> None:
+def test_rewards_do_not_import_torch() -> None:
     code = (
-        "import sys; from strop.rewards.score import Scorer; from strop.config.schema.reward import Reward;"
-        "Scorer(Reward(functions=[{'function': name} for name in ('gsm8k', 'math', 'by_source')]));"
+        "import sys; from strop.rewards.scorer import Scorer; from strop.config.schema.reward import RewardConfig;"
+        "Scorer(RewardConfig(functions=[{'function': name} for name in ('gsm8k', 'math', 'by_source')]));"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_worker_imports_little() -> None:
-    code = (
-        "import sys, strop.rewards.worker; sys.exit(bool({'numpy', 'pydantic', 'torch'} & set(sys.modules)))"
-    )
+def test_worker_imports_no_heavy_library() -> None:
+    heavy = "{'numpy', 'pydantic', 'torch'}"
+    code = f"import sys, strop.rewards.execution.worker; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""What a user might have written."""
+"""Reward functions as a user may write them."""
 
 from __future__ import annotations
 

@@ -50,14 +50,14 @@ class Nodes:
         self.cluster.remove_node(node, allow_graceful=False)
 
     def node_of(self, name: str) -> Any:
-        """Where the actor of this name is."""
+        """Return the node of the actor with this name."""
         id = _actor(name)["Address"]["NodeID"]
         return next(node for node in self.cluster.list_all_nodes() if node.node_id == id)
 
 
 @contextmanager
 def nodes(*cpus: int) -> Iterator[Nodes]:
-    """A cluster whose nodes have so many CPUs each, the first of them its head."""
+    """Cluster whose nodes have the given numbers of CPUs; the first node is the head."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
     try:
         for count in cpus[1:]:

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Collection
 from pathlib import Path
 
-from strop.run.apart.step_groups import step_of
+from strop.run.rollout.group_ids import step_of_group
 
 
 def states(folder: Path) -> dict[str, str]:
@@ -42,7 +42,7 @@ def assert_each_once(folder: Path, explored: Collection[str]) -> None:
     if "groups/trained" in steps[-1]:
         assert sum(int(row.get("groups/trained", 0)) for row in steps) == len(done)
     else:  # by step: a step's groups, and no others, are trained on in it
-        assert {step_of(id) for id in done} == {int(row["step"]) for row in steps}
+        assert {step_of_group(id) for id in done} == {int(row["step"]) for row in steps}
 
 
 def assert_as_often_as_allowed(folder: Path, backup: Path) -> None:

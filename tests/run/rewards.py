@@ -9,7 +9,7 @@ def digit_share(completion, answer):
 
 
 def with_parts(completion, answer):
-    """A part beside the score, as verl's functions return it."""
+    """A score and a named part, as verl's functions return them."""
     return {"score": digit_share(completion, answer), "even": float(len(completion) % 2 == 0)}
 
 

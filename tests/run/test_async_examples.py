@@ -11,7 +11,7 @@ import strop
 from tests.buffer.postgres import running_server
 
 from .groups_by_id import assert_as_often_as_allowed, rows
-from .test_apart import rows_of, run_both
+from .test_distributed import rows_of, run_both
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "async"
 SMALL = (
@@ -27,7 +27,7 @@ SMALL = (
 
 @pytest.fixture
 def quickstart(tiny, tmp_path, monkeypatch) -> Path:
-    """What the quickstart leaves, in small."""
+    """A small version of the files that the quickstart writes."""
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 20) for b in range(10, 18)]
     for name in ("train", "test"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -41,8 +41,8 @@ def load(name: str, folder: Path, *overrides: str) -> strop.Loaded:
     return strop.load(EXAMPLES / f"{name}.yaml", [f"output={folder}", *overrides])
 
 
-@pytest.mark.parametrize(("name", "bound"), [("ahead", 1), ("free", 2)])
-def test_two_processes_side_by_side(quickstart, name, bound):
+@pytest.mark.parametrize(("name", "bound"), [("ahead", 1), ("bounded", 2)])
+def test_two_processes(quickstart, name, bound):
     folder = run_both(load(name, quickstart, *SMALL))
     rows = rows_of(folder)
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
@@ -50,25 +50,25 @@ def test_two_processes_side_by_side(quickstart, name, bound):
     assert "importance/mean" in rows[-1] and "eval/held-out/reward" in rows[-1]
 
 
-def test_a_warm_up_and_then_two_side_by_side(quickstart):
-    folder = run_both(load("warm_up", quickstart, *SMALL, "trainer.sample.steps=2 steps"))
+def test_a_warm_up_and_then_two_processes(quickstart):
+    folder = run_both(load("warm_up", quickstart, *SMALL, "trainer.batch_selection.steps=2 steps"))
     rows = rows_of(folder)
     assert ["sft_loss" in row for row in rows] == [False, True, True, False, False]
     assert ["reward/mean" in row for row in rows] == [False, False, False, True, True]
 
 
-def test_answers_used_again(quickstart):
-    """By processes, the priority queue too. Answers are scored slowly, so that the trainer is quicker."""
+def test_groups_used_again(quickstart):
+    """With processes, including the priority queue. Slow rewards make the trainer the faster one."""
     slowly = f"reward={Path(__file__).parent / 'rewards.py'}:slowly"
     fast = ["buffer.reuse_cooldown_seconds=0.1", "trainer.duration=8 steps", slowly]
     folder = strop.train(load("priority", quickstart, *SMALL, *fast)).folder
     steps = rows(folder)
     assert len(steps) >= 4 and all(row["staleness/max"] <= 8 for row in steps)
-    assert steps[0]["groups/again"] == 0 < sum(row["groups/again"] for row in steps)
+    assert steps[0]["groups/reused"] == 0 < sum(row["groups/reused"] for row in steps)
     assert_as_often_as_allowed(folder, folder / "groups.db")
 
 
-def test_a_pair_on_postgresql_with_a_folder_that_both_reach(quickstart, monkeypatch):
+def test_a_pair_on_postgresql_with_a_shared_folder(quickstart, monkeypatch):
     pytest.importorskip("psycopg")
     with running_server() as server:
         monkeypatch.setenv("STROP_DATABASE", server.url)
@@ -84,7 +84,7 @@ def test_a_pair_on_postgresql_with_a_folder_that_both_reach(quickstart, monkeypa
         assert explored.read_text().count("reward/mean") == 4
 
 
-def test_stages_and_a_bench_of_what_they_leave(quickstart):
+def test_stages_and_a_bench_of_their_checkpoints(quickstart):
     small = [override for override in SMALL if not override.startswith(("trainer.duration", "algorithm"))]
     stages = [f"stages.{number}.trainer.duration=2 steps" for number in (0, 1)]
     updates = ["stages.0.trainer.tasks_per_update=8", "algorithm.rollouts_per_task=4"]

@@ -1,4 +1,4 @@
-"""What goes wrong in a run is one clear paragraph, and nothing is lost."""
+"""Errors of a run: one clear paragraph, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def train(values):
         ("a_string", "'0.5'"),
     ],
 )
-def test_a_reward_that_breaks_stops_the_run_and_names_task_and_cause(values, reward, says):
+def test_a_failing_reward_stops_the_run_and_names_task_and_cause(values, reward, says):
     run = values()
     run["reward"] = run["reward"].replace("digit_share", reward)
     with pytest.raises(RolloutError) as caught:
@@ -34,7 +34,7 @@ def test_a_reward_that_breaks_stops_the_run_and_names_task_and_cause(values, rew
     assert "\n\n" not in message
 
 
-def test_a_reward_that_hangs_is_ended_by_its_time_limit(values):
+def test_a_hanging_reward_is_ended_by_its_time_limit(values):
     run = values()
     run["reward"] = {
         "functions": [{"function": run["reward"].replace("digit_share", "hangs")}],
@@ -46,13 +46,13 @@ def test_a_reward_that_hangs_is_ended_by_its_time_limit(values):
         train(run)
 
 
-def test_some_broken_rollouts_are_counted_and_never_a_zero(values):
-    run = values(rollout={"max_error_share": 0.5})
+def test_failed_rollouts_are_counted_and_never_get_reward_zero(values):
+    run = values(rollout={"max_error_fraction": 0.5})
     run["reward"] = run["reward"].replace("digit_share", "breaks_on_some")
     result = train(run)
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     assert result.steps == 4
-    assert any(0 < row["rollouts/error_share"] < 0.5 for row in rows[1:])
+    assert any(0 < row["rollouts/error_fraction"] < 0.5 for row in rows[1:])
 
 
 def test_a_run_folder_of_another_configuration_is_refused_and_kept(values):
@@ -64,7 +64,7 @@ def test_a_run_folder_of_another_configuration_is_refused_and_kept(values):
     assert (first.folder / "metrics.jsonl").read_text() == before
 
 
-def test_resume_never_sets_the_old_folder_aside(values):
+def test_resume_never_archives_the_old_folder(values):
     first = train(values())
     second = train(values(resume="never"))
     assert second.folder == first.folder
@@ -72,36 +72,36 @@ def test_resume_never_sets_the_old_folder_aside(values):
     assert len(aside) == 1 and (aside[0] / "metrics.jsonl").exists()
 
 
-def test_a_finished_run_says_that_nothing_is_left_to_do(values, capsys):
+def test_a_finished_run_reports_that_nothing_is_left_to_do(values, capsys):
     train(values())
     train(values())
     assert "nothing is left to do" in capsys.readouterr().out
 
 
-def test_a_longer_duration_goes_on_with_a_finished_run(values):
+def test_a_longer_duration_continues_a_finished_run(values):
     assert train(values()).steps == 4
     assert train(values(trainer__duration="6 steps")).steps == 6
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_said(values, capsys):
+def test_a_damaged_checkpoint_is_skipped_and_reported(values, capsys):
     result = train(values())
     newest = max((result.folder / "checkpoints").iterdir())
     weights = max(newest.glob("*.safetensors"), key=lambda p: p.stat().st_size)
     os.truncate(weights, weights.stat().st_size // 2)
     again = train(values(trainer__duration="6 steps"))
     shown = capsys.readouterr().out
-    assert "passed over" in shown and newest.name in shown
+    assert "is skipped" in shown and newest.name in shown
     assert "Resuming after step 2" in shown
     assert again.steps == 6
 
 
-def test_an_output_folder_that_cannot_be_written_is_said_before_anything_starts(values, tmp_path):
+def test_an_unwritable_output_folder_is_reported_before_the_start(values, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="cannot be written"):
         train(values(output=str(tmp_path / "file" / "runs")))
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_there_is_to_go_back_to(values):
+def test_a_non_finite_loss_stops_the_run_and_names_the_last_good_checkpoint(values):
     run = values(trainer__optimizer__lr=1e30, trainer__max_grad_norm=None)
     with pytest.raises(TrainingError, match=r"Step 1: The loss of a micro-batch is nan.*no checkpoint yet"):
         train(run)

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import strop
-from strop.errors import EngineLost
+from strop.errors import EngineLostError
 
 from .groups_by_id import states as states_of
-from .test_apart import rows_of, run_apart
+from .test_distributed import rows_of, run_distributed
 from .test_launch import start, wait_for
 
 KILLS = int(os.environ.get("STROP_ENGINE_KILLS", "2"))
@@ -45,7 +45,7 @@ def close(first: list[dict], second: list[dict]) -> None:
 def test_one_two_and_three_engines_give_the_same_run_together_and_apart(values):
     one = strop.train(strop.load(values(name="one")))
     two = strop.train(strop.load(values(name="two", rollout__pool={"engines": 2})))
-    three = run_apart(values(name="three", rollout__pool={"engines": 3}))
+    three = run_distributed(values(name="three", rollout__pool={"engines": 3}))
     close(rows_of(two.folder), rows_of(one.folder))
     close(rows_of(three), rows_of(one.folder))
     for folder in (two.folder, three):
@@ -86,7 +86,7 @@ def test_a_run_whose_engine_dies_again_and_again_stops_with_a_clear_word(values)
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(
-        EngineLost, match=r"engine-0 ended by signal 9 .*max_restarts.*goes on from the last state"
+        EngineLostError, match=r"engine-0 ended by signal 9 .*max_restarts.*resumes from the last saved state"
     ):
         strop.train(loaded)
     killer.join()
@@ -116,7 +116,7 @@ def test_engines_killed_at_random_moments_change_nothing(values, tmp_path, apart
             killed += 1
     said, _ = process.communicate(timeout=900)
     assert process.returncode == 0, said
-    assert killed and said.count("is started again, and does again what it had under way") == killed
+    assert killed and said.count("Restarting it with its latest weights and its pending requests") == killed
     if apart:
         everything = {f"train-{s:06d}-{n:05d}" for s in range(1, 10 * KILLS + 1) for n in range(8)}
         assert states_of(folder) == dict.fromkeys(everything, "done")

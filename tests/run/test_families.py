@@ -1,4 +1,4 @@
-"""Every family runs the road, and its sampler's log-probs are the trainer's."""
+"""Each model family runs the pipeline, and its sampler's log-probs equal the trainer's."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def test_sampler_and_trainer_agree(family, values, tmp_path):
     for row in rows[1:]:
         assert 0 <= row["logprob_diff/mean_abs"] < 1e-4
         assert row["grad_norm"] > 0
-        assert row["rollouts/error_share"] == 0
+        assert row["rollouts/error_fraction"] == 0
 
 
-def test_a_sampler_in_bfloat16_differs_by_rounding_and_says_so(values):
+def test_a_sampler_in_bfloat16_differs_by_rounding(values):
     run = values(name="bf16", model__compute_dtype="bfloat16", trainer__duration="2 steps")
     result = strop.train(strop.load(run))
     assert 1e-6 < result.metrics["logprob_diff/mean_abs"] < 0.1

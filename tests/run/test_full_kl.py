@@ -1,4 +1,4 @@
-"""Whole runs under the full divergence: as a loss and in the reward, with both kinds of reference."""
+"""Runs with the full KL divergence, as a loss and in the reward, with both kinds of reference."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ REFERENCES = {"a frozen copy": None, "adapters off": {"rank": 4}}
 
 
 def train(values, name, lora, **changes):
-    run = values(name=name, model__lora=lora, trainer__optimizer__lr=5e-3, trainer__passes=2, **changes)
+    run = values(
+        name=name, model__lora=lora, trainer__optimizer__lr=5e-3, trainer__epochs_per_step=2, **changes
+    )
     result = strop.train(strop.load(run))
     return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()][1:]
 
 
 @pytest.mark.parametrize("lora", REFERENCES.values(), ids=REFERENCES)
-def test_as_a_loss_it_holds_the_model_where_it_began(values, lora):
+def test_full_kl_as_a_loss_keeps_the_model_near_the_reference(values, lora):
     algorithm = {"type": "grpo", "rollouts_per_task": 4}
     free, held = (
         train(
@@ -37,8 +39,8 @@ def test_as_a_loss_it_holds_the_model_where_it_began(values, lora):
 
 
 @pytest.mark.parametrize("lora", REFERENCES.values(), ids=REFERENCES)
-def test_in_the_reward_it_is_what_k1_estimates(values, lora):
-    """Both are measured at the start of a step; over a step's tokens k1 has the same mean, but for noise."""
+def test_full_kl_in_the_reward_equals_the_k1_estimate(values, lora):
+    """Both are computed at the start of a step; over a step's tokens k1 has the same mean up to noise."""
     found = {}
     for estimator in ("full", "k1"):
         penalty = {"estimator": estimator, "coef": 0.0}

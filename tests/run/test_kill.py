@@ -1,4 +1,4 @@
-"""A run that is killed at any moment goes on as if nothing had been: from rollouts, and from given answers.
+"""A run that is killed at any moment resumes bit for bit: with rollouts, and with offline data.
 
 Metrics and final weights of the resumed run equal those of the uninterrupted one, bit for bit. How
 many kills: `STROP_KILLS`, 4 unless set (`make evidence` sets 20); half as many of sft, and of dpo.
@@ -64,8 +64,8 @@ def from_rollouts(tiny: Path, folder: Path) -> dict:
             "duration": f"{STEPS} steps",
             "tasks_per_step": 24,
             "tasks_per_update": 8,
-            "passes": 2,
-            "shuffle_passes": True,
+            "epochs_per_step": 2,
+            "shuffle_each_epoch": True,
             "optimizer": {"type": "adamw", "lr": 3e-3},
             "schedule": {"type": "cosine", "warmup": "2 steps"},
         },
@@ -82,7 +82,7 @@ def from_answers(kind: str, tiny: Path, folder: Path) -> dict:
     columns = {"response": "better"} if kind == "sft" else {"chosen": "better", "rejected": "worse"}
     answers = {"path": str(folder / "pairs.jsonl"), **columns}
     run = from_rollouts(tiny, folder)
-    del run["reward"], run["trainer"]["passes"], run["trainer"]["shuffle_passes"]
+    del run["reward"], run["trainer"]["epochs_per_step"], run["trainer"]["shuffle_each_epoch"]
     run["checkpoint"]["best"] = {"metric": "eval/held-out/loss", "mode": "min"}
     run["data"] |= {"train": answers, "eval": [{"name": "held-out", "limit_tasks": 20, **answers}]}
     return run | {"algorithm": kind}
@@ -90,7 +90,7 @@ def from_answers(kind: str, tiny: Path, folder: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def uninterrupted(request, tiny, tmp_path_factory):
-    """The run file and the folder of a whole run: from rollouts, unless asked for sft or dpo."""
+    """Run file and folder of an uninterrupted run: with rollouts, or with sft or dpo where asked."""
     kind = getattr(request, "param", "grpo")
     folder = tmp_path_factory.mktemp(kind)
     run = from_rollouts(tiny, folder) if kind == "grpo" else from_answers(kind, tiny, folder)
@@ -107,7 +107,7 @@ def uninterrupted(request, tiny, tmp_path_factory):
     [("grpo", n) for n in range(KILLS)] + [(kind, n) for kind in ("sft", "dpo") for n in range(KILLS // 2)],
     indirect=["uninterrupted"],
 )
-def test_a_killed_run_goes_on_to_the_same_end(uninterrupted, number):
+def test_a_killed_run_resumes_to_the_same_end(uninterrupted, number):
     run_file, whole = uninterrupted
     draw = random.Random(f"{whole.parents[1].name} {number}")
     folder = whole.with_name(f"killed-{number}")
@@ -139,7 +139,7 @@ def wait_for_rows(process: subprocess.Popen, folder: Path, count: int) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_saves_says_so_and_goes_on_to_the_same_end(uninterrupted, number):
+def test_a_stopped_run_saves_its_state_and_resumes_to_the_same_end(uninterrupted, number):
     run_file, whole = uninterrupted
     folder = whole.with_name(f"stopped-{number}")
     process = start(run_file, folder.name)

@@ -1,4 +1,4 @@
-"""The run files of sft, dpo and mix in examples/algorithms run, and so do they on real conversations."""
+"""The run files of sft, dpo and mix in examples/algorithms run, and sft and dpo also run on conversations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import strop
+from tests.datasets import data_folder
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "algorithms"
-DATA = ROOT / ".." / "shared" / "data"
 SMALL = (
     "trainer.duration=4 steps",
     "trainer.tasks_per_step=8",
@@ -26,7 +26,7 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def quickstart(tiny, tmp_path_factory) -> Path:
-    """What the quickstart leaves, in small."""
+    """A small version of the files that the quickstart writes."""
     folder = tmp_path_factory.mktemp("quickstart")
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 20) for b in range(10, 18)]
     for name in ("train", "test"):
@@ -74,18 +74,14 @@ def run_file(tmp_path: Path, tiny: Path, train: str, algorithm: str) -> Path:
 
 
 def test_sft_on_conversations_with_tools(tiny, tmp_path):
-    source = DATA / "sft_with_tools" / "sft_with_tools.jsonl"
-    if not source.is_file():
-        pytest.skip("the tool conversations are not here")
+    source = data_folder() / "sft_with_tools" / "sft_with_tools.jsonl"
     columns = f"{{path: {source}, response: messages, tools: tools}}"
     rows = train(run_file(tmp_path, tiny, columns, "sft"), tmp_path)
     assert rows[-1]["sft_loss"] < rows[1]["sft_loss"] - 0.5
 
 
 def test_dpo_on_preferences_of_chats(tiny, tmp_path):
-    source = DATA / "human_like" / "train.jsonl"
-    if not source.is_file():
-        pytest.skip("the chat preferences are not here")
+    source = data_folder() / "human_like" / "train.jsonl"
     columns = f"{{path: {source}, chosen: chosen, rejected: rejected}}"
     rows = train(run_file(tmp_path, tiny, columns, "dpo"), tmp_path)
     assert rows[1]["dpo_loss"] == pytest.approx(math.log(2), abs=1e-3)

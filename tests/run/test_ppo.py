@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import strop
 from strop.errors import CheckpointError, ConfigError, ModelError, TrainingError
 from strop.models.tiny import make_model
-from strop.run.metrics import metric_of
+from strop.runs.metrics import metric_of
 
 Values = Callable[..., dict[str, Any]]
 PPO = {
@@ -49,7 +49,7 @@ def folder_of(values: dict[str, Any]) -> Path:
     return Path(values["output"]) / "strop" / values["name"]
 
 
-def test_a_run_and_what_it_measures(values: Values) -> None:
+def test_a_run_records_the_critics_metrics(values: Values) -> None:
     rows = train(values(algorithm=PPO))
     assert len(rows) == 5
     for row in rows[1:]:
@@ -64,7 +64,7 @@ def test_a_run_and_what_it_measures(values: Values) -> None:
 
 
 def test_it_learns(values: Values) -> None:
-    """A random model's answers have one digit in twenty tokens or so; these have more and more."""
+    """The share of digits rises from that of a random model, one in about twenty tokens."""
     run = values(algorithm={**PPO, "critic": {"optimizer": {"lr": 3e-3}}})
     run["trainer"] |= {"duration": "12 steps", "optimizer": {"type": "adamw", "lr": 1e-2}}
     run["evaluate"]["every"] = "never"
@@ -74,7 +74,7 @@ def test_it_learns(values: Values) -> None:
     assert rows[-1]["reward/mean"] > rows[1]["reward/mean"] + 0.1
 
 
-def test_in_the_warm_up_the_critic_alone_learns(values: Values) -> None:
+def test_the_critic_warm_up_trains_only_the_critic(values: Values) -> None:
     schedule = {"type": "linear", "warmup": "1 steps"}
     rows = train(values(algorithm=ppo(warmup_steps=2), trainer__schedule=schedule))
     assert [row.get("updates") for row in rows] == [None, 0, 0, 2, 2]
@@ -84,14 +84,14 @@ def test_in_the_warm_up_the_critic_alone_learns(values: Values) -> None:
     assert rows[2]["eval/held-out/reward"] == rows[0]["eval/held-out/reward"]
 
 
-def test_a_warm_up_that_leaves_nothing_is_refused(values: Values) -> None:
-    with pytest.raises(ConfigError, match=r"warmup_steps \(4\) leaves no step of 4"):
+def test_a_critic_warm_up_without_policy_steps_is_refused(values: Values) -> None:
+    with pytest.raises(ConfigError, match=r"warmup_steps \(4\) leaves none of the 4 steps"):
         train(values(algorithm=ppo(warmup_steps=4)))
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "dropout": 0.1}], ids=["full", "lora"])
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(values: Values, lora: Any) -> None:
-    run = values(algorithm=PPO, name="whole", model__lora=lora, trainer__passes=2)
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(values: Values, lora: Any) -> None:
+    run = values(algorithm=PPO, name="whole", model__lora=lora, trainer__epochs_per_step=2)
     expected = train(run)
     half = {**run, "name": "half", "resume": str(folder_of(run) / "checkpoints/step-000002")}
     resumed = train(half)
@@ -103,9 +103,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(values: Values, lora:
         assert one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
 
 
-def test_updates_of_its_own(values: Values) -> None:
+def test_the_critic_has_its_own_number_of_updates(values: Values) -> None:
     """One update a step for the policy, two times two for the critic."""
-    run = values(algorithm=ppo(tasks_per_update=4, passes=2, microbatch="8 sequences"))
+    run = values(algorithm=ppo(tasks_per_update=4, epochs_per_step=2, microbatch="8 sequences"))
     run["trainer"]["tasks_per_update"] = None
     train(run)
     state = load_file(folder_of(run) / "checkpoints/step-000004/critic/optimizer.safetensors")
@@ -114,16 +114,16 @@ def test_updates_of_its_own(values: Values) -> None:
     assert {float(value) for name, value in state.items() if name.endswith("/step")} == {4}
 
 
-def test_a_model_of_its_own(values: Values, tiny: Path, tmp_path: Path) -> None:
-    """It reads the policy's tokens, so its tokenizer must be the same."""
+def test_the_critic_has_its_own_model(values: Values, tiny: Path, tmp_path: Path) -> None:
+    """The critic reads the policy's tokens, so its tokenizer must be the same."""
     other = make_model(tmp_path / "critic", ["other words"], vocab_size=290, hidden_size=16, heads=2)
-    with pytest.raises(ModelError, match="reads the policy's tokens, and the tokenizer of"):
+    with pytest.raises(ModelError, match="reads the policy's tokens, but the tokenizer of"):
         train(values(algorithm=ppo(model={"path": str(other)})))
     own = {"path": str(other), "tokenizer": str(tiny / "model"), "lora": {"rank": 2}}
     assert train(values(algorithm=ppo(model=own)))[-1]["critic/grad_norm"] > 0
 
 
-def test_a_critic_that_goes_wrong_stops_the_run(values: Values) -> None:
+def test_a_diverging_critic_stops_the_run(values: Values) -> None:
     wild = ppo(optimizer={"lr": 1e30}, schedule="constant", max_grad_norm=None)
     with pytest.raises(TrainingError, match=r"algorithm\.critic\.optimizer\.lr"):
         train(values(algorithm=wild))

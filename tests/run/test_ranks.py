@@ -1,4 +1,4 @@
-"""Whole runs whose trainer is several ranks."""
+"""Runs whose trainer has several ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Values = Callable[..., dict[str, Any]]
 
 
 def on(ranks: int) -> dict[str, Any]:
-    return {"type": "fsdp2", "ranks": ranks, "device": "cpu"} if ranks > 1 else {"type": "single"}
+    return {"type": "fsdp2", "ranks": ranks, "device": "cpu"} if ranks > 1 else {"type": "local"}
 
 
 def close(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> None:
-    """What each step gave, but for rounding; a shorter run measures its own last step too."""
+    """Metrics of each step up to rounding; a shorter run also evaluates its last step."""
     assert len(first) == len(second)
     for row, other in zip(map(step_of, first), map(step_of, second), strict=True):
         assert row == pytest.approx(other, rel=1e-3, abs=2e-4)
@@ -29,10 +29,10 @@ def step_of(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in learned(row).items() if not name.startswith("eval/")}
 
 
-def test_a_run_gives_the_same_metrics_on_one_two_and_three_ranks_and_goes_on_with_any(values: Values) -> None:
+def test_a_run_gives_the_same_metrics_on_one_two_and_three_ranks_and_resumes_on_any(values: Values) -> None:
     algorithm = ppo(schedule="constant")
     alone = train(values(name="alone", algorithm=algorithm))
-    short = {"name": "two", "algorithm": algorithm, "checkpoint": {"every": "1 steps", "beside": True}}
+    short = {"name": "two", "algorithm": algorithm, "checkpoint": {"every": "1 steps", "async_save": True}}
     two = train(values(**short, trainer__engine=on(2), trainer__duration="2 steps"))
     close(two, alone[:3])
     three = train(values(**short, trainer__engine=on(3), trainer__duration="3 steps"))

@@ -1,4 +1,4 @@
-"""Explorer, trainer and ranks as Ray actors: the same run, wherever it is and whatever befalls it."""
+"""Explorer, trainer, ranks and engines as Ray actors: placement, restarts and errors."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 import signal
 
 import pytest
-from pydantic import ValidationError
 
 import strop
+from strop.config.load.loader import load_values
 from strop.config.schema import Run
-from strop.errors import PlacementError
-from strop.run.apart.gpus import gpus_of, gpus_of_engine
-from strop.run.apart.part import Order
-from strop.run.apart.ray_serve import MARK, Errand
+from strop.errors import ConfigError, PlacementError
+from strop.run.distributed.placement import engine_gpus, role_gpus
+from strop.run.distributed.ray_actor import CLUSTER_MARKER, RayRoleSpec
+from strop.run.distributed.role import RoleSpec
 
 from .groups_by_id import states as states_of
-from .test_apart import rows_of
+from .test_distributed import rows_of
 from .test_launch import group_ids, start, wait_for
 from .test_ranks import close, on
 
@@ -34,14 +34,14 @@ def cluster():
 
 
 def finish(process) -> str:
-    said, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, said
-    assert "Traceback" not in said and "(raylet" not in said, said
-    return said
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "Traceback" not in output and "(raylet" not in output, output
+    return output
 
 
-def test_a_run_on_ray_is_the_run_in_one_process_though_it_is_stopped_in_between(values, tmp_path, cluster):
-    whole = strop.train(strop.load(values(name="one")))
+def test_a_stopped_and_resumed_run_on_ray_equals_the_run_in_one_process(values, tmp_path, cluster):
+    reference = strop.train(strop.load(values(name="one")))
     run = values(
         name="two",
         cluster=cluster.section(logs_by_node=True, timeline=True, trainer="learner"),
@@ -54,24 +54,22 @@ def test_a_run_on_ray_is_the_run_in_one_process_though_it_is_stopped_in_between(
     with cluster.joined("two"):
         assert ray.get_actor("experiences", namespace="strop/two")
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=180)
-    assert process.returncode == 128 + signal.SIGTERM, said
-    assert "Explorer and trainer have saved their states" in said
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert "Explorer and trainer have saved their states" in output
     finish(start(tmp_path, run))
-    assert rows_of(folder) == rows_of(whole.folder)
-    assert (folder / "model" / WEIGHTS).read_bytes() == (whole.model / WEIGHTS).read_bytes()
+    assert rows_of(folder) == rows_of(reference.folder)
+    assert (folder / "model" / WEIGHTS).read_bytes() == (reference.model / WEIGHTS).read_bytes()
     assert states_of(folder) == dict.fromkeys(group_ids(4), "done")
     logs = sorted(path.name for path in (folder / "log").glob("*/*.log"))
     assert logs == ["experiences.log", "explorer.log", "learner.log"]
     assert json.loads((folder / "monitor" / "timeline.json").read_text())
 
 
-def test_a_rank_that_is_killed_is_placed_again_with_its_trainer_and_nothing_is_learned_otherwise(
-    values, tmp_path, cluster
-):
+def test_a_killed_rank_is_restarted_with_its_trainer_and_the_metrics_stay(values, tmp_path, cluster):
     from .clusters import kill
 
-    whole = strop.train(strop.load(values(name="one")))
+    reference = strop.train(strop.load(values(name="one")))
     run = values(name="ranks", cluster=cluster.section(), trainer__engine=on(2), checkpoint__every="1 steps")
     run["rollout"] = {"pool": {"engines": 1}}
     run["synchronizer"] = "collective"
@@ -80,82 +78,84 @@ def test_a_rank_that_is_killed_is_placed_again_with_its_trainer_and_nothing_is_l
     wait_for(folder / "metrics.jsonl", lines=2, process=process)
     with cluster.joined("ranks"):
         assert kill("trainer-rank-1")
-    said = finish(process)
-    assert "Rank 1 of the trainer ended with its actor" in said and "It is placed again" in said
-    close(rows_of(folder), rows_of(whole.folder))
+    output = finish(process)
+    assert "Rank 1 of the trainer ended with its actor" in output and "It is restarted" in output
+    close(rows_of(folder), rows_of(reference.folder))
     assert set(states_of(folder).values()) == {"done"}
     logs = {path.stem for path in (folder / "log").glob("*.log")}
     assert logs == {"explorer", "explorer-engine-0", "experience_buffer", "trainer", "trainer-rank-1"}
 
 
 @pytest.mark.faults
-def test_an_engine_that_is_killed_is_placed_again_and_its_explorer_goes_on(values, tmp_path, cluster):
+def test_a_killed_engine_is_restarted_and_its_explorer_continues(values, tmp_path, cluster):
     from .clusters import kill
 
-    whole = strop.train(strop.load(values(name="one")))
+    reference = strop.train(strop.load(values(name="one")))
     run = values(name="engine", cluster=cluster.section(), rollout__pool={"engines": 1})
     folder = tmp_path / "runs" / "strop" / "engine"
     process = start(tmp_path, run)
     wait_for(folder / "metrics.jsonl", lines=2, process=process)
     with cluster.joined("engine"):
         assert kill("explorer-engine-0")
-    said = finish(process)
-    assert "explorer-engine-0 ended with its actor" in said and "(1 of 3 times)" in said
-    close(rows_of(folder), rows_of(whole.folder))
+    output = finish(process)
+    assert "explorer-engine-0 ended with its actor" in output and "(restart 1 of 3)" in output
+    close(rows_of(folder), rows_of(reference.folder))
     assert (folder / "log" / "explorer-engine-0.log").exists()
 
 
-def test_too_little_of_a_cluster_is_said_before_the_start(values, cluster):
+def test_a_cluster_with_too_few_resources_is_refused_before_the_start(values, cluster):
     def refused(match, **changes):
         section = cluster.section(start_timeout_seconds=1) | changes.pop("cluster", {})
         with pytest.raises(PlacementError, match=match):
             strop.train(strop.load(values(cluster=section, **changes)))
 
-    refused(r"wants 3 nodes .* of the cluster's 2 nodes 2 have as many .*--here", cluster={"nodes": 3})
-    refused(r"wants 1 nodes with 8 GPUs each, .* 0 have as many", cluster={"gpus_per_node": 8})
-    refused(r"wants 5 CPUs, .* 2 nodes have 4 in all", trainer__engine=on(4))
+    refused(r"needs 3 nodes .* 2 of the cluster's 2 nodes have that many .*--here", cluster={"nodes": 3})
+    refused(r"needs 1 nodes with 8 GPUs each, and 0 of .* have that many", cluster={"gpus_per_node": 8})
+    refused(r"needs 5 CPUs, .* 2 nodes have 4 in all", trainer__engine=on(4))
     refused(r"no Ray cluster answers at 127\.0\.0\.1:9", cluster={"address": "127.0.0.1:9"})
 
 
-class Sitting:
-    """An actor of somebody else's."""
+class OtherActor:
+    """An actor of another program."""
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("cpus", "name", "match"),
     [
-        (4, "other", r"no node had room for explorer \(1 CPUs, 0 GPUs\) in 2 s; free now: 0 CPUs"),
-        (1, "explorer", r"an actor 'explorer' in this namespace already, of another run\. Write another"),
+        (4, "other", r"no node had 1 CPUs and 0 GPUs free for explorer within 2 s; free now: 0 CPUs"),
+        (1, "explorer", r"another run has an actor 'explorer' in this namespace\. Write another"),
     ],
     ids=["full", "name"],
 )
-def test_a_cluster_that_others_use_has_no_room_and_no_name(values, tmp_path, cluster, cpus, name, match):
+def test_a_cluster_without_free_resources_or_with_a_taken_name_is_refused(
+    values, tmp_path, cluster, cpus, name, match
+):
     with cluster.joined():
         options = {"num_cpus": 1, "lifetime": "detached"}
         names = [name, *(f"sitting-{number}" for number in range(1, cpus))]
-        others = [ray.remote(Sitting).options(name=one, **options).remote() for one in names]
+        others = [ray.remote(OtherActor).options(name=one, **options).remote() for one in names]
         ray.get([other.__ray_ready__.remote() for other in others])
         process = start(tmp_path, values(cluster=cluster.section(start_timeout_seconds=2)))
-        said, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=120)
         for other in others:
             ray.kill(other)
-    assert process.returncode == 2, said
-    assert re.search(match, " ".join(said.split())), said
+    assert process.returncode == 2, output
+    assert re.search(match, " ".join(output.split())), output
 
 
 FAULTS = {
-    "memory": ({"synchronizer": "memory"}, "on Ray explorer and trainer are two actors"),
+    "memory": ({"synchronizer": "memory"}, "on Ray they are two actors"),
     "mode": ({"mode": "explore"}, "mode explore is one of them"),
-    "buffer": ({"buffer": {"type": "queue", "name": "trainer"}}, "two actors .* both named 'trainer'"),
-    "names": ({"cluster": {"type": "ray", "explorer": "trainer"}}, "both named 'trainer'"),
+    "buffer": ({"buffer": {"type": "queue", "name": "trainer"}}, "two actors .* have the name 'trainer'"),
+    "names": ({"cluster": {"type": "ray", "explorer_name": "trainer"}}, "are both 'trainer'"),
 }
 
 
 @pytest.mark.parametrize(("changes", "message"), FAULTS.values(), ids=FAULTS)
-def test_what_cannot_be_on_ray_is_refused_before_the_start(values, changes, message):
-    with pytest.raises(ValidationError, match=message):
-        Run.model_validate(values(**{"cluster": {"type": "ray"}, **changes}))
+def test_runs_that_cannot_use_ray_are_refused_before_the_start(values, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        load_values(values(**{"cluster": {"type": "ray"}, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_gpus_are_divided(values, nodes, per_node, ranks, expected):
     cluster = {"type": "ray", "nodes": nodes, "gpus_per_node": per_node}
     engine = {"type": "fsdp2", "ranks": ranks}
     run = Run.model_validate(values(cluster=cluster, trainer__engine=engine))
-    assert tuple(gpus_of(run, run.cluster).values()) == (0, *expected)
+    assert tuple(role_gpus(run, run.cluster).values()) == (0, *expected)
 
 
 @pytest.mark.parametrize(
@@ -177,22 +177,22 @@ def test_gpus_are_divided_where_the_explorer_has_several_engines(values, nodes, 
     cluster = {"type": "ray", "nodes": nodes, "gpus_per_node": per_node}
     pool = {"rollout__pool": {"engines": engines}, "trainer__engine": {"type": "fsdp2", "ranks": 1}}
     run = Run.model_validate(values(cluster=cluster, **pool))
-    each = gpus_of(run, run.cluster)
-    assert (each["explorer"], each["trainer"], gpus_of_engine(run, run.cluster)) == expected
+    each = role_gpus(run, run.cluster)
+    assert (each["explorer"], each["trainer"], engine_gpus(run, run.cluster)) == expected
     more = Run.model_validate(values(cluster=cluster, **pool, rollout__pool__engines=8))
     if nodes * per_node > 1:
         with pytest.raises(PlacementError, match=r"its engines 8 more \(rollout\.pool\.engines\)"):
-            gpus_of(more, more.cluster)
+            role_gpus(more, more.cluster)
 
 
 def test_ranks_without_gpus_for_them_are_refused(values):
     cluster = {"type": "ray", "nodes": 1, "gpus_per_node": 4}
     run = Run.model_validate(values(cluster=cluster, trainer__engine={"type": "fsdp2", "ranks": 4}))
-    with pytest.raises(PlacementError, match="have 4 in all; the trainer wants 4"):
-        gpus_of(run, run.cluster)
+    with pytest.raises(PlacementError, match="have 4 in all; the trainer needs 4"):
+        role_gpus(run, run.cluster)
 
 
-def test_a_node_that_does_not_see_the_runs_folder_is_said(tmp_path):
-    (tmp_path / MARK).write_text("another disk's")
+def test_a_node_that_does_not_see_the_runs_folder_is_refused(tmp_path):
+    (tmp_path / CLUSTER_MARKER).write_text("another disk's")
     with pytest.raises(PlacementError, match=r"trainer was placed, does not see the run's folder"):
-        Errand(Order("trainer", None, None, []), tmp_path, "mark").check_folder()
+        RayRoleSpec(RoleSpec("trainer", None, None, []), tmp_path, "mark").check_folder()

@@ -1,7 +1,7 @@
-"""Ray workers killed at random moments, and whole nodes lost: the run ends as if nothing had been.
+"""Ray actors killed at random moments, and nodes lost: the result is that of an undisturbed run.
 
-By their ids in the buffer each group was trained on exactly once; the metrics are those of one process that
-nobody disturbed. How many kills: `STROP_RAY_KILLS`, 2 unless set (`make evidence ARGS=kills` sets 10).
+The groups' ids in the buffer show that each was trained on exactly once; the metrics are those of one process.
+`STROP_RAY_KILLS` is the number of kills, 2 by default (`make evidence ARGS=kills` sets 10).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import pytest
 
 import strop
 
-from .test_apart import rows_of, states_of
+from .groups_by_id import states as states_of
+from .test_distributed import rows_of
 from .test_launch import start, wait_for
 from .test_ranks import close, on
 from .test_ray import finish
@@ -43,7 +44,7 @@ def on_ray(values, name, cluster, **changes):
     return settings(values, name, cluster=cluster.section(), synchronizer=synchronizer, **changes)
 
 
-def test_each_group_is_trained_on_once_whichever_worker_is_killed(values, tmp_path):
+def test_each_group_is_trained_on_once_after_kills_of_actors(values, tmp_path):
     from .clusters import kill, nodes
 
     draw = random.Random(KILLS)
@@ -57,23 +58,23 @@ def test_each_group_is_trained_on_once_whichever_worker_is_killed(values, tmp_pa
                 wait_for(folder / "metrics.jsonl", lines=wanted + 1, process=process)
                 time.sleep(draw.uniform(0, 1.5))
                 while process.poll() is None and not kill(VICTIMS[number % len(VICTIMS)]):
-                    time.sleep(0.1)  # it is just being placed again
+                    time.sleep(0.1)  # it is being restarted
                 killed += process.poll() is None
-        said = finish(process)
+        output = finish(process)
     assert killed > KILLS // 2
-    assert 1 <= said.count("It is placed again") <= killed, "a rank and its trainer are placed again at once"
+    assert 1 <= output.count("It is restarted") <= killed, "a rank and its trainer are restarted together"
     assert states_of(folder) == dict.fromkeys(EVERYTHING, "done")
-    whole = strop.train(strop.load(settings(values, "whole")))
-    close(rows_of(folder), rows_of(whole.folder))
+    reference = strop.train(strop.load(settings(values, "reference")))
+    close(rows_of(folder), rows_of(reference.folder))
 
 
 @pytest.mark.parametrize("lost", ["explorer", "trainer", "trainer-rank-1"])
-def test_what_a_lost_node_did_is_done_again_on_another(values, tmp_path, lost):
-    """Each part has a node of its own; that of one is lost, with all its processes, and another comes."""
+def test_the_work_of_a_lost_node_is_repeated_on_another(values, tmp_path, lost):
+    """Each role has a node of its own; one node is lost with all its processes, and another one joins."""
     from .clusters import nodes
 
     engine = on(2) if lost in VICTIMS[:1] else on(1)
-    whole = strop.train(strop.load(settings(values, "whole")))
+    reference = strop.train(strop.load(settings(values, "reference")))
     with nodes(0, *[1] * (3 if engine == on(2) else 2)) as cluster:
         process = start(tmp_path, on_ray(values, "lost", cluster, trainer__engine=engine))
         folder = tmp_path / "runs" / "strop" / "lost"
@@ -81,10 +82,10 @@ def test_what_a_lost_node_did_is_done_again_on_another(values, tmp_path, lost):
         with cluster.joined("lost"):
             cluster.remove(cluster.node_of(lost))
             cluster.add(cpus=1)
-        said = finish(process)
-    assert "It is placed again" in said, said
+        output = finish(process)
+    assert "It is restarted" in output, output
     assert states_of(folder) == dict.fromkeys(EVERYTHING, "done")
     if engine == on(2):
-        close(rows_of(folder), rows_of(whole.folder))
+        close(rows_of(folder), rows_of(reference.folder))
     else:
-        assert rows_of(folder) == rows_of(whole.folder)
+        assert rows_of(folder) == rows_of(reference.folder)

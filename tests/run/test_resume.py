@@ -1,4 +1,4 @@
-"""Where a run starts: `resume: auto | never | PATH`."""
+"""Start of a run: `resume: auto | never | PATH`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rows_of(folder):
     return {row["step"]: {k: v for k, v in row.items() if not k.startswith(CLOCKS)} for row in rows}
 
 
-def test_a_run_goes_on_from_a_checkpoint_of_another_one_to_the_same_end(values):
+def test_a_run_resumes_from_another_runs_checkpoint_to_the_same_end(values):
     whole = strop.train(strop.load(values(name="whole")))
     checkpoint = whole.folder / "checkpoints" / "step-000002"
     again = strop.train(strop.load(values(name="again", resume=str(checkpoint))))
@@ -30,15 +30,15 @@ def test_a_run_goes_on_from_a_checkpoint_of_another_one_to_the_same_end(values):
     assert (again.model / weights).read_bytes() == (whole.model / weights).read_bytes()
 
 
-def test_a_run_folder_stands_for_its_last_good_checkpoint(values):
+def test_a_run_folder_means_its_last_good_checkpoint(values):
     whole = strop.train(strop.load(values(name="whole")))
     longer = values(name="longer", resume=str(whole.folder), trainer__duration="6 steps")
     result = strop.train(strop.load(longer))
     assert sorted(rows_of(result.folder)) == [5, 6]
 
 
-def test_a_path_that_holds_nothing_to_go_on_from_is_refused(values, tmp_path):
-    with pytest.raises(CheckpointError, match="is not there"):
+def test_a_path_without_a_checkpoint_is_refused(values, tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
         strop.train(strop.load(values(resume=str(tmp_path / "nowhere"))))
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="no good checkpoint"):
@@ -49,5 +49,5 @@ def test_a_checkpoint_of_another_model_is_refused(values):
     whole = strop.train(strop.load(values(name="whole")))
     other = values(name="other", resume=str(whole.folder))
     other["model"]["lora"] = {"rank": 4}
-    with pytest.raises(CheckpointError, match="other weights"):
+    with pytest.raises(CheckpointError, match="weights of another model"):
         strop.train(strop.load(other))

@@ -1,4 +1,4 @@
-"""Stages: each goes on with the model of the one before, and a run that was stopped with the right one."""
+"""Stages: each starts from the model of the one before; a stopped run resumes in the right stage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 import strop
 from strop.errors import Interrupted, RunFolderError
-from strop.run import loop
+from strop.run.drivers import train_loop
 
 
 def staged(values, **changes):
@@ -22,23 +22,29 @@ def staged(values, **changes):
     return run | {"stages": [warm_up, rl]}
 
 
+def updater_of(loop):
+    """Name of the class that updates in the loop's only phase."""
+    (phase,) = loop._setup.phases
+    return type(phase.updater).__name__
+
+
 class Killed(BaseException):
-    """Ends the run where it stands, as a kill would: nothing is saved any more."""
+    """Ends the run at once, as a kill would: nothing is saved."""
 
 
-@pytest.mark.parametrize("kind", ["OfflineDriver", "Driver"])
-def test_a_killed_run_goes_on_in_its_stage_from_its_last_checkpoint(values, monkeypatch, kind):
+@pytest.mark.parametrize("kind", ["OfflineUpdater", "RolloutUpdater"])
+def test_a_killed_run_resumes_in_its_stage_from_the_last_checkpoint(values, monkeypatch, kind):
     whole = strop.train(strop.load(staged(values, name="whole")))
     run = staged(values, name="killed")
     begun = []
 
-    def killed_at_step_4(self, step, learn=loop.Loop._step):
-        begun.append((type(self).__name__, step))
+    def killed_at_step_4(self, step, learn=train_loop.TrainLoop._step):
+        begun.append((updater_of(self), step))
         if begun.count((kind, 4)) == 1 and begun[-1] == (kind, 4):
             raise Killed
-        learn(self, step)
+        return learn(self, step)
 
-    monkeypatch.setattr(loop.Loop, "_step", killed_at_step_4)
+    monkeypatch.setattr(train_loop.TrainLoop, "_step", killed_at_step_4)
     with pytest.raises(Killed):
         strop.train(strop.load(run))
     again = len(begun)
@@ -48,20 +54,20 @@ def test_a_killed_run_goes_on_in_its_stage_from_its_last_checkpoint(values, monk
     assert (result.model / weights).read_bytes() == (whole.model / weights).read_bytes()
 
 
-def test_a_stopped_run_goes_on_in_its_stage_to_the_same_end(values, monkeypatch):
+def test_a_stopped_run_resumes_in_its_stage_to_the_same_end(values, monkeypatch):
     whole = strop.train(strop.load(staged(values, name="whole")))
     assert whole.folder.name == "whole-rl"
     run = staged(values, name="stopped")
     steps = []
 
-    def stop_in_the_second_stage(self, step, learn=loop.Loop._step):
-        steps.append((type(self).__name__, step))
-        if steps[-1] == ("Driver", 3):
+    def stop_in_the_second_stage(self, step, learn=train_loop.TrainLoop._step):
+        steps.append((updater_of(self), step))
+        if steps[-1] == ("RolloutUpdater", 3):
             raise Interrupted("Stopped by SIGTERM.", 15)
-        learn(self, step)
+        return learn(self, step)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop.Loop, "_step", stop_in_the_second_stage)
+        patched.setattr(train_loop.TrainLoop, "_step", stop_in_the_second_stage)
         with pytest.raises(Interrupted):
             strop.train(strop.load(run))
     warm_up = whole.folder.with_name("stopped-warm-up")

@@ -1,4 +1,4 @@
-"""Tasks that come while the run goes on."""
+"""Task queue: training tasks that arrive during the run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 import strop
 from strop.config.schema import Run
 from strop.errors import ConfigError, DataError
-from strop.models.load import load_tokenizer
-from strop.run.task_queue import TaskQueue
+from strop.models.loading import load_tokenizer
+from strop.run.rollout.task_queue import TaskQueue
 
 pytest.importorskip("sqlalchemy")
 SAME = ("reward/mean", "loss", "grad_norm", "response_tokens/mean")
@@ -59,7 +59,7 @@ def rows_of(result: strop.Outcome) -> list[list[float]]:
     return [[row[name] for name in SAME] for row in rows]
 
 
-def test_a_run_takes_tasks_as_they_come_and_each_of_them_once(queued: Values, tmp_path: Path) -> None:
+def test_run_takes_each_task_once_as_it_arrives(queued: Values, tmp_path: Path) -> None:
     file = tmp_path / "tasks.db"
 
     def fill() -> None:
@@ -77,15 +77,17 @@ def test_a_run_takes_tasks_as_they_come_and_each_of_them_once(queued: Values, tm
     assert came == rows_of(run(whole))  # whose first epoch is the same rows in the same order
 
 
-def test_it_goes_on_with_the_task_where_it_stopped(queued: Values, tmp_path: Path) -> None:
+def test_run_resumes_at_the_next_task(queued: Values, tmp_path: Path) -> None:
     put(tmp_path / "tasks.db", maxima(0, 32))
     whole = rows_of(run(queued(name="whole")))
     run(queued(name="parts", trainer__duration="2 steps"))
     assert rows_of(run(queued(name="parts"))) == whole
 
 
-def test_the_run_ends_with_a_word_where_nobody_fills_it(queued: Values) -> None:
-    with pytest.raises(DataError, match=r"has not filled a step in 0 s: 0 of 8 are there\. Is what fills it"):
+def test_empty_queue_ends_the_run_with_an_error(queued: Values) -> None:
+    with pytest.raises(
+        DataError, match=r"has not filled a step in 0 s: 0 of 8 are in the table\. Check the program"
+    ):
         run(queued(data__queue__timeout_seconds=0))
 
 
@@ -93,13 +95,13 @@ def test_the_run_ends_with_a_word_where_nobody_fills_it(queued: Values) -> None:
     ("changes", "expected"),
     [
         ({"data__shuffle": True}, "first in, first out; write `shuffle: false`"),
-        ({"trainer__duration": "1 epochs"}, "a queue has no epochs"),
-        ({"data__incomplete_batch": "keep"}, "a queue has no end"),
+        ({"trainer__duration": "1 epochs"}, "a task queue has no epochs"),
+        ({"data__incomplete_batch": "keep"}, "a task queue has no last, incomplete batch"),
         ({"data__train__table": None}, "write one `path` and its `table`"),
-        ({"data__train__limit_tasks": 3}, "limit_tasks means nothing for a queue"),
+        ({"data__train__limit_tasks": 3}, "limit_tasks has no effect with data.queue"),
     ],
 )
-def test_what_a_queue_cannot_mean(queued: Values, changes: dict[str, Any], expected: str) -> None:
+def test_invalid_queue_settings(queued: Values, changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         strop.load(queued(**changes))
 
@@ -114,7 +116,7 @@ def queue(queued: Values, tiny: Path) -> Callable[..., TaskQueue]:
     return make
 
 
-def test_what_is_not_there_whole_moves_nothing(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
+def test_incomplete_batch_does_not_advance(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
     tasks = queue()
     put(tmp_path / "tasks.db", maxima(0, 3))
     assert tasks.take(4) == [] and tasks.position == 0
@@ -123,16 +125,16 @@ def test_what_is_not_there_whole_moves_nothing(queue: Callable[..., TaskQueue], 
     assert tasks.position == 4
 
 
-def test_overlong_tasks_are_gone_past(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
+def test_overlong_tasks_are_skipped(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
     put(tmp_path / "tasks.db", [("1 " * 90, ""), *maxima(0, 2), ("1 " * 90, ""), *maxima(2, 2)])
     tasks = queue(data__overlong="filter")
     assert [task.id for task in tasks.take(3)] == ["train:1", "train:2", "train:4"]
     assert tasks.position == 5
-    with pytest.raises(DataError, match=r"table asked row 0 \(counting from 0\): the prompt is"):
+    with pytest.raises(DataError, match=r"table asked row 0 \(counting from 0\): the prompt has"):
         queue(data__overlong="error").take(1)
 
 
-def test_a_database_that_goes_away_is_waited_for(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
+def test_unreachable_database_is_retried(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
     file, away = tmp_path / "tasks.db", tmp_path / "away.db"
     put(file, maxima(0, 2))
     tasks = queue()
@@ -142,8 +144,8 @@ def test_a_database_that_goes_away_is_waited_for(queue: Callable[..., TaskQueue]
     assert len(tasks.take(2)) == 2
 
 
-def test_a_table_that_is_not_there_is_an_error_at_once(queued: Values) -> None:
+def test_missing_table_is_an_immediate_error(queued: Values) -> None:
     with pytest.raises(DataError, match="there is no table 'questions'"):
         run(queued(data__train__table="questions"))
-    with pytest.raises(DataError, match=r"tasks.jsonl is no database"):
+    with pytest.raises(DataError, match=r"tasks.jsonl is not a database URL"):
         run(queued(data__train__path="tasks.jsonl"))

@@ -1,5 +1,7 @@
-"""An explorer on one host and a trainer on another, which share a database and a folder, and nothing else:
-two working directories with copies of what is needed, two places for the run's folder, two commands."""
+"""An explorer and a trainer on two hosts that share only a database and a folder.
+
+Each has a working directory with copies of its inputs, a run folder of its own, and its own command.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,16 @@ import yaml
 
 import strop
 from strop.errors import RunFolderError
-from strop.run.apart.explore import explore
-from strop.run.apart.meeting import said_by
-from strop.run.tasks import load_tasks
-from strop.run.tokenizer import tokenizer_of
-from strop.run.train import train
-from strop.sync.folder import FolderVersions
-from strop.sync.halves import at_work
+from strop.run.distributed.rendezvous import shared_settings
+from strop.run.entry.explore import explore
+from strop.run.entry.train import train
+from strop.run.rollout.tasks import load_tasks
+from strop.run.tokenizer import load_run_tokenizer
+from strop.sync.compatibility import registered_peer
+from strop.sync.folder_store import FolderVersionStore
 from tests.buffer.postgres import running_server
 
-from .test_apart import CLOCKS
+from .test_distributed import CLOCKS
 from .test_launch import wait_for
 
 pytest.importorskip("sqlalchemy")
@@ -34,14 +36,14 @@ REWARDS = Path(__file__).parent / "rewards.py"
 
 @pytest.fixture
 def server():
-    """A PostgreSQL server that both hosts reach."""
+    """A PostgreSQL server that both hosts can reach."""
     pytest.importorskip("psycopg")
     with running_server() as server:
         yield server
 
 
 def host(tmp_path: Path, name: str, tiny: Path, values: dict) -> Path:
-    """A working directory with a copy of everything, and the run file with paths of its own."""
+    """A working directory with copies of all inputs, and a run file with this host's paths."""
     folder = tmp_path / name
     shutil.copytree(tiny, folder / f"{name}-inputs")
     shutil.copy(REWARDS, folder / "rewards.py")
@@ -60,7 +62,7 @@ def host(tmp_path: Path, name: str, tiny: Path, values: dict) -> Path:
     return folder
 
 
-def half(folder: Path, mode: str, *overrides: str) -> subprocess.Popen:
+def start_role(folder: Path, mode: str, *overrides: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "strop", "train", "run.yaml", f"mode={mode}", *overrides],
         stdout=subprocess.PIPE,
@@ -76,47 +78,47 @@ def learned(path: Path) -> list[dict]:
     return [{key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in rows]
 
 
-def test_two_hosts_are_one_run_though_their_database_goes_away_for_a_while(server, values, tiny, tmp_path):
-    whole = strop.train(strop.load(values(name="one")))
+def test_two_hosts_equal_one_process_despite_an_outage_of_their_database(server, values, tiny, tmp_path):
+    reference = strop.train(strop.load(values(name="one")))
     shared = {
         "buffer": {"type": "sql", "url": server.url},
         "synchronizer": {"type": "checkpoint", "folder": str(tmp_path / "shared")},
     }
     hosts = {mode: host(tmp_path, mode, tiny, values(name="two", **shared)) for mode in ("explore", "train")}
-    trainer, explorer = half(hosts["train"], "train"), half(hosts["explore"], "explore")
+    trainer, explorer = start_role(hosts["train"], "train"), start_role(hosts["explore"], "explore")
     folders = {mode: hosts[mode] / f"{mode}-runs" / "strop" / "two" for mode in hosts}
     wait_for(folders["train"] / "metrics.jsonl", lines=2, process=trainer)
     server.stop()
     time.sleep(1.5)
     server.start()
-    said = {"train": trainer.communicate(timeout=120)[0], "explore": explorer.communicate(timeout=120)[0]}
-    assert (trainer.returncode, explorer.returncode) == (0, 0), said
-    together = "".join(said.values())
-    assert "does not answer" in together and "answers again" in together
+    output = {"train": trainer.communicate(timeout=120)[0], "explore": explorer.communicate(timeout=120)[0]}
+    assert (trainer.returncode, explorer.returncode) == (0, 0), output
+    together = "".join(output.values())
+    assert "does not respond" in together and "responds again" in together
     assert "Traceback" not in together
 
-    assert f"is met in {tmp_path / 'shared'} and in the buffer 'strop/two' in postgresql" in said["explore"]
-    is_the_same(folders, whole)
-    assert not list((tmp_path / "shared").glob("*.json")), "neither is at work any more"
+    assert f"weights in {tmp_path / 'shared'}, buffer 'strop/two' in postgresql" in output["explore"]
+    is_the_same(folders, reference)
+    assert not list((tmp_path / "shared").glob("*.json")), "both have ended"
 
 
-def is_the_same(folders: dict[str, Path], whole: strop.RunResult) -> None:
-    """As the run in one process, to the bit."""
-    one = {row["step"]: row for row in learned(whole.folder / "metrics.jsonl")}
+def is_the_same(folders: dict[str, Path], reference: strop.RunResult) -> None:
+    """The run equals the run in one process bit for bit."""
+    one = {row["step"]: row for row in learned(reference.folder / "metrics.jsonl")}
     trained = learned(folders["train"] / "metrics.jsonl")
     explored = learned(folders["explore"] / "explorer" / "metrics.jsonl")
-    assert [row["step"] for row in trained if "loss" in row] == list(range(1, whole.steps + 1))
+    assert [row["step"] for row in trained if "loss" in row] == list(range(1, reference.steps + 1))
     for row in (*trained, *explored):
         assert row.items() <= one[row["step"]].items()
     weights = "model.safetensors"
-    assert (folders["train"] / "model" / weights).read_bytes() == (whole.model / weights).read_bytes()
+    assert (folders["train"] / "model" / weights).read_bytes() == (reference.model / weights).read_bytes()
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_either_half_is_killed_and_started_again_by_hand(values, tiny, tmp_path):
+def test_explorer_and_trainer_are_killed_and_restarted_by_hand(values, tiny, tmp_path):
     length = {"trainer__duration": "8 steps"}
-    whole = strop.train(strop.load(values(name="one", **length)))
+    reference = strop.train(strop.load(values(name="one", **length)))
     shared = {
         "buffer": {"type": "sql", "url": f"sqlite:///{tmp_path / 'groups.db'}"},
         "synchronizer": {"type": "checkpoint", "folder": str(tmp_path / "shared")},
@@ -124,16 +126,16 @@ def test_either_half_is_killed_and_started_again_by_hand(values, tiny, tmp_path)
     both = ("explore", "train")
     hosts = {mode: host(tmp_path, mode, tiny, values(name="two", **shared, **length)) for mode in both}
     folders = {mode: hosts[mode] / f"{mode}-runs" / "strop" / "two" for mode in both}
-    at_work = {mode: half(hosts[mode], mode) for mode in both}
+    at_work = {mode: start_role(hosts[mode], mode) for mode in both}
     for lines, mode in ((2, "train"), (4, "explore"), (5, "train"), (6, "explore")):
         wait_for(folders["train"] / "metrics.jsonl", lines=lines, process=at_work["train"])
         at_work[mode].kill()
         at_work[mode].communicate()
-        at_work[mode] = half(hosts[mode], mode)
+        at_work[mode] = start_role(hosts[mode], mode)
     for process in at_work.values():
-        said, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, said
-    is_the_same(folders, whole)
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, output
+    is_the_same(folders, reference)
 
 
 def pair(values, tmp_path: Path, **changes) -> dict:
@@ -141,10 +143,14 @@ def pair(values, tmp_path: Path, **changes) -> dict:
     return values(synchronizer=section, **{"data__eval": [], **changes})
 
 
-def leave(run) -> object:
-    """A trainer at work elsewhere, as far as an explorer can see."""
+def registered_trainer(run) -> object:
+    """Register a trainer, as seen by an explorer."""
     section = run.synchronizer
-    return at_work(Path(section.folder), "trainer", said_by(run, load_tasks(run, tokenizer_of(run)).train))
+    return registered_peer(
+        Path(section.folder),
+        "trainer",
+        shared_settings(run, load_tasks(run, load_run_tokenizer(run)).train.fingerprint),
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,27 +164,27 @@ def leave(run) -> object:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_halves_of_two_runs_notice_it_at_the_start(values, tmp_path, changes, names):
+def test_explorer_and_trainer_of_two_runs_are_refused_at_the_start(values, tmp_path, changes, names):
     trainer = strop.load(pair(values, tmp_path), ["mode=train"]).run
     explorer = strop.load(pair(values, tmp_path, **changes), ["mode=explore"])
-    with leave(trainer), pytest.raises(RunFolderError) as caught:
+    with registered_trainer(trainer), pytest.raises(RunFolderError) as caught:
         explore(explorer)
     message = str(caught.value)
     assert all(name in message for name in names), message
-    assert message.startswith("This explorer and the trainer that it meets in ") and "\n" not in message
+    assert message.startswith("This explorer and the trainer registered in ") and "\n" not in message
     assert not (tmp_path / "shared" / "explorer.json").exists()
 
 
-def test_a_second_run_that_comes_into_the_folder_of_another_is_told_so(values, tmp_path):
+def test_a_second_run_in_the_folder_of_another_is_refused(values, tmp_path):
     trainer = strop.load(pair(values, tmp_path), ["mode=train"])
     other = strop.load(pair(values, tmp_path, name="other", seed=2), ["mode=train"])
-    with leave(trainer.run):
-        with pytest.raises(RunFolderError, match=r"This trainer and the trainer that it meets .* seed is 2"):
+    with registered_trainer(trainer.run):
+        with pytest.raises(RunFolderError, match=r"This trainer and the trainer registered in .* seed is 2"):
             train(other)
         assert (tmp_path / "shared" / "trainer.json").exists()
 
 
-def test_a_model_of_the_same_shape_with_other_weights_is_noticed(values, tiny, tmp_path):
+def test_a_model_of_the_same_shape_with_other_weights_is_refused(values, tiny, tmp_path):
     shutil.copytree(tiny / "model", tmp_path / "other")
     weights = tmp_path / "other" / "model.safetensors"
     content = bytearray(weights.read_bytes())
@@ -186,14 +192,17 @@ def test_a_model_of_the_same_shape_with_other_weights_is_noticed(values, tiny, t
     weights.write_bytes(content)
     trainer = strop.load(pair(values, tmp_path), ["mode=train"]).run
     explorer = strop.load(pair(values, tmp_path, model__path=str(tmp_path / "other")), ["mode=explore"])
-    with leave(trainer), pytest.raises(RunFolderError, match=r"model\.path is contents \w{12} here and cont"):
+    with (
+        registered_trainer(trainer),
+        pytest.raises(RunFolderError, match=r"model\.path is contents \w{12} here and cont"),
+    ):
         explore(explorer)
 
 
-def test_a_new_run_takes_no_weights_of_an_older_one_in_its_folder(values, tmp_path):
+def test_a_new_run_ignores_weights_of_an_older_run_in_its_folder(values, tmp_path):
     shared = tmp_path / "shared"
-    versions = FolderVersions(shared)
+    versions = FolderVersionStore(shared)
     versions.write(3, [])
-    alone = pair(values, tmp_path, synchronizer__style="trainer", buffer="file", trainer__duration="1 steps")
+    alone = pair(values, tmp_path, synchronizer__style="latest", buffer="file", trainer__duration="1 steps")
     assert explore(strop.load(alone, ["mode=explore"])).step == 1
-    assert versions.all() == []
+    assert versions.versions() == []

@@ -26,7 +26,7 @@ def rows_of(folder):
 
 @pytest.fixture
 def several(values):
-    """A run of several turns without a reward beside."""
+    """A run of several turns without a separate reward."""
 
     def make(**changes):
         small = {
@@ -73,7 +73,7 @@ def test_a_conversation_resumes_bit_for_bit(several, monkeypatch):
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_turns_by_themselves_and_stores(several, tmp_path, algorithm):
     run = several(
-        rollout__experience_per="turn",
+        rollout__sequence_per="turn",
         trainer__duration="2 steps",
         buffer={"type": "sql", "url": f"sqlite:///{tmp_path / 'groups.db'}"},
     )
@@ -87,14 +87,14 @@ def test_broken_and_late_rollouts_have_names_of_their_own(several):
         rollout__workflow=f"{MINE}:flaky",
         rollout__timeout_seconds=4,
         rollout__retries=1,
-        rollout__max_error_share=0.9,
+        rollout__max_error_fraction=0.9,
         trainer__duration="1 steps",
         data__eval=[],
         data__shuffle=False,
     )
     (row,) = [row for row in rows_of(strop.train(strop.load(run)).folder) if row["step"] == 1]
-    assert row["rollouts/failed_share"] == row["rollouts/late_share"] == 1 / 4
-    assert row["rollouts/error_share"] == 1 / 2
+    assert row["rollouts/workflow_error_fraction"] == row["rollouts/timeout_fraction"] == 1 / 4
+    assert row["rollouts/error_fraction"] == 1 / 2
     assert row["rollouts/retries"] == 4
     assert row["reward/min"] > 0, "never a zero"
 
@@ -107,7 +107,7 @@ def test_too_many_broken_ones_stop_the_run_with_the_first(several):
 
 def test_a_workflow_that_never_rewards_is_said(several):
     run = several(rollout__workflow="tools", data__eval=[])
-    with pytest.raises(ConfigError, match="nothing says how an answer is scored"):
+    with pytest.raises(ConfigError, match="reward: missing, so nothing scores the responses"):
         strop.train(strop.load(run))
 
 
@@ -186,11 +186,11 @@ def test_an_agent_is_trained_as_it_is(several):
 
 def test_a_model_that_helps_answers_workflows_and_judges(several, tiny):
     helper = {"name": "helper", "path": str(tiny / "model"), "max_response_tokens": 8}
-    judge = {"url": "auxiliary", "model": "helper", "pattern": "(\\w)", "worst": -1, "max_tokens": 4}
+    judge = {"url": "auxiliary", "model": "helper", "pattern": "(\\w)", "min_score": -1, "max_tokens": 4}
     run = several(
         rollout__workflow=f"{MINE}:asks_a_helper",
         rollout__auxiliary_models=[helper],
-        rollout__max_error_share=1,
+        rollout__max_error_fraction=1,
         trainer__duration="1 steps",
         data__eval=[],
         reward={"judges": [judge]},

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 
-from strop.workflows import Outcome
+from strop.workflows import WorkflowResult
 
 
 class Echo:
@@ -45,7 +45,7 @@ async def asks_a_helper(task, chat):
     reply = await chat.reply()
     said = await chat.ask("helper", f"how good is {reply}?", max_tokens=4)
     assert said == await chat.ask("helper", f"how good is {reply}?", max_tokens=4)
-    return Outcome(reward=float(len(said)), parts={"helper": 1.0})
+    return WorkflowResult(reward=float(len(said)), parts={"helper": 1.0})
 
 
 def agent(task, client):

@@ -1,7 +1,8 @@
-"""Where the trainer takes groups as they come: nobody waits for ever, and what `free` bounds.
+"""A trainer that takes groups in order of arrival: no deadlock, and the bound of the style `bounded`.
 
 A run in small, in any order of events. The explorer's steps give any number of groups, some of which are too
-old when their turn comes; the buffer gives the oldest first, or the newest.
+Simulated runs in a random order of events. The explorer's steps write any number of groups, some of which are
+stale when they are taken; the buffer returns the oldest group first, or the newest.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from dataclasses import dataclass, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from strop.config.schema.synchronizer import Free, Style
-from strop.sync.style import asks, learned_in, publishes, window
+from strop.config.schema.synchronizer import BoundedStyleConfig, StyleConfig
+from strop.sync.staleness_policy import publishes_after, requests_weights, training_step_for, version_window
 
-from .test_style import style
+from .test_staleness_policy import style
 
 
 @dataclass
 class Simulation:
-    """Groups are the versions that they were sampled with."""
+    """A simulated run, whose groups are the versions that sampled them."""
 
-    style: Style
+    style: StyleConfig
     size: int
     last: int
     first: int
@@ -46,7 +47,7 @@ class Simulation:
         self.versions = {0, self.first}
 
     def run(self) -> None:
-        """To the end, or until nobody can go on."""
+        """Run to the end; fails if neither process can proceed."""
         while self.trained < self.last and not (self.explored == self.last and not self.waiting):
             moves = [self.explore] if self._version() is not None and self.answered >= self.asked else []
             is_patient = len(self.waiting) < self.size and self.explored < self.last
@@ -54,17 +55,17 @@ class Simulation:
                 moves.append(self.train)
             if self.asked > self.answered:
                 moves.append(self.answer)
-            assert moves, f"nobody can go on: {self}"
+            assert moves, f"neither process can proceed: {self}"
             self.draw.choice(moves)()
 
     def _version(self) -> int | None:
         if self.explored == self.last:
             return None
         step = self.explored + 1
-        if asks(self.style, step, self.first):
+        if requests_weights(self.style, step, self.first):
             self.asked = step
-        turn = learned_in(self.put, self.shift, self.size, self.first)
-        return window(self.style, turn, self.first).newest(sorted(self.versions))
+        turn = training_step_for(self.put, self.shift, self.size, self.first)
+        return version_window(self.style, turn, self.first).select_newest(sorted(self.versions))
 
     def explore(self) -> None:
         version = self._version()
@@ -77,7 +78,7 @@ class Simulation:
         self.explored += 1
 
     def train(self) -> None:
-        """A batch if there is one without what is too old; of what is too old nothing is kept."""
+        """Train on a batch, if enough groups are fresh; stale groups are dropped."""
         step, batch = self.trained + 1, []
         while self.waiting and len(batch) < self.size:
             at = max(range(len(self.waiting)), key=self.waiting.__getitem__) if self.newest_first else 0
@@ -89,14 +90,14 @@ class Simulation:
                 batch.append(group)
         is_late = bool(batch) and not self.whole_steps and self.draw.random() < 0.2
         if len(batch) < self.size and self.explored < self.last and not is_late:
-            self.waiting = batch + self.waiting  # it waits for the rest, which it has in its hands already
+            self.waiting = batch + self.waiting  # it waits for the rest of the batch
             return
         if batch:
             self.learned += len(batch)
             self.staleness = max(self.staleness, *(step - 1 - group for group in batch))
             self.trained = step
             self.shift += self.size - len(batch)
-            if publishes(self.style, step, self.last, self.first):
+            if publishes_after(self.style, step, self.last, self.first):
                 self.versions.add(step)
 
     def answer(self) -> None:
@@ -105,9 +106,9 @@ class Simulation:
 
 
 @st.composite
-def styles(draw: st.DrawFn) -> Style:
-    kind, every = draw(st.sampled_from(["trainer", "explorer", "free"])), draw(st.integers(1, 4))
-    if kind == "free":
+def styles(draw: st.DrawFn) -> StyleConfig:
+    kind, every = draw(st.sampled_from(["latest", "on_request", "bounded"])), draw(st.integers(1, 4))
+    if kind == "bounded":
         return style(kind, every=every, max_staleness=draw(st.integers(every - 1, 6)))
     return style(kind, every=every)
 
@@ -122,10 +123,10 @@ def styles(draw: st.DrawFn) -> Style:
     st.booleans(),
     st.integers(0, 2**32),
 )
-@example(style("free", max_staleness=0), 3, 20, 0, None, False, False, 1)
-@example(style("free", max_staleness=1), 2, 20, 1, 0, True, False, 7)
-def test_both_come_to_the_end(
-    chosen: Style,
+@example(style("bounded", max_staleness=0), 3, 20, 0, None, False, False, 1)
+@example(style("bounded", max_staleness=1), 2, 20, 1, 0, True, False, 7)
+def test_no_deadlock(
+    chosen: StyleConfig,
     size: int,
     steps: int,
     first: int,
@@ -136,8 +137,10 @@ def test_both_come_to_the_end(
 ) -> None:
     run = Simulation(chosen, size, first + steps, first, oldest, newest, whole, random.Random(seed))
     run.run()
-    assert run.learned + run.thrown + len(run.waiting) == run.put, "each group has one end"
+    assert run.learned + run.thrown + len(run.waiting) == run.put, (
+        "every group is trained on, dropped or left exactly once"
+    )
     if oldest is not None:
         assert run.staleness <= oldest
-    if isinstance(chosen, Free) and not newest:
+    if isinstance(chosen, BoundedStyleConfig) and not newest:
         assert run.staleness <= chosen.max_staleness.count + (0 if whole else 1)

@@ -1,28 +1,27 @@
-"""Weights through a folder, and from memory to memory: what both ways have in common."""
+"""Publisher and subscriber over a shared folder and over a collective."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from strop.config.schema.synchronizer import CheckpointSync, CollectiveSync
+from strop.config.schema.synchronizer import CheckpointSyncConfig, CollectiveSyncConfig
 from strop.errors import CheckpointError, Interrupted, ModelError
-from strop.sync.folder import FolderVersions
+from strop.sync.factory import open_weight_receiver, open_weight_sender
+from strop.sync.folder_store import FolderVersionStore
 from strop.sync.publish import Publisher, Subscriber
-from strop.sync.style import Window
-from strop.sync.table import open_inbox, open_outbox
+from strop.sync.staleness_policy import VersionWindow
 
 CPU = torch.device("cpu")
 HERE = {"host": "127.0.0.1", "device": CPU}
 
 
 class Trainer:
-    """Weights that say how far it is."""
+    """A trainer whose weights are the step's number."""
 
     def __init__(self) -> None:
         self.weight = torch.zeros(3)
@@ -32,7 +31,7 @@ class Trainer:
 
 
 class Sampler:
-    """Remembers what it was given."""
+    """A sampler that records its loads."""
 
     def __init__(self) -> None:
         self.loaded: list[tuple[int, float]] = []
@@ -44,36 +43,36 @@ class Sampler:
 
 
 class Pair:
-    """Both sides, in two threads or one."""
+    """A publisher and a subscriber, in one thread or two."""
 
     def __init__(self, folder: Path, way: str, check=lambda: None, **style) -> None:
-        kind = CheckpointSync if way == "checkpoint" else CollectiveSync
+        kind = CheckpointSyncConfig if way == "checkpoint" else CollectiveSyncConfig
         self.section = kind.model_validate({"style": style} if style else {})
         self.folder = folder
         self.trainer, self.sampler = Trainer(), Sampler()
-        self.inbox = open_inbox(self.section, folder, check=check, **HERE)
+        self.receiver = open_weight_receiver(self.section, folder, check=check, **HERE)
         self.subscriber = Subscriber(
             self.sampler,  # type: ignore[arg-type]
             self.section.style,
-            self.inbox,
+            self.receiver,
             timeout_seconds=5.0,
             check=check,
         )
         self.start_trainer()
 
     def start_trainer(self, checkpoint: Path | None = None, pinned: int | None = None) -> None:
-        self.outbox = open_outbox(self.section, self.folder, checkpoint=checkpoint, **HERE)
-        self.publisher = Publisher(self.trainer, self.section.style, self.outbox, pinned=pinned)  # type: ignore[arg-type]
-        self.publisher.begin()
+        self.sender = open_weight_sender(self.section, self.folder, checkpoint=checkpoint, **HERE)
+        self.publisher = Publisher(self.trainer, self.section.style, self.sender, pinned_version=pinned)  # type: ignore[arg-type]
+        self.publisher.announce_start()
 
     def train(self, step: int, last: int = 100) -> None:
         self.trainer.weight.fill_(step)
-        self.publisher.after(step, last)
+        self.publisher.after_step(step, last)
 
 
 @pytest.fixture(params=["checkpoint", "collective"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path):
-    """Makes a pair; closes it."""
+    """A function that makes pairs; they are closed after the test."""
     made: list[Pair] = []
 
     def make(**changes) -> Pair:
@@ -82,89 +81,87 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path):
 
     yield make
     for one in made:
-        one.inbox.close()
-        one.outbox.close()
+        one.receiver.close()
+        one.sender.close()
 
 
-def test_version_0_needs_no_trainer_and_later_ones_arrive_as_they_were_written(pair) -> None:
+def test_version_0_needs_no_trainer_and_later_versions_arrive_unchanged(pair) -> None:
     both = pair()
-    assert both.subscriber.before(1) == 0
+    assert both.subscriber.before_step(1) == 0
     assert both.sampler.loaded == []
     both.train(1)
-    assert both.subscriber.before(2) == 1
+    assert both.subscriber.before_step(2) == 1
     both.train(2)
-    assert both.subscriber.before(3) == 2
+    assert both.subscriber.before_step(3) == 2
     assert both.sampler.loaded == [(1, 1.0), (2, 2.0)]
 
 
-def test_a_version_is_waited_for_and_an_older_or_newer_one_will_not_do(pair) -> None:
+def test_the_explorer_waits_for_the_required_version(pair) -> None:
     both = pair()
     for step in (1, 2):
         both.train(step)
     later = threading.Timer(0.2, lambda: both.train(3))
     later.start()
-    started = time.monotonic()
-    assert both.subscriber.take(Window(3, 3)) == 3
-    assert time.monotonic() - started >= 0.15
+    assert both.subscriber.load_newest(VersionWindow(3, 3)) == 3
     later.join()
-    assert both.subscriber.take(Window(3, 3)) == 3
-    assert both.sampler.loaded == [(3, 3.0)], "it is given once"
+    assert both.subscriber.load_newest(VersionWindow(3, 3)) == 3
+    assert both.sampler.loaded == [(3, 3.0)], "it is loaded once"
 
 
-def test_versions_go_once_the_explorer_is_past_them(pair) -> None:
-    both = pair(ahead="2 steps")
+def test_versions_that_the_explorer_needs_no_more_are_deleted(pair) -> None:
+    both = pair(max_lead="2 steps")
     for step in (1, 2, 3):
         both.train(step)
-    assert both.outbox.all() == [1, 2, 3], "the explorer has not said what it has"
-    both.subscriber.before(5)
+    assert both.sender.versions() == [1, 2, 3], "the explorer has set no signal yet"
+    both.subscriber.before_step(5)
     both.train(4)
-    assert both.outbox.all() == [2, 3, 4], "the one it took stays: the step may have to be done again"
-    both.subscriber.after(5)
+    assert both.sender.versions() == [2, 3, 4], "the loaded version stays: the step may be sampled again"
+    both.subscriber.after_step(5)
     both.train(5)
-    assert both.outbox.all() == [3, 4, 5], "now it will not"
+    assert both.sender.versions() == [3, 4, 5], "it will not be sampled again"
 
 
-def test_where_the_newest_is_taken_those_in_between_go_too(pair) -> None:
-    both = pair(type="free", max_staleness="3 steps")
+def test_versions_between_the_loaded_and_the_newest_are_deleted(pair) -> None:
+    both = pair(type="bounded", max_staleness="3 steps")
     for step in (1, 2):
         both.train(step)
-    both.subscriber.before(3)
+    both.subscriber.before_step(3)
     for step in (3, 4):
         both.train(step)
-    both.subscriber.after(3)
-    assert both.outbox.all() == [2, 4]
+    both.subscriber.after_step(3)
+    assert both.sender.versions() == [2, 4]
 
 
-def test_only_every_so_many_steps_and_the_last_are_published(pair) -> None:
+def test_every_nth_version_and_the_last_are_published(pair) -> None:
     both = pair(every="3 steps")
     for step in range(1, 9):
         both.train(step, last=8)
-    assert both.outbox.all() == [3, 6, 8]
+    assert both.sender.versions() == [3, 6, 8]
 
 
-def test_the_explorer_asks_and_is_answered_between_two_steps(pair) -> None:
-    both = pair(type="explorer", every="2 steps")
-    both.subscriber.before(1)
+def test_a_request_is_served_between_two_steps(pair) -> None:
+    both = pair(type="on_request", every="2 steps")
+    both.subscriber.before_step(1)
     both.train(1)
-    both.subscriber.before(2)
-    assert both.outbox.all() == [], "nobody has asked"
+    both.subscriber.before_step(2)
+    assert both.sender.versions() == [], "nothing was requested"
     done = threading.Event()
-    thread = threading.Thread(target=lambda: (both.subscriber.before(3), done.set()))
+    thread = threading.Thread(target=lambda: (both.subscriber.before_step(3), done.set()))
     thread.start()
     assert not done.wait(0.2)
-    both.publisher.answer()
+    both.publisher.serve_request()
     thread.join(5)
     assert done.is_set() and both.subscriber.version == 1
-    both.publisher.answer()
-    assert both.outbox.all() == [1]
+    both.publisher.serve_request()
+    assert both.sender.versions() == [1]
 
 
-def test_patience_ends_and_says_what_is_there(pair) -> None:
+def test_a_timeout_names_the_published_versions(pair) -> None:
     both = pair()
     both.train(1)
     both.subscriber._timeout_seconds = 0.1
-    with pytest.raises(CheckpointError, match=r"version 7 .*published there: 1\..*timeout_seconds"):
-        both.subscriber.take(Window(7, 7))
+    with pytest.raises(CheckpointError, match=r"version 7 .*published versions: 1\..*timeout_seconds"):
+        both.subscriber.load_newest(VersionWindow(7, 7))
 
 
 def test_a_stop_signal_ends_the_wait(pair) -> None:
@@ -172,7 +169,7 @@ def test_a_stop_signal_ends_the_wait(pair) -> None:
         raise Interrupted("Stopped by SIGTERM.", 15)
 
     with pytest.raises(Interrupted):
-        pair(check=stopped).subscriber.take(Window(1))
+        pair(check=stopped).subscriber.load_newest(VersionWindow(1))
 
 
 def test_a_damaged_version_is_named(tmp_path: Path) -> None:
@@ -181,17 +178,17 @@ def test_a_damaged_version_is_named(tmp_path: Path) -> None:
     path = tmp_path / "sync" / "version-000001.safetensors"
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(CheckpointError, match=r"version-000001.*cannot be read"):
-        both.subscriber.take(Window(1))
+        both.subscriber.load_newest(VersionWindow(1))
 
 
-def test_a_file_that_is_being_written_is_no_version(tmp_path: Path) -> None:
+def test_a_file_that_is_being_written_is_not_a_version(tmp_path: Path) -> None:
     both = Pair(tmp_path, "checkpoint")
-    (tmp_path / "sync" / ".version-000001.tmp").write_bytes(b"half")
-    assert both.outbox.all() == []
+    (tmp_path / "sync" / ".version-000001.safetensors.tmp").write_bytes(b"half")
+    assert both.sender.versions() == []
     both.train(2)
-    assert isinstance(both.outbox, FolderVersions)
-    both.outbox.clear()
-    assert both.outbox.all() == [] and both.outbox.said("taken") == 0
+    assert isinstance(both.sender, FolderVersionStore)
+    both.sender.clear()
+    assert both.sender.versions() == [] and both.sender.get_signal("taken") == 0
 
 
 def test_a_version_of_another_model_is_refused(pair) -> None:
@@ -202,4 +199,4 @@ def test_a_version_of_another_model_is_refused(pair) -> None:
     both.sampler.load = refuse  # type: ignore[method-assign]
     both.train(1)
     with pytest.raises(CheckpointError, match=r"Version 1 .*another model.* no weight 'w'.*same `model`"):
-        both.subscriber.take(Window(1))
+        both.subscriber.load_newest(VersionWindow(1))

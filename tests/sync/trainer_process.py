@@ -1,7 +1,7 @@
-"""A trainer that holds version 1 of some weights: a process of its own, to be killed.
+"""A trainer process that holds version 1 of some weights, to be killed by tests.
 
-python -m tests.sync.trainer_process FOLDER [BROADCASTS]: after so many it kills itself, or with `stop` after
-the number stops, in the middle of the next.
+python -m tests.sync.trainer_process FOLDER [BROADCASTS]: after that many broadcasts it kills itself, or with
+`stop` as a third argument stops itself, in the middle of the next one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from strop.config.schema.synchronizer import CollectiveSync
-from strop.sync.collective import parcel
-from strop.sync.collective.outbox import CollectiveOutbox
-from strop.sync.collective.pair import Pair
+from strop.config.schema.synchronizer import CollectiveSyncConfig
+from strop.sync.collective import buckets
+from strop.sync.collective.process_group import WeightProcessGroup
+from strop.sync.collective.sender import CollectiveSender
 
 WEIGHTS = {f"w{number}": torch.arange(5000) + number for number in range(6)}
 BUCKETS = 3
@@ -25,19 +25,19 @@ BUCKETS = 3
 
 def main() -> None:
     folder, *limit = sys.argv[1:]
-    parcel.BUCKET_BYTES = 80_000
+    buckets.BUCKET_BYTES = 80_000
     if limit:
         _break_off(int(limit[0]), signal.SIGSTOP if limit[1:] else signal.SIGKILL)
     cpu = torch.device("cpu")
-    outbox = CollectiveOutbox(Path(folder), CollectiveSync(), "127.0.0.1", cpu, None)
-    outbox.write(1, WEIGHTS.items())
-    outbox.begin()
-    assert len(outbox._shelf.all()[1]) == BUCKETS
+    sender = CollectiveSender(Path(folder), CollectiveSyncConfig(), "127.0.0.1", cpu, None)
+    sender.write(1, WEIGHTS.items())
+    sender.announce_start()
+    assert len(sender._store.versions()[1]) == BUCKETS
     time.sleep(120)
 
 
 def _break_off(after: int, how: int) -> None:
-    broadcast, done = Pair.broadcast, 0
+    broadcast, done = WeightProcessGroup.broadcast, 0
 
     def counted(self, content, check):
         nonlocal done
@@ -47,7 +47,7 @@ def _break_off(after: int, how: int) -> None:
         done += 1
         broadcast(self, content, check)
 
-    Pair.broadcast = counted
+    WeightProcessGroup.broadcast = counted
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, whatever happens while they are written."""
+"""Checkpoints are complete or absent, whatever happens during a write."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from strop.errors import CheckpointError
-from strop.protocols import WrittenFile
-from strop.training import checkpoint
+from strop.protocols import FileChecksum
+from strop.training.checkpoints import checkpoint
 
 
 def write(root: Path, step: int, fill: Callable[[Path], object], **kept: int | None) -> Path:
     """In one go; whatever `fill` returns, nothing is known of its files."""
 
-    def filled(folder: Path) -> dict[str, WrittenFile]:
+    def filled(folder: Path) -> dict[str, FileChecksum]:
         fill(folder)
         return {}
 
-    return checkpoint.finish(checkpoint.begin(root, step), filled, **kept)  # type: ignore[arg-type]
+    return checkpoint.commit(checkpoint.begin(root, step), filled, **kept)  # type: ignore[arg-type]
 
 
 def fill(folder: Path) -> None:
@@ -40,7 +40,7 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
-def test_written_verified_found(tmp_path: Path) -> None:
+def test_a_written_checkpoint_is_verified_and_found(tmp_path: Path) -> None:
     path = write(tmp_path / "deep" / "checkpoints", 20, fill, keep=3)
     assert path.name == "step-000020"
     assert checkpoint.step_of(path) == 20
@@ -50,13 +50,13 @@ def test_written_verified_found(tmp_path: Path) -> None:
     assert names(path.parent) == ["step-000020"]
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_latest_without_checkpoints(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path / "none") == (None, ())
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
         checkpoint.verify(tmp_path)
 
 
-def test_pruned_to_the_newest(tmp_path: Path) -> None:
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 1_000_000, 15):
         write(tmp_path, step, fill, keep=2)
     # 15 was written after 1000000: the run went back, and that one is of a course it left.
@@ -75,7 +75,7 @@ def test_pruned_to_the_newest(tmp_path: Path) -> None:
         (2, 9, [4, 5]),
     ],
 )
-def test_the_best_stays_and_counts_among_what_is_kept(
+def test_the_best_is_kept_and_counts_towards_keep(
     tmp_path: Path, keep: int | None, best: int, left: list[int]
 ) -> None:
     for step in range(1, 6):
@@ -90,7 +90,7 @@ def test_keep_none_keeps_all(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 256 * 40 - 1), st.sampled_from(["cut", "flip", "gone", "grown"]))
-def test_any_damage_is_noticed(tmp_path_factory: pytest.TempPathFactory, at: int, how: str) -> None:
+def test_any_damage_is_detected(tmp_path_factory: pytest.TempPathFactory, at: int, how: str) -> None:
     root = tmp_path_factory.mktemp("checkpoints")
     older = write(root, 10, fill, keep=3)
     newer = write(root, 20, fill, keep=3)
@@ -113,14 +113,14 @@ def test_any_damage_is_noticed(tmp_path_factory: pytest.TempPathFactory, at: int
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 20}'])
-def test_a_broken_manifest_is_noticed(tmp_path: Path, content: str) -> None:
+def test_a_broken_manifest_is_detected(tmp_path: Path, content: str) -> None:
     older = write(tmp_path, 10, fill, keep=3)
-    (write(tmp_path, 20, fill, keep=3) / checkpoint.MANIFEST).write_text(content)
+    (write(tmp_path, 20, fill, keep=3) / checkpoint.MANIFEST_FILE).write_text(content)
     found, passed_over = checkpoint.latest(tmp_path)
     assert found == older and "manifest" in passed_over[0]
 
 
-def test_a_damaged_one_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_replaced_when_its_step_is_repeated(tmp_path: Path) -> None:
     write(tmp_path, 10, fill, keep=1)
     damaged = write(tmp_path, 20, fill, keep=2)
     (damaged / "state.json").unlink()
@@ -129,14 +129,16 @@ def test_a_damaged_one_is_replaced_when_its_step_comes_again(tmp_path: Path) -> 
     assert names(tmp_path) == ["step-000010", "step-000020"]
 
 
-def test_a_damaged_later_one_never_pushes_out_a_good_one(tmp_path: Path) -> None:
+def test_a_damaged_later_checkpoint_does_not_evict_a_good_one(tmp_path: Path) -> None:
     write(tmp_path, 10, fill, keep=1)
     (write(tmp_path, 30, fill, keep=2) / "state.json").unlink()
     good = write(tmp_path, 20, fill, keep=1)
     assert checkpoint.latest(tmp_path) == (good, ())
 
 
-def test_leftovers_are_never_resumed_from_and_go_with_the_next_write(tmp_path: Path) -> None:
+def test_incomplete_checkpoints_are_never_resumed_from_and_are_removed_by_the_next_write(
+    tmp_path: Path,
+) -> None:
     leftover = tmp_path / ".step-000030.tmp"
     leftover.mkdir()
     fill(leftover)
@@ -145,7 +147,7 @@ def test_leftovers_are_never_resumed_from_and_go_with_the_next_write(tmp_path: P
     assert names(tmp_path) == ["step-000020"]
 
 
-def test_an_error_of_another_kind_passes_through_and_leaves_nothing(tmp_path: Path) -> None:
+def test_other_errors_propagate_and_leave_no_files(tmp_path: Path) -> None:
     def broken(folder: Path) -> None:
         fill(folder)
         raise RuntimeError("a fault in the program")
@@ -156,14 +158,14 @@ def test_an_error_of_another_kind_passes_through_and_leaves_nothing(tmp_path: Pa
     assert names(tmp_path) == ["step-000010"]
 
 
-def test_a_folder_that_cannot_be_made_is_one_paragraph(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported_in_one_paragraph(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"step 20 .* Not a directory") as caught:
         write(tmp_path / "file" / "checkpoints", 20, fill, keep=3)
     assert "\n" not in str(caught.value)
 
 
-def test_other_folders_are_no_checkpoints(tmp_path: Path) -> None:
+def test_other_folders_are_not_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="step-000020"):
         checkpoint.step_of(tmp_path)
     (tmp_path / "step-7").mkdir()
@@ -177,7 +179,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from strop.errors import CheckpointError
-from strop.training import checkpoint
+from strop.training.checkpoints import checkpoint
 
 root, how = Path(sys.argv[1]), sys.argv[2]
 tensors = {"a": torch.zeros(1 << 18)}
@@ -189,22 +191,22 @@ def fill(folder):
         case "safetensors": save_file(tensors, folder / "a.safetensors")
     return {}
 
-checkpoint.finish(checkpoint.begin(root, 10), fill, keep=1)
+checkpoint.commit(checkpoint.begin(root, 10), fill, keep=1)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))
 try:
-    checkpoint.finish(checkpoint.begin(root, 20), fill, keep=1)
+    checkpoint.commit(checkpoint.begin(root, 20), fill, keep=1)
 except CheckpointError as error:
     print(error)
 """
 
 
 @pytest.mark.parametrize("how", ["python", "torch", "safetensors"])
-def test_a_write_that_does_not_fit_keeps_the_older_one(tmp_path: Path, how: str) -> None:
+def test_a_failed_write_keeps_the_older_checkpoint(tmp_path: Path, how: str) -> None:
     """RLIMIT_FSIZE stands in for a full disk: the write itself fails, as it then would."""
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path), how]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "The checkpoint of step 20 could not be written" in result.stdout
-    assert "step-000010, is untouched" in result.stdout
+    assert "step-000010, is unchanged" in result.stdout
     assert result.stdout.count("\n") == 1
     found, passed_over = checkpoint.latest(tmp_path)
     assert found == tmp_path / "step-000010" and passed_over == ()
@@ -238,7 +240,7 @@ def test_a_full_disk(small_disk: Path) -> None:
 KILLED = """
 import sys, time
 from pathlib import Path
-from strop.training import checkpoint
+from strop.training.checkpoints import checkpoint
 
 def fill(folder):
     for number in range(4):
@@ -248,11 +250,11 @@ def fill(folder):
 root = Path(sys.argv[1])
 print("ready", flush=True)
 for step in range(1, 100_000):
-    checkpoint.finish(checkpoint.begin(root, step), fill, keep=2)
+    checkpoint.commit(checkpoint.begin(root, step), fill, keep=2)
 """
 
 
-def test_killed_at_any_moment_the_newest_folder_is_whole(tmp_path: Path) -> None:
+def test_after_a_kill_at_any_moment_the_newest_checkpoint_is_complete(tmp_path: Path) -> None:
     for delay in (0.0, 0.003, 0.01, 0.02, 0.035, 0.06):
         process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE)
         assert process.stdout is not None

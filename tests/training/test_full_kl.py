@@ -1,4 +1,4 @@
-"""The full divergence in the training engine: both kinds of reference, against plain torch, in any pieces."""
+"""The full KL divergence in the training engine, with both kinds of reference, against plain torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 from transformers import AutoModelForCausalLM
 
-from strop.algorithms import table
-from strop.config.schema.algorithm import Grpo
-from strop.models import head
+from strop.algorithms import registry
+from strop.config.schema.algorithm import GrpoConfig
+from strop.models import chunked_head
 from strop.models.tiny import make_model
-from strop.training.single import SingleEngine
+from strop.training.policy_model import PolicyModel
 from strop.types import GlobalCounts, MicroBatch
-from tests.training.test_single import experiences, gradient, make_run, micro_batches
+from tests.training.test_local_engine import experiences, gradient, make_policy, make_run, micro_batches
 
 FULL = {"type": "grpo", "policy_loss": "gpg", "kl_loss": {"estimator": "full", "coef": 1.0}}
 SETTINGS = {
@@ -33,9 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=SETTINGS.values(), ids=SETTINGS)
-def moved(request: pytest.FixtureRequest, folder: Path) -> SingleEngine:
-    """An engine whose weights are no longer the reference's."""
-    engine = SingleEngine(make_run(folder, request.param, algorithm=FULL))
+def moved(request: pytest.FixtureRequest, folder: Path) -> PolicyModel:
+    """A policy whose weights differ from the reference's."""
+    engine = make_policy(make_run(folder, request.param, algorithm=FULL))
     with torch.no_grad():
         for number, parameter in enumerate(p for p in engine.master.parameters() if p.requires_grad):
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
@@ -43,10 +43,10 @@ def moved(request: pytest.FixtureRequest, folder: Path) -> SingleEngine:
     return engine
 
 
-def learn(engine: SingleEngine, batches: list[MicroBatch]) -> tuple[dict[str, float], Tensor]:
+def learn(engine: PolicyModel, batches: list[MicroBatch]) -> tuple[dict[str, float], Tensor]:
     """Metrics and gradient of the divergence alone: without advantages there is no other loss."""
     engine.master.zero_grad()
-    loss_fn = table.loss_fn(Grpo.model_validate(FULL), max_response_tokens=12)
+    loss_fn = registry.make_loss_fn(GrpoConfig.model_validate(FULL), max_response_tokens=12)
     counts = GlobalCounts(sum(int(b.loss_mask.sum()) for b in batches), 12)
     for batch in batches:
         batch.advantages.zero_()
@@ -54,7 +54,7 @@ def learn(engine: SingleEngine, batches: list[MicroBatch]) -> tuple[dict[str, fl
     return dict(metrics), gradient(engine)
 
 
-def plain(engine: SingleEngine, folder: Path) -> tuple[Tensor, Tensor]:
+def plain(engine: PolicyModel, folder: Path) -> tuple[Tensor, Tensor]:
     """The divergence of each target, and the gradient of their mean, on the whole logits of each sequence."""
     engine.master.zero_grad()
     start = AutoModelForCausalLM.from_pretrained(folder)
@@ -73,7 +73,7 @@ def plain(engine: SingleEngine, folder: Path) -> tuple[Tensor, Tensor]:
     return each.detach(), chain(engine, dict(zip(weights, gradients, strict=True)))
 
 
-def chain(engine: SingleEngine, of_weights: dict[str, Tensor]) -> Tensor:
+def chain(engine: PolicyModel, of_weights: dict[str, Tensor]) -> Tensor:
     """From the gradient of merged weights W + s B A to that of what is trained."""
     parts = []
     for name, parameter in engine.master.named_parameters():
@@ -91,7 +91,7 @@ def chain(engine: SingleEngine, of_weights: dict[str, Tensor]) -> Tensor:
     return torch.cat(parts).detach()
 
 
-def test_the_loss_and_its_gradient_are_torchs_on_whole_logits(moved: SingleEngine, folder: Path) -> None:
+def test_loss_and_gradient_match_torch_on_full_logits(moved: PolicyModel, folder: Path) -> None:
     each, expected = plain(moved, folder)
     metrics, found = learn(moved, micro_batches(moved, 10_000))
     assert metrics["kl_loss"] == pytest.approx(float(each.mean()), rel=1e-4)
@@ -101,19 +101,19 @@ def test_the_loss_and_its_gradient_are_torchs_on_whole_logits(moved: SingleEngin
     assert (found - expected).norm() < 1e-4 * expected.norm()
 
 
-def test_neither_micro_batches_nor_chunks_matter(
-    moved: SingleEngine, monkeypatch: pytest.MonkeyPatch
+def test_the_result_does_not_depend_on_micro_batches_or_chunks(
+    moved: PolicyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, expected = learn(moved, micro_batches(moved, 10_000))
-    monkeypatch.setattr(head, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(chunked_head, "CHUNK_ROWS", 3)
     parts, found = learn(moved, micro_batches(moved, 30)[::-1])
     assert parts == pytest.approx(whole, rel=1e-4)
     assert (found - expected).norm() < 1e-5 * expected.norm()
 
 
-def test_without_a_gradient_it_is_the_same(moved: SingleEngine, folder: Path) -> None:
+def test_the_divergence_without_gradient_is_the_same(moved: PolicyModel, folder: Path) -> None:
     (batch,) = micro_batches(moved, 10_000)
-    (found,) = moved.divergences([batch])
+    (found,) = moved.reference_kl([batch])
     assert not found.requires_grad
     assert not found[~batch.loss_mask].any()
     mean = float(found.sum() / batch.loss_mask.sum())
@@ -121,8 +121,8 @@ def test_without_a_gradient_it_is_the_same(moved: SingleEngine, folder: Path) ->
 
 
 @pytest.mark.parametrize("model", SETTINGS.values(), ids=SETTINGS)
-def test_at_the_start_there_is_none(folder: Path, model: dict[str, object]) -> None:
-    engine = SingleEngine(make_run(folder, model, algorithm=FULL))
+def test_the_divergence_is_zero_at_the_start(folder: Path, model: dict[str, object]) -> None:
+    engine = make_policy(make_run(folder, model, algorithm=FULL))
     metrics, found = learn(engine, micro_batches(engine))
     assert metrics["kl_loss"] == pytest.approx(0, abs=1e-6)
     assert found.norm() < 1e-5

@@ -1,4 +1,4 @@
-"""Every optimizer: against its formula, to the bit over a resume, and what it refuses."""
+"""Optimizers: formulas, exact resuming, and refused settings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from strop.config.schema import Run
-from strop.config.schema.optimizer import Optimizer
-from strop.config.schema.trainer import Trainer
+from strop.config.schema.optimizer import OptimizerConfig
+from strop.config.schema.trainer import TrainerConfig
 from strop.errors import CheckpointError, MissingExtraError, TrainingError
 from strop.models.tiny import make_model
-from strop.training.fused import FusedBackward
-from strop.training.optim import build_optimizer
-from strop.training.single import SingleEngine
-from tests.training.test_single import accumulate, make_run, micro_batches, same, weights
+from strop.training.optimizers.build import build_optimizer
+from strop.training.optimizers.fused_backward import FusedBackward
+from strop.training.policy_model import PolicyModel
+from tests.training.test_local_engine import accumulate, make_policy, make_run, micro_batches, same, weights
 
 pytest.importorskip("pytorch_optimizer", reason="comes with strop[optimizers]")
 SLOW = {"lr": 0.01, "weight_decay": 0.1}
@@ -60,28 +60,28 @@ def run_with(folder: Path, name: str, model: Mapping[str, object] = {}) -> Run:
     return make_run(folder, model, trainer=trainer)
 
 
-def update(engine: SingleEngine, number: int) -> tuple[dict[str, float], float]:
-    """One update at a rate of its own, of one micro-batch."""
+def update(engine: PolicyModel, number: int) -> tuple[dict[str, float], float]:
+    """One update of one micro-batch, at a learning rate that depends on its number."""
     engine.set_lr(0.01 / (number + 1))
     return accumulate(engine, micro_batches(engine, 10_000, seed=number)), engine.step()
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_it_steps_saves_and_resumes_to_the_bit(
+def test_a_resumed_optimizer_equals_the_uninterrupted_one_bit_for_bit(
     folder: Path, tmp_path: Path, name: str, model: dict[str, object]
 ) -> None:
-    engine = SingleEngine(run_with(folder, name, model))
+    engine = make_policy(run_with(folder, name, model))
     start = weights(engine)
     for number in range(3):
         _, norm = update(engine, number)
         assert norm > 0
     assert not same(weights(engine), start)
     before = weights(engine)
-    engine.snapshot().begin(tmp_path)()
+    engine.snapshot().begin_write(tmp_path)()
     assert same(weights(engine), before)
     expected = [update(engine, number) for number in range(3, 6)]
-    resumed = SingleEngine(run_with(folder, name, model))
+    resumed = make_policy(run_with(folder, name, model))
     resumed.load(tmp_path)
     assert same(weights(resumed), before)
     assert [update(resumed, number) for number in range(3, 6)] == expected
@@ -90,8 +90,8 @@ def test_it_steps_saves_and_resumes_to_the_bit(
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_it_learns(folder: Path, name: str) -> None:
-    engine = SingleEngine(run_with(folder, name))
+def test_every_optimizer_lowers_the_loss(folder: Path, name: str) -> None:
+    engine = make_policy(run_with(folder, name))
     losses = []
     for _ in range(4):
         losses.append(accumulate(engine, micro_batches(engine, 10_000))["loss"])
@@ -122,7 +122,7 @@ def descend(
 
 
 def ours(name: str, updates: int = 5, **options: object) -> list[Tensor]:
-    section = TypeAdapter(Optimizer).validate_python({**SLOW, **OPTIMIZERS[name], **options})
+    section = TypeAdapter(OptimizerConfig).validate_python({**SLOW, **OPTIMIZERS[name], **options})
     parameters = sample_parameters()
     return descend(build_optimizer(section, parameters), parameters.values(), updates)
 
@@ -132,7 +132,7 @@ def close(one: list[Tensor], other: list[Tensor]) -> None:
         torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-7)
 
 
-def test_ademamix_is_the_papers() -> None:
+def test_ademamix_matches_the_paper() -> None:
     """m1, m2, v, and w -= lr ((m1 / (1 - b1^t) + alpha m2) / (sqrt(v / (1 - b2^t)) + eps) + decay w)."""
     weights = [p.detach().clone() for p in sample_parameters().values()]
     fast, slow, squares = ([torch.zeros_like(w) for w in weights] for _ in range(3))
@@ -147,7 +147,7 @@ def test_ademamix_is_the_papers() -> None:
     close(ours("ademamix", ramp_updates=None), weights)
 
 
-def test_galore_of_full_rank_is_adam_in_the_gradients_own_axes() -> None:
+def test_galore_of_full_rank_is_adam_in_rotated_axes() -> None:
     """At full rank the projection is a rotation R: w -= lr Adam(g R') R, and AdamW for all but matrices."""
     found = ours("galore_adamw", updates=1, rank=6, weight_decay=0.0)
     start = list(sample_parameters().values())
@@ -161,16 +161,16 @@ def test_galore_of_full_rank_is_adam_in_the_gradients_own_axes() -> None:
     torch.testing.assert_close(found[2], plain[2], rtol=1e-5, atol=1e-6)
 
 
-def test_galore_moves_a_layers_matrix_in_a_low_rank() -> None:
+def test_galore_updates_layer_matrices_with_low_rank() -> None:
     moved = ours("galore_adamw", updates=1, rank=2, weight_decay=0.0)
     start = [p.detach() for p in sample_parameters().values()]
     assert torch.linalg.matrix_rank(moved[1] - start[1], atol=1e-5) == 2
     assert torch.linalg.matrix_rank(moved[0] - start[0], atol=1e-5) == 6
 
 
-def test_schedule_free_is_the_papers() -> None:
+def test_schedule_free_matches_the_paper() -> None:
     """z -= lr g(y); x = (1 - c) x + c z with c = 1 / t; y = (1 - beta) z + beta x; x is what is shown."""
-    section = TypeAdapter(Optimizer).validate_python({"type": "schedule_free_sgd", "lr": 0.1})
+    section = TypeAdapter(OptimizerConfig).validate_python({"type": "schedule_free_sgd", "lr": 0.1})
     parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
     optimizer = build_optimizer(section, {"w": parameter})
     z = x = y = parameter.detach().clone()
@@ -188,7 +188,9 @@ def test_schedule_free_is_the_papers() -> None:
 def test_grokadamw_by_hand() -> None:
     """One weight, first update, gradient 0.5: slow = 0.01, boosted = 0.52, and the moments' biases cancel."""
     parameter = nn.Parameter(torch.tensor([2.0]))
-    section = TypeAdapter(Optimizer).validate_python({"type": "grokadamw", "lr": 0.1, "weight_decay": 0.5})
+    section = TypeAdapter(OptimizerConfig).validate_python(
+        {"type": "grokadamw", "lr": 0.1, "weight_decay": 0.5}
+    )
     optimizer = build_optimizer(section, {"w": parameter})
     parameter.grad = torch.tensor([0.5])
     optimizer.step()
@@ -197,7 +199,7 @@ def test_grokadamw_by_hand() -> None:
     assert parameter.item() == pytest.approx(2.0 * (1 - 0.1 * 0.5) - 0.1)
 
 
-def test_grokadamw_is_the_packages() -> None:
+def test_grokadamw_matches_the_package() -> None:
     package = pytest.importorskip("grokadamw")
     parameters = list(sample_parameters().values())
     theirs = package.GrokAdamW(parameters, lr=0.01, weight_decay=0.1)
@@ -208,7 +210,7 @@ def test_grokadamw_is_the_packages() -> None:
 
 
 @pytest.mark.parametrize("name", ["lomo", "adalomo"])
-def test_fused_with_backward_is_the_librarys_own(folder: Path, name: str) -> None:
+def test_fused_backward_matches_the_library(folder: Path, name: str) -> None:
     """The same updates of a small network by pytorch_optimizer's class, which hooks into backward itself."""
     library = pytest.importorskip("pytorch_optimizer")
     kinds = {"lomo": library.LOMO, "adalomo": library.AdaLOMO}
@@ -219,7 +221,7 @@ def test_fused_with_backward_is_the_librarys_own(folder: Path, name: str) -> Non
 
     inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
     mine, theirs = network(), network()
-    section = TypeAdapter(Optimizer).validate_python({"type": name, "lr": 0.05})
+    section = TypeAdapter(OptimizerConfig).validate_python({"type": name, "lr": 0.05})
     parameters = dict(mine.named_parameters())
     fused = FusedBackward(build_optimizer(section, parameters), parameters, parameters)
     optimizer = kinds[name](theirs, lr=0.05)
@@ -230,16 +232,16 @@ def test_fused_with_backward_is_the_librarys_own(folder: Path, name: str) -> Non
             [g.flatten() for g in torch.autograd.grad(loss, theirs.parameters(), retain_graph=True)]
         )
         optimizer.fused_backward(loss, 0.05)
-        torch.testing.assert_close(fused.norm(), expected.norm())
+        torch.testing.assert_close(fused.pop_grad_norm(), expected.norm())
         assert all(p.grad is None for p in parameters.values())
     close([p.detach() for p in mine.parameters()], [p.detach() for p in theirs.parameters()])
 
 
-def test_lomo_is_sgd(folder: Path) -> None:
+def test_lomo_equals_sgd(folder: Path) -> None:
     """The engine's fused update against the plain one, on the same batch."""
-    engines = [SingleEngine(run_with(folder, name)) for name in ("lomo", "sgd")]
+    engines = [make_policy(run_with(folder, name)) for name in ("lomo", "sgd")]
     plain = {"optimizer": {**SLOW, "type": "sgd"}, "max_grad_norm": None, "engine": {"device": "cpu"}}
-    engines[1] = SingleEngine(make_run(folder, trainer=plain))
+    engines[1] = make_policy(make_run(folder, trainer=plain))
     for number in range(3):
         (one, norm), (other, other_norm) = (update(engine, number) for engine in engines)
         assert one == pytest.approx(other)
@@ -247,8 +249,8 @@ def test_lomo_is_sgd(folder: Path) -> None:
     close(list(weights(engines[0]).values()), list(weights(engines[1]).values()))
 
 
-def test_a_part_of_an_update_is_refused_before_anything_moves(folder: Path) -> None:
-    engine = SingleEngine(run_with(folder, "lomo"))
+def test_fused_backward_refuses_a_partial_update_before_any_change(folder: Path) -> None:
+    engine = make_policy(run_with(folder, "lomo"))
     before = weights(engine)
     with pytest.raises(TrainingError, match="must be one micro-batch"):
         accumulate(engine, micro_batches(engine, 30))
@@ -256,17 +258,17 @@ def test_a_part_of_an_update_is_refused_before_anything_moves(folder: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["lomo", "adalomo"])
-def test_clipping_what_is_never_whole_is_refused(name: str) -> None:
+def test_clipping_with_fused_backward_is_refused(name: str) -> None:
     with pytest.raises(
-        ValidationError, match=f"{name} moves the weights during backward.*max_grad_norm: null"
+        ValidationError, match=f"{name} updates the weights during the backward pass.*max_grad_norm: null"
     ):
-        Trainer.model_validate({"optimizer": name})
+        TrainerConfig.model_validate({"optimizer": name})
 
 
 @pytest.mark.parametrize("model", [MODELS["float32"], MODELS["mixed"]], ids=["float32", "mixed"])
-def test_schedule_free_shows_its_average_and_learns_elsewhere(folder: Path, model: dict[str, object]) -> None:
+def test_schedule_free_publishes_its_average(folder: Path, model: dict[str, object]) -> None:
     """After an update weights and log-probs are the average's; gradients are taken at another point."""
-    engine = SingleEngine(run_with(folder, "schedule_free_sgd", model))
+    engine = make_policy(run_with(folder, "schedule_free_sgd", model))
     for number in range(3):
         update(engine, number)
     shown = weights(engine)
@@ -275,7 +277,7 @@ def test_schedule_free_shows_its_average_and_learns_elsewhere(folder: Path, mode
     accumulate(engine, batch)
     assert not same(weights(engine), shown), "gradients are taken at the point ahead of the average"
     engine.step()
-    engine = SingleEngine(run_with(folder, "schedule_free_sgd", model))
+    engine = make_policy(run_with(folder, "schedule_free_sgd", model))
     for number in range(3):
         update(engine, number)
     assert same(weights(engine), shown)
@@ -283,20 +285,20 @@ def test_schedule_free_shows_its_average_and_learns_elsewhere(folder: Path, mode
 
 
 def test_the_state_of_another_optimizer_is_refused(folder: Path, tmp_path: Path) -> None:
-    engine = SingleEngine(run_with(folder, "sgd"))
+    engine = make_policy(run_with(folder, "sgd"))
     update(engine, 0)
-    engine.snapshot().begin(tmp_path)()
-    with pytest.raises(CheckpointError, match="state of SGD, and this run's optimizer is Adagrad"):
-        SingleEngine(run_with(folder, "adagrad")).load(tmp_path)
+    engine.snapshot().begin_write(tmp_path)()
+    with pytest.raises(CheckpointError, match="state of SGD, but this run's optimizer is Adagrad"):
+        make_policy(run_with(folder, "adagrad")).load(tmp_path)
 
 
-def test_settings_are_the_run_files_and_not_the_checkpoints(folder: Path, tmp_path: Path) -> None:
-    engine = SingleEngine(run_with(folder, "ademamix"))
+def test_settings_come_from_the_run_file_and_not_the_checkpoint(folder: Path, tmp_path: Path) -> None:
+    engine = make_policy(run_with(folder, "ademamix"))
     update(engine, 0)
-    engine.snapshot().begin(tmp_path)()
+    engine.snapshot().begin_write(tmp_path)()
     run = run_with(folder, "ademamix")
     changed = run.trainer.optimizer.model_copy(update={"alpha": 2.0, "weight_decay": 0.3})
-    other = SingleEngine(
+    other = make_policy(
         run.model_copy(update={"trainer": run.trainer.model_copy(update={"optimizer": changed})})
     )
     other.load(tmp_path)
@@ -311,5 +313,5 @@ def test_a_missing_library_names_the_install_command(monkeypatch: pytest.MonkeyP
 
 
 def test_nesterov_without_momentum_is_refused() -> None:
-    with pytest.raises(ValidationError, match="nesterov wants a momentum above 0"):
-        Trainer.model_validate({"optimizer": {"type": "sgd", "nesterov": True}})
+    with pytest.raises(ValidationError, match="nesterov requires a momentum above 0"):
+        TrainerConfig.model_validate({"optimizer": {"type": "sgd", "nesterov": True}})

@@ -1,4 +1,4 @@
-"""Workers that are Ray actors do what those of this machine do."""
+"""Workers that are Ray actors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from strop.errors import PlacementError, WorkerDied
-from strop.workers.start import OnRay, start_worker
+from strop.errors import PlacementError, WorkerDiedError
+from strop.workers.start import RayPlacement, start_worker
 
 from .workers import echo, fail, sleep
 
@@ -22,8 +22,8 @@ def cluster():
     ray.shutdown()
 
 
-def test_an_actor_serves_and_its_faults_are_heard_of():
-    few = OnRay(cpus=0.5)
+def test_an_actor_serves_and_its_errors_are_reported():
+    few = RayPlacement(cpus=0.5)
     worker = start_worker("echo", echo, few)
     assert worker.receive() == worker.pid != os.getpid()
     assert ray.get_actor("echo")
@@ -35,26 +35,26 @@ def test_an_actor_serves_and_its_faults_are_heard_of():
     assert worker.receive() == large
     assert not worker.poll(0.01)
     os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(WorkerDied, match="echo ended with its actor"):
+    with pytest.raises(WorkerDiedError, match="echo ended with its actor"):
         worker.receive()
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDiedError):
         worker.send(2)
-    worker.end()
+    worker.kill()
     again = start_worker("echo", echo, few)  # its name is free again
     assert again.receive() == again.pid != worker.pid
     again.send("enough")
-    with pytest.raises(WorkerDied, match="echo ended by itself"):
+    with pytest.raises(WorkerDiedError, match="echo ended by itself"):
         again.receive()
-    again.end()
+    again.kill()
     broken = start_worker("broken", fail, few)
     broken.send(1)
-    with pytest.raises(WorkerDied, match=r"(?s)with an error:.*ValueError: what to do with 1\?"):
+    with pytest.raises(WorkerDiedError, match=r"(?s)with an error:.*ValueError: what to do with 1\?"):
         broken.receive()
-    broken.end()
+    broken.kill()
 
 
-def test_one_for_which_no_node_has_room_is_refused_in_time():
+def test_an_actor_for_which_no_node_has_resources_is_refused_in_time():
     with pytest.raises(
-        PlacementError, match=r"no node had room for large \(64 CPUs, 0 GPUs\) in 2 s; free now: "
+        PlacementError, match=r"no node had 64 CPUs and 0 GPUs free for large within 2 s; free now: "
     ):
-        start_worker("large", sleep, OnRay(cpus=64, start_timeout_seconds=2))
+        start_worker("large", sleep, RayPlacement(cpus=64, start_timeout_seconds=2))

@@ -1,4 +1,4 @@
-"""What the workers of these tests do."""
+"""Worker targets for these tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from strop.workers.worker import Channel
 
 
 def echo(channel: Channel) -> None:
-    """Give everything back, and say who one is; the word `enough` ends it."""
+    """Send this process's id, then every message back; the message `enough` ends the worker."""
     channel.send(os.getpid())
     while (message := channel.receive()) != "enough":
         channel.send(message)

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from strop.config.schema.rollout import NativeEngine as NativeSection
-from strop.config.schema.rollout import Rollout as Section
-from strop.config.schema.workflow import Workflow
-from strop.data.turns import TurnEncoder
-from strop.inference.endpoint.server import Endpoint
+from strop.config.schema.rollout import NativeEngineConfig as NativeSection
+from strop.config.schema.rollout import RolloutConfig as Section
+from strop.config.schema.workflow import WorkflowConfig
+from strop.data.encoding.turn_encoder import TurnEncoder
+from strop.inference.endpoint.server import EndpointServer
 from strop.inference.native import NativeEngine
 from strop.models.tiny import make_model
-from strop.types import Completion, Rollout, SampleRequest, Sampling, Task
-from strop.workflows.runner import Runner
-from strop.workflows.services import Services
-from strop.workflows.table import load_workflow
+from strop.types import Completion, Rollout, SampleRequest, SamplingParams, Task
+from strop.workflows.registry import load_workflow
+from strop.workflows.runner import WorkflowRunner
+from strop.workflows.services import WorkflowServices
 
 TOOLS_TEMPLATE = Path(__file__).parents[2] / "examples" / "workflows" / "tools.jinja"
-SAMPLING = Sampling(temperature=1.0, max_tokens=8)
+SAMPLING = SamplingParams(temperature=1.0, max_tokens=8)
 
 
 @dataclass
@@ -72,20 +72,22 @@ class World:
 
     def task(self, prompt: str = "two and two", **columns: object) -> Task:
         messages = ({"role": "user", "content": prompt},)
-        return Task("t", messages, self.encoder.prompt(messages), **columns)
+        return Task("t", messages, self.encoder.encode_prompt(messages), **columns)
 
-    def runner(self, engine: object, workflow: str, args: dict | None = None, **section: object) -> Runner:
+    def runner(
+        self, engine: object, workflow: str, args: dict | None = None, **section: object
+    ) -> WorkflowRunner:
         limit = section.pop("max_sequence_tokens", 400)
-        bound = load_workflow(Workflow(name=workflow, args=args or {}))
-        return Runner(bound, engine, self.encoder, Section(**section), limit, self.services)
+        bound = load_workflow(WorkflowConfig(name=workflow, args=args or {}))
+        return WorkflowRunner(bound, engine, self.encoder, Section(**section), limit, self.services)
 
     @cached_property
-    def services(self) -> Services:
-        return Services(Endpoint(), "policy")
+    def services(self) -> WorkflowServices:
+        return WorkflowServices(EndpointServer(), "policy")
 
     def run(self, engine: object, workflow: str, args: dict | None = None, **section: object) -> Rollout:
         """One rollout of the task."""
-        sampling = section.pop("sampling", Sampling(max_tokens=400))
+        sampling = section.pop("sampling", SamplingParams(max_tokens=400))
         task = section.pop("task", None) or self.task()
         runner = self.runner(engine, workflow, args, **section)
         return asyncio.run(runner.run(task, "g", 0, sampling, 7))

@@ -1,4 +1,4 @@
-"""Agents written against the openai client, which know nothing of Strop, and the endpoint they talk to."""
+"""Agents that use the openai client, and the endpoint that they call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from strop.types import Sampling
+from strop.types import SamplingParams
 from strop.workflows.experiences import rollout_to_experiences
 
 AGENTS = """
@@ -125,22 +125,22 @@ def train_tokens(world, rollout):
 
 
 @pytest.mark.parametrize("name", ["two_turns", "async_turns"])
-def test_calls_that_go_on_are_one_sequence_of_the_tokens_that_were_drawn(world, user_file, name):
+def test_continued_calls_are_one_sequence_of_the_sampled_tokens(world, user_file, name):
     engine = world.native()
     args = {"function": f"{user_file(AGENTS)}:{name}"}
-    rollout = world.run(engine, "agent", args, max_sequence_tokens=120, sampling=Sampling(max_tokens=3))
+    rollout = world.run(engine, "agent", args, max_sequence_tokens=120, sampling=SamplingParams(max_tokens=3))
     assert rollout.error is None
     assert rollout.reward == 1.0
     first, second = rollout.turns
     shown = [*first.prompt_ids, *first.completion_ids]
     assert second.prompt_ids[: len(shown)].tolist() == shown
     (experience,) = rollout_to_experiences(rollout, "")
-    if second.finish == "length" and name == "async_turns":
+    if second.finish_reason == "length" and name == "async_turns":
         assert len(experience.token_ids) == 120, "only the longest sequence bounds a call"
     assert rollout.sampling.temperature == 1.0
 
 
-def test_a_stream_is_the_same_answer_and_text_is_what_is_scored(world, user_file):
+def test_stream_and_text_result(world, user_file):
     args = {"function": f"{user_file(AGENTS)}:streams"}
     rollout = world.run(world.says("two lines\nof text"), "agent", args)
     assert rollout.error is None
@@ -149,25 +149,25 @@ def test_a_stream_is_the_same_answer_and_text_is_what_is_scored(world, user_file
 
 PICKS = """
 import openai
-from strop.workflows import Outcome
+from strop.workflows import WorkflowResult
 
 def picks(task, chat):
     with chat.serve() as access:
-        client = openai.OpenAI(base_url=access.url, api_key=access.key)
+        client = openai.OpenAI(base_url=access.url, api_key=access.api_key)
         for _ in range(3):
             client.chat.completions.create(model="policy", messages=list(task.messages))
-    return Outcome(reward=float(len(chat.turns)), turns=chat.turns[1:2], turn_rewards=[3.0])
+    return WorkflowResult(reward=float(len(chat.turns)), turns=chat.turns[1:2], turn_rewards=[3.0])
 """
 
 
-def test_a_workflow_chooses_among_the_calls_that_were_recorded(world, user_file):
+def test_workflow_selects_turns_to_train_on(world, user_file):
     rollout = world.run(world.says("one", "two", "three"), f"{user_file(PICKS)}:picks")
     assert (rollout.error, rollout.reward, rollout.turn_rewards) == (None, 3.0, (3.0,))
     assert train_tokens(world, rollout) == ["two<|end|>"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tools_go_to_and_fro_as_openai_writes_them(tool_world, user_file, stream):
+def test_tool_calls_in_the_openai_format(tool_world, user_file, stream):
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
     engine = tool_world.says(f"let me add {call}", "it is 7")
     args = {"function": f"{user_file(AGENTS)}:tools", "args": {"stream": stream}}
@@ -179,24 +179,24 @@ def test_tools_go_to_and_fro_as_openai_writes_them(tool_world, user_file, stream
     assert train_tokens(tool_world, rollout) == [f"let me add {call}<|end|>it is 7<|end|>"]
 
 
-def test_calls_that_do_not_go_on_are_a_sequence_each(world, user_file):
+def test_separate_calls_are_separate_sequences(world, user_file):
     args = {"function": f"{user_file(AGENTS)}:other_conversations"}
     rollout = world.run(world.says("a", "b"), "agent", args)
     assert train_tokens(world, rollout) == ["a<|end|>", "b<|end|>"]
 
 
-def test_a_wrong_token_and_an_unknown_model_are_refused(world, user_file):
+def test_wrong_key_and_unknown_model_are_rejected(world, user_file):
     file = user_file(AGENTS)
     rollout = world.run(world.says("a"), "agent", {"function": f"{file}:looks_round"})
-    assert "it never asked the model" in rollout.error
+    assert "it did not call the model" in rollout.error
     rollout = world.run(world.says("a"), "agent", {"function": f"{file}:looks_round_after_a_call"})
     unknown, wrong = rollout.text.split(" | ")
     assert unknown.startswith("404 model_not_found")
-    assert "there is no model 'gpt-4' here; there are policy" in unknown
+    assert "there is no model 'gpt-4'; available: policy" in unknown
     assert wrong.startswith("401 invalid_api_key")
 
 
-def test_a_token_is_worth_nothing_after_its_rollout(world, user_file, tmp_path):
+def test_key_is_invalid_after_its_rollout(world, user_file, tmp_path):
     kept = tmp_path / "kept"
     args = {"function": f"{user_file(AGENTS)}:keeps", "args": {"where": str(kept)}}
     world.run(world.says("a"), "agent", args)
@@ -207,12 +207,12 @@ def test_a_token_is_worth_nothing_after_its_rollout(world, user_file, tmp_path):
         client.models.list()
 
 
-def test_what_does_not_fit_is_said_as_openai_says_it(world, user_file):
+def test_context_length_error_has_openais_code(world, user_file):
     rollout = world.run(world.says("a"), "agent", {"function": f"{user_file(AGENTS)}:too_long"})
     assert rollout.text == "context_length_exceeded"
 
 
-def test_an_agent_that_runs_on_is_cut_not_broken(world, user_file):
+def test_agent_at_the_token_limit_is_truncated(world, user_file):
     args = {"function": f"{user_file(AGENTS)}:runs_on"}
     rollout = world.run(world.says("four"), "agent", args, max_sequence_tokens=60)
     assert (rollout.status, rollout.text) == ("truncated", "four")
@@ -227,7 +227,7 @@ def test_an_agent_that_runs_on_is_cut_not_broken(world, user_file):
         ({"temperature": -1}, "temperature is -1; it must be a number, 0 or more"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(world, user_file, more, words):
+def test_unsupported_parameters_are_rejected_by_name(world, user_file, more, words):
     args = {"function": f"{user_file(AGENTS)}:asks_for_more", "args": more}
     rollout = world.run(world.says("a"), "agent", args)
     assert words in rollout.text
@@ -257,7 +257,7 @@ print(answer.choices[0].message.content, os.environ.get("MOOD"))
         ("hang", "took longer than 2 s"),
     ],
 )
-def test_a_script_that_knows_nothing_of_strop(world, user_file, answer, outcome):
+def test_script_that_does_not_use_strop(world, user_file, answer, outcome):
     script = user_file(SCRIPT)
     world.services._policy = "gpt-x"
     try:
@@ -271,15 +271,15 @@ def test_a_script_that_knows_nothing_of_strop(world, user_file, answer, outcome)
     finally:
         world.services._policy = "policy"
     assert outcome in (rollout.error or rollout.text)
-    assert (rollout.cause == "late") == (answer == "hang")
+    assert (rollout.failure_cause == "timeout") == (answer == "hang")
 
 
-def test_concurrent_rollouts_are_told_apart(world, user_file):
+def test_concurrent_rollouts_are_separate(world, user_file):
     runner = world.runner(world.native(), "agent", {"function": f"{user_file(AGENTS)}:asks_twice"})
 
     async def all_of_them():
         tasks = [world.task(f"task {n}") for n in range(4)]
-        sampling = Sampling(max_tokens=4)
+        sampling = SamplingParams(max_tokens=4)
         return await asyncio.gather(*(runner.run(t, f"g{n}", 0, sampling, n) for n, t in enumerate(tasks)))
 
     for n, rollout in enumerate(asyncio.run(all_of_them())):

@@ -1,4 +1,4 @@
-"""What docs/workflows.md and examples/workflows/ show, runs."""
+"""The code of docs/workflows.md and examples/workflows/ runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_example_runs(made, tmp_path, monkeypatch, name):
     run = strop.load(EXAMPLES / f"{name}.yaml", [f"output={tmp_path}", "record.report=false", *SMALL])
     folder = strop.train(run).folder
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["rollouts/error_share"] == 0
+    assert rows[-1]["rollouts/error_fraction"] == 0
     assert rows[-1]["rollouts/turns"] >= (2 if name == "agent" else 1)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from strop.config.schema.workflow import Workflow
+from strop.config.schema.workflow import WorkflowConfig
 from strop.errors import ConfigError
-from strop.types import Sampling
+from strop.types import SamplingParams
 from strop.workflows.experiences import rollout_to_experiences
-from strop.workflows.table import load_workflow
+from strop.workflows.registry import load_workflow
 
 GUESS = """
 class Guess:
@@ -40,14 +40,14 @@ class Lame:
 """
 
 
-def test_turns_have_their_rewards_and_the_rollout_their_sum(world, user_file):
+def test_rewards_of_turns_and_rollout(world, user_file):
     args = {"environment": f"{user_file(GUESS)}:Guess", "args": {"reward": 2.0}}
     engine = world.says("5", "9", "7")
     rollout = world.run(engine, "environment", args, task=world.task(answer="7"))
     assert rollout.error is None
     assert rollout.turn_rewards == (-0.1, -0.1, 2.0)
     assert rollout.reward == pytest.approx(1.8)
-    assert [m["content"] for m in rollout.messages] == [
+    assert [m["content"] for m in rollout.response_messages] == [
         "guess a number", "5", "higher", "9", "lower", "7",
     ]  # fmt: skip
     (experience,) = rollout_to_experiences(rollout, "")
@@ -67,21 +67,21 @@ def test_the_tasks_own_prompt_and_an_async_environment(world, user_file):
     assert shown.endswith("<|system|>\nlook<|end|>\n<|user|>\nagain<|end|>\n<|assistant|>\n")
 
 
-def test_running_out_of_room_ends_it_with_what_was_earned(world, user_file):
+def test_token_limit_ends_the_rollout_with_its_rewards(world, user_file):
     args = {"environment": f"{user_file(GUESS)}:Modern"}
     rollout = world.run(
-        world.native(), "environment", args, max_sequence_tokens=80, sampling=Sampling(max_tokens=8)
+        world.native(), "environment", args, max_sequence_tokens=80, sampling=SamplingParams(max_tokens=8)
     )
     assert rollout.status == "truncated"
     assert 1 < len(rollout.turns) == len(rollout.turn_rewards) < 16
 
 
-def test_what_an_environment_does_wrong_is_said(world, user_file):
+def test_errors_of_an_environment(world, user_file):
     file = user_file(GUESS)
     rollout = world.run(
         world.says("5"), "environment", {"environment": f"{file}:Wrong"}, task=world.task(answer="7")
     )
-    assert "step returned 'only words'; it must be (messages, reward)" in rollout.error
+    assert "step returned 'only words'; it must return (messages, reward)" in rollout.error
     rollout = world.run(
         world.says("five"), "environment", {"environment": f"{file}:Guess"}, task=world.task(answer="7")
     )
@@ -89,7 +89,7 @@ def test_what_an_environment_does_wrong_is_said(world, user_file):
     assert "mine.py:10" in rollout.error
 
 
-def test_a_class_that_is_no_environment_is_refused(user_file):
+def test_class_without_step_is_rejected(user_file):
     args = {"environment": f"{user_file(GUESS)}:Lame"}
-    with pytest.raises(ConfigError, match="it has no method `step`"):
-        load_workflow(Workflow(name="environment", args=args))
+    with pytest.raises(ConfigError, match="the class has no method `step`"):
+        load_workflow(WorkflowConfig(name="environment", args=args))

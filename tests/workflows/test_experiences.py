@@ -1,9 +1,9 @@
-"""Rollouts become training sequences."""
+"""Conversion of rollouts to training sequences."""
 
 import numpy as np
 import pytest
 
-from strop.types import Group, Rollout, Sampling, Task, Turn
+from strop.types import Rollout, RolloutGroup, SamplingParams, Task, Turn
 from strop.workflows.experiences import group_to_experiences, rollout_to_experiences
 
 
@@ -25,13 +25,13 @@ def rollout(*turns, reward=1.0, status="ok", error=None, index=0):
         turns=turns,
         text="",
         status=status,
-        sampling=Sampling(temperature=0.7),
+        sampling=SamplingParams(temperature=0.7),
         reward=reward,
         error=error,
     )
 
 
-def test_one_turn_is_prompt_and_completion_with_only_the_completion_as_target():
+def test_only_the_completion_of_a_turn_is_a_target():
     (experience,) = rollout_to_experiences(rollout(turn([1, 2, 3], [4, 5], version=7)), "gsm8k")
     assert experience.token_ids.tolist() == [1, 2, 3, 4, 5]
     assert experience.loss_mask.tolist() == [False, False, False, True, True]
@@ -41,14 +41,14 @@ def test_one_turn_is_prompt_and_completion_with_only_the_completion_as_target():
     assert (experience.prompt_tokens, experience.response_tokens) == (3, 2)
 
 
-def test_turns_that_go_on_are_one_sequence_and_what_the_environment_said_is_no_target():
+def test_continued_turns_are_one_sequence_and_environment_tokens_are_not_targets():
     (experience,) = rollout_to_experiences(rollout(turn([1, 2], [3]), turn([1, 2, 3, 9, 9], [4, 5])), "")
     assert experience.token_ids.tolist() == [1, 2, 3, 9, 9, 4, 5]
     assert experience.loss_mask.tolist() == [False, False, True, False, False, True, True]
     assert experience.policy_logprobs.tolist() == [0, 0, -2, 0, 0, -2, -4]
 
 
-def test_a_turn_that_was_shown_something_else_begins_a_new_sequence():
+def test_turn_with_another_prompt_begins_a_new_sequence():
     first, second = rollout_to_experiences(rollout(turn([1, 2], [3]), turn([7, 8], [4])), "")
     assert first.token_ids.tolist() == [1, 2, 3]
     assert second.token_ids.tolist() == [7, 8, 4]
@@ -56,14 +56,14 @@ def test_a_turn_that_was_shown_something_else_begins_a_new_sequence():
     assert first.reward == second.reward == 1.0
 
 
-def test_broken_rollouts_and_empty_answers_give_nothing():
+def test_failed_rollouts_and_empty_completions_give_no_experience():
     task = Task(id="t", messages=(), prompt_ids=ints(1, 2))
     broken = rollout(turn([1, 2], [3]), reward=None, status="error", error="boom", index=1)
     empty = rollout(turn([1, 2], []), index=2)
-    group = group_to_experiences(Group("g", task, (rollout(turn([1, 2], [3])), broken, empty)))
+    group = group_to_experiences(RolloutGroup("g", task, (rollout(turn([1, 2], [3])), broken, empty)))
     assert [experience.index for experience in group.experiences] == [0]
 
 
-def test_an_unscored_rollout_is_a_mistake_of_the_caller():
+def test_unscored_rollout_raises():
     with pytest.raises(ValueError, match="no reward"):
         rollout_to_experiences(rollout(turn([1, 2], [3]), reward=None), "")

@@ -1,18 +1,16 @@
-"""Training on a conversation of two turns gives the gradient of the sequence written down by hand."""
+"""Training on a conversation of two turns gives the gradient of the manually written sequence."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from strop.algorithms.supervised import supervised_loss
+from strop.algorithms.loss_spec import LossSpec
 from strop.config.schema import Run
-from strop.config.units import Amount
-from strop.data.pack import pack
-from strop.training.single import SingleEngine
-from strop.types import GlobalCounts, Sampling
+from strop.config.schema.algorithm import SftConfig
+from strop.training.backends.local import LocalEngine
+from strop.types import SamplingParams, TrainingBatch
 from strop.workflows.experiences import rollout_to_experiences
 
 TWO_TURNS = """
@@ -24,9 +22,12 @@ async def run(task, chat):
 
 
 @pytest.mark.parametrize("unit", ["trajectory", "turn"])
-def test_the_gradient_is_that_of_the_targets_by_hand(world, user_file, unit):
+def test_gradient_equals_the_manual_one(world, user_file, unit):
     rollout = world.run(
-        world.native(), f"{user_file(TWO_TURNS)}:run", sampling=Sampling(max_tokens=6), experience_per=unit
+        world.native(),
+        f"{user_file(TWO_TURNS)}:run",
+        sampling=SamplingParams(max_tokens=6),
+        sequence_per=unit,
     )
     experiences = rollout_to_experiences(rollout, "")
     assert len(experiences) == (1 if unit == "trajectory" else 2)
@@ -38,12 +39,9 @@ def test_the_gradient_is_that_of_the_targets_by_hand(world, user_file, unit):
             "trainer": {"engine": {"device": "cpu"}},
         }
     )
-    engine = SingleEngine(run)
+    engine = LocalEngine(run)
     targets = sum(len(turn.completion_ids) for turn in rollout.turns)
-    counts = GlobalCounts(tokens=targets, sequences=1)
-    zeros = [np.zeros(len(e.token_ids), np.float32) for e in experiences]
-    batches = pack(experiences, zeros, Amount(400, "tokens"), share_prompts=True, device="cpu")
-    engine.forward_backward(batches, supervised_loss, counts, entropy=False)
+    engine.forward_backward(TrainingBatch(experiences), LossSpec(SftConfig(), 400))
 
     by_hand = AutoModelForCausalLM.from_pretrained(world.folder)
     loss = torch.zeros(())
@@ -54,5 +52,5 @@ def test_the_gradient_is_that_of_the_targets_by_hand(world, user_file, unit):
             loss = loss - logprobs[place - 1, ids[0, place]] / targets
     loss.backward()
     expected = dict(by_hand.named_parameters())
-    for name, parameter in engine.model.named_parameters():
+    for name, parameter in engine.policy.model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name].grad, atol=1e-6, rtol=1e-4)

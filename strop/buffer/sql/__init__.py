@@ -1,1 +1,1 @@
-"""The buffer in a database: SQLite or PostgreSQL, through SQLAlchemy, which is imported here alone."""
+"""Buffers in a database, SQLite or PostgreSQL, through SQLAlchemy; it is imported in this package only."""

@@ -1,7 +1,8 @@
-"""A database that may go away and come back."""
+"""Transactions in a database that may be unreachable for a time."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,25 +12,27 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from strop.buffer.sql.tables import metadata
-from strop.buffer.wait import Check, Wait, log
 from strop.errors import StoreError
+from strop.workers.waiting import StopCheck, TimedWait
+
+log = logging.getLogger("strop.buffer")
 
 T = TypeVar("T")
 
 _CREATE_LOCK = 0x5374_726F_70
-"""The advisory lock (`Strop` in ASCII) under which the tables are made in PostgreSQL."""
+"""Advisory lock (`Strop` in ASCII) for the creation of the tables in PostgreSQL."""
 _RETRY_SECONDS = 0.5
 
 
 class Database:
-    """Runs transactions; again and again while the database is away, `outage_seconds` at most.
+    """Runs transactions, and retries them for `reconnect_timeout_seconds` while the database is unreachable.
 
-    A transaction whose commit was not answered may have been done: each must bear being run twice.
+    A transaction whose commit got no reply may have been committed, so each must be idempotent.
     """
 
-    def __init__(self, engine: sa.Engine, *, outage_seconds: float, check: Check) -> None:
+    def __init__(self, engine: sa.Engine, *, reconnect_timeout_seconds: float, check: StopCheck) -> None:
         self._engine = engine
-        self._outage_seconds = outage_seconds
+        self._reconnect_timeout_seconds = reconnect_timeout_seconds
         self._check = check
         self._closed = False
         self.url = engine.url.render_as_string(hide_password=True)
@@ -39,66 +42,67 @@ class Database:
             engine.dispose()
             raise StoreError(
                 f"The experience buffer at {self.url} cannot be opened: {_reason(error)}. Check "
-                "`buffer.url`: a server must run there and let this user make tables; a file's folder must "
-                "be there."
+                "`buffer.url`: a server must run there and allow this user to create tables; a file's folder "
+                "must exist."
             ) from error
 
     @property
     def is_postgresql(self) -> bool:
-        """Otherwise it is SQLite."""
+        """Whether the database is PostgreSQL; otherwise it is SQLite."""
         return self._engine.dialect.name == "postgresql"
 
     def now(self) -> sa.ColumnElement[float]:
-        """Seconds since 1970 by one clock for all: the server's, or this machine's for a file on it."""
+        """Seconds since 1970, by the server's clock, or this machine's clock for a SQLite file."""
         if self.is_postgresql:
             return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double)
         return sa.literal(time.time(), sa.Double)
 
     def insert(self, table: sa.Table) -> Any:
-        """An INSERT of the database's own kind, which knows `on_conflict_do_nothing`."""
+        """An INSERT of the database's dialect, which has `on_conflict_do_nothing`."""
         return (postgresql if self.is_postgresql else sqlite).insert(table)
 
     def run(self, work: Callable[[sa.Connection], T]) -> T:
-        """Do the work in one transaction. Raises `StoreError` when the database stays away too long."""
+        """Run the work in one transaction. Raises `StoreError` if the database cannot be reached for too
+        long."""
         if self._closed:
             raise StoreError("The buffer is closed.")
-        wait = Wait(self._outage_seconds, self._check)
-        away = False
+        wait = TimedWait(self._reconnect_timeout_seconds, self._check)
+        is_away = False
         while True:
             try:
                 result = self.run_once(work)
             except DBAPIError as error:
                 if not isinstance(error, OperationalError) and not error.connection_invalidated:
                     raise
-                if not away:
+                if not is_away:
                     log.warning(
-                        "The database %s does not answer: %s. Trying again.", self.url, _reason(error)
+                        "The database %s does not respond: %s. Trying again.", self.url, _reason(error)
                     )
-                away = True
+                is_away = True
                 self._sleep(wait, error)
                 continue
-            if away:
-                log.warning("The database %s answers again, after %.0f s.", self.url, wait.seconds)
+            if is_away:
+                log.warning("The database %s responds again, after %.0f s.", self.url, wait.elapsed_seconds)
             return result
 
     def run_once(self, work: Callable[[sa.Connection], T]) -> T:
-        """Do the work in one transaction; SQLAlchemy raises what goes wrong."""
+        """Run the work in one transaction, without retries. Raises SQLAlchemy's errors."""
         with self._engine.begin() as connection:
             return work(connection)
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._closed = True
         self._engine.dispose()
 
-    def _sleep(self, wait: Wait, error: DBAPIError) -> None:
-        if wait.left <= 0:
+    def _sleep(self, wait: TimedWait, error: DBAPIError) -> None:
+        if wait.remaining_seconds <= 0:
             raise StoreError(
-                f"The experience buffer's database {self.url} has not answered for {wait.seconds:.0f} s: "
-                f"{_reason(error)}. When it is there again, start the run again: it goes on from its last "
-                "checkpoint. How long to wait is `buffer.outage_seconds`."
+                f"The experience buffer's database {self.url} has not responded for "
+                f"{wait.elapsed_seconds:.0f} s: {_reason(error)}. Start the run again when the database is "
+                "back: it resumes from its last checkpoint. The limit is `buffer.reconnect_timeout_seconds`."
             ) from error
-        time.sleep(wait.slice(f"the database {self.url}", _RETRY_SECONDS))
+        wait.sleep(f"the database {self.url}", _RETRY_SECONDS)
 
     def _create_tables(self, connection: sa.Connection) -> None:
         if self.is_postgresql:
@@ -107,6 +111,6 @@ class Database:
 
 
 def _reason(error: SQLAlchemyError) -> str:
-    """The driver's own first line, without the statement and its parameters."""
+    """The first line of the driver's message, without the statement and its parameters."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return str(cause).strip().split("\n")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""From `buffer.url` to an SQLAlchemy engine: SQLite in WAL mode, or PostgreSQL by psycopg."""
+"""SQLAlchemy engines for `buffer.url`: SQLite in WAL mode, or PostgreSQL through psycopg."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 from strop.errors import ConfigError, MissingExtraError
 
 _EXAMPLES = "`sqlite:///file.db` or `postgresql://user:password@host:5432/database`"
-_ANY_NUMBER = -1
-"""Of connections: as many as there are threads at work."""
+_UNLIMITED_OVERFLOW = -1
+"""SQLAlchemy's value for as many connections as there are threads that need one."""
 _SQLITE_TIMEOUT_SECONDS = 30.0
-"""How long one process waits until the others have written."""
-_SQLITE_PAUSE_SECONDS = 0.002
-"""How long it sleeps at most until it tries again. SQLite's own pauses grow to 0.1 s, which starves some."""
+"""Longest wait of one process for the writes of others."""
+_SQLITE_RETRY_SECONDS = 0.002
+"""Longest pause between two attempts. SQLite's own pauses grow to 0.1 s, which starves some processes."""
 _POSTGRESQL_OPTIONS = {
-    "connect_timeout": 10,  # seconds, as are those of keepalives: a server that is gone is noticed
+    "connect_timeout": 10,  # seconds, like those of the keepalives, which detect a server that is gone
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -31,17 +31,18 @@ _POSTGRESQL_OPTIONS = {
 
 
 def make_engine(url: str | None, folder: Path) -> sa.Engine:
-    """An engine that has not connected yet; a relative SQLite file, and `buffer.db`, stand in the folder.
+    """An engine that is not connected yet. `folder` is the base of a relative SQLite file; without a URL the
+    database is `buffer.db` there.
 
-    Raises `ConfigError` for a URL that names neither kind of database.
+    Raises `ConfigError` for a URL of another kind of database.
     """
     if url is None:
         return _sqlite_engine(folder / "buffer.db")
     try:
         parsed = sa.make_url(url)
     except ArgumentError:
-        # the text is not shown: there may be a password in it
-        raise ConfigError(f"`buffer.url` is no database URL; it looks like {_EXAMPLES}.") from None
+        # The message does not show the URL, which may contain a password.
+        raise ConfigError(f"`buffer.url` is not a database URL. Write {_EXAMPLES}.") from None
     match parsed.get_backend_name():
         case "sqlite" if parsed.database and parsed.database != ":memory:":
             return _sqlite_engine(folder / Path(parsed.database).expanduser())
@@ -49,16 +50,16 @@ def make_engine(url: str | None, folder: Path) -> sa.Engine:
             return _postgresql_engine(parsed.set(drivername="postgresql+psycopg"))
         case "sqlite":
             raise ConfigError(
-                "`buffer.url` is a SQLite database in memory, which no other process could see. Name a file, "
-                "`sqlite:///file.db`; or take `buffer: queue`, which is in memory."
+                "`buffer.url` is a SQLite database in memory, which other processes cannot use. Write a "
+                "file, `sqlite:///file.db`, or `buffer: queue`, which is in memory."
             )
         case other:
-            raise ConfigError(f"`buffer.url` names a {other!r} database. Strop's buffer takes {_EXAMPLES}.")
+            raise ConfigError(f"`buffer.url` names a {other!r} database. Write {_EXAMPLES}.")
 
 
 def _postgresql_engine(url: sa.URL) -> sa.Engine:
     try:
-        return sa.create_engine(url, connect_args=_POSTGRESQL_OPTIONS, max_overflow=_ANY_NUMBER)
+        return sa.create_engine(url, connect_args=_POSTGRESQL_OPTIONS, max_overflow=_UNLIMITED_OVERFLOW)
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"`buffer.url` names a PostgreSQL database, which needs {error.name}: pip install 'strop[sql]'"
@@ -69,28 +70,28 @@ def _sqlite_engine(file: Path) -> sa.Engine:
     engine = sa.create_engine(
         sa.URL.create("sqlite", database=str(file)),
         connect_args={"timeout": _SQLITE_TIMEOUT_SECONDS},
-        max_overflow=_ANY_NUMBER,
+        max_overflow=_UNLIMITED_OVERFLOW,
     )
     sa.event.listen(engine, "connect", _set_up_sqlite)
-    sa.event.listen(engine, "begin", _begin_at_once)
+    sa.event.listen(engine, "begin", _begin_immediate)
     return engine
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # sqlite3 begins no transactions of its own
-    # Of two that make a new file WAL at once SQLite refuses one, without a wait.
-    _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
-    connection.execute("PRAGMA synchronous = NORMAL")  # safe against the end of any process
+    connection.isolation_level = None  # sqlite3 begins no transactions by itself
+    # If two processes switch a new file to WAL at once, SQLite refuses one of them without a wait.
+    _retry_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+    connection.execute("PRAGMA synchronous = NORMAL")  # safe if any process is killed
     connection.execute("PRAGMA busy_timeout = 0")
 
 
-def _begin_at_once(connection: sa.Connection) -> None:
-    """Take the write lock first, so that no transaction has to be given up half-way."""
-    _patiently(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+def _begin_immediate(connection: sa.Connection) -> None:
+    """Take the write lock first, so that no transaction has to be aborted in the middle."""
+    _retry_while_busy(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 
 
-def _patiently(work: Callable[[], object]) -> None:
-    """Again and again while others hold the file."""
+def _retry_while_busy(work: Callable[[], object]) -> None:
+    """Retry while other processes hold the file's lock."""
     deadline = time.monotonic() + _SQLITE_TIMEOUT_SECONDS
     while True:
         try:
@@ -102,4 +103,4 @@ def _patiently(work: Callable[[], object]) -> None:
                 raise
             if time.monotonic() > deadline:
                 raise
-        time.sleep(random.uniform(0, _SQLITE_PAUSE_SECONDS))
+        time.sleep(random.uniform(0, _SQLITE_RETRY_SECONDS))

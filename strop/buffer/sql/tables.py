@@ -1,4 +1,4 @@
-"""The tables of a buffer in a database; one database may hold the buffers of many runs."""
+"""The database tables of a buffer; one database may hold the buffers of many runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-LAYOUT = 1
-"""Goes up whenever the tables change; a buffer of another layout is refused."""
+SCHEMA_VERSION = 1
+"""Version of the tables, increased whenever they change; a buffer of another version is refused."""
 
 metadata = MetaData()
 
@@ -31,14 +31,14 @@ buffers = Table(
 groups = Table(
     "strop_groups",
     metadata,
-    # The order in which groups came in. SQLite counts by itself only in an INTEGER.
+    # The order of arrival. SQLite increments only an INTEGER by itself.
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("buffer", Text, nullable=False),
     Column("id", Text, nullable=False),
-    Column("state", Text, nullable=False),  # queued, claimed, done
-    Column("session", Text),  # of the reader that claimed it
-    Column("claim", Integer),  # which of the reader's claims
-    Column("content", LargeBinary),  # none once it is done
+    Column("state", Text, nullable=False),  # queued, claimed (leased to a reader), done
+    Column("session", Text),  # session of the reader that leases the group
+    Column("claim", Integer),  # number of the reader's lease
+    Column("content", LargeBinary),  # NULL once the group is done
     UniqueConstraint("buffer", "id", name="strop_groups_id"),
     Index("strop_groups_state", "buffer", "state", "number"),
 )
@@ -48,7 +48,7 @@ members = Table(
     metadata,
     Column("buffer", Text, primary_key=True),
     Column("name", Text, primary_key=True),
-    Column("session", Text, nullable=False),  # of who opened it last under this name; empty once it left
+    Column("session", Text, nullable=False),  # of the last process of this name; empty after it has left
     Column("writes", Boolean, nullable=False),
     Column("finished", Boolean, nullable=False),
     Column("alive_until", Double, nullable=False),  # seconds since 1970, by the database's clock

@@ -1,5 +1,4 @@
-"""The pages of docs/reference and the JSON Schema, written from the schema and the ledgers.
+"""Reference page and JSON Schema of the run file, generated from the schema.
 
-python -m strop.config.reference          # from the repository's root; `make docs` calls it
-python -m strop.config.reference --check  # fails where a page is stale
+`strop.dialects.reference` writes them, together with the pages of the dialects.
 """

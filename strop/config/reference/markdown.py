@@ -1,25 +1,25 @@
-"""Tables and anchors in Markdown."""
+"""Tables and anchors of Markdown pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-MADE = "<!-- Made by `make docs` from the code: change it there. -->"
+GENERATED_NOTICE = "<!-- Generated from the code by `make docs`; do not edit. -->"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
+    """Return the lines of a table."""
     lines = [_row(header), _row(["---"] * len(header))]
     return [*lines, *(_row([cell.replace("|", "\\|").replace("\n", " ") for cell in row]) for row in rows)]
 
 
-def code(text: str) -> str:
-    """As code; nothing for nothing."""
+def inline_code(text: str) -> str:
+    """Format text as code; an empty text stays empty."""
     return f"`{text}`" if text else ""
 
 
-def anchored(name: str) -> str:
-    """A place that `#name` leads to."""
+def anchor_tag(name: str) -> str:
+    """Return the anchor of a link to `#name`."""
     return f'<a id="{name}"></a>'
 
 

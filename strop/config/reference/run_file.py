@@ -1,4 +1,4 @@
-"""`docs/reference/run-file.md`: every section and every field of the run file."""
+"""Generator of `docs/reference/run-file.md`, with every section and field of the run file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from inspect import get_annotations
 
 from pydantic.fields import FieldInfo
 
-from strop.config.draft import split
-from strop.config.reference.markdown import MADE, anchored, code, table
-from strop.config.reference.words import default_of, type_of, unit
+from strop.config.load.config_tree import split_key
+from strop.config.reference.field_text import default_of, type_of, unit_of_field
+from strop.config.reference.markdown import GENERATED_NOTICE, anchor_tag, inline_code, table
 from strop.config.schema import Run
 from strop.config.schema.base import Section
-from strop.config.schema.walk import sections
+from strop.config.schema.walk import section_types
 
 Kind = type[Section]
 Path = tuple[str, ...]
@@ -22,32 +22,33 @@ _HEADER = ("field", "takes", "unit", "default", "effect")
 _INTRO = """\
 # The run file
 
-A run file is YAML. Every section and field is here; an unknown one is refused. What has no default must be
-written. `${data.max_prompt_tokens}` stands for another value of the file, `${oc.env:NAME,default}` for an
-environment variable. Where a section has kinds, `type` says which, and its name alone stands for a kind with
-its defaults: `algorithm: grpo` is `algorithm: {type: grpo}`; a field that means nothing for a kind is unknown
-to it. An amount is a number with its unit: `20 steps`, `5 epochs`, `10 %`.
+A run file is a YAML file. This page lists every section and field; unknown keys are errors. A field without a
+default is required. `${data.max_prompt_tokens}` is the value of another key, `${oc.env:NAME,default}` that of an
+environment variable. A section with several types has the key `type`, and the name of a type is short for a
+section with its defaults: `algorithm: grpo` is `algorithm: {type: grpo}`. Each type has its own fields; the
+fields of another type are unknown keys. An amount is a number with a unit: `20 steps`, `5 epochs`, `10 %`.
 
-`strop schema > strop.schema.json` writes what an editor needs to complete and check a run file; a first
-line `# yaml-language-server: $schema=strop.schema.json` tells it so. `strop explain run.yaml` shows a run's
-own values.
+`strop schema > strop.schema.json` writes a JSON Schema, with which an editor completes and checks a run file
+whose first line is `# yaml-language-server: $schema=strop.schema.json`. `strop explain run.yaml` prints the
+values of a run. Deprecated keys, values and metrics are listed in `strop/config/aliases.py`; they still load,
+with a notice, and `strop convert run.yaml` rewrites a file with the current names.
 """
 
 
 def page() -> str:
-    """The page."""
+    """Return the page."""
     return _Writer().write()
 
 
-def linked(field: str) -> str:
-    """A field of the run file, with the way to it; the name alone where the run file has no such field."""
-    place = _place(tuple(key for key in split(field) if not key.isdigit()))
-    return f"[{field}](run-file.md#{'.'.join(place)})" if place else code(field)
+def field_link(field: str) -> str:
+    """Return a link to a field; its name as code if the run file has no such field."""
+    place = _anchor_path(tuple(key for key in split_key(field) if not key.isdigit()))
+    return f"[{field}](run-file.md#{'.'.join(place)})" if place else inline_code(field)
 
 
-def _place(keys: Path) -> Path:
-    """Where a field is described: a section's has one home, and what it goes on from another."""
-    homes = _homes()
+def _anchor_path(keys: Path) -> Path:
+    """Return the path under which a field is described; fields of a base class are described once."""
+    homes = _section_paths()
     kinds: tuple[Kind, ...] = (Run,)
     place: Path = ()
     for key in keys:
@@ -55,7 +56,7 @@ def _place(keys: Path) -> Path:
         if kind is None:
             return ()
         shared = [base for base in _bases(kind) if base in homes and key in base.model_fields]
-        below = sections(kind.model_fields[key].annotation)
+        below = section_types(kind.model_fields[key].annotation)
         if key != "type":
             place = homes[below[0]] if below else (*(homes[shared[0]] if shared else place), key)
         kinds = below
@@ -64,22 +65,22 @@ def _place(keys: Path) -> Path:
 
 class _Writer:
     def __init__(self) -> None:
-        self._homes = _homes()
+        self._homes = _section_paths()
         self._anchors: set[str] = set()
 
     def write(self) -> str:
-        lines = [MADE, _INTRO, *self._fields((), Run, list(Run.model_fields))]
+        lines = [GENERATED_NOTICE, _INTRO, *self._fields((), Run, list(Run.model_fields))]
         lines += self._inside((), (Run,))
         return "\n".join(lines) + "\n"
 
     def _section(self, path: Path, field: FieldInfo) -> Iterator[str]:
-        kinds = sections(field.annotation)
-        said = [_sentence(field.description or kinds[0].__doc__ or "")]
-        said += ["A list; each item has:"] if "list" in type_of(field) else []
+        kinds = section_types(field.annotation)
+        text = [_sentence(field.description or kinds[0].__doc__ or "")]
+        text += ["A list; the fields of an item are:"] if "list" in type_of(field) else []
         bases = [base for base in _bases(kinds[0]) if base in self._homes]
-        said += [f"The fields of {self._link(self._homes[base])}, and:" for base in bases]
+        text += [f"It has the fields of {self._link(self._homes[base])}, and:" for base in bases]
         yield from self._heading(".".join(path), ".".join(path), "##" if len(path) == 1 else "###")
-        yield from (" ".join(said), "")
+        yield from (" ".join(text), "")
         if "type" in kinds[0].model_fields:
             yield from self._kinds(path, kinds)
         else:
@@ -96,8 +97,8 @@ class _Writer:
             label = kind.model_fields["type"].default
             fields = [f"[shared {numbers[base][-1]}](#{numbers[base]})" for base in _bases(kind)]
             fields += [f"[its own](#{name}:{label})"] if _own(kind) else []
-            rows.append((code(label), _sentence(kind.__doc__ or ""), ", ".join(fields)))
-        yield from table(("type", "what it is", "fields"), rows)
+            rows.append((inline_code(label), _sentence(kind.__doc__ or ""), ", ".join(fields)))
+        yield from table(("type", "description", "fields"), rows)
         for base in bases:
             yield from self._heading(numbers[base], f"{name}, shared {numbers[base][-1]}", "####")
             yield from (_sentence(base.__doc__ or ""), "", *self._fields(path, base, _own(base)))
@@ -108,10 +109,10 @@ class _Writer:
                 yield from (_sentence(kind.__doc__ or ""), "", *self._fields(path, kind, _own(kind)))
 
     def _inside(self, path: Path, kinds: tuple[Kind, ...]) -> Iterator[str]:
-        """The sections below, each once: where it stands least deep."""
+        """Yield the sections below, each once, at its shallowest path."""
         fields = {name: field for kind in kinds for name, field in reversed(kind.model_fields.items())}
         for name, field in reversed(fields.items()):
-            below = sections(field.annotation)
+            below = section_types(field.annotation)
             if below and self._homes[below[0]] == (*path, name):
                 yield from self._section((*path, name), field)
 
@@ -121,15 +122,21 @@ class _Writer:
             if name == "type":
                 continue
             field, dotted = kind.model_fields[name], ".".join((*path, name))
-            mark = "" if sections(field.annotation) else self._anchor(dotted)
+            mark = "" if section_types(field.annotation) else self._anchor(dotted)
             effect = _sentence(field.description or "")
             rows.append(
-                (mark + code(name), self._takes(field), unit(name, field), code(default_of(field)), effect)
+                (
+                    mark + inline_code(name),
+                    self._takes(field),
+                    unit_of_field(name, field),
+                    inline_code(default_of(field)),
+                    effect,
+                )
             )
         return table(_HEADER, rows)
 
     def _takes(self, field: FieldInfo) -> str:
-        below = sections(field.annotation)
+        below = section_types(field.annotation)
         words = type_of(field)
         return words.replace("section", self._link(self._homes[below[0]])) if below else words
 
@@ -141,21 +148,21 @@ class _Writer:
         return f"[{name}](#{name})"
 
     def _anchor(self, name: str) -> str:
-        """An anchor where the name stands first, and nothing after that."""
+        """Return an anchor at the first use of a name, and an empty text after that."""
         if name in self._anchors:
             return ""
         self._anchors.add(name)
-        return anchored(name)
+        return anchor_tag(name)
 
 
 @cache
-def _homes() -> dict[Kind, Path]:
-    """Where each section is described: there where it stands least deep."""
+def _section_paths() -> dict[Kind, Path]:
+    """Return the path under which each section is described, its shallowest one."""
     homes: dict[Kind, Path] = {}
     waiting: list[tuple[Kind, Path]] = [(Run, ())]
     for kind, path in waiting:
         for name, field in kind.model_fields.items():
-            for inside in sections(field.annotation):
+            for inside in section_types(field.annotation):
                 if inside not in homes:
                     homes[inside] = (*path, name)
                     waiting.append((inside, (*path, name)))
@@ -163,15 +170,15 @@ def _homes() -> dict[Kind, Path]:
 
 
 def _bases(kind: Kind) -> list[Kind]:
-    """The sections that it goes on from, the most general first."""
+    """Return the base sections, the most general first."""
     between = [base for base in kind.__mro__[1:] if issubclass(base, Section) and base is not Section]
     return between[::-1]
 
 
 def _own(kind: Kind) -> list[str]:
-    """The fields that it says itself, but for its `type`."""
-    said = get_annotations(kind)
-    return [name for name in kind.model_fields if name in said and name != "type"]
+    """Return the fields that a class declares itself, except `type`."""
+    declared = get_annotations(kind)
+    return [name for name in kind.model_fields if name in declared and name != "type"]
 
 
 def _sentence(text: str) -> str:

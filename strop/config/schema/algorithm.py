@@ -1,4 +1,4 @@
-"""`algorithm`: what is learned from scored answers."""
+"""`algorithm`: advantages and losses, one class for each algorithm and policy loss."""
 
 from __future__ import annotations
 
@@ -6,316 +6,375 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from strop.config.schema.base import Section, kind_or
-from strop.config.schema.critic import Critic
+from strop.config.schema.base import Section, type_shorthand
+from strop.config.schema.critic import CriticConfig
 
 SampledKl = Literal["k1", "abs", "k2", "k3"]
 KlEstimator = Literal[SampledKl, "full"]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
-class KlLoss(Section):
-    """A penalty in the loss for leaving the reference, which is the model as it was at the start."""
+class KlLossConfig(Section):
+    """KL penalty in the loss, relative to the reference, which is the initial model."""
 
     estimator: KlEstimator = "k3"
-    """How the divergence is estimated from sampled tokens (joschu.net/blog/kl-approx.html); `full` is exact,
-    over the whole vocabulary, and takes a pass through the reference with every update."""
+    """Estimator of the divergence from sampled tokens (joschu.net/blog/kl-approx.html); `full` is exact, over
+    the whole vocabulary, and requires a forward pass of the reference in every update."""
     coef: float = Field(0.001, ge=0)
-    """What the penalty is multiplied with."""
+    """Coefficient of the penalty."""
 
 
-class AdaptiveKl(Section):
-    """Moves the penalty's coefficient after each step, towards a wanted divergence (arXiv 1909.08593)."""
+class AdaptiveKlConfig(Section):
+    """Controller of the penalty's coefficient: after each step it moves the divergence towards a target
+    (arXiv 1909.08593)."""
 
     target_kl: float = Field(0.1, gt=0)
-    """The divergence that is wanted, in nats per token, by the penalty's own estimator."""
+    """Target divergence, in nats per token, by the penalty's estimator."""
     horizon: int = Field(10000, gt=0)
-    """Rollouts over which the coefficient can change by a fifth of itself."""
+    """Number of rollouts over which the coefficient changes by at most one fifth."""
 
 
-class KlReward(Section):
-    """A penalty in the reward, token by token, for leaving the reference."""
+class KlRewardConfig(Section):
+    """KL penalty in the reward of each token, relative to the reference."""
 
     estimator: KlEstimator = "k1"
-    """How the divergence is estimated from sampled tokens (joschu.net/blog/kl-approx.html); `full` is exact,
-    over the whole vocabulary."""
+    """Estimator of the divergence from sampled tokens (joschu.net/blog/kl-approx.html); `full` is exact, over
+    the whole vocabulary."""
     coef: float = Field(0.001, ge=0)
-    """What the penalty is multiplied with; at the start, where it is adaptive."""
-    adaptive: AdaptiveKl | None = None
-    """Moves the coefficient; null keeps it as it is."""
+    """Coefficient of the penalty; its initial value if it is adaptive."""
+    adaptive: AdaptiveKlConfig | None = None
+    """Controller of the coefficient; null keeps it constant."""
 
 
-class ClippedLoss(Section):
+class ClippedLossConfig(Section):
     """PPO's clipped surrogate (arXiv 1707.06347); DAPO's two sides (2503.14476); dual clip (1912.09729)."""
 
     type: Literal["clip"] = "clip"
     clip_low: float = Field(0.2, ge=0, lt=1)
-    """The ratio to the old policy counts down to 1 - clip_low."""
+    """Lower clip range: the ratio to the old policy is clipped at 1 - clip_low."""
     clip_high: float = Field(0.2, ge=0)
-    """The ratio to the old policy counts up to 1 + clip_high."""
+    """Upper clip range: the ratio to the old policy is clipped at 1 + clip_high."""
     dual_clip: float | None = Field(3.0, gt=1)
-    """Where the advantage is negative, the ratio counts up to this; null for no such bound."""
+    """Upper bound of the ratio for negative advantages (dual clip); null for no bound."""
 
 
-class GspoLoss(Section):
-    """The clipped surrogate with one ratio per answer, the geometric mean of its tokens' (2507.18071)."""
+class GspoLossConfig(Section):
+    """Clipped surrogate with one ratio per response, the geometric mean of its tokens' ratios
+    (2507.18071)."""
 
     type: Literal["gspo"] = "gspo"
     clip_low: float = Field(3e-4, ge=0, lt=1)
-    """The answer's ratio counts down to 1 - clip_low."""
+    """Lower clip range: the response's ratio is clipped at 1 - clip_low."""
     clip_high: float = Field(4e-4, ge=0)
-    """The answer's ratio counts up to 1 + clip_high."""
+    """Upper clip range: the response's ratio is clipped at 1 + clip_high."""
 
 
-class CispoLoss(Section):
-    """REINFORCE, weighted with a bounded ratio that has no gradient of its own (arXiv 2506.13585)."""
+class CispoLossConfig(Section):
+    """REINFORCE, weighted by a clipped ratio without a gradient (arXiv 2506.13585)."""
 
     type: Literal["cispo"] = "cispo"
     clip_low: float | None = Field(None, ge=0, lt=1)
-    """The ratio counts down to 1 - clip_low; null for no lower bound, as in the paper."""
+    """Lower clip range: the ratio is clipped at 1 - clip_low; null for no lower bound, as in the paper."""
     clip_high: float = Field(4.0, ge=0)
-    """The ratio counts up to 1 + clip_high."""
+    """Upper clip range: the ratio is clipped at 1 + clip_high."""
 
 
-class GpgLoss(Section):
-    """The plain policy gradient: no ratio, no bound (arXiv 2504.02546)."""
+class GpgLossConfig(Section):
+    """Plain policy gradient, without ratio and clipping (arXiv 2504.02546)."""
 
     type: Literal["gpg"] = "gpg"
 
 
-class OpmdLoss(Section):
-    """Online policy mirror descent: the plain policy gradient over 1 + tau (arXiv 2505.17826)."""
+class OpmdLossConfig(Section):
+    """Online policy mirror descent: the plain policy gradient divided by 1 + tau (arXiv 2505.17826)."""
 
     type: Literal["opmd"] = "opmd"
     tau: float = Field(1.0, ge=0)
-    """How strongly the policy is held where it is."""
+    """Strength of the regularization towards the current policy."""
 
 
-PolicyLoss = ClippedLoss | GspoLoss | CispoLoss | GpgLoss | OpmdLoss
+PolicyLossConfig = ClippedLossConfig | GspoLossConfig | CispoLossConfig | GpgLossConfig | OpmdLossConfig
 
 
-class ImportanceCorrection(Section):
-    """Truncated importance sampling: weighs the loss with trainer's over sampler's probability."""
+class ImportanceCorrectionConfig(Section):
+    """Truncated importance sampling: weights of the loss, the trainer's over the sampler's probability."""
 
     level: Literal["token", "sequence"] = "token"
-    """One weight for each token, or for each answer the product of its tokens'."""
+    """Level of the weights: one per token, or one per response, the product of its tokens' weights."""
     cap: float = Field(2.0, gt=0)
-    """A larger weight counts as this."""
+    """Maximum weight; larger weights are truncated to it."""
 
 
-class OverlongPenalty(Section):
-    """DAPO's soft punishment of answers that come near the token limit (arXiv 2503.14476, equation 13)."""
+class OverlongPenaltyConfig(Section):
+    """DAPO's soft penalty for responses near the token limit (arXiv 2503.14476, equation 13)."""
 
     buffer_tokens: int = Field(gt=0)
-    """The penalty grows from 0 to `factor` over the last so many tokens before `data.max_response_tokens`."""
+    """Number of tokens before `data.max_response_tokens` over which the penalty grows from 0 to `factor`."""
     factor: float = Field(1.0, gt=0)
-    """What an answer at the limit loses of its reward."""
+    """Penalty of a response at the limit, in units of the reward."""
 
 
-class DynamicSampling(Section):
-    """Groups in which all rewards are equal are replaced by others (DAPO, arXiv 2503.14476)."""
+class DynamicSamplingConfig(Section):
+    """Replacement of groups in which all rewards are equal (DAPO, arXiv 2503.14476)."""
 
     max_tries: int = Field(10, gt=0)
-    """So often a step samples, the first time included; then it trains on the groups that it has."""
+    """Maximum number of sampling rounds per step, including the first; then the step trains on the groups
+    that it has."""
     metric: str | None = None
-    """The part of the reward that is compared, such as `math` or `math/acc`; the whole when left out."""
+    """Part of the reward that is compared, such as `math` or `math/acc`; the total reward if omitted."""
 
 
-class PolicyGradient(Section):
-    """What every algorithm has that learns from rollouts of its own."""
+class PolicyGradientConfig(Section):
+    """Fields of every algorithm that learns from sampled rollouts."""
 
     type: str
     rollouts_per_task: int = Field(8, gt=0)
-    """Answers sampled to each task."""
-    policy_loss: Annotated[PolicyLoss, Field(discriminator="type"), kind_or("clip")] = ClippedLoss()
-    """What is made of ratios and advantages."""
+    """Responses sampled per task."""
+    policy_loss: Annotated[PolicyLossConfig, Field(discriminator="type"), type_shorthand("clip")] = (
+        ClippedLossConfig()
+    )
+    """Policy loss, a function of ratios and advantages."""
     aggregation: Aggregation = "token-mean"
-    """How the losses of tokens become one number."""
-    kl_loss: KlLoss | None = None
-    """A penalty in the loss for leaving the reference; null for none, and then no reference is computed."""
-    kl_reward: KlReward | None = None
-    """The same in the reward, before advantages are computed; null for none."""
+    """Aggregation of the tokens' losses to one number."""
+    kl_loss: KlLossConfig | None = None
+    """KL penalty in the loss; null for none (the reference is then not computed for it)."""
+    kl_reward: KlRewardConfig | None = None
+    """KL penalty in the reward, before advantages are computed; null for none."""
     entropy_coef: float = Field(0.0, ge=0)
-    """The entropy of the answers' tokens, times this, is added to what is maximised."""
-    importance_correction: ImportanceCorrection | None = None
-    """Corrects for a sampler that is not quite the trainer's policy; null for no correction."""
-    overlong_penalty: OverlongPenalty | None = None
-    """Takes from the reward of answers near the token limit; null for none."""
+    """Coefficient of the entropy of the response tokens, which is maximized; 0 for none."""
+    importance_correction: ImportanceCorrectionConfig | None = None
+    """Correction for the difference between the sampler's and the trainer's policy; null for none."""
+    overlong_penalty: OverlongPenaltyConfig | None = None
+    """Penalty in the reward for responses near the token limit; null for none."""
 
 
-class GroupBaselined(PolicyGradient):
-    """What every algorithm has that compares a task's answers with one another."""
+class GroupBaselineConfig(PolicyGradientConfig):
+    """Fields of every algorithm that compares the responses of one task with each other."""
 
     rollouts_per_task: int = Field(8, gt=0, json_schema_extra={"minimum": 2})
-    """Answers sampled to each task, two or more; they are compared with one another."""
-    dynamic_sampling: DynamicSampling | None = None
-    """Replaces groups that teach nothing; null keeps them."""
+    """Responses sampled per task, at least 2; they are compared with each other."""
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """Replacement of groups without a training signal; null keeps them."""
 
     @field_validator("rollouts_per_task")
     @classmethod
     def _enough_to_compare(cls, rollouts: int) -> int:
         if rollouts < 2:
             raise ValueError(
-                "1 answer has nothing to be compared with, and nothing could be learned; write 2 or more, "
-                "or use reinforce_plus_plus or remax, which take one answer to a task"
+                "1 response per task leaves nothing to compare it with, so every advantage would be 0; write "
+                "2 or "
+                "more, or use reinforce_plus_plus or remax, which support one response per task"
             )
         return rollouts
 
 
-class Grpo(GroupBaselined):
+class GrpoConfig(GroupBaselineConfig):
     """Group relative policy optimization (arXiv 2402.03300)."""
 
     type: Literal["grpo"] = "grpo"
     divide_by_std: bool = True
     """Divide advantages by the group's standard deviation; false is Dr. GRPO (arXiv 2503.20783)."""
     std_epsilon: float = Field(1e-6, gt=0)
-    """Added to the standard deviation."""
+    """Constant added to the standard deviation."""
 
 
-class GrpoPassk(GroupBaselined):
-    """GRPO for the best of k answers: what each adds to the others' best (arXiv 2503.19595, 2505.15201)."""
+class GrpoPasskConfig(GroupBaselineConfig):
+    """GRPO for the best of k responses: the advantage is what a response adds to the maximum of the others
+    (arXiv 2503.19595, 2505.15201)."""
 
     type: Literal["grpo_passk"] = "grpo_passk"
     k: int | None = Field(None, ge=2)
-    """How many answers one may give, the best of which counts; null for all of a group."""
+    """Number of responses of which the best counts; null for all responses of a group."""
     divide_by_std: bool = True
     """Divide advantages by the standard deviation of the group's rewards."""
     std_epsilon: float = Field(1e-6, gt=0)
-    """Added to the standard deviation."""
+    """Constant added to the standard deviation."""
 
     @model_validator(mode="after")
-    def _k_within_the_group(self) -> GrpoPassk:
+    def _k_within_the_group(self) -> GrpoPasskConfig:
         if self.k is not None and self.k > self.rollouts_per_task:
             raise ValueError(
-                f"k ({self.k}) is above rollouts_per_task ({self.rollouts_per_task}): the best of k answers "
+                f"k ({self.k}) is above rollouts_per_task ({self.rollouts_per_task}): the best of k "
+                "responses "
                 "is estimated from groups of at least k; write a larger rollouts_per_task, or a smaller k"
             )
         return self
 
 
-class Rloo(GroupBaselined):
-    """REINFORCE with the mean of the task's other answers as the baseline (arXiv 2402.14740)."""
+class RlooConfig(GroupBaselineConfig):
+    """REINFORCE with the mean reward of the task's other responses as the baseline (arXiv 2402.14740)."""
 
     type: Literal["rloo"] = "rloo"
 
 
-class Opo(GroupBaselined):
-    """On-policy optimization: the baseline is the group's mean, weighted by length (arXiv 2505.23585)."""
+class OpoConfig(GroupBaselineConfig):
+    """On-policy optimization: the baseline is the group's length-weighted mean reward (arXiv 2505.23585)."""
 
     type: Literal["opo"] = "opo"
 
 
-class Gpg(GroupBaselined):
-    """Group policy gradient: groups without a signal do not thin the others' (arXiv 2504.02546)."""
+class GpgConfig(GroupBaselineConfig):
+    """Group policy gradient: groups without a training signal do not dilute the gradient of the others
+    (arXiv 2504.02546)."""
 
     type: Literal["gpg"] = "gpg"
-    policy_loss: Annotated[PolicyLoss, Field(discriminator="type"), kind_or("gpg")] = GpgLoss()
-    """What is made of ratios and advantages."""
+    policy_loss: Annotated[PolicyLossConfig, Field(discriminator="type"), type_shorthand("gpg")] = (
+        GpgLossConfig()
+    )
+    """Policy loss, a function of ratios and advantages."""
 
 
-class MeanBaseline(Section):
-    """The mean of the group's rewards."""
+class MeanBaselineConfig(Section):
+    """Mean of the group's rewards."""
 
     type: Literal["mean"] = "mean"
 
 
-class LogAvgExpBaseline(Section):
-    """tau log mean exp(reward / tau): from the mean, for a large tau, to the highest, for a small one."""
+class LogAvgExpBaselineConfig(Section):
+    """tau log mean exp(reward / tau): the mean for a large tau, the maximum for a small tau."""
 
     type: Literal["log_avg_exp"] = "log_avg_exp"
     tau: float = Field(1.0, gt=0)
-    """In units of the reward; the policy loss's own."""
+    """Temperature of the average, in units of the reward; independent of the policy loss's `tau`."""
 
 
-OpmdBaseline = Annotated[MeanBaseline | LogAvgExpBaseline, Field(discriminator="type"), kind_or("mean")]
+OpmdBaselineConfig = Annotated[
+    MeanBaselineConfig | LogAvgExpBaselineConfig, Field(discriminator="type"), type_shorthand("mean")
+]
 
 
-class Opmd(GroupBaselined):
+class OpmdConfig(GroupBaselineConfig):
     """Online policy mirror descent (Trinity-RFT, arXiv 2505.17826; Kimi k1.5, arXiv 2501.12599)."""
 
     type: Literal["opmd"] = "opmd"
-    baseline: OpmdBaseline = MeanBaseline()
-    """What a reward is compared with."""
-    policy_loss: Annotated[PolicyLoss, Field(discriminator="type"), kind_or("opmd")] = OpmdLoss()
-    """What is made of ratios and advantages."""
+    baseline: OpmdBaselineConfig = MeanBaselineConfig()
+    """Baseline that is subtracted from rewards."""
+    policy_loss: Annotated[PolicyLossConfig, Field(discriminator="type"), type_shorthand("opmd")] = (
+        OpmdLossConfig()
+    )
+    """Policy loss, a function of ratios and advantages."""
 
 
-class ReinforcePlusPlus(PolicyGradient):
-    """REINFORCE with returns that are normalised over the whole step (arXiv 2501.03262)."""
+class ReinforcePlusPlusConfig(PolicyGradientConfig):
+    """REINFORCE with returns normalized over the whole step (arXiv 2501.03262)."""
 
     type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
     gamma: float = Field(1.0, ge=0, le=1)
-    """What a reward counts for the token before; 1 for no discount."""
+    """Discount factor per token; 1 for no discount."""
 
 
-class ReinforcePlusPlusBaseline(GroupBaselined):
-    """REINFORCE++ on rewards less their group's mean (arXiv 2501.03262)."""
+class ReinforcePlusPlusBaselineConfig(GroupBaselineConfig):
+    """REINFORCE++ on rewards minus their group's mean (arXiv 2501.03262)."""
 
     type: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
 
 
-class Remax(PolicyGradient):
-    """REINFORCE with the reward of the task's greedy answer as the baseline (arXiv 2310.10505)."""
+class RemaxConfig(PolicyGradientConfig):
+    """REINFORCE with the reward of the task's greedy response as the baseline (arXiv 2310.10505)."""
 
     type: Literal["remax"] = "remax"
     rollouts_per_task: int = Field(1, gt=0)
-    """Answers sampled to each task, beside the greedy one, which is never trained on."""
+    """Responses sampled per task, in addition to the greedy one, which is never trained on."""
 
 
-class Mix(GroupBaselined):
-    """GRPO on fresh rollouts and SFT on an expert's answers in one update (Trinity-RFT's `mix`)."""
+class MixConfig(GroupBaselineConfig):
+    """GRPO on sampled rollouts and SFT on an expert's demonstrations in one update (Trinity-RFT's `mix`)."""
 
     type: Literal["mix"] = "mix"
     expert: str | None = None
-    """The name of the expert's answers in `data.auxiliary`; left out, the only ones there."""
+    """Name of the expert's set in `data.demonstrations`; the only set if omitted."""
     mu: float = Field(0.1, gt=0, lt=1)
-    """The loss is (1 - mu) times GRPO's and mu times the cross entropy of the expert's answers."""
-    expert_share: float = Field(0.5, gt=0, lt=1)
-    """Share of an update's sequences that are the expert's, beside a full update of rollouts."""
+    """Weight of the cross entropy of the expert's demonstrations; GRPO's loss has the weight 1 - mu."""
+    expert_fraction: float = Field(0.5, gt=0, lt=1)
+    """Fraction of an update's sequences that are demonstrations, added to a full update of rollouts."""
     divide_by_std: bool = True
     """Divide advantages by the group's standard deviation."""
     std_epsilon: float = Field(1e-6, gt=0)
-    """Added to the standard deviation."""
+    """Constant added to the standard deviation."""
 
 
-class Ppo(PolicyGradient):
+class PpoConfig(PolicyGradientConfig):
     """Proximal policy optimization: advantages by GAE, with a critic (arXiv 1707.06347, 1506.02438)."""
 
     type: Literal["ppo"] = "ppo"
     rollouts_per_task: int = Field(1, gt=0)
-    """Answers sampled to each task; they are not compared with one another."""
+    """Responses sampled per task; they are not compared with each other."""
     gamma: float = Field(1.0, ge=0, le=1)
-    """What a reward counts for the token before; 1 for no discount."""
+    """Discount factor per token; 1 for no discount."""
     lam: float = Field(1.0, ge=0, le=1)
-    """How far advantages go by rewards (1: no bias) rather than by the critic (0: least noise)."""
+    """Lambda of GAE: 1 uses rewards (no bias), 0 uses the critic (least variance)."""
     whiten: bool = True
-    """Bring the advantages of a step to mean 0 and standard deviation 1."""
-    critic: Critic = Critic()
-    """The value model, and how it learns."""
+    """Normalize the advantages of a step to mean 0 and standard deviation 1."""
+    critic: CriticConfig = CriticConfig()
+    """Value model, and its training."""
 
 
-class Sft(Section):
-    """Supervised fine-tuning: the cross entropy of given answers, averaged over their tokens."""
+class CustomConfig(PolicyGradientConfig):
+    """A user's own advantage function, loss function, or both; see docs/algorithms/custom.md."""
+
+    type: Literal["custom"] = "custom"
+    advantages: str | None = None
+    """Advantage function, as `file.py:name` or a dotted path: `f(batch: RolloutBatch) -> Tensor`, one value
+    per rollout or per token; null for GRPO's advantages."""
+    loss: str | None = None
+    """Loss function, as `file.py:name` or a dotted path: `f(micro_batch, outputs, counts) -> LossOutput`;
+    null for the built-in loss with the options of this section."""
+    ref_logprobs: bool = False
+    """Whether the reference model's log-probs are computed for `loss`, as `micro_batch.ref_logprobs`."""
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """Replacement of groups in which all rewards are equal; null keeps them."""
+
+    @model_validator(mode="after")
+    def _functions_and_options_fit(self) -> CustomConfig:
+        if self.advantages is None and self.loss is None:
+            raise ValueError("custom needs `advantages`, `loss`, or both, such as `loss: file.py:my_loss`")
+        if self.loss is None and self.ref_logprobs:
+            raise ValueError("ref_logprobs is read by `loss` only; write a `loss`, or take ref_logprobs out")
+        if self.loss is not None:
+            fields = type(self).model_fields
+            unused = [name for name in _BUILT_IN_LOSS_OPTIONS if getattr(self, name) != fields[name].default]
+            if unused:
+                raise ValueError(
+                    f"{unused[0]} is an option of the built-in loss, which `loss` replaces; take one of the two out"
+                )
+        return self
+
+
+_BUILT_IN_LOSS_OPTIONS = ("policy_loss", "aggregation", "kl_loss", "entropy_coef", "importance_correction")
+
+
+class SftConfig(Section):
+    """Supervised fine-tuning: the cross entropy of demonstrations, averaged over their tokens."""
 
     type: Literal["sft"] = "sft"
 
 
-class Dpo(Section):
-    """Direct preference optimization: raises chosen answers over rejected ones (arXiv 2305.18290)."""
+class DpoConfig(Section):
+    """Direct preference optimization: prefers chosen over rejected responses (arXiv 2305.18290)."""
 
     type: Literal["dpo"] = "dpo"
     beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held to the reference, which is the model as it was at the start."""
+    """Strength of the regularization towards the reference, which is the initial model."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of the pairs whose labels are taken to be the wrong way round (conservative DPO)."""
+    """Assumed fraction of pairs with swapped labels (conservative DPO)."""
 
 
-WithoutCritic = (
-    Grpo | GrpoPassk | Rloo | Opo | Gpg | Opmd | ReinforcePlusPlus | ReinforcePlusPlusBaseline | Remax | Mix
+CriticFreeConfig = (
+    GrpoConfig
+    | GrpoPasskConfig
+    | RlooConfig
+    | OpoConfig
+    | GpgConfig
+    | OpmdConfig
+    | ReinforcePlusPlusConfig
+    | ReinforcePlusPlusBaselineConfig
+    | RemaxConfig
+    | MixConfig
+    | CustomConfig
 )
-"""Learns from rollouts of its own, and from their rewards alone."""
-RolloutAlgorithm = WithoutCritic | Ppo
-"""Learns from rollouts of its own."""
-OfflineAlgorithm = Sft | Dpo
-"""Learns from given answers; nothing is sampled to train on."""
-Algorithm = Annotated[RolloutAlgorithm | OfflineAlgorithm, Field(discriminator="type")]
+"""Algorithms that learn from sampled rollouts without a critic."""
+RolloutAlgorithmConfig = CriticFreeConfig | PpoConfig
+"""Algorithms that learn from sampled rollouts."""
+OfflineAlgorithmConfig = SftConfig | DpoConfig
+"""Algorithms that learn from demonstrations or pairs, without sampling."""
+AlgorithmConfig = Annotated[RolloutAlgorithmConfig | OfflineAlgorithmConfig, Field(discriminator="type")]

@@ -1,4 +1,4 @@
-"""What every section of a run file is."""
+"""Base class of the run file's sections, and the shorthand of sections with a `type`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pydantic_core.core_schema import no_info_before_validator_function
 
 
 class Section(BaseModel):
-    """Unknown keys are refused, nothing changes after loading, and the docstring under each field
-    is its description in the reference, the JSON Schema and the Studio."""
+    """Base class of sections: immutable, without unknown keys. The docstring under a field is its description
+    in the reference and in the JSON Schema."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -25,14 +25,14 @@ class Section(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class ByName:
-    """Lets `engine: native` stand for `engine: {type: native}`, in validation and in the JSON Schema."""
+class TypeShorthand:
+    """Shorthand for a section with a `type`: `engine: native` is `engine: {type: native}`."""
 
     default: str | None = None
-    """The kind of a section that says no `type`; None where there is but one."""
+    """`type` of a section that has none; None if there is only one type."""
 
-    def complete(self, value: Any) -> Any:
-        """The value with its `type`."""
+    def expand(self, value: Any) -> Any:
+        """Return the value with its `type`."""
         if isinstance(value, str):
             return {"type": value}
         if isinstance(value, dict) and self.default is not None:
@@ -40,12 +40,12 @@ class ByName:
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return no_info_before_validator_function(self.complete, handler(source))
+        return no_info_before_validator_function(self.expand, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """A name, or a section that says its `type` or is of the default kind."""
+        """Return the schema of a type's name, or of a section with its `type` or of the default type."""
         written = handler(schema)
         kinds = {
             handler.resolve_ref_schema(kind)["properties"]["type"]["const"]: kind
@@ -58,10 +58,10 @@ class ByName:
         return {"anyOf": [{"enum": list(kinds)}, *sections]}
 
 
-KindByName = ByName()
-"""For a section of which there is one kind."""
+SINGLE_TYPE_SHORTHAND = TypeShorthand()
+"""Shorthand for a section with a single type."""
 
 
-def kind_or(default: str) -> ByName:
-    """For a union: a section that says no `type` is of the default's."""
-    return ByName(default)
+def type_shorthand(default: str) -> TypeShorthand:
+    """Return the shorthand for a union of sections, with the `type` of a section that has none."""
+    return TypeShorthand(default)

@@ -1,14 +1,15 @@
-"""`bench`: what mode bench measures."""
+"""`bench`: checkpoints that mode `bench` evaluates."""
 
 from __future__ import annotations
 
 from strop.config.schema.base import Section
 
 
-class Bench(Section):
-    """Which weights mode bench measures the eval tasksets with."""
+class BenchConfig(Section):
+    """Weights that mode `bench` evaluates on the eval tasksets."""
 
     checkpoints: tuple[str, ...] = ()
-    """Checkpoint folders, or run folders, which stand for all of theirs; none for all of this run's own."""
-    model: bool = True
-    """Measure the model as it is too, before the checkpoints."""
+    """Checkpoint folders, or run folders for all checkpoints in them; empty for all checkpoints of this
+    run."""
+    initial_model: bool = True
+    """Evaluate the initial model too, before the checkpoints."""

@@ -1,4 +1,4 @@
-"""`buffer`: where experiences wait between explorer and trainer."""
+"""`buffer`: queue of experiences between explorer and trainer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from strop.config.schema.base import Section
 
-DEFAULT_NAME = "experience_buffer"
+DEFAULT_BUFFER_NAME = "experience_buffer"
 SQLITE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 JSON_LINES_SUFFIXES = (".jsonl", ".json")
 
@@ -18,82 +18,88 @@ def _known_suffix(path: str) -> str:
     suffixes = SQLITE_SUFFIXES + JSON_LINES_SUFFIXES
     if PurePath(path).suffix.lower() not in suffixes:
         raise ValueError(
-            f"{path!r} does not say what kind of file it is: end it with {', '.join(SQLITE_SUFFIXES)} for "
+            f"the suffix of {path!r} names no file format; end the path with {', '.join(SQLITE_SUFFIXES)} "
+            "for "
             f"SQLite, or with {' or '.join(JSON_LINES_SUFFIXES)} for JSON Lines"
         )
     return path
 
 
 BackupPath = Annotated[str, AfterValidator(_known_suffix)]
-"""A file whose ending says whether it is SQLite or JSON Lines."""
+"""Path of a backup file; its suffix selects SQLite or JSON Lines."""
 
 
-class BufferBase(Section):
-    """What every buffer has."""
+class BaseBufferConfig(Section):
+    """Fields of every buffer."""
 
     read_timeout_seconds: float = Field(1800.0, ge=0)
-    """Longest wait for a whole batch; after it an incomplete one is read."""
+    """Maximum wait for a complete batch; after it the trainer reads an incomplete batch."""
 
 
-class QueueBuffer(BufferBase):
-    """First in, first out, in memory; a process of its own where explorer and trainer are apart."""
+class QueueBufferConfig(BaseBufferConfig):
+    """First-in, first-out queue in memory; a separate process if explorer and trainer are separate
+    processes."""
 
     type: Literal["queue"] = "queue"
-    name: str = Field(DEFAULT_NAME, min_length=1)
-    """On Ray, its name as an actor."""
+    name: str = Field(DEFAULT_BUFFER_NAME, min_length=1)
+    """Name of the buffer's actor on Ray."""
     capacity_groups: int = Field(4096, gt=0)
-    """So many groups wait at most; then writers wait."""
+    """Maximum number of groups in the queue; when it is full, writers wait."""
     write_timeout_seconds: float = Field(1800.0, ge=0)
-    """Longest wait of a writer for room; after it the run stops and says so."""
+    """Maximum time that a writer waits for free capacity; after it the run stops with an error."""
     backup: BackupPath | None = None
-    """A file (`.db` for SQLite, `.jsonl` for JSON Lines) in the run's folder, or an absolute path; from it
-    a run that was interrupted takes up what was not yet trained on. Null keeps none in one process, and
-    `buffer.db` where explorer and trainer are apart."""
+    """Backup file (`.db` for SQLite, `.jsonl` for JSON Lines), from which an interrupted run restores the
+    groups that were not yet trained on; a relative path is relative to the run's folder. If null, there is no
+    backup in a single process, and `buffer.db` if explorer and trainer are separate processes."""
 
 
-class PriorityBuffer(BufferBase):
-    """The newest and least used first, in memory as a queue is: highest version minus twice the uses."""
+class PriorityBufferConfig(BaseBufferConfig):
+    """Priority queue in memory. The priority of a group is its weights version minus twice its number of
+    uses."""
 
     type: Literal["priority"] = "priority"
-    name: str = Field(DEFAULT_NAME, min_length=1)
-    """On Ray, its name as an actor."""
+    name: str = Field(DEFAULT_BUFFER_NAME, min_length=1)
+    """Name of the buffer's actor on Ray."""
     capacity_groups: int = Field(4096, gt=0)
-    """So many groups are held at most; when there are more, the one of lowest priority is dropped."""
+    """Maximum number of groups; when it is exceeded, the group of lowest priority is dropped."""
     reuse_cooldown_seconds: float | None = Field(None, ge=0)
-    """So long after it was read, a group can be read again; null reads each once."""
+    """Time after a read until the same group can be read again; null reads each group once."""
     backup: BackupPath | None = None
-    """A file (`.db` for SQLite, `.jsonl` for JSON Lines) in the run's folder, or an absolute path; from it
-    a run that was interrupted takes up what was not yet trained on. Null keeps none in one process, and
-    `buffer.db` where explorer and trainer are apart."""
+    """Backup file (`.db` for SQLite, `.jsonl` for JSON Lines), from which an interrupted run restores the
+    groups that were not yet trained on; a relative path is relative to the run's folder. If null, there is no
+    backup in a single process, and `buffer.db` if explorer and trainer are separate processes."""
 
 
-class SqlBuffer(BufferBase):
-    """A table of a SQLite or PostgreSQL database, for writers and readers in any process on any machine."""
+class SqlBufferConfig(BaseBufferConfig):
+    """Table of a SQLite or PostgreSQL database; writers and readers may be any process on any machine."""
 
     type: Literal["sql"] = "sql"
     url: str | None = None
-    """`sqlite:///file.db` (in the run's folder, unless the path is absolute) or
+    """Database URL: `sqlite:///file.db` (a relative path is relative to the run's folder) or
     `postgresql://user:password@host/database`; null is `buffer.db` in the run's folder."""
     name: str | None = Field(None, min_length=1)
-    """Which buffer of that database; null is `<project>/<name>` of the run. One buffer belongs to one run."""
+    """Name of the buffer in the database, which belongs to one run; null is `<project>/<name>` of the run."""
     capacity_groups: int = Field(4096, gt=0)
-    """So many groups wait at most; then writers wait."""
+    """Maximum number of groups in the queue; when it is full, writers wait."""
     write_timeout_seconds: float = Field(1800.0, ge=0)
-    """Longest wait of a writer for room; after it the run stops and says so."""
+    """Maximum time that a writer waits for free capacity; after it the run stops with an error."""
     lease_seconds: float = Field(60.0, gt=0)
-    """A process that was not heard of for so long counts as dead, and what it had read goes back."""
-    outage_seconds: float = Field(600.0, ge=0)
-    """Longest wait for a database that has gone away; after it the run stops and says so."""
+    """Time without a heartbeat after which a process counts as dead, and its unfinished groups return to the
+    queue."""
+    reconnect_timeout_seconds: float = Field(600.0, ge=0)
+    """Maximum time to reconnect to an unavailable database; after it the run stops with an error."""
 
 
-class FileBuffer(BufferBase):
-    """A folder with one readable file per write, to look at; it grows, and is for one reader."""
+class FileBufferConfig(BaseBufferConfig):
+    """Folder with one readable file per write, for inspection; it only grows, and supports one reader."""
 
     type: Literal["file"] = "file"
     path: str = "experiences"
-    """The folder, in the run's folder unless the path is absolute."""
+    """Folder of the files; a relative path is relative to the run's folder."""
     format: Literal["jsonl", "parquet"] = "jsonl"
-    """One group per line, or per row."""
+    """File format: one group per line (`jsonl`) or per row (`parquet`)."""
 
 
-Buffer = Annotated[QueueBuffer | PriorityBuffer | SqlBuffer | FileBuffer, Field(discriminator="type")]
+BufferConfig = Annotated[
+    QueueBufferConfig | PriorityBufferConfig | SqlBufferConfig | FileBufferConfig, Field(discriminator="type")
+]

@@ -1,4 +1,4 @@
-"""`cluster`: where explorer and trainer run when they are apart."""
+"""`cluster`: machines on which explorer and trainer run if they are separate processes."""
 
 from __future__ import annotations
 
@@ -6,44 +6,50 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from strop.config.schema.base import Section, kind_or
+from strop.config.schema.base import Section, type_shorthand
 
 
-class LocalCluster(Section):
-    """Two processes of this machine."""
+class LocalClusterConfig(Section):
+    """Processes of this machine."""
 
     type: Literal["local"] = "local"
 
 
-class RayCluster(Section):
-    """Explorer, trainer and what they start, as actors of a Ray cluster, on whichever nodes have room."""
+class RayClusterConfig(Section):
+    """Actors of a Ray cluster, placed on nodes with free resources."""
 
     type: Literal["ray"] = "ray"
     address: str | None = None
-    """Of a cluster that is there (`auto` finds the one that this machine belongs to); null starts one on this
-    machine for the run, and ends it with the run."""
+    """Address of an existing cluster (`auto` finds the cluster of this machine); null starts a cluster on
+    this machine and stops it at the end of the run."""
     namespace: str | None = None
-    """Ray's, in which the actors have their names; null is `<project>/<name>` of the run."""
+    """Ray namespace of the actors' names; null is `<project>/<name>` of the run."""
     nodes: int = Field(1, gt=0)
-    """So many machines the cluster must have."""
+    """Minimum number of nodes that the cluster must have."""
     gpus_per_node: int = Field(0, ge=0)
-    """So many GPUs each of them must have; they are divided between explorer and trainer."""
-    explorer: str = Field("explorer", min_length=1)
-    """The explorer's name as an actor."""
-    trainer: str = Field("trainer", min_length=1)
-    """The trainer's name as an actor."""
+    """Minimum number of GPUs on each of these nodes; they are divided between explorer and trainer."""
+    explorer_name: str = Field("explorer", min_length=1)
+    """Name of the explorer's actor."""
+    trainer_name: str = Field("trainer", min_length=1)
+    """Name of the trainer's actor."""
     start_timeout_seconds: float = Field(120.0, gt=0)
-    """Longest wait for nodes and for an actor's place; after it the run stops and says what is missing."""
+    """Maximum wait for the nodes, and for the placement of an actor; after it the run stops with an error
+    that names the missing resources."""
     logs_by_node: bool = False
-    """An actor's log is `log/<node's address>/<name>.log` in the run's folder, and not `log/<name>.log`."""
+    """Write an actor's log to `log/<node's address>/<name>.log` in the run's folder instead of
+    `log/<name>.log`."""
     timeline: bool = False
-    """Leave Ray's timeline in the run's folder, `monitor/timeline.json`, for chrome://tracing."""
+    """Write Ray's timeline to `monitor/timeline.json` in the run's folder, for chrome://tracing."""
 
     @model_validator(mode="after")
-    def _two_names(self) -> RayCluster:
-        if self.explorer == self.trainer:
-            raise ValueError(f"explorer and trainer are both named {self.explorer!r}; write two names")
+    def _two_names(self) -> RayClusterConfig:
+        if self.explorer_name == self.trainer_name:
+            raise ValueError(
+                f"explorer_name and trainer_name are both {self.explorer_name!r}; write two different names"
+            )
         return self
 
 
-Cluster = Annotated[LocalCluster | RayCluster, Field(discriminator="type"), kind_or("local")]
+ClusterConfig = Annotated[
+    LocalClusterConfig | RayClusterConfig, Field(discriminator="type"), type_shorthand("local")
+]

@@ -6,36 +6,37 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from strop.config.schema.base import Section, kind_or
-from strop.config.schema.model import Model
-from strop.config.schema.optimizer import AdamW, Optimizer, check_clipping
-from strop.config.schema.schedule import ConstantSchedule, PositionSchedule
+from strop.config.schema.base import Section, type_shorthand
+from strop.config.schema.model import ModelConfig
+from strop.config.schema.optimizer import AdamWConfig, OptimizerConfig, check_clipping
+from strop.config.schema.schedule import ConstantScheduleConfig, MetricFreeScheduleConfig
 from strop.config.units import MicroBatchSize
 
 
-class Critic(Section):
-    """A model of its own that says what reward a state will still bring, and how it learns."""
+class CriticConfig(Section):
+    """Value model, a separate model that predicts the return of a state, and its training."""
 
-    model: Model | None = None
-    """What it starts from, with a new head of one value; the policy's own `model` when left out."""
+    model: ModelConfig | None = None
+    """Model that the critic starts from, with a new head of one output; the policy's `model` if omitted."""
     value_clip: float | None = Field(0.5, gt=0)
-    """A value counts as moved at most so far from what it was at the step's start; null for no bound."""
+    """Maximum change of a value, relative to the start of the step, that the value loss counts; null for no
+    limit."""
     warmup_steps: int = Field(0, ge=0)
-    """In so many steps at the start the critic alone learns."""
+    """Number of first steps in which only the critic is trained."""
     tasks_per_update: int | None = Field(None, gt=0)
-    """Tasks whose rollouts make one update of the critic; as for the policy when left out."""
-    passes: int | None = Field(None, gt=0)
-    """How often it is trained on a step's rollouts; as the policy when left out."""
+    """Tasks whose rollouts make one update of the critic; the policy's value if omitted."""
+    epochs_per_step: int | None = Field(None, gt=0)
+    """Epochs of the critic over a step's rollouts; the policy's value if omitted."""
     microbatch: MicroBatchSize | None = None
-    """What goes through it at once, in `tokens` or `sequences`; as for the policy when left out."""
-    optimizer: Annotated[Optimizer, kind_or("adamw")] = AdamW(lr=1e-5)
-    """What turns its gradients into steps."""
-    schedule: Annotated[PositionSchedule, kind_or("constant")] = ConstantSchedule()
-    """How its learning rate moves."""
+    """Size of a micro-batch, in `tokens` or `sequences`; the policy's value if omitted."""
+    optimizer: Annotated[OptimizerConfig, type_shorthand("adamw")] = AdamWConfig(lr=1e-5)
+    """Optimizer of the critic."""
+    schedule: Annotated[MetricFreeScheduleConfig, type_shorthand("constant")] = ConstantScheduleConfig()
+    """Learning rate schedule of the critic."""
     max_grad_norm: float | None = Field(1.0, gt=0)
-    """Longer gradients are scaled down to this length; null for no bound."""
+    """Maximum norm of the gradient; larger gradients are scaled down to it. Null for no limit."""
 
     @model_validator(mode="after")
-    def _optimizer_fits(self) -> Critic:
+    def _optimizer_fits(self) -> CriticConfig:
         check_clipping(self.optimizer, self.max_grad_norm)
         return self

@@ -1,4 +1,4 @@
-"""`data`: where tasks come from, and how their prompts are encoded."""
+"""`data`: tasksets, and the encoding of their prompts."""
 
 from __future__ import annotations
 
@@ -7,130 +7,135 @@ from typing import Any, Literal
 from pydantic import Field
 
 from strop.config.schema.base import Section
-from strop.config.schema.reward import RewardOrShort
-from strop.config.schema.rollout import Sampling
-from strop.config.schema.workflow import WorkflowOrName
+from strop.config.schema.reward import RewardConfigOrShorthand
+from strop.config.schema.rollout import SamplingConfig
+from strop.config.schema.workflow import WorkflowConfigOrName
 
 
-class OwnDataset(Section):
-    """A dataset class of your own, as verl's `data.custom_cls`: a torch Dataset over the files of `path`."""
+class CustomDatasetConfig(Section):
+    """Dataset class of the user, as in verl's `data.custom_cls`: a torch Dataset over the files of `path`."""
 
     name: str
-    """Its dotted path, or `file.py:Name`."""
+    """Dotted path of the class, or `file.py:Name`."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """What it is given as `config`."""
+    """Mapping that the class gets as `config`."""
 
 
-class Taskset(Section):
-    """Where tasks come from, and which columns hold what. A column may be a dotted path."""
+class TasksetConfig(Section):
+    """Source of tasks, and the columns of its rows. A column may be a dotted path."""
 
     path: str | tuple[str, ...]
-    """Parquet or JSONL: a file, a list of files, a directory, a `datasets` folder, a hub name, a URL; or a
+    """Parquet or JSONL: a file, a list of files, a directory, a `datasets` folder, a Hub name, a URL; or a
     database, `sqlite:///tasks.db` or `postgresql://user:password@host/database`."""
     table: str | None = None
-    """Which table of a database; its columns are the rows' columns."""
-    dataset: OwnDataset | None = None
-    """What reads the files, in place of Strop; null for none."""
+    """Table of the database; its columns are the columns of the rows."""
+    dataset: CustomDatasetConfig | None = None
+    """Custom dataset class that reads the files; null for Strop's own readers."""
     split: str | None = None
-    """Which split, where the dataset has several; refused where it has none."""
+    """Split of a dataset with several splits; an error for a dataset without splits."""
     subset: str | None = None
-    """Which subset (the hub calls it config), where the dataset has several."""
+    """Subset (on the Hub: config) of a dataset with several subsets."""
     prompt: str = "prompt"
     """Column of the prompt: a list of messages, or plain text, which becomes one user message."""
     answer: str | None = "answer"
-    """Column of what the reward compares with; null when there is none."""
+    """Column of the reference answer for the reward; null if there is none."""
     source: str | None = None
-    """Column that says where a row is from, by which rewards can be chosen."""
+    """Column of the row's source, by which `by_source` chooses a reward."""
     tools: str | None = None
     """Column of the tools that the model may call: a list of JSON schemas, or its JSON text."""
     response: str | None = None
-    """Column of the answer to imitate, under sft and for an expert: text or messages that go on from the
-    prompt, or a whole conversation (then no prompt is read), of which all assistant turns are trained."""
+    """Column of the demonstration, for sft and for the expert of mix: text or messages that continue the
+    prompt, or a complete conversation (then no prompt is read), of which all assistant turns are trained."""
     chosen: str | None = None
-    """Column of the better answer, under dpo: text or messages that go on from the prompt, or a whole
-    conversation, whose prompt is what it has in common with the rejected one."""
+    """Column of the preferred response, for dpo: text or messages that continue the prompt, or a complete
+    conversation, whose prompt is the part that it shares with the rejected one."""
     rejected: str | None = None
-    """Column of the worse answer, in the same form."""
+    """Column of the rejected response, in the same form as `chosen`."""
     system: str | None = None
-    """Text of a system message put before every prompt that has none."""
+    """Text of a system message for prompts that have none; null for no system message."""
     system_column: str | None = None
-    """Column of a row's own such text; where it is null, `system`."""
+    """Column of a row's own system message; `system` applies to rows in which it is null."""
     reply_prefix: str = ""
-    """Text that every sampled answer begins with; it counts to the prompt, and the reward does not see it."""
+    """Text that starts every sampled response; it counts as a part of the prompt, and is hidden from
+    rewards."""
     trained_turns: Literal["all", "last"] = "all"
-    """Which of the assistant's turns in `response` are trained, where that is a conversation."""
+    """Assistant turns that are trained, if `response` is a conversation: all, or only the last one."""
     limit_tasks: int | None = Field(None, gt=0)
-    """Use only the first so many rows."""
+    """Maximum number of rows, from the first one on; null for all rows."""
 
 
-class TaskQueue(Section):
-    """What is trained on stands in a table that others fill while the run goes on: first in, first out, each
-    task once. Rows have the order of the primary key, so new ones must come behind those that are there."""
+class TaskQueueConfig(Section):
+    """Reading of training tasks from a database table that other programs fill during the run: first in,
+    first out, each task once. Rows are read in the order of the primary key, so new rows need larger keys."""
 
     timeout_seconds: float = Field(1800.0, ge=0)
-    """Longest wait for a step's tasks; after it the run stops and says so."""
+    """Maximum wait for the tasks of one step; after it the run stops with an error."""
 
 
-class EvalTaskset(Taskset):
-    """A taskset that is measured, not trained on."""
+class EvalTasksetConfig(TasksetConfig):
+    """Taskset for evaluation, which is never trained on."""
 
     name: str = Field("eval", pattern=r"^[^/\\.][^/\\]*$")
-    """Its name in metrics and files; unique in the run."""
+    """Name of the taskset in metrics and files; unique in the run."""
     rollouts_per_task: int = Field(1, gt=0)
-    """Answers sampled to each task; more than one also gives pass@k."""
-    sampling: Sampling = Sampling(temperature=0.0)
-    """How answers are drawn; greedy unless said otherwise."""
-    workflow: WorkflowOrName | None = None
-    """How its tasks become rollouts; as `rollout.workflow` says when left out."""
-    reward: RewardOrShort | None = None
-    """How its answers are scored; as the run's `reward` says when left out."""
+    """Responses sampled per task; more than one also gives pass@k."""
+    sampling: SamplingConfig = SamplingConfig(temperature=0.0)
+    """Sampling of the responses; greedy by default."""
+    workflow: WorkflowConfigOrName | None = None
+    """Workflow of the taskset; `rollout.workflow` if omitted."""
+    reward: RewardConfigOrShorthand | None = None
+    """Reward of the taskset; the run's `reward` if omitted."""
 
     @property
     def is_sampled(self) -> bool:
-        """Whether answers are sampled to measure it; else the loss of the given ones is."""
+        """Whether the evaluation samples responses; otherwise it computes the loss on given responses."""
         return self.response is None and self.chosen is None
 
 
-class Auxiliary(Taskset):
-    """Given answers, in the column `response`, that are learned before rollouts or beside them."""
+class DemonstrationsConfig(TasksetConfig):
+    """Set of demonstrations (column `response`), which are trained on before rollouts or together with
+    them."""
 
     name: str = Field("answers", pattern=r"^[^/\\.][^/\\]*$")
-    """What they are called elsewhere in the run file; unique in the run."""
+    """Name of the set in the rest of the run file; unique in the run."""
 
 
-class Data(Section):
-    """Where tasks come from, and how their prompts are encoded."""
+class DataConfig(Section):
+    """Tasksets, and the encoding of their prompts."""
 
-    train: Taskset
-    """What is trained on."""
-    eval: tuple[EvalTaskset, ...] = ()
-    """What is measured, each under its name."""
-    auxiliary: tuple[Auxiliary, ...] = ()
-    """Given answers for algorithm mix, whose `expert` names them, and for `trainer.sample` warmup."""
-    queue: TaskQueue | None = None
-    """Take the tasks of `train`, a database's table, as they come; null where they are all there."""
+    train: TasksetConfig
+    """Taskset for training."""
+    eval: tuple[EvalTasksetConfig, ...] = ()
+    """Tasksets for evaluation."""
+    demonstrations: tuple[DemonstrationsConfig, ...] = ()
+    """Sets of demonstrations: for algorithm mix, whose `expert` names one of them, and for
+    `trainer.batch_selection` warmup, whose `demonstrations` names one."""
+    queue: TaskQueueConfig | None = None
+    """Reading of `train`, a database table, as a queue of arriving tasks; null if all tasks exist at the
+    start."""
     max_prompt_tokens: int = Field(1024, gt=0)
-    """Longest prompt, chat template included."""
+    """Maximum length of a prompt including the chat template, in tokens."""
     max_response_tokens: int = Field(1024, gt=0)
-    """Longest answer; sampling stops there and the rollout counts as truncated."""
+    """Maximum length of a response, in tokens; at this length sampling stops and the rollout is truncated."""
     overlong: Literal["error", "filter", "left", "right", "middle"] = "error"
-    """A longer prompt stops the run, is left out, or is cut: `left` drops its beginning, `right` its end,
-    `middle` its middle."""
-    overlong_workers: int = Field(1, gt=0)
-    """Processes that encode prompts when tasks are loaded."""
+    """Treatment of a prompt above `max_prompt_tokens`: `error` stops the run, `filter` drops the task, `left`
+    removes its beginning, `right` its end, `middle` its middle."""
+    tokenize_workers: int = Field(1, gt=0)
+    """Number of processes that encode prompts while tasks are loaded."""
     chat_template: str = "tokenizer"
-    """`tokenizer` for its own, `none` to encode plain text as it is, a file with a Jinja template, or the
-    template itself, which has `{{` or `{%` in it."""
+    """Chat template: `tokenizer` for the tokenizer's own, `none` to encode plain text without a template, a
+    file with a Jinja template, or the template itself, which contains `{{` or `{%`."""
     shuffle: bool = True
-    """A new order each epoch, from `seed`."""
+    """Shuffle the tasks in each epoch, by the run's `seed`."""
     incomplete_batch: Literal["drop", "keep"] = "drop"
-    """The tasks left at an epoch's end that fill no step: left out, or trained on as a smaller step."""
+    """Treatment of the tasks at an epoch's end that do not fill a step: `drop` skips them, `keep` trains on
+    them in a smaller step."""
 
-    def answers_of(self, name: str | None) -> Auxiliary:
-        """The set of given answers that is named, or the only one there is."""
-        return next(answers for answers in self.auxiliary if name in (None, answers.name))
+    def demonstrations_named(self, name: str | None) -> DemonstrationsConfig:
+        """The set of demonstrations of this name; the first one for None."""
+        return next(answers for answers in self.demonstrations if name in (None, answers.name))
 
 
 def is_template(text: str) -> bool:
-    """Whether `chat_template` is the template itself."""
+    """Whether a `chat_template` value is the template itself."""
     return "{{" in text or "{%" in text

@@ -1,40 +1,41 @@
-"""Answers to a file of prompts, by a model that is not trained."""
+"""Schema of `generate`: responses to a file of prompts, without training."""
 
 from __future__ import annotations
 
 from pydantic import Field, model_validator
 
 from strop.config.schema.base import Section
-from strop.config.schema.data import Data
-from strop.config.schema.model import Model
-from strop.config.schema.rollout import NativeEngine, Sampling
+from strop.config.schema.data import DataConfig
+from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import NativeEngineConfig, SamplingConfig
 
 
-class Generation(Section):
-    """Which prompts are answered, by what, how, and where the answers go."""
+class GenerationConfig(Section):
+    """Prompts, model, sampling and output file of a generation."""
 
-    model: Model
-    """What answers."""
-    data: Data
-    """The prompts, in `train`, and how long they and their answers may be."""
+    model: ModelConfig
+    """Model that generates the responses."""
+    data: DataConfig
+    """Prompts (`train`), and the maximum lengths of prompts and responses."""
     output: str
-    """Parquet to write, a path or a URL: the same rows with a column `responses`."""
+    """Parquet file to write, a path or a URL: the rows of the prompts with a column `responses`."""
     rollouts_per_task: int = Field(1, gt=0)
-    """Answers to each prompt."""
-    tasks_at_once: int = Field(128, gt=0)
-    """Prompts that are answered together; changes memory, never the answers."""
-    sampling: Sampling = Sampling()
-    """How answers are drawn."""
-    engine: NativeEngine = NativeEngine()
-    """What draws them."""
+    """Responses per prompt."""
+    tasks_per_batch: int = Field(128, gt=0)
+    """Prompts per batch; it changes memory, never the responses."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Sampling of the responses."""
+    engine: NativeEngineConfig = NativeEngineConfig()
+    """Inference engine."""
     seed: int = Field(1, ge=0)
-    """Fixes every draw."""
+    """Seed of the sampling."""
 
     @model_validator(mode="after")
-    def _greedy_once(self) -> Generation:
+    def _greedy_once(self) -> GenerationConfig:
         if self.sampling.temperature == 0 and self.rollouts_per_task > 1:
             raise ValueError(
-                f"rollouts_per_task is {self.rollouts_per_task} and the temperature 0: greedy answers to one "
-                "prompt are all the same; write 1, or a temperature above 0"
+                f"rollouts_per_task is {self.rollouts_per_task} and the temperature is 0: greedy responses "
+                "to one "
+                "prompt are identical; write rollouts_per_task 1, or a temperature above 0"
             )
         return self

@@ -1,4 +1,4 @@
-"""`reward.judges` and `reward.calls`: language models that score answers."""
+"""`reward.judges` and `reward.judge_calls`: language models that score responses."""
 
 from __future__ import annotations
 
@@ -24,54 +24,61 @@ Say in a sentence or two what is good and what is bad about it. Then write one l
 where n is a number from 0 (worthless) to 10 (perfect)."""
 
 
-class Judge(Section):
-    """A language model behind an OpenAI-compatible endpoint, which is shown each answer and scores it."""
+class JudgeConfig(Section):
+    """Language model behind an OpenAI-compatible endpoint that scores each response."""
 
     url: str = Field(pattern=r"^(https?://|auxiliary$)")
-    """Where the endpoint's API begins, such as `http://localhost:8000/v1`; or `auxiliary`, for one of
+    """Base URL of the endpoint's API, such as `http://localhost:8000/v1`; or `auxiliary` for a model of
     `rollout.auxiliary_models`."""
     model: str
-    """The model's name there."""
+    """Name of the model at the endpoint."""
     name: str = "judge"
-    """The part's name in metrics."""
+    """Name of this part of the reward in metrics."""
     weight: float = 1.0
-    """What its score, from 0 to 1, is multiplied with in the sum."""
-    key_variable: str | None = None
-    """The environment variable that holds the endpoint's key; null where it wants none."""
+    """Weight of the score, which is between 0 and 1, in the sum."""
+    api_key_env: str | None = None
+    """Environment variable that holds the endpoint's API key; null if the endpoint requires none."""
     prompt: str = JUDGE_PROMPT
     """Jinja text or a `.jinja` file, with `question`, `completion`, `answer` and the task's columns."""
     pattern: str = r"Score:[\s*]*(-?\d+(?:\.\d+)?)"
-    """A regular expression with one group; what it last finds in the reply is the score."""
-    worst: float = 0.0
-    """The score that counts as 0."""
-    best: float = 10.0
-    """The score that counts as 1."""
+    """Regular expression with one group; the last match in the reply is the score."""
+    min_score: float = 0.0
+    """Score of the judge that becomes 0."""
+    max_score: float = 10.0
+    """Score of the judge that becomes 1."""
     temperature: float = Field(0.0, ge=0)
-    """How the judge's reply is drawn."""
+    """Sampling temperature of the judge's reply; 0 is greedy."""
     max_tokens: int = Field(512, gt=0)
-    """Longest reply."""
+    """Maximum length of the reply, in tokens."""
 
     @model_validator(mode="after")
-    def _a_range(self) -> Judge:
-        if self.worst == self.best:
-            raise ValueError(f"worst and best are both {self.best:g}: no score could be better than another")
+    def _a_range(self) -> JudgeConfig:
+        if self.min_score == self.max_score:
+            raise ValueError(
+                f"min_score and max_score are both {self.max_score:g}, so all scores would be equal; write "
+                "two "
+                "different numbers"
+            )
         return self
 
 
-class Calls(Section):
-    """How judges are called: it never changes a score. Bounds are over all judges."""
+class JudgeCallsConfig(Section):
+    """Concurrency, retries, cache and budget of calls to judges, over all judges; none of it changes a
+    score."""
 
     concurrency: int = Field(8, gt=0)
-    """Calls under way at most."""
+    """Maximum number of concurrent calls."""
     timeout_seconds: float = Field(60.0, gt=0)
-    """A call that takes longer is tried again."""
+    """Maximum duration of one call; after it the call is retried."""
     retries: int = Field(5, ge=0)
-    """So often is a call tried again, before the run stops for want of an answer."""
+    """Maximum number of retries of a call; after the last one the run stops with an error."""
     backoff_seconds: float = Field(1.0, gt=0)
-    """The first wait before another try; it doubles each time."""
+    """Wait before the first retry; it doubles with each further retry."""
     cache: str | None = None
-    """The folder in which replies are kept, so that nothing is asked twice; by default the run's own."""
+    """Folder of cached replies, so that no request is sent twice; null is a folder of the run."""
     max_calls: int | None = Field(None, gt=0)
-    """The run stops when so many replies are in the cache and another is wanted; null for no bound."""
+    """Maximum number of replies in the cache; the run stops when another call is needed. Null for no
+    limit."""
     max_tokens: int | None = Field(None, gt=0)
-    """The same for what the replies in the cache have cost in tokens, requests included."""
+    """Maximum number of tokens of the requests and replies in the cache; the run stops when another call is
+    needed. Null for no limit."""

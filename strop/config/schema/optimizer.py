@@ -1,4 +1,4 @@
-"""`trainer.optimizer`: what turns gradients into steps. One class for each, with its own options."""
+"""`trainer.optimizer`: optimizers, one class each."""
 
 from __future__ import annotations
 
@@ -8,224 +8,235 @@ from pydantic import Field, model_validator
 
 from strop.config.schema.base import Section
 
-Share = Annotated[float, Field(ge=0, lt=1)]
-"""A decay of a running average: 0 keeps nothing of the past."""
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+"""Decay of a running average; 0 keeps no history."""
 
 
-class OptimizerBase(Section):
-    """What every optimizer has."""
+class BaseOptimizerConfig(Section):
+    """Fields of every optimizer."""
 
     fused_backward: ClassVar[bool] = False
-    """Whether weights move during backward: no gradient is ever whole, so none can be added up or clipped."""
+    """Whether the optimizer updates weights during the backward pass; gradients can then be neither
+    accumulated nor clipped."""
 
     lr: float = Field(1e-6, ge=0)
-    """The schedule's highest learning rate."""
+    """Peak learning rate of the schedule."""
     weight_decay: float = Field(0.0, ge=0)
-    """Share of a weight, times the learning rate, taken off at each update."""
+    """Fraction of a weight, times the learning rate, that each update subtracts from it."""
 
 
-class AdamW(OptimizerBase):
-    """Adam with decoupled weight decay (arXiv 1711.05101); torch's."""
+class AdamWConfig(BaseOptimizerConfig):
+    """Adam with decoupled weight decay (arXiv 1711.05101); torch's implementation."""
 
     type: Literal["adamw"] = "adamw"
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Decay of the first and second moment's averages."""
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
+    """Decay rates of the first and the second moment."""
     eps: float = Field(1e-8, gt=0)
-    """Added to the second moment's root."""
+    """Constant added to the square root of the second moment."""
     weight_decay: float = Field(0.01, ge=0)
-    """Share of a weight, times the learning rate, taken off at each update."""
+    """Fraction of a weight, times the learning rate, that each update subtracts from it."""
     fused: bool = True
-    """One kernel for the whole update: the same formula, faster, other rounding."""
+    """Use one kernel for the whole update: the same formula, faster, with different rounding."""
 
 
-class Adafactor(OptimizerBase):
-    """Second moments of a matrix kept as a row and a column (arXiv 1804.04235); transformers'."""
+class AdafactorConfig(BaseOptimizerConfig):
+    """Adam with factored second moments of matrices (arXiv 1804.04235); transformers' implementation."""
 
     type: Literal["adafactor"] = "adafactor"
     eps: tuple[float, float] = (1e-30, 1e-3)
-    """Added to the squared gradient; the least weight size that `scale_parameter` takes."""
+    """Two constants: one added to the squared gradient, and the minimum root mean square of the weights for
+    `scale_parameter`."""
     clip_threshold: float = Field(1.0, gt=0)
-    """Bound on the root mean square of a tensor's update, before the learning rate."""
+    """Maximum root mean square of a tensor's update, before the learning rate."""
     decay_rate: float = Field(-0.8, lt=0)
-    """The second moment's decay after `t` updates is `1 - t ** decay_rate`."""
-    beta1: Share | None = None
-    """Decay of a first moment; null keeps none."""
+    """Exponent of the second moment's decay, which is `1 - t ** decay_rate` after `t` updates."""
+    beta1: DecayRate | None = None
+    """Decay rate of the first moment; null for no first moment."""
     scale_parameter: bool = False
     """Multiply the learning rate by the root mean square of each tensor's weights."""
 
 
-class Ademamix(OptimizerBase):
-    """AdamW with a second, slow average of the gradient (arXiv 2409.03137); pytorch_optimizer's."""
+class AdemamixConfig(BaseOptimizerConfig):
+    """AdamW with an additional slow average of the gradient (arXiv 2409.03137); pytorch_optimizer's
+    implementation."""
 
     type: Literal["ademamix"] = "ademamix"
-    betas: tuple[Share, Share, Share] = (0.9, 0.999, 0.9999)
-    """Decay of the fast average, of the second moment, and of the slow average."""
+    betas: tuple[DecayRate, DecayRate, DecayRate] = (0.9, 0.999, 0.9999)
+    """Decay rates of the fast average, of the second moment, and of the slow average."""
     alpha: float = Field(5.0, ge=0)
-    """Weight of the slow average; the fast one has 1."""
+    """Weight of the slow average; the fast average has weight 1."""
     ramp_updates: int | None = Field(None, gt=0)
-    """Updates over which `alpha` and the slow decay climb to their values; null for at once."""
+    """Number of updates over which `alpha` and the slow decay rate increase to their values; null for no
+    ramp."""
     eps: float = Field(1e-8, gt=0)
-    """Added to the second moment's root."""
+    """Constant added to the square root of the second moment."""
     weight_decay: float = Field(0.01, ge=0)
-    """Share of a weight, times the learning rate, taken off at each update."""
+    """Fraction of a weight, times the learning rate, that each update subtracts from it."""
 
 
-class Sgd(OptimizerBase):
-    """Gradient descent, with momentum if asked for; torch's."""
+class SgdConfig(BaseOptimizerConfig):
+    """Gradient descent with optional momentum; torch's implementation."""
 
     type: Literal["sgd"] = "sgd"
-    momentum: Share = 0.0
-    """Decay of the average of gradients that is followed; 0 follows the gradient itself."""
-    dampening: Share = 0.0
-    """Share of the new gradient that is kept out of the average."""
+    momentum: DecayRate = 0.0
+    """Decay rate of the average of gradients; 0 for no momentum."""
+    dampening: DecayRate = 0.0
+    """Fraction of the new gradient that is omitted from the average."""
     nesterov: bool = False
-    """Look one step ahead along the average."""
+    """Use Nesterov momentum."""
 
     @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> Sgd:
+    def _nesterov_has_momentum(self) -> SgdConfig:
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise ValueError("nesterov wants a momentum above 0 and no dampening")
+            raise ValueError("nesterov requires a momentum above 0 and dampening 0")
         return self
 
 
-class Adagrad(OptimizerBase):
-    """Each weight's rate falls with the sum of its squared gradients; torch's."""
+class AdagradConfig(BaseOptimizerConfig):
+    """Adagrad: each weight's rate decreases with the sum of its squared gradients; torch's implementation."""
 
     type: Literal["adagrad"] = "adagrad"
     lr_decay: float = Field(0.0, ge=0)
-    """The rate of update `t` is divided by `1 + (t - 1) * lr_decay`."""
+    """Decay of the rate, which update `t` divides by `1 + (t - 1) * lr_decay`."""
     initial_accumulator: float = Field(0.0, ge=0)
-    """What each sum begins with."""
+    """Initial value of each sum of squared gradients."""
     eps: float = Field(1e-10, gt=0)
-    """Added to the sum's root."""
+    """Constant added to the square root of the sum."""
 
 
-class Rmsprop(OptimizerBase):
-    """Gradients divided by the root of their running mean square; torch's."""
+class RmspropConfig(BaseOptimizerConfig):
+    """RMSprop: gradients divided by the root of their running mean square; torch's implementation."""
 
     type: Literal["rmsprop"] = "rmsprop"
-    alpha: Share = 0.99
-    """Decay of the mean square."""
-    momentum: Share = 0.0
-    """Decay of the average of steps that is followed."""
+    alpha: DecayRate = 0.99
+    """Decay rate of the mean square."""
+    momentum: DecayRate = 0.0
+    """Decay rate of the average of updates; 0 for no momentum."""
     centered: bool = False
-    """Divide by the standard deviation instead."""
+    """Divide by the standard deviation instead of the root mean square."""
     eps: float = Field(1e-8, gt=0)
-    """Added to the root."""
+    """Constant added to the root."""
 
 
-class GaloreAdamW(OptimizerBase):
-    """AdamW with low-rank moments of the layers' matrices (arXiv 2403.03507); pytorch_optimizer's."""
+class GaloreAdamWConfig(BaseOptimizerConfig):
+    """AdamW with low-rank moments of the layers' matrices (arXiv 2403.03507); pytorch_optimizer's
+    implementation."""
 
     type: Literal["galore_adamw"] = "galore_adamw"
     rank: int = Field(128, gt=0)
-    """Of the space that a matrix's gradient is projected to."""
+    """Rank of the projection of a matrix's gradient."""
     update_every: int = Field(200, gt=0)
-    """Updates until the space is found anew, from that update's gradient."""
+    """Interval, in updates, at which the projection is recomputed from the current gradient."""
     scale: float = Field(0.25, gt=0)
-    """Multiplies what is projected back."""
+    """Scale of the update after it is projected back."""
     projection: Literal["std", "reverse_std", "left", "right"] = "std"
-    """The side that is projected: `std` the longer one, `reverse_std` the shorter."""
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Decay of the first and second moment's averages."""
+    """Side of the matrix that is projected: `std` for the longer one, `reverse_std` for the shorter one."""
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
+    """Decay rates of the first and the second moment."""
     eps: float = Field(1e-8, gt=0)
-    """Added to the second moment's root."""
+    """Constant added to the square root of the second moment."""
 
 
-class Lomo(OptimizerBase):
-    """Gradient descent during backward: no gradient is kept (arXiv 2306.09782); torch's SGD."""
+class LomoConfig(BaseOptimizerConfig):
+    """Gradient descent during the backward pass, without storing gradients (arXiv 2306.09782); torch's
+    SGD."""
 
     type: Literal["lomo"] = "lomo"
     fused_backward: ClassVar[bool] = True
 
 
-class Adalomo(OptimizerBase):
-    """Adafactor's step during backward, relative to each weight's size (arXiv 2310.10195); transformers'."""
+class AdalomoConfig(BaseOptimizerConfig):
+    """Adafactor's update during the backward pass, relative to each tensor's size (arXiv 2310.10195);
+    transformers' implementation."""
 
     type: Literal["adalomo"] = "adalomo"
     fused_backward: ClassVar[bool] = True
     eps: tuple[float, float] = (1e-30, 1e-3)
-    """Added to the squared gradient; the least weight size that is taken."""
+    """Two constants: one added to the squared gradient, and the minimum root mean square of the weights."""
     clip_threshold: float = Field(1.0, gt=0)
-    """Bound on the root mean square of a tensor's update, before the learning rate."""
+    """Maximum root mean square of a tensor's update, before the learning rate."""
     decay_rate: float = Field(-0.8, lt=0)
-    """The second moment's decay after `t` updates is `1 - t ** decay_rate`."""
+    """Exponent of the second moment's decay, which is `1 - t ** decay_rate` after `t` updates."""
 
 
-class GrokAdamW(OptimizerBase):
-    """AdamW on gradients with their own slow average added; the grokadamw package's formula."""
+class GrokAdamWConfig(BaseOptimizerConfig):
+    """AdamW on gradients plus their slow average; the grokadamw package's formula."""
 
     type: Literal["grokadamw"] = "grokadamw"
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Decay of the first and second moment's averages."""
-    alpha: Share = 0.98
-    """Decay of the slow average."""
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
+    """Decay rates of the first and the second moment."""
+    alpha: DecayRate = 0.98
+    """Decay rate of the slow average."""
     lamb: float = Field(2.0, ge=0)
-    """Weight of the slow average; the gradient itself has 1."""
-    gamma: Share = 0.1
-    """The first beta of the model's n-th tensor, counted from 0, is multiplied by `(1 - gamma) ** n`."""
+    """Weight of the slow average; the gradient has weight 1."""
+    gamma: DecayRate = 0.1
+    """Decrease of the first beta over the model's tensors: the n-th one, from 0, has `beta * (1 - gamma) **
+    n`."""
     max_tensor_norm: float | None = Field(1.0, gt=0)
-    """Each tensor's gradient is scaled down to this length; null for no bound."""
+    """Maximum norm of each tensor's gradient; larger gradients are scaled down to it. Null for no limit."""
     eps: float = Field(1e-8, gt=0)
-    """Added to the second moment's root."""
+    """Constant added to the square root of the second moment."""
     weight_decay: float = Field(0.01, ge=0)
-    """Share of a weight, times the learning rate, taken off at each update."""
+    """Fraction of a weight, times the learning rate, that each update subtracts from it."""
 
 
-class ScheduleFreeSgd(OptimizerBase):
-    """SGD that averages its weights in place of a falling rate (arXiv 2405.15682); pytorch_optimizer's."""
+class ScheduleFreeSgdConfig(BaseOptimizerConfig):
+    """SGD that averages its weights instead of decaying the rate (arXiv 2405.15682); pytorch_optimizer's
+    implementation."""
 
     type: Literal["schedule_free_sgd"] = "schedule_free_sgd"
     momentum: float = Field(0.9, gt=0, lt=1)
-    """Where gradients are taken: between the plain iterate (0) and the average (1)."""
+    """Point at which gradients are computed, between the plain iterate (0) and the average (1)."""
     r: float = Field(0.0, ge=0)
-    """Update `t` counts `t ** r` in the average."""
+    """Exponent of the weight of update `t` in the average, `t ** r`."""
     weight_lr_power: float = Field(2.0, ge=0)
-    """And the highest rate so far to this power."""
+    """Exponent of the maximum learning rate so far, a second factor of that weight."""
 
 
-Optimizer = Annotated[
-    AdamW
-    | Adafactor
-    | Ademamix
-    | Sgd
-    | Adagrad
-    | Rmsprop
-    | GaloreAdamW
-    | Lomo
-    | Adalomo
-    | GrokAdamW
-    | ScheduleFreeSgd,
+OptimizerConfig = Annotated[
+    AdamWConfig
+    | AdafactorConfig
+    | AdemamixConfig
+    | SgdConfig
+    | AdagradConfig
+    | RmspropConfig
+    | GaloreAdamWConfig
+    | LomoConfig
+    | AdalomoConfig
+    | GrokAdamWConfig
+    | ScheduleFreeSgdConfig,
     Field(discriminator="type"),
 ]
 
 
-class WeightDecayIncrease(Section):
-    """The weight decay climbs over the run, as Megatron's does."""
+class WeightDecayIncreaseConfig(Section):
+    """Increase of the weight decay over the run, as in Megatron."""
 
     style: Literal["linear", "cosine"] = "linear"
-    """The curve of the climb."""
+    """Curve of the increase."""
     start: float = Field(0.0, ge=0)
-    """Where it begins; it ends at `trainer.optimizer.weight_decay`."""
+    """Initial weight decay; the final one is `trainer.optimizer.weight_decay`."""
 
 
-def check_clipping(optimizer: Optimizer, max_grad_norm: float | None) -> None:
-    """Raises ValueError where gradients would be clipped that are never whole."""
+def check_clipping(optimizer: OptimizerConfig, max_grad_norm: float | None) -> None:
+    """Raise ValueError if gradients would be clipped that an optimizer never stores."""
     if optimizer.fused_backward and max_grad_norm is not None:
         raise ValueError(
-            f"{optimizer.type} moves the weights during backward, so the gradient is never whole and its "
-            "norm cannot be bounded: write max_grad_norm: null, or another optimizer"
+            f"{optimizer.type} updates the weights during the backward pass, so the norm of the whole "
+            "gradient is "
+            "unknown and cannot be clipped; write max_grad_norm: null, or another optimizer"
         )
 
 
-SHARDABLE = ("adamw", "sgd", "adagrad", "rmsprop")
-"""Those that move each element by itself, and so any part of a parameter."""
+SHARDABLE_OPTIMIZERS = ("adamw", "sgd", "adagrad", "rmsprop")
+"""Optimizers whose update of an element depends on that element alone, so that parameters can be sharded."""
 
 
-def check_sharded(optimizer: Optimizer) -> None:
-    """Raises ValueError where an optimizer looks at whole parameters, of which each rank has a part."""
-    if optimizer.type not in SHARDABLE:
+def check_shardable(optimizer: OptimizerConfig) -> None:
+    """Raise ValueError if an optimizer needs complete parameters, of which each rank has only a shard."""
+    if optimizer.type not in SHARDABLE_OPTIMIZERS:
         raise ValueError(
-            f"engine.type is fsdp2, where each rank has a part of every parameter, and {optimizer.type} "
-            f"looks at whole ones: write one of {', '.join(SHARDABLE)}, or engine: single"
+            f"engine.type fsdp2 shards every parameter over the ranks, but optimizer {optimizer.type} needs "
+            "complete "
+            f"parameters; write one of {', '.join(SHARDABLE_OPTIMIZERS)}, or engine: local"
         )

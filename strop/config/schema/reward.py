@@ -1,4 +1,4 @@
-"""`reward`: how an answer is scored."""
+"""`reward`: scoring of responses by functions, reward models and judges."""
 
 from __future__ import annotations
 
@@ -7,74 +7,77 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from strop.config.schema.base import Section
-from strop.config.schema.judge import Calls, Judge
+from strop.config.schema.judge import JudgeCallsConfig, JudgeConfig
 from strop.config.units import Amount, MicroBatchSize
 
 
-class RewardFunction(Section):
-    """One part of the reward."""
+class RewardFunctionConfig(Section):
+    """Part of the reward that a Python function computes."""
 
     function: str
-    """A built-in name, a dotted path, `file.py:name`, or `by_source` to choose by each task's source."""
+    """Built-in name, a dotted path, `file.py:name`, or `by_source` to choose a function by the task's
+    source."""
     name: str | None = None
-    """The part's name in metrics; the function's own when left out."""
+    """Name of this part in metrics; the function's own name if omitted."""
     weight: float = 1.0
-    """What its value is multiplied with in the sum."""
+    """Weight of the value in the sum."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Further keyword arguments of the function."""
+    """Additional keyword arguments of the function."""
 
 
-class RewardModel(Section):
-    """A model with one label that reads the whole conversation; its logit is the value."""
+class RewardModelConfig(Section):
+    """Part of the reward that a model with one label computes: its logit for the whole conversation."""
 
     path: str
-    """A Hugging Face folder, or a name on the hub, of a model for sequence classification."""
+    """Hugging Face folder, or a name on the Hub, of a model for sequence classification."""
     name: str = "reward_model"
-    """The part's name in metrics."""
+    """Name of this part in metrics."""
     weight: float = 1.0
-    """What its value is multiplied with in the sum."""
+    """Weight of the value in the sum."""
     tokenizer: str | None = None
-    """A tokenizer folder or name; the model's own when left out."""
+    """Tokenizer folder, or a name on the Hub; the model's own if omitted."""
     chat_template: str = "tokenizer"
-    """`tokenizer` for its own, or a file with a Jinja template."""
+    """File with a Jinja template; `tokenizer` for the tokenizer's own."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of its weights and matrix products."""
+    """Data type of the weights and matrix products."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` is the GPU where there is one."""
-    batch: MicroBatchSize = Amount(16384, "tokens")
-    """What goes through it at once, in `tokens` (padding included) or `sequences`."""
+    """Device of the model; `auto` is the GPU if there is one, otherwise the CPU."""
+    microbatch: MicroBatchSize = Amount(16384, "tokens")
+    """Size of a batch, in `tokens` (including padding) or `sequences`."""
     max_tokens: int | None = Field(None, gt=0)
-    """Longest conversation; as much as the model has positions for when left out."""
+    """Maximum length of a conversation, in tokens; the model's number of positions if omitted."""
     overlong: Literal["error", "left", "right"] = "error"
-    """A longer one breaks that rollout, or is cut: `left` drops its beginning, `right` its end."""
+    """Treatment of a longer conversation: `error` fails that rollout, `left` removes its beginning, `right`
+    its end."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model folder."""
+    """Run Python code from the model folder."""
 
 
-class Reward(Section):
-    """How an answer is scored: a weighted sum. `reward: gsm8k` is short for one function."""
+class RewardConfig(Section):
+    """Reward of a response: a weighted sum of parts. `reward: gsm8k` is short for one function."""
 
-    functions: tuple[RewardFunction, ...] = ()
-    """Parts by rule; a function may also be passed to `strop.train` from Python."""
-    models: tuple[RewardModel, ...] = ()
-    """Parts by models that were trained to score."""
-    judges: tuple[Judge, ...] = ()
-    """Parts by language models that are asked."""
-    calls: Calls = Calls()
-    """How judges are called, and at what cost."""
+    functions: tuple[RewardFunctionConfig, ...] = ()
+    """Parts that Python functions compute; `strop.train` accepts a further function from Python."""
+    models: tuple[RewardModelConfig, ...] = ()
+    """Parts that reward models compute."""
+    judges: tuple[JudgeConfig, ...] = ()
+    """Parts that language models score as judges."""
+    judge_calls: JudgeCallsConfig = JudgeCallsConfig()
+    """Concurrency, retries, cache and budget of calls to judges."""
     timeout_seconds: float = Field(30.0, gt=0)
-    """A function that takes longer on one answer is killed, and that rollout counts as broken."""
+    """Maximum duration of a function on one response; after it the function is killed and the rollout counts
+    as failed."""
     workers: int = Field(0, ge=0)
-    """Processes in which functions score side by side; 0 is one per core, four at most."""
+    """Number of processes that compute functions in parallel; 0 is one per CPU core, at most four."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing here says how an answer is scored."""
+        """Whether the section has no part."""
         return not (self.functions or self.models or self.judges)
 
 
-def spell_out_reward(value: Any) -> Any:
-    """`gsm8k`, `{function: ...}` and `[...]` are short for `{functions: [...]}`."""
+def expand_reward(value: Any) -> Any:
+    """Expand the shorthands `gsm8k`, `{function: ...}` and `[...]` to `{functions: [...]}`."""
     if isinstance(value, str):
         return {"functions": [{"function": value}]}
     if isinstance(value, list | tuple):
@@ -84,11 +87,14 @@ def spell_out_reward(value: Any) -> Any:
     return value
 
 
-RewardOrShort = Annotated[
-    Reward,
+RewardConfigOrShorthand = Annotated[
+    RewardConfig,
     BeforeValidator(
-        spell_out_reward,
-        json_schema_input_type=str | RewardFunction | tuple[str | RewardFunction, ...] | Reward,
+        expand_reward,
+        json_schema_input_type=str
+        | RewardFunctionConfig
+        | tuple[str | RewardFunctionConfig, ...]
+        | RewardConfig,
     ),
 ]
-"""Lets `reward: gsm8k` stand for `reward: {functions: [{function: gsm8k}]}`."""
+"""A `RewardConfig`, or a shorthand: `reward: gsm8k` is `reward: {functions: [{function: gsm8k}]}`."""

@@ -1,4 +1,4 @@
-"""`rollout`: how answers are sampled."""
+"""`rollout`: sampling of responses, from the inference engine to the workflow."""
 
 from __future__ import annotations
 
@@ -6,114 +6,119 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from strop.config.schema.base import KindByName, Section
-from strop.config.schema.workflow import Workflow, WorkflowOrName
+from strop.config.schema.base import SINGLE_TYPE_SHORTHAND, Section
+from strop.config.schema.workflow import WorkflowConfig, WorkflowConfigOrName
 
 
-class Sampling(Section):
-    """How tokens are drawn."""
+class SamplingConfig(Section):
+    """Sampling of tokens."""
 
     temperature: float = Field(1.0, ge=0)
-    """Logits are divided by it; 0 is greedy."""
+    """Divisor of the logits; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Keep the likeliest tokens that together have this probability."""
+    """Cumulative probability of the most likely tokens that are kept; 1 keeps all."""
     top_k: int = Field(0, ge=0)
-    """Keep so many of the likeliest tokens; 0 keeps all."""
+    """Number of most likely tokens that are kept; 0 keeps all."""
     min_p: float = Field(0.0, ge=0, lt=1)
-    """Drop tokens less likely than this share of the likeliest one."""
+    """Minimum probability of a token, as a fraction of the most likely token's; 0 keeps all."""
     repetition_penalty: float = Field(1.0, gt=0)
-    """Above 1, tokens already seen become less likely (arXiv 1909.05858)."""
+    """Penalty of tokens that occurred before (arXiv 1909.05858): above 1 they become less likely; 1 for
+    none."""
     min_response_tokens: int = Field(0, ge=0)
-    """Until so many tokens are out, nothing can end the answer."""
+    """Minimum length of a response, in tokens; end tokens and stop texts have no effect before it."""
     stop: tuple[str, ...] = ()
-    """Texts that end an answer; they stay in it."""
+    """Texts that end a response; the text itself remains in the response."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end an answer, beside the model's own end tokens."""
+    """Ids of tokens that end a response, in addition to the model's end tokens."""
     ignore_eos: bool = False
-    """Go on after end tokens, up to `data.max_response_tokens`."""
+    """Continue after end tokens, up to `data.max_response_tokens`."""
 
 
-class NativeEngine(Section):
-    """Strop's own sampler, in the trainer's process: no server, no needless copy of the weights."""
+class NativeEngineConfig(Section):
+    """Strop's own sampler: it runs in the trainer's process, without a server, and shares the weights."""
 
     type: Literal["native"] = "native"
     dtype: Literal["model", "float32", "bfloat16"] = "model"
-    """Of the sampler's weights and cache; `model` is the trainer's compute type."""
+    """Data type of the sampler's weights and KV cache; `model` is the trainer's compute type."""
     kv_cache_tokens: int = Field(131072, gt=0)
-    """Room for so many tokens of keys and values; what does not fit waits, nothing is dropped."""
+    """Capacity of the KV cache, in tokens; sequences that do not fit wait, and none is dropped."""
     max_sequences: int = Field(256, gt=0)
-    """So many completions are under way at most; more wait."""
+    """Maximum number of concurrent completions; further requests queue."""
 
 
-class Pool(Section):
-    """Engines that are processes of their own, beside each other. Each has a copy of the model and a cache of
-    its own, and a GPU of its own where there are so many; on a Ray cluster each is an actor."""
+class EnginePoolConfig(Section):
+    """Several inference engines, each in its own process (an actor on Ray) with its own copy of the model,
+    its own KV cache and, if there are enough, its own GPU."""
 
     engines: int = Field(gt=0)
-    """So many."""
+    """Number of engines."""
     max_restarts: int = Field(3, ge=0)
-    """So often is each of them started again that was killed; then the run stops."""
+    """Maximum number of restarts of each killed engine; after them the run stops with an error."""
 
 
-class Endpoint(Section):
-    """The OpenAI-compatible endpoint that agents talk to: on loopback, with a token for each rollout. It
-    runs where a workflow or a judge needs it."""
+class EndpointConfig(Section):
+    """OpenAI-compatible endpoint of the policy for agents and judges: on loopback, with a token per rollout.
+    It starts if a workflow or a judge needs it."""
 
     port: int = Field(0, ge=0, le=65535)
-    """Where it listens; 0 for any port that is free."""
+    """Port on which the endpoint listens; 0 for any free port."""
     model: str = "policy"
-    """What the model that is trained is called there: the name that the agent asks for."""
+    """Name of the policy at the endpoint, which an agent sends as `model`."""
 
 
-class AuxiliaryModel(Section):
-    """A model that helps and is not trained: workflows and judges ask it by its name."""
+class AuxiliaryModelConfig(Section):
+    """Model that is not trained; workflows and judges call it by its name."""
 
     name: str = Field(pattern=r"^[^/\\\s]+$")
-    """What it is called; unique in the run."""
+    """Name of the model; unique in the run."""
     path: str
-    """A Hugging Face model folder, or a name on the hub."""
+    """Hugging Face model folder, or a name on the Hub."""
     tokenizer: str | None = None
-    """A tokenizer folder or name; the model's own when left out."""
+    """Tokenizer folder, or a name on the Hub; the model's own if omitted."""
     chat_template: str = "tokenizer"
-    """`tokenizer` for its own, or a file with a Jinja template."""
+    """File with a Jinja template; `tokenizer` for the tokenizer's own."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of its weights and matrix products."""
+    """Data type of the weights and matrix products."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` is the GPU where there is one."""
-    engine: Annotated[NativeEngine, KindByName] = NativeEngine(kv_cache_tokens=32768)
-    """What runs it."""
+    """Device of the model; `auto` is the GPU if there is one, otherwise the CPU."""
+    engine: Annotated[NativeEngineConfig, SINGLE_TYPE_SHORTHAND] = NativeEngineConfig(kv_cache_tokens=32768)
+    """Inference engine of the model."""
     max_response_tokens: int = Field(1024, gt=0)
-    """Longest reply, where a question does not say."""
+    """Maximum length of a reply, in tokens, for requests without their own limit."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model folder."""
+    """Run Python code from the model folder."""
 
 
-class Rollout(Section):
-    """How answers are sampled."""
+class RolloutConfig(Section):
+    """Sampling of responses."""
 
-    engine: Annotated[NativeEngine, KindByName] = NativeEngine()
-    """What runs the model to sample from it."""
-    pool: Pool | None = None
-    """Several such engines; null for one, in the process that explores."""
-    workflow: WorkflowOrName = Workflow()
-    """How a task becomes a rollout; an eval taskset may have its own."""
-    sampling: Sampling = Sampling()
-    """How answers to train on are drawn."""
+    engine: Annotated[NativeEngineConfig, SINGLE_TYPE_SHORTHAND] = NativeEngineConfig()
+    """Inference engine that samples from the policy."""
+    pool: EnginePoolConfig | None = None
+    """Pool of several inference engines; null for one engine in the explorer's process."""
+    workflow: WorkflowConfigOrName = WorkflowConfig()
+    """Workflow that turns a task into a rollout; an eval taskset may have its own."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Sampling of the rollouts that are trained on."""
     max_sequence_tokens: int | None = Field(None, gt=1)
-    """Longest conversation, prompt and all turns; `max_prompt_tokens + max_response_tokens` if left out."""
-    experience_per: Literal["trajectory", "turn"] = "trajectory"
-    """What becomes one training sequence: turns that go on from each other, or each turn by itself."""
-    runners: int | None = Field(None, gt=0)
-    """Rollouts under way at most, in all; null for all of a step (of workflows without `async`: 64)."""
+    """Maximum length of a conversation (prompt and all turns), in tokens; `max_prompt_tokens +
+    max_response_tokens` if omitted."""
+    sequence_per: Literal["trajectory", "turn"] = "trajectory"
+    """Unit of a training sequence: `trajectory` joins turns that continue each other, `turn` makes each turn
+    a sequence."""
+    max_concurrent_rollouts: int | None = Field(None, gt=0)
+    """Maximum number of concurrent rollouts; null for all rollouts of a step (64 for workflows without
+    `async`)."""
     timeout_seconds: float = Field(3600.0, gt=0)
-    """A rollout that takes longer is cancelled and counts as broken: late, never a zero."""
+    """Maximum duration of a rollout; after it the rollout is cancelled and counts as failed, not as reward
+    0."""
     retries: int = Field(0, ge=0)
-    """So often is a rollout tried again that broke or was late."""
+    """Maximum number of retries of a rollout that failed or timed out."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables that workflows run under."""
-    endpoint: Endpoint = Endpoint()
-    """Where agents reach the model that is trained."""
-    auxiliary_models: tuple[AuxiliaryModel, ...] = ()
-    """Models that help, each with an engine of its own."""
-    max_error_share: float = Field(0.1, ge=0, le=1)
-    """When more of a step's rollouts than this break, the run stops and says why."""
+    """Environment variables of the workflows."""
+    endpoint: EndpointConfig = EndpointConfig()
+    """Endpoint at which agents reach the policy."""
+    auxiliary_models: tuple[AuxiliaryModelConfig, ...] = ()
+    """Models that are not trained, each with its own inference engine."""
+    max_error_fraction: float = Field(0.1, ge=0, le=1)
+    """Maximum fraction of a step's rollouts that may fail; above it the run stops with an error."""

@@ -1,4 +1,4 @@
-"""`trainer.schedule`: how the learning rate moves. One class for each, with its own options."""
+"""`trainer.schedule`: learning rate schedules, one class each."""
 
 from __future__ import annotations
 
@@ -7,114 +7,117 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from strop.config.schema.base import Section
-from strop.config.units import Amount, Part, Warmup
+from strop.config.units import Amount, ScheduleLength, WarmupLength
 
 
-class ScheduleBase(Section):
-    """What every schedule has."""
+class BaseScheduleConfig(Section):
+    """Fields of every schedule."""
 
-    warmup: Warmup = Amount(0, "steps")
-    """The rate climbs linearly over this part of the run; `%` is of the whole."""
+    warmup: WarmupLength = Amount(0, "steps")
+    """Length of the linear warm-up; `%` is of the whole run, 0 is no warm-up."""
     start_ratio: float = Field(0.0, ge=0, le=1)
-    """Where the warm-up begins, as a share of the highest rate."""
-    counts: Literal["steps", "updates"] = "steps"
-    """Whether the rate changes once a step or once an update."""
+    """Learning rate at the start of the warm-up, as a fraction of the peak rate."""
+    interval: Literal["steps", "updates"] = "steps"
+    """Interval at which the rate changes: each step or each update."""
 
 
-class FallingSchedule(ScheduleBase):
-    """What every schedule has that comes down to an end."""
+class DecayScheduleConfig(BaseScheduleConfig):
+    """Fields of every schedule that decays to a final rate."""
 
     min_ratio: float = Field(0.0, ge=0, le=1)
-    """Where it ends, as a share of the highest rate."""
-    length: Part | None = None
-    """Its end, counted from the start of the run; the end of the run when left out."""
+    """Final learning rate, as a fraction of the peak rate."""
+    length: ScheduleLength | None = None
+    """Position at which the decay ends, from the start of the run; the end of the run if omitted."""
 
 
-class ConstantSchedule(ScheduleBase):
-    """The rate stays."""
+class ConstantScheduleConfig(BaseScheduleConfig):
+    """Constant rate."""
 
     type: Literal["constant"] = "constant"
 
 
-class LinearSchedule(FallingSchedule):
-    """The rate falls linearly."""
+class LinearScheduleConfig(DecayScheduleConfig):
+    """Linear decay."""
 
     type: Literal["linear"] = "linear"
 
 
-class CosineSchedule(FallingSchedule):
-    """The rate falls along a cosine."""
+class CosineScheduleConfig(DecayScheduleConfig):
+    """Cosine decay."""
 
     type: Literal["cosine"] = "cosine"
     cycles: float = Field(0.5, gt=0)
-    """Waves of the cosine over the run: 0.5 falls once."""
+    """Periods of the cosine over the run; 0.5 decays once."""
 
 
-class CosineWithRestartsSchedule(FallingSchedule):
-    """The rate falls along half a cosine, jumps back to its highest value, and falls again."""
+class CosineWithRestartsScheduleConfig(DecayScheduleConfig):
+    """Cosine decay that restarts at the peak rate."""
 
     type: Literal["cosine_with_restarts"] = "cosine_with_restarts"
     cycles: int = Field(1, gt=0)
-    """How often it falls."""
+    """Number of decays."""
 
 
-class PolynomialSchedule(FallingSchedule):
-    """The rate falls with a power of what is left of the run."""
+class PolynomialScheduleConfig(DecayScheduleConfig):
+    """Polynomial decay: a power of the remaining fraction of the run."""
 
     type: Literal["polynomial"] = "polynomial"
     power: float = Field(1.0, gt=0)
-    """1 is a line; more falls faster at first."""
+    """Exponent; 1 is linear, a larger exponent decays faster at first."""
 
 
-class InverseSqrtSchedule(FallingSchedule):
-    """The rate falls with the root of the time since the warm-up."""
+class InverseSqrtScheduleConfig(DecayScheduleConfig):
+    """Decay with the inverse square root of the time since the warm-up."""
 
     type: Literal["inverse_sqrt"] = "inverse_sqrt"
-    timescale: Part | None = None
-    """After three times this, it is at half; the warm-up's length when left out (without one, 10,000)."""
+    timescale: ScheduleLength | None = None
+    """Time scale of the decay: after three time scales the rate is half its peak; the length of the warm-up
+    if omitted (10,000 without a warm-up)."""
 
 
-class WsdSchedule(FallingSchedule):
-    """Warm-up, stable, decay: the rate stays at its highest and falls in the last part alone."""
+class WsdScheduleConfig(DecayScheduleConfig):
+    """Warm-up, stable, decay: the peak rate, and a decay in the last part of the run."""
 
     type: Literal["wsd"] = "wsd"
-    decay: Part = Amount(10, "%")
-    """The last part; `%` is of what follows the warm-up."""
+    decay: ScheduleLength = Amount(10, "%")
+    """Length of the decay at the end; `%` is of the part after the warm-up."""
     style: Literal["cosine", "linear", "exponential", "minus_sqrt", "constant"] = "cosine"
-    """The curve of the decay; `constant` stays up to the end."""
+    """Curve of the decay; `constant` keeps the peak rate to the end."""
 
 
-class ReduceOnPlateauSchedule(ScheduleBase):
-    """The rate is cut when an evaluation's metric no longer gets better."""
+class ReduceOnPlateauScheduleConfig(BaseScheduleConfig):
+    """Reduction of the rate when an evaluation metric stops improving."""
 
     type: Literal["reduce_lr_on_plateau"] = "reduce_lr_on_plateau"
     metric: str | None = None
-    """A metric of the evaluation, such as `eval/gsm8k/reward`; left out, the first eval taskset's reward."""
+    """Evaluation metric, such as `eval/gsm8k/reward`; the first eval taskset's reward if omitted."""
     mode: Literal["max", "min"] = "max"
-    """Whether more of the metric is better, or less."""
+    """Direction of improvement: `max` for a metric that should increase, `min` for one that should
+    decrease."""
     factor: float = Field(0.1, gt=0, lt=1)
-    """What the rate is multiplied by."""
+    """Factor of each reduction."""
     patience: int = Field(10, ge=0)
-    """Evaluations in a row that may be no better; the next one cuts the rate."""
+    """Number of consecutive evaluations without improvement that are tolerated; the next one reduces the
+    rate."""
     threshold: float = Field(1e-4, ge=0)
-    """How much better counts as better."""
+    """Minimum improvement that counts."""
     threshold_mode: Literal["rel", "abs"] = "rel"
-    """Whether the threshold is a share of the best value, or a difference from it."""
+    """Meaning of `threshold`: `rel` is a fraction of the best value, `abs` a difference from it."""
     cooldown: int = Field(0, ge=0)
-    """Evaluations after a cut that are not counted."""
+    """Number of evaluations after a reduction that are ignored."""
     min_ratio: float = Field(0.0, ge=0, le=1)
-    """The rate is never cut below this share of its highest value."""
+    """Minimum learning rate, as a fraction of the peak rate."""
 
 
-_PositionKinds = (
-    ConstantSchedule
-    | LinearSchedule
-    | CosineSchedule
-    | CosineWithRestartsSchedule
-    | PolynomialSchedule
-    | InverseSqrtSchedule
-    | WsdSchedule
+_MetricFreeKinds = (
+    ConstantScheduleConfig
+    | LinearScheduleConfig
+    | CosineScheduleConfig
+    | CosineWithRestartsScheduleConfig
+    | PolynomialScheduleConfig
+    | InverseSqrtScheduleConfig
+    | WsdScheduleConfig
 )
-PositionSchedule = Annotated[_PositionKinds, Field(discriminator="type")]
-"""The schedules that depend on the position in the run alone."""
-Schedule = Annotated[_PositionKinds | ReduceOnPlateauSchedule, Field(discriminator="type")]
+MetricFreeScheduleConfig = Annotated[_MetricFreeKinds, Field(discriminator="type")]
+"""Schedules that depend only on the position in the run."""
+ScheduleConfig = Annotated[_MetricFreeKinds | ReduceOnPlateauScheduleConfig, Field(discriminator="type")]

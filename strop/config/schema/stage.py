@@ -1,4 +1,4 @@
-"""`stages`: runs one after the other, each from the model of the one before."""
+"""`stages`: a sequence of runs, each of which starts from the model of the previous one."""
 
 from __future__ import annotations
 
@@ -8,39 +8,41 @@ from pydantic import Field
 
 from strop.config.schema.base import Section
 
-Part = dict[str, Any] | str | None
+SectionOverride = dict[str, Any] | str | None
 
 
-class Stage(Section):
-    """One run of several: what it says goes over the rest of the file, key by key; null takes a part away."""
+class StageConfig(Section):
+    """One run of a sequence. Its sections override the rest of the file key by key; null removes a
+    section."""
 
     name: str = Field(pattern=r"^[^/\\.][^/\\]*$")
-    """Unique; the stage's run is `<name>-<stage>`, or `<folder>/<stage>`."""
+    """Name of the stage, unique in the file; the stage's run is named `<name>-<stage>`, and its folder is
+    `<folder>/<stage>` if the file has a `folder`."""
     mode: str | None = None
-    """The stage's own, over the file's `mode`; and so on for all below."""
+    """Override of `mode`."""
     seed: int | None = None
-    """Over `seed`."""
-    model: Part = None
-    """Over `model`; without a `path` the stage begins with the model of the one before."""
-    data: Part = None
-    """Over `data`."""
-    reward: Part = None
-    """Over `reward`."""
-    algorithm: Part = None
-    """Over `algorithm`; another `type` takes the whole section's place, here and in all below."""
-    rollout: Part = None
-    """Over `rollout`."""
-    synchronizer: Part = None
-    """Over `synchronizer`."""
-    buffer: Part = None
-    """Over `buffer`."""
-    trainer: Part = None
-    """Over `trainer`."""
-    checkpoint: Part = None
-    """Over `checkpoint`."""
-    evaluate: Part = None
-    """Over `evaluate`."""
-    record: Part = None
-    """Over `record`."""
-    bench: Part = None
-    """Over `bench`."""
+    """Override of `seed`."""
+    model: SectionOverride = None
+    """Override of `model`; without a `path` the stage starts with the model of the previous stage."""
+    data: SectionOverride = None
+    """Override of `data`."""
+    reward: SectionOverride = None
+    """Override of `reward`."""
+    algorithm: SectionOverride = None
+    """Override of `algorithm`; a different `type` replaces the section, here and in all sections below."""
+    rollout: SectionOverride = None
+    """Override of `rollout`."""
+    synchronizer: SectionOverride = None
+    """Override of `synchronizer`."""
+    buffer: SectionOverride = None
+    """Override of `buffer`."""
+    trainer: SectionOverride = None
+    """Override of `trainer`."""
+    checkpoint: SectionOverride = None
+    """Override of `checkpoint`."""
+    evaluate: SectionOverride = None
+    """Override of `evaluate`."""
+    record: SectionOverride = None
+    """Override of `record`."""
+    bench: SectionOverride = None
+    """Override of `bench`."""

@@ -1,4 +1,4 @@
-"""`synchronizer`: how new weights come from the trainer to the explorer, and who waits for whom."""
+"""`synchronizer`: transfer of weights from the trainer to the explorer, and the limits on their staleness."""
 
 from __future__ import annotations
 
@@ -6,84 +6,113 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from strop.config.schema.base import Section, kind_or
-from strop.config.units import Amount, Steps, StepsOrNone
+from strop.config.schema.base import Section, type_shorthand
+from strop.config.units import Amount, NonNegativeSteps, Steps
 
 
-class StyleBase(Section):
-    """What every style has."""
+class BaseStyleConfig(Section):
+    """Fields of the styles in which the trainer decides when to publish weights."""
 
     every: Steps = Amount(1, "steps")
-    """The trainer publishes its weights after every so many of its steps, and after the last."""
+    """Interval, in trainer steps, at which the trainer publishes its weights. It also publishes after the
+    last step."""
 
 
-class Fixed(StyleBase):
-    """A step's number says which version it is sampled with: the same run every time, whatever the timing."""
+class FixedStyleConfig(BaseStyleConfig):
+    """The step number determines the weights version that samples it, so results do not depend on timing."""
 
     type: Literal["fixed"] = "fixed"
-    ahead: StepsOrNone = Amount(0, "steps")
-    """So many steps the explorer samples before those weights are there; with 0 the two take turns."""
+    max_lead: NonNegativeSteps = Amount(0, "steps")
+    """Steps that the explorer may sample before the weights for them are published; 0 makes explorer and
+    trainer take turns."""
+
+    @property
+    def max_buffered_steps(self) -> int | None:
+        """Maximum number of steps in the buffer; the explorer waits before it samples more."""
+        return int(self.max_lead.count + self.every.count)
 
 
-class ByTrainer(StyleBase):
-    """The trainer decides: at each step the explorer takes the newest weights there are, without a wait."""
+class LatestStyleConfig(BaseStyleConfig):
+    """The explorer takes the latest published weights at each step, and never waits for newer ones."""
 
-    type: Literal["trainer"] = "trainer"
+    type: Literal["latest"] = "latest"
+
+    @property
+    def max_buffered_steps(self) -> int | None:
+        """None: only the buffer's capacity limits how far the explorer is ahead."""
+        return None
 
 
-class ByExplorer(Section):
-    """The explorer decides: it asks for new weights, and waits until the trainer's step under way is done."""
+class OnRequestStyleConfig(Section):
+    """The explorer requests new weights, and waits until the trainer has finished its current step."""
 
-    type: Literal["explorer"] = "explorer"
+    type: Literal["on_request"] = "on_request"
     every: Steps = Amount(1, "steps")
-    """The explorer asks after every so many of its own steps."""
+    """Interval, in explorer steps, at which the explorer requests new weights."""
+
+    @property
+    def max_buffered_steps(self) -> int | None:
+        """None: only the buffer's capacity limits how far the explorer is ahead."""
+        return None
 
 
-class Free(StyleBase):
-    """Each goes on as it can: the explorer takes the newest weights, and waits where they are too old."""
+class BoundedStyleConfig(BaseStyleConfig):
+    """The explorer takes the latest published weights, and waits only if they exceed `max_staleness`."""
 
-    type: Literal["free"] = "free"
-    max_staleness: StepsOrNone = Amount(2, "steps")
-    """Weights are at most so many steps old when what they have sampled is trained on."""
+    type: Literal["bounded"] = "bounded"
+    max_staleness: NonNegativeSteps = Amount(2, "steps")
+    """Maximum age of the sampling weights, in trainer steps, at the step that trains on the rollouts."""
+
+    @property
+    def max_buffered_steps(self) -> int | None:
+        """Maximum number of steps in the buffer; the explorer waits before it samples more."""
+        return int(self.max_staleness.count) + 1
 
 
-Style = Annotated[Fixed | ByTrainer | ByExplorer | Free, Field(discriminator="type"), kind_or("fixed")]
+StyleConfig = Annotated[
+    FixedStyleConfig | LatestStyleConfig | OnRequestStyleConfig | BoundedStyleConfig,
+    Field(discriminator="type"),
+    type_shorthand("fixed"),
+]
 
 
-class MemorySync(Section):
-    """Explorer and trainer take turns in one process, on the same weights."""
+class MemorySyncConfig(Section):
+    """Explorer and trainer take turns in one process and share the weights in memory."""
 
     type: Literal["memory"] = "memory"
 
 
-class ApartSync(Section):
-    """What every way has on which weights go from one process to another."""
+class DistributedSyncConfig(Section):
+    """Fields of the synchronizers between an explorer process and a trainer process."""
 
-    style: Style = Fixed()
-    """Which weights a step is sampled with, and who waits for whom."""
+    style: StyleConfig = FixedStyleConfig()
+    """Choice of the weights version that samples a step, and of the process that waits for the other."""
     timeout_seconds: float = Field(1200.0, gt=0)
-    """Longest wait of the explorer for weights; after it the run stops and says so."""
+    """Maximum time that the explorer waits for weights; after it the run stops with an error."""
     max_restarts: int = Field(3, ge=0)
-    """In mode both: how often a process that was killed is started again, each of them."""
+    """Maximum number of restarts of each killed process, in mode `both`."""
 
 
-class CheckpointSync(ApartSync):
-    """Explorer and trainer are processes of their own; weights go through a folder that both can reach."""
+class CheckpointSyncConfig(DistributedSyncConfig):
+    """Explorer and trainer are separate processes that exchange weights through a shared folder."""
 
     type: Literal["checkpoint"] = "checkpoint"
     folder: str = "sync"
-    """Where the weights stand, in the run's folder unless the path is absolute."""
+    """Folder of the exchanged weights; a relative path is relative to the run's folder."""
 
 
-class CollectiveSync(ApartSync):
-    """Explorer and trainer are processes of their own, in mode both; weights go from memory to memory."""
+class CollectiveSyncConfig(DistributedSyncConfig):
+    """Explorer and trainer are separate processes of one command; weights are broadcast from memory to
+    memory."""
 
     type: Literal["collective"] = "collective"
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """What carries them: `gloo` from host memory, `nccl` from GPU to GPU, which wants one for each of the
-    two; `auto` is nccl where there are two, else gloo."""
+    """Backend of the broadcast: `gloo` copies from host memory; `nccl` copies from GPU to GPU and requires a
+    GPU for each of the two processes; `auto` is nccl if there are two GPUs, otherwise gloo."""
 
 
-Synchronizer = Annotated[
-    MemorySync | CheckpointSync | CollectiveSync, Field(discriminator="type"), kind_or("checkpoint")
+SynchronizerConfig = Annotated[
+    MemorySyncConfig | CheckpointSyncConfig | CollectiveSyncConfig,
+    Field(discriminator="type"),
+    type_shorthand("checkpoint"),
 ]

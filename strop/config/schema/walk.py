@@ -1,4 +1,5 @@
-"""Ways through the run file's schema: what may stand where."""
+"""Traversal of the run file's schema: section classes, fields, dotted keys, and the values of a loaded
+run."""
 
 from __future__ import annotations
 
@@ -12,22 +13,22 @@ from strop.config.schema.base import Section
 from strop.config.schema.run import Run
 
 
-def sections(annotation: Any) -> tuple[type[Section], ...]:
-    """The section classes that a field's type may hold: through `Annotated`, unions and tuples."""
+def section_types(annotation: Any) -> tuple[type[Section], ...]:
+    """Return the section classes in a field's type, through `Annotated`, unions and tuples."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return (annotation,)
-    return tuple(found for part in get_args(annotation) for found in sections(part))
+    return tuple(found for part in get_args(annotation) for found in section_types(part))
 
 
-def sections_at(keys: tuple[str, ...], values: Any) -> tuple[type[Section], ...]:
-    """The classes that the section at `keys` may be, given what is written; none where it is no section."""
+def section_types_at(keys: tuple[str, ...], values: Any) -> tuple[type[Section], ...]:
+    """Return the possible classes of the section at `keys` for these values; none if it is not a section."""
     kinds: tuple[type[Section], ...] = (Run,)
     for key in keys:
         if isinstance(values, list):
             values = values[int(key)] if key.isdigit() and int(key) < len(values) else None
         else:
             fields = [kind.model_fields[key] for kind in kinds if key in kind.model_fields]
-            kinds = tuple(found for field in fields for found in sections(field.annotation))
+            kinds = tuple(found for field in fields for found in section_types(field.annotation))
             values = values.get(key) if isinstance(values, dict) else None
         if isinstance(values, dict) and "type" in values and len(kinds) > 1:
             kinds = tuple(kind for kind in kinds if kind.model_fields["type"].default == values["type"])
@@ -35,34 +36,34 @@ def sections_at(keys: tuple[str, ...], values: Any) -> tuple[type[Section], ...]
 
 
 def field_at(keys: tuple[str, ...], values: Any) -> FieldInfo | None:
-    """The field that `keys` names; None where the schema has none."""
-    for kind in sections_at(keys[:-1], values):
+    """Return the field at `keys`; None if the schema has none."""
+    for kind in section_types_at(keys[:-1], values):
         if keys[-1] in kind.model_fields:
             return kind.model_fields[keys[-1]]
     return None
 
 
 def all_keys(kind: type[Section] = Run, above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every dotted key of the run file, all kinds of all unions; items of lists without a number."""
+    """Yield every dotted key of the run file, for all types of all unions; items of lists have no number."""
     for name, field in kind.model_fields.items():
         yield ".".join((*above, name))
-        for inside in sections(field.annotation):
+        for inside in section_types(field.annotation):
             yield from all_keys(inside, (*above, name))
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value of a loaded run."""
+    """Value of a loaded run."""
 
     keys: tuple[str, ...]
-    """The way to it."""
+    """Path to the value."""
     value: Any
     effect: str
-    """Its field's docstring; for a `type`, what that kind is."""
+    """Docstring of the field; for a `type`, the first line of the class's docstring."""
 
 
 def leaves(section: Section, above: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    """Every value of a loaded section, in the run file's order."""
+    """Yield every value of a loaded section, in the run file's order."""
     for name, field in type(section).model_fields.items():
         value, keys = getattr(section, name), (*above, name)
         if isinstance(value, Section):

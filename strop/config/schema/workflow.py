@@ -1,4 +1,4 @@
-"""`workflow`: how a task becomes a rollout."""
+"""`workflow`: the procedure that turns a task into a rollout."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pydantic import BeforeValidator, Field
 from strop.config.schema.base import Section
 
 
-class Workflow(Section):
-    """How a task becomes a rollout. A name alone is short for `{name: ...}`."""
+class WorkflowConfig(Section):
+    """Procedure that turns a task into a rollout. A name alone is short for `{name: ...}`."""
 
     name: str = "single_turn"
-    """A built-in (single_turn, math, environment, tools, agent), a dotted path, or `file.py:name`."""
+    """Built-in name (single_turn, math, environment, tools, agent), a dotted path, or `file.py:name`."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the workflow: of its class, or of its function after task and chat."""
+    """Keyword arguments of the workflow's class, or of its function after `task` and `chat`."""
 
 
 def _from_name(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-WorkflowOrName = Annotated[Workflow, BeforeValidator(_from_name)]
-"""Lets `workflow: math` stand for `workflow: {name: math}`."""
+WorkflowConfigOrName = Annotated[WorkflowConfig, BeforeValidator(_from_name)]
+"""A `WorkflowConfig`, or its name: `workflow: math` is `workflow: {name: math}`."""

@@ -1,6 +1,6 @@
-"""Models behind OpenAI's protocol, on this machine alone.
+"""OpenAI-compatible chat endpoint on the loopback interface.
 
-`server.py` listens; `request.py` reads what is asked and `reply.py` writes what is answered. What answers is
-an `Answerer`: the model that is trained, recorded for one rollout (`strop.workflows.recorded`), or one that
-helps (`strop.inference.auxiliary`).
+`server.py` listens, `request.py` parses requests and `response.py` builds responses. Requests are served by a
+`ChatModel`: the trained model, recorded for one rollout (`strop.workflows.recorded_policy`), or an auxiliary
+model (`strop.inference.auxiliary_model`).
 """

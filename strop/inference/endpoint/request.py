@@ -1,4 +1,4 @@
-"""What a client asks of `/v1/chat/completions`."""
+"""Parsing of requests to `/v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strop.data.chat import Tools, to_messages, to_tools
+from strop.data.encoding.chat_template import Tools, to_messages, to_tools
 from strop.errors import DataError
 from strop.types import Message
 
-TOO_LONG = "context_length_exceeded"
-"""The code of what does not fit, as OpenAI calls it."""
-_NO_EFFECT = frozenset(
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""OpenAI's error code for a prompt that exceeds the context length."""
+_IGNORED_KEYS = frozenset(
     (
         "user",
         "metadata",
@@ -25,8 +25,8 @@ _NO_EFFECT = frozenset(
         "prompt_cache_key",
     )
 )
-"""Accepted, for they say nothing of which tokens are drawn; `seed`, because the run derives its own."""
-_ONLY: Mapping[str, tuple[Any, ...]] = {
+"""Accepted without effect: they do not affect sampling, except `seed`, which the run derives itself."""
+_NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
@@ -37,13 +37,14 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": (None, "auto", "none"),
     "modalities": (None, ["text"]),
 }
-"""What may be written, because it asks for nothing."""
+"""Keys of unsupported features, with the values that do not request them."""
 
 
 class BadRequest(Exception):
-    """A request that is not answered."""
+    """A request that is answered with an error."""
 
     def __init__(self, message: str, *, status: int = 400, code: str | None = None) -> None:
+        """`status` is the HTTP status, `code` OpenAI's error code."""
         super().__init__(message)
         self.status = status
         self.code = code
@@ -51,11 +52,11 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request that is understood."""
+    """A valid request."""
 
     model: str
     messages: tuple[Message, ...]
-    """As chat templates take them: contents are text, a tool call's arguments an object."""
+    """Messages for a chat template: contents are text, the arguments of tool calls are objects."""
     tools: Tools = ()
     max_tokens: int | None = None
     temperature: float | None = None
@@ -65,16 +66,21 @@ class ChatRequest:
     include_usage: bool = False
 
 
-def read_request(body: Any) -> ChatRequest:
-    """Raises `BadRequest` for what is not understood, or asks for something that is not there."""
+def parse_chat_request(body: Any) -> ChatRequest:
+    """Parse a JSON body. Raises `BadRequest` for invalid values and unsupported features."""
     if not isinstance(body, dict):
-        raise BadRequest("the request is no JSON object")
-    known = ChatRequest.__slots__
-    taken = {*known, "max_completion_tokens", "stream_options", *_NO_EFFECT, *_ONLY}
+        raise BadRequest("the request must be a JSON object")
+    accepted = {
+        *ChatRequest.__slots__,
+        "max_completion_tokens",
+        "stream_options",
+        *_IGNORED_KEYS,
+        *_NEUTRAL_VALUES,
+    }
     for key, value in body.items():
-        if key not in taken or key == "include_usage":
+        if key not in accepted or key == "include_usage":
             raise BadRequest(f"{key} is not supported here; leave it out")
-        if key in _ONLY and value not in _ONLY[key]:
+        if key in _NEUTRAL_VALUES and value not in _NEUTRAL_VALUES[key]:
             raise BadRequest(f"{key}: {value!r} is not supported here; leave it out")
     options = body.get("stream_options") or {}
     stop = body.get("stop") or ()
@@ -97,38 +103,38 @@ def read_request(body: Any) -> ChatRequest:
 
 
 def _count(body: Mapping[str, Any], key: str) -> int | None:
-    value = _number(body, key, least=1)
+    value = _number(body, key, minimum=1)
     return None if value is None else int(value)
 
 
-def _number(body: Mapping[str, Any], key: str, least: float = 0) -> float | None:
+def _number(body: Mapping[str, Any], key: str, minimum: float = 0) -> float | None:
     value = body.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-        raise BadRequest(f"{key} is {value!r}; it must be a number, {least:g} or more")
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < minimum:
+        raise BadRequest(f"{key} is {value!r}; it must be a number, {minimum:g} or more")
     return value
 
 
 def _message(message: Any) -> Any:
-    """One message as chat templates take it."""
+    """One message in the form that chat templates accept."""
     if not isinstance(message, dict):
         return message
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
         content = "".join(str(part.get("text", "")) for part in content)
     calls = message.get("tool_calls")
-    read = {**message, "content": "" if content is None and calls else content}
+    converted = {**message, "content": "" if content is None and calls else content}
     if calls:
-        read["tool_calls"] = [_call(call) for call in calls]
-    return read
+        converted["tool_calls"] = [_tool_call(call) for call in calls]
+    return converted
 
 
-def _call(call: Any) -> Any:
+def _tool_call(call: Any) -> Any:
     try:
         function = call["function"]
         arguments = function.get("arguments") or "{}"
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
         return {**call, "function": {**function, "arguments": parsed}}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise BadRequest(f"a message's tool_calls cannot be read: {error}") from error
+        raise BadRequest(f"the tool_calls of a message are invalid: {error}") from error

@@ -1,4 +1,4 @@
-"""The server: loopback only, and every caller has a token of its own."""
+"""HTTP server of the chat endpoint: loopback only, with one API key per registration."""
 
 from __future__ import annotations
 
@@ -11,64 +11,66 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strop.errors import MissingExtraError, PlacementError, StropError
-from strop.inference.endpoint.reply import Answerer, chunks, whole
-from strop.inference.endpoint.request import BadRequest, read_request
-from strop.inference.loop_thread import LoopThread
+from strop.inference.endpoint.request import BadRequest, parse_chat_request
+from strop.inference.endpoint.response import ChatModel, completion_body, stream_chunks
+from strop.workers.event_loop_thread import EventLoopThread
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-_LARGEST_BODY = 64 * 2**20
+_MAX_BODY_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """Where the endpoint is, and by which token its caller is known."""
+class EndpointAccess:
+    """URL and API key of a registration."""
 
     url: str
-    key: str
+    api_key: str
     models: tuple[str, ...]
-    """That answer to this token."""
+    """Names of the models that this key may use."""
 
 
-class Endpoint:
-    """`/v1/chat/completions` and `/v1/models` on loopback. It starts with the first `admit`; any thread may
-    call, and `close` ends it."""
+class EndpointServer:
+    """Serves `/v1/chat/completions` and `/v1/models` on loopback, from the first `register` until `close`.
+
+    Any thread may call.
+    """
 
     def __init__(self, port: int = 0) -> None:
-        """`port` 0 takes any that is free."""
+        """`port` 0 is any free port."""
         self._port = port
-        self._thread = LoopThread("endpoint")
-        self._guests: dict[str, Mapping[str, Answerer]] = {}
+        self._thread = EventLoopThread("endpoint")
+        self._models_by_key: dict[str, Mapping[str, ChatModel]] = {}
         self._url = ""
         self._runner: web.AppRunner | None = None
 
     @contextmanager
-    def admit(self, models: Mapping[str, Answerer]) -> Iterator[Access]:
-        """Inside, whoever has the token may ask these models by their names; afterwards it is refused.
+    def register(self, models: Mapping[str, ChatModel]) -> Iterator[EndpointAccess]:
+        """Inside the block, a new API key gives access to these models by name; afterwards it is rejected.
 
-        Raises `MissingExtraError` without aiohttp, `PlacementError` where the port is taken.
+        Raises `MissingExtraError` without aiohttp, `PlacementError` if the port is in use.
         """
         key = f"strop-{secrets.token_urlsafe(24)}"
-        self._guests[key] = models
+        self._models_by_key[key] = models
         try:
             if not self._url:
-                self._url = self._thread.wait(self._start())
-            yield Access(self._url, key, tuple(models))
+                self._url = self._thread.run(self._start())
+            yield EndpointAccess(self._url, key, tuple(models))
         finally:
-            del self._guests[key]
+            del self._models_by_key[key]
 
     def close(self) -> None:
-        """Hang up, and listen no more."""
+        """Close all connections, and stop listening."""
         if self._runner is not None:
-            self._thread.wait(self._runner.cleanup())
+            self._thread.run(self._runner.cleanup())
         self._thread.close()
 
     async def _start(self) -> str:
-        if self._url:  # another thread was quicker
+        if self._url:  # another thread has started it
             return self._url
         web = _aiohttp()
-        app = web.Application(client_max_size=_LARGEST_BODY)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
@@ -77,20 +79,20 @@ class Endpoint:
             await web.TCPSite(runner, "127.0.0.1", self._port).start()
         except OSError as error:
             raise PlacementError(
-                f"rollout.endpoint.port: {self._port} cannot be listened on ({error.strerror}); write "
-                "another, or 0 for any that is free."
+                f"rollout.endpoint.port: cannot listen on port {self._port} ({error.strerror}); set another, or "
+                "0 for any free port."
             ) from error
         self._runner = runner
         self._url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         return self._url
 
-    def _models_of(self, request: web.Request) -> Mapping[str, Answerer]:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        for key, models in self._guests.items():
-            if hmac.compare_digest(key.encode(), given.encode()):
+    def _models_of(self, request: web.Request) -> Mapping[str, ChatModel]:
+        api_key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        for key, models in self._models_by_key.items():
+            if hmac.compare_digest(key.encode(), api_key.encode()):
                 return models
         raise BadRequest(
-            "the token is wrong, or its rollout is over; it is in OPENAI_API_KEY",
+            "the API key is wrong, or its rollout has ended; agents find it in OPENAI_API_KEY",
             status=401,
             code="invalid_api_key",
         )
@@ -99,33 +101,33 @@ class Endpoint:
         try:
             names = self._models_of(request)
         except BadRequest as error:
-            return _refusal(error)
+            return _error_response(error)
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "strop"} for name in names]
         return _json({"object": "list", "data": data})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         try:
             models = self._models_of(request)
-            asked = read_request(await _body(request))
-            if asked.model not in models:
+            parsed = parse_chat_request(await _body(request))
+            if parsed.model not in models:
                 raise BadRequest(
-                    f"there is no model {asked.model!r} here; there are {', '.join(models)}. "
-                    "rollout.endpoint.model says what the model that is trained is called",
+                    f"there is no model {parsed.model!r}; available: {', '.join(models)}. "
+                    "rollout.endpoint.model sets the name of the trained model",
                     status=404,
                     code="model_not_found",
                 )
-            reply = await models[asked.model].chat(asked)
+            reply = await models[parsed.model].chat(parsed)
         except BadRequest as error:
-            return _refusal(error)
+            return _error_response(error)
         except StropError as error:
-            return _refusal(BadRequest(str(error)))
-        if not asked.stream:
-            return _json(whole(asked, reply))
+            return _error_response(BadRequest(str(error)))
+        if not parsed.stream:
+            return _json(completion_body(parsed, reply))
         response: web.StreamResponse = _aiohttp().StreamResponse(
             headers={"Content-Type": "text/event-stream"}
         )
         await response.prepare(request)
-        for chunk in chunks(asked, reply):
+        for chunk in stream_chunks(parsed, reply):
             await response.write(f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
@@ -139,10 +141,10 @@ async def _body(request: web.Request) -> Any:
         raise BadRequest(f"the request is not JSON: {error}") from error
 
 
-def _refusal(error: BadRequest) -> web.Response:
+def _error_response(error: BadRequest) -> web.Response:
     kind = "authentication_error" if error.status == 401 else "invalid_request_error"
-    said = {"message": str(error), "type": kind, "param": None, "code": error.code}
-    return _json({"error": said}, status=error.status)
+    content = {"message": str(error), "type": kind, "param": None, "code": error.code}
+    return _json({"error": content}, status=error.status)
 
 
 def _json(content: Any, status: int = 200) -> web.Response:
@@ -155,6 +157,6 @@ def _aiohttp() -> Any:
         from aiohttp import web
     except ImportError as error:
         raise MissingExtraError(
-            "The endpoint that agents talk to needs aiohttp. Install it: pip install 'strop[agents]'"
+            "The chat endpoint for agents needs aiohttp. Install it: pip install 'strop[agents]'"
         ) from error
     return web

@@ -1,6 +1,6 @@
-"""The native sampler: continuous batching in the trainer's process, on the trainer's weights."""
+"""Native inference engine: continuous batching in the calling process, on the trainer's weights if possible."""
 
 from strop.inference.native.engine import NativeEngine
-from strop.inference.native.scheduler import Stats
+from strop.inference.native.scheduler import EngineStats
 
-__all__ = ["NativeEngine", "Stats"]
+__all__ = ["NativeEngine", "EngineStats"]

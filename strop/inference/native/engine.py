@@ -1,192 +1,357 @@
-"""The native sampler: an inference engine in the trainer's process."""
+"""Native inference engine: continuous batching in the calling process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import (
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from strop.config.schema.rollout import NativeEngine as NativeSection
+from strop.config.schema.rollout import NativeEngineConfig
 from strop.errors import InferenceError
-from strop.inference.native.architecture import why_not_native
-from strop.inference.native.check import check_request
-from strop.inference.native.ends import end_token_ids
-from strop.inference.native.forward import NativeRunner
-from strop.inference.native.huggingface import HuggingFaceRunner
-from strop.inference.native.rows import Rows
-from strop.inference.native.runner import Runner
-from strop.inference.native.scheduler import Scheduler, Stats
-from strop.inference.native.stops import StopTexts
-from strop.inference.native.ticket import Call, Ticket
-from strop.inference.native.weights import named_weights
+from strop.inference.native.model.architecture import native_unsupported_reason
+from strop.inference.native.model.decoder import NativeModelRunner
+from strop.inference.native.model.huggingface import HuggingFaceModelRunner
+from strop.inference.native.model.runner import ModelRunner
+from strop.inference.native.pending_request import PendingRequest, SampleCall, validate_request
+from strop.inference.native.scheduler import EngineStats, Scheduler
+from strop.inference.native.sequences import SequenceBatch
+from strop.inference.native.stopping import StopStringMatcher, eos_token_ids
+from strop.inference.weight_files import read_weights
+from strop.models.shared_weights import model_weights
+from strop.protocols import EngineCapabilities, SharedWeights, WeightBroadcast
 from strop.types import Completion, SampleRequest
+
+_LOCK_POLL_SECONDS = 0.001
+"""Interval at which the event loop asks for the lock while another thread holds it."""
+NATIVE_CAPABILITIES = EngineCapabilities(
+    weight_transports=frozenset(("tensors", "path")),
+    determinism="same_batch",
+    exact_policy_logprobs=True,
+    adapters=False,
+    images=False,
+    memory_release=True,
+)
+"""Features of the native engine."""
 
 
 class NativeEngine:
-    """Answers many requests at once, each in its own time: an `InferenceEngine`.
+    """Inference engine that batches concurrent calls of `sample` in one event loop.
 
-    Calls of `sample` from one event loop go through the model together. The same requests in the same
-    order give the same completions, bit for bit. `weights` are Hugging Face's names and tensors: where
-    dtype, device and layout allow, these very tensors are used, so that what an optimizer does to
-    them in place is seen at once; they must not change in any other way behind the engine's back.
+    The same requests in the same order give the same completions, bit for bit. The given weights are
+    Hugging Face's names and tensors: if their type, device and layout allow, the engine uses these very
+    tensors, so that an in-place update by an optimizer takes effect at once; they must not change in any
+    other way while the engine runs.
     """
+
+    capabilities = NATIVE_CAPABILITIES
 
     def __init__(
         self,
         config: PretrainedConfig,
         weights: Iterable[tuple[str, torch.Tensor]],
-        section: NativeSection,
+        section: NativeEngineConfig,
         tokenizer: PreTrainedTokenizerBase,
         *,
         device: torch.device | str,
         dtype: torch.dtype,
         generation_config: GenerationConfig | None = None,
     ) -> None:
-        """`dtype` counts where `section.dtype` is `model`. Raises `ModelError` for unfit weights."""
+        """Build the model; `dtype` is used if `section.dtype` is `model`.
+
+        Raises `ModelError` for weights that do not fit the configuration.
+        """
         if section.dtype != "model":
             dtype = getattr(torch, section.dtype)
-        self._reason = why_not_native(config)
-        make = NativeRunner if self._reason is None else HuggingFaceRunner
-        runner: Runner = make(config, weights, device=torch.device(device), dtype=dtype)
+        self._fallback_reason = native_unsupported_reason(config)
+        runner_class = NativeModelRunner if self._fallback_reason is None else HuggingFaceModelRunner
+        runner: ModelRunner = runner_class(config, weights, device=torch.device(device), dtype=dtype)
         self._runner = runner
-        ends = end_token_ids(config, generation_config, tokenizer)
-        stops = StopTexts(tokenizer)
-        rows = Rows(self._runner.vocab_size, self._runner.device, ends, stops)
-        self._scheduler = Scheduler(self._runner, rows, section.kv_cache_tokens, section.max_sequences)
+        eos_ids = eos_token_ids(config, generation_config, tokenizer)
+        sequences = SequenceBatch(runner.vocab_size, runner.device, eos_ids, StopStringMatcher(tokenizer))
+        self._scheduler = Scheduler(runner, sequences, section.kv_cache_tokens, section.max_sequences)
         self._cache_tokens = section.kv_cache_tokens
         self._paused = False
+        self._memory_released = False
+        self._has_weights = True
+        self._closed = False
+        self._lock = threading.Lock()
+        """Held during a step, and by every method that changes what the next step sees."""
+        self._waiting: set[object] = set()
+        """Calls from other threads that wait for `_lock`; decoding lets them go first."""
+        self._cancellation_is_due = False
+        """Whether a call was cancelled while another thread held `_lock`."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The one that the latest call of `sample` runs in."""
-        self._driver: asyncio.Task[None] | None = None
+        """Event loop of the latest call of `sample`."""
+        self._decoding: asyncio.Task[None] | None = None
 
     @classmethod
     def from_model(
         cls,
         model: PreTrainedModel,
-        section: NativeSection,
+        section: NativeEngineConfig,
         tokenizer: PreTrainedTokenizerBase,
         *,
         dtype: torch.dtype | None = None,
     ) -> NativeEngine:
-        """Sample from a Hugging Face model, on its weights where possible. `dtype`: the model's own if None.
+        """Sample from a Hugging Face model, on its weights if possible; `dtype` None is the model's own.
 
-        Adapters are not seen: merged weights arrive by `load`.
+        Adapters are ignored: `load` takes merged weights.
         """
+        return cls.from_weights(model_weights(model, dtype=dtype), section, tokenizer)
+
+    @classmethod
+    def from_weights(
+        cls, weights: SharedWeights, section: NativeEngineConfig, tokenizer: PreTrainedTokenizerBase
+    ) -> NativeEngine:
+        """Sample from a model in this process, on its weights if possible."""
         return cls(
-            model.config,
-            named_weights(model),
+            weights.config,
+            weights.tensors(),
             section,
             tokenizer,
-            device=model.device,
-            dtype=dtype or model.dtype,
-            generation_config=getattr(model, "generation_config", None),
+            device=weights.device,
+            dtype=weights.dtype,
+            generation_config=weights.generation_config,
         )
 
     @property
-    def description(self) -> str:
-        """One line: which forward, which dtype, what is shared, and why it is not the native forward."""
-        shared = f"{100 * self._runner.shared_share():.0f} % of the weights shared"
-        return f"{self._runner.describe()}, {shared}{self._why}"
-
-    @property
     def device(self) -> torch.device:
-        """Where it computes, and so where new weights are best given to it."""
+        """Device of the weights, from which `load` takes tensors without a detour."""
         return self._runner.device
 
     @property
-    def forward(self) -> str:
-        """The same without what is shared."""
-        return f"{self._runner.describe()}{self._why}"
-
-    @property
-    def _why(self) -> str:
-        return "" if self._reason is None else f" ({self._reason})"
-
-    @property
-    def stats(self) -> Stats:
-        """Tokens drawn so far, completions under way and waiting: for a display to poll."""
+    def stats(self) -> EngineStats:
+        """Counters and current load, for a display to poll."""
         return self._scheduler.stats
+
+    def start(self) -> None:
+        """Nothing to do: the engine accepts requests after construction."""
+        self._check_open()
+
+    def close(self) -> None:
+        """Stop decoding, free weights and cache; pending requests raise `InferenceError`."""
+        with self._between_steps():
+            if self._closed:
+                return
+            self._closed = True
+            calls = self._scheduler.calls()
+            self._scheduler.clear()
+            self._runner.release_weights()
+        error = _closed_error()
+        for call in calls:
+            _fail(call, error)
+
+    def describe(self) -> str:
+        """One line: forward pass, data type, weights used in place, and why it is not the native forward."""
+        in_place = f"{100 * self._runner.shared_fraction():.0f} % of the weights used in place"
+        reason = "" if self._fallback_reason is None else f" ({self._fallback_reason})"
+        return f"{self._runner.describe()}, {in_place}{reason}"
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Completions in the order of the requests.
 
-        Raises `InferenceError`, and answers none of them, when one cannot be taken as it is or would not
-        fit into the cache even alone. When the awaiting task is cancelled, its requests are forgotten.
+        Raises `InferenceError` for the call as a whole if one of its requests is invalid, or would not fit
+        into the cache alone. When the awaiting task is cancelled, its requests are removed.
         """
+        self._check_open()
         if not requests:
             return []
-        self._loop = asyncio.get_running_loop()
-        call = Call(len(requests), self._loop.create_future())
-        tickets = [
-            Ticket(request, call, place, request.prompt_ids.astype(np.int32, copy=False).tobytes())
-            for place, request in enumerate(requests)
+        loop = asyncio.get_running_loop()
+        call = SampleCall(len(requests), loop.create_future())
+        pending = [
+            PendingRequest(request, call, index, request.prompt_ids.astype(np.int32, copy=False).tobytes())
+            for index, request in enumerate(requests)
         ]
-        for ticket in tickets:
-            check_request(ticket.request, self._runner.vocab_size, self._runner.longest)
-            if not self._scheduler.fits(ticket):
-                raise self._too_large(ticket)
-        self._scheduler.put(tickets)
-        self._drive()
+        for each in pending:
+            validate_request(each.request, self._runner.vocab_size, self._runner.max_sequence_tokens)
+            if not self._scheduler.fits_alone(each):
+                raise self._too_long(each)
+        await self._acquire()
+        try:
+            self._check_open()
+            if not (self._has_weights or self._memory_released):
+                raise InferenceError(
+                    "the engine has no weights since release_memory; call load with all weights first"
+                )
+            self._loop = loop
+            self._scheduler.add_requests(pending)
+        finally:
+            self._lock.release()
+        self._decode_in_background()
         try:
             return await call.future
         except asyncio.CancelledError:
-            if not call.forgotten:
-                self._scheduler.forget_cancelled()
+            self._remove(call)
             raise
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Take new weights. Rows under way go on with them, and keep the version they began with."""
-        self._runner.load(weights)
-        self._scheduler.forget_prompts()
-        self._scheduler.version = version
+        """Load tensors; running completions continue with them, and keep the version they began with."""
+        with self._between_steps():
+            self._check_open()
+            if self._memory_released:
+                raise InferenceError("load was called after release_memory; call restore_memory first")
+            self._runner.load(weights)
+            self._has_weights = self._runner.has_weights()
+            self._scheduler.invalidate_prompts()
+            self._scheduler.version = version
+        self._wake()
+
+    def load_path(self, path: Path, version: int) -> None:
+        """Load the safetensors files of a folder, one tensor at a time; see `load`."""
+        self.load(read_weights(path), version)
+
+    def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError(
+            "the native engine cannot join a process group; receive the weights in its process and pass the "
+            "tensors to load"
+        )
 
     def pause(self) -> None:
-        """Stop drawing tokens; what is under way keeps its state."""
-        self._paused = True
+        """Stop decoding; running and waiting requests keep their state."""
+        with self._between_steps():
+            self._check_open()
+            self._paused = True
 
     def resume(self) -> None:
-        """Go on drawing."""
-        self._paused = False
-        if self._scheduler.busy:
-            self._drive()
+        """Continue decoding."""
+        with self._between_steps():
+            self._check_open()
+            self._paused = False
+        self._wake()
 
-    def _drive(self) -> None:
-        """See to it that somebody steps, in the loop that the waiting calls run in."""
-        if self._paused or self._loop is None:
+    def release_memory(self) -> None:
+        """Free the KV cache and the weights that are copies; requests wait until `restore_memory`.
+
+        Raises `InferenceError` while completions are running.
+        """
+        with self._between_steps():
+            self._check_open()
+            running = self._scheduler.stats.running
+            if running:
+                raise InferenceError(
+                    f"release_memory was called with {running} completions running; await or cancel them first"
+                )
+            self._memory_released = True
+            self._runner.clear()
+            self._runner.release_weights()
+            self._has_weights = self._runner.has_weights()
+
+    def restore_memory(self) -> None:
+        """Accept work again; if weights were freed, requests wait until `load` has given all of them.
+
+        The KV cache and freed weights are allocated when they are needed.
+        """
+        with self._between_steps():
+            self._check_open()
+            self._memory_released = False
+        self._wake()
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """Hold the lock, in any thread; decoding waits."""
+        ticket = object()
+        self._waiting.add(ticket)
+        try:
+            self._lock.acquire()
+        finally:
+            self._waiting.discard(ticket)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    async def _acquire(self) -> None:
+        """Take the lock without blocking the event loop, after the threads that wait for it."""
+        while self._waiting or not self._lock.acquire(blocking=False):
+            await asyncio.sleep(_LOCK_POLL_SECONDS)
+
+    def _remove(self, call: SampleCall) -> None:
+        """Remove the requests of a cancelled call, now or before the next step."""
+        if call.cancelled:
             return
-        if self._driver is None or self._driver.done() or self._driver.get_loop() is not self._loop:
-            self._driver = self._loop.create_task(self._run(), name="native sampler")
-            self._driver.add_done_callback(self._fail_waiting)
+        if not self._lock.acquire(blocking=False):
+            self._cancellation_is_due = True
+            return
+        try:
+            self._scheduler.remove_cancelled()
+        finally:
+            self._lock.release()
 
-    async def _run(self) -> None:
-        """Step while there is work, giving way to the event loop in between."""
-        while self._scheduler.busy and not self._paused:
-            self._scheduler.step()
+    def _wake(self) -> None:
+        """Decode in the loop of the waiting calls, if there is work; any thread may call."""
+        if self._loop is not None and self._can_step():
+            with suppress(RuntimeError):  # the loop has been closed, and its calls with it
+                self._loop.call_soon_threadsafe(self._decode_in_background)
+
+    def _can_step(self) -> bool:
+        held = self._closed or self._paused or self._memory_released
+        return not held and self._has_weights and self._scheduler.has_requests
+
+    def _decode_in_background(self) -> None:
+        """Make sure that a task decodes in the loop of the waiting calls; only that loop's thread may call."""
+        if self._loop is None or not self._can_step():
+            return
+        if self._decoding is None or self._decoding.done() or self._decoding.get_loop() is not self._loop:
+            self._decoding = self._loop.create_task(self._decode(), name="native sampler")
+            self._decoding.add_done_callback(self._fail_pending)
+
+    async def _decode(self) -> None:
+        """Step while there is work, yielding to the event loop in between."""
+        while True:
+            await self._acquire()
+            try:
+                if self._cancellation_is_due:
+                    self._cancellation_is_due = False
+                    self._scheduler.remove_cancelled()
+                if not self._can_step():
+                    return
+                self._scheduler.step()
+            finally:
+                self._lock.release()
             await asyncio.sleep(0)
 
-    def _fail_waiting(self, driver: asyncio.Task[None]) -> None:
-        """Where a step broke, everyone who waits hears of it, and the engine is empty again."""
-        error = None if driver.cancelled() else driver.exception()
+    def _fail_pending(self, decoding: asyncio.Task[None]) -> None:
+        """After a failed step, raise its error in all pending calls; the engine is then empty and usable."""
+        error = None if decoding.cancelled() else decoding.exception()
         if error is None:
             return
-        calls = self._scheduler.calls()
-        self._scheduler.clear()
+        with self._between_steps():
+            calls = self._scheduler.calls()
+            self._scheduler.clear()
         for call in calls:
             if not call.future.done():
                 call.future.set_exception(error)
 
-    def _too_large(self, ticket: Ticket) -> InferenceError:
-        sampling = ticket.request.sampling
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _closed_error()
+
+    def _too_long(self, pending: PendingRequest) -> InferenceError:
+        sampling = pending.request.sampling
         return InferenceError(
-            f"request {ticket.request.id!r}: a prompt of {ticket.prompt_tokens} tokens and max_tokens "
-            f"{sampling.max_tokens} do not fit into rollout.engine.kv_cache_tokens ({self._cache_tokens}) "
-            "even alone; make the cache larger or the request shorter"
+            f"request {pending.request.id!r}: a prompt of {pending.prompt_tokens} tokens and max_tokens "
+            f"{sampling.max_tokens} do not fit into rollout.engine.kv_cache_tokens ({self._cache_tokens}); "
+            "increase it, or shorten the request"
         )
+
+
+def _closed_error() -> InferenceError:
+    return InferenceError("the inference engine has been closed")
+
+
+def _fail(call: SampleCall, error: InferenceError) -> None:
+    """Set the error in the loop that awaits the call."""
+
+    def set_error() -> None:
+        if not call.future.done():
+            call.future.set_exception(error)
+
+    with suppress(RuntimeError):  # the loop has been closed, and nobody awaits the call
+        call.future.get_loop().call_soon_threadsafe(set_error)

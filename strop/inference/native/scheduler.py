@@ -1,4 +1,4 @@
-"""Continuous batching: who goes through the model in the next step."""
+"""Continuous batching: the scheduler chooses which requests go through the model in the next step."""
 
 from __future__ import annotations
 
@@ -8,181 +8,192 @@ from dataclasses import dataclass
 
 import torch
 
-from strop.inference.native.moves import moves_for
-from strop.inference.native.rows import Rows
-from strop.inference.native.runner import Runner
-from strop.inference.native.ticket import Call, Ticket
+from strop.inference.native.model.compaction import plan_compaction
+from strop.inference.native.model.runner import ModelRunner
+from strop.inference.native.pending_request import PendingRequest, SampleCall
+from strop.inference.native.sequences import SequenceBatch
 
 
 @dataclass(slots=True)
-class Prompt:
+class CachedPrompt:
     """A prompt whose keys and values are in the cache."""
 
     key: bytes | None
-    """Its tokens; None when the weights have changed since, so that nobody joins it."""
+    """Bytes of its tokens; None after a change of weights, so that no further request joins it."""
     tokens: int
     logits: torch.Tensor
-    """[V] What its rows draw their first token from."""
+    """[V] Logits for the first token of its completions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
-    """Where the engine stands; counts go on from its making."""
+class EngineStats:
+    """Counters of an engine since its construction, and its current load."""
 
-    tokens: int
-    """Drawn so far."""
+    generated_tokens: int
+    """Tokens sampled so far."""
     prompt_tokens: int
-    """Put through the model as prompts; a shared prompt counts once."""
-    rows: int
-    """Completions under way."""
+    """Prompt tokens prefilled so far; a shared prompt counts once."""
+    running: int
+    """Completions that are being sampled."""
     waiting: int
-    """Completions that wait for room."""
+    """Completions that wait for cache capacity."""
 
 
 class Scheduler:
-    """Lets waiting requests in as they come, as long as the cache has room for all they may draw.
+    """Admits waiting requests in order of arrival while the cache has capacity for their longest completions.
 
-    Room is kept for the whole of `max_tokens` from the start: what is let in always runs to its end.
+    Capacity for the whole of `max_tokens` is reserved at admission, so an admitted request always completes.
     """
 
-    def __init__(self, runner: Runner, rows: Rows, cache_tokens: int, max_sequences: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, sequences: SequenceBatch, cache_tokens: int, max_sequences: int
+    ) -> None:
+        """Run at most `max_sequences` at once, with `cache_tokens` tokens of keys and values."""
         self._runner = runner
-        self._rows = rows
+        self._sequences = sequences
         self._cache_tokens = cache_tokens
         self._max_sequences = max_sequences
-        self._waiting: deque[Ticket] = deque()
-        self._prompts: list[Prompt] = []
+        self._waiting: deque[PendingRequest] = deque()
+        self._prompts: list[CachedPrompt] = []
         self._changed = False
-        """Rows have left or requests have come since admission was last tried."""
-        self._tokens = 0
+        """Whether sequences have finished or requests have arrived since the last admission."""
+        self._generated_tokens = 0
         self._prompt_tokens = 0
         self.version = 0
 
     @property
-    def busy(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self._waiting or len(self._rows))
+    def has_requests(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self._waiting or len(self._sequences))
 
     @property
-    def stats(self) -> Stats:
-        """Where it stands."""
-        return Stats(self._tokens, self._prompt_tokens, len(self._rows), len(self._waiting))
+    def stats(self) -> EngineStats:
+        """Counters and current load."""
+        return EngineStats(
+            self._generated_tokens, self._prompt_tokens, len(self._sequences), len(self._waiting)
+        )
 
-    def put(self, tickets: Sequence[Ticket]) -> None:
-        """Requests to be answered, in this order."""
-        self._waiting.extend(tickets)
+    def add_requests(self, requests: Sequence[PendingRequest]) -> None:
+        """Append requests to the queue in this order."""
+        self._waiting.extend(requests)
         self._changed = True
 
-    def forget_cancelled(self) -> None:
-        """Take out the requests of every cancelled call: where one is, there are often many."""
+    def remove_cancelled(self) -> None:
+        """Remove the requests of all cancelled calls: cancellations often come in numbers."""
         for call in self.calls():
-            call.forgotten = call.future.cancelled()
-        self._waiting = deque(ticket for ticket in self._waiting if not ticket.call.forgotten)
-        leaving = [ticket.call.forgotten for ticket in self._rows.tickets]
-        self._drop(torch.tensor(leaving, dtype=torch.bool, device=self._runner.device))
+            call.cancelled = call.future.cancelled()
+        self._waiting = deque(pending for pending in self._waiting if not pending.call.cancelled)
+        cancelled = [pending.call.cancelled for pending in self._sequences.requests]
+        self._remove(torch.tensor(cancelled, dtype=torch.bool, device=self._runner.device))
 
     def clear(self) -> None:
-        """Forget all requests."""
+        """Remove all requests, and free the cache."""
         self._waiting.clear()
         self._prompts.clear()
-        self._rows.clear()
+        self._sequences.clear()
         self._runner.clear()
 
-    def forget_prompts(self) -> None:
-        """The weights have changed: the next request with an old prompt starts anew."""
+    def invalidate_prompts(self) -> None:
+        """Prefill prompts again for later requests, because the weights have changed."""
         for prompt in self._prompts:
             prompt.key = None
 
-    def calls(self) -> list[Call]:
-        """Every call that still waits for an answer."""
-        tickets = (*self._waiting, *self._rows.tickets)
-        return list(dict.fromkeys(ticket.call for ticket in tickets))
+    def calls(self) -> list[SampleCall]:
+        """Calls that have a waiting or running request."""
+        pending = (*self._waiting, *self._sequences.requests)
+        return list(dict.fromkeys(each.call for each in pending))
 
     def step(self) -> None:
-        """Let in who fits, and draw one token for every row (new ones draw their first beside)."""
+        """Admit requests, and sample one token for every sequence; new ones sample their first beforehand."""
         self._admit()
-        if len(self._rows):
-            self._draw(self._runner.decode(self._rows.last_tokens), first=0)
+        if len(self._sequences):
+            self._sample(self._runner.decode(self._sequences.last_tokens), first=0)
 
-    def fits(self, ticket: Ticket) -> bool:
-        """Whether a request has room when it is alone: then the widths it is stored at do not count."""
-        return ticket.prompt_tokens + ticket.request.sampling.max_tokens <= self._cache_tokens
+    def fits_alone(self, pending: PendingRequest) -> bool:
+        """Whether the cache can hold a request that runs alone, for which padding does not count."""
+        return pending.prompt_tokens + pending.request.sampling.max_tokens <= self._cache_tokens
 
     def _admit(self) -> None:
         if not (self._waiting and self._changed):
             return
         self._changed = False
-        chosen = self._choose()
-        if not chosen or not self._runner.joins_well(len(chosen), len(self._rows)):
+        admitted = self._choose()
+        if not admitted or not self._runner.should_admit(len(admitted), len(self._sequences)):
             return
-        for _ in chosen:
+        for _ in admitted:
             self._waiting.popleft()
-        slots = self._prefill(chosen)
-        first = len(self._rows)
-        self._rows.add(chosen, slots, self.version)
+        slots = self._prefill(admitted)
+        first = len(self._sequences)
+        self._sequences.add(admitted, slots, self.version)
         self._runner.add_rows(slots)
         logits = torch.stack([self._prompts[slot].logits for slot in slots])
-        if not self._runner.keeps_prompts:
+        if not self._runner.caches_prompts:
             self._prompts.clear()
-        self._draw(logits, first)
+        self._sample(logits, first)
 
-    def _choose(self) -> list[Ticket]:
-        """The longest run from the head of the queue that has room beside the rows under way."""
-        rows = self._rows.tickets
-        row_tokens = max((ticket.request.sampling.max_tokens for ticket in rows), default=0)
-        prompt_tokens = max((ticket.prompt_tokens for ticket in rows), default=0)
+    def _choose(self) -> list[PendingRequest]:
+        """Longest head of the queue that fits into the cache together with the running sequences."""
+        running = self._sequences.requests
+        row_tokens = max((pending.request.sampling.max_tokens for pending in running), default=0)
+        prompt_tokens = max((pending.prompt_tokens for pending in running), default=0)
         prompts: set[bytes | None] = {prompt.key for prompt in self._prompts}
-        old_prompts = len(self._prompts) - len(prompts)
-        chosen: list[Ticket] = []
-        for ticket in self._waiting:
-            prompts.add(ticket.prompt)
-            row_tokens = max(row_tokens, ticket.request.sampling.max_tokens)
-            prompt_tokens = max(prompt_tokens, ticket.prompt_tokens)
-            count = len(rows) + len(chosen) + 1
-            needed = self._runner.tokens_needed(count, row_tokens, len(prompts) + old_prompts, prompt_tokens)
+        invalidated = len(self._prompts) - len(prompts)
+        chosen: list[PendingRequest] = []
+        for pending in self._waiting:
+            prompts.add(pending.prompt_key)
+            row_tokens = max(row_tokens, pending.request.sampling.max_tokens)
+            prompt_tokens = max(prompt_tokens, pending.prompt_tokens)
+            count = len(running) + len(chosen) + 1
+            needed = self._runner.cache_tokens_needed(
+                count, row_tokens, len(prompts) + invalidated, prompt_tokens
+            )
             if count > self._max_sequences or (needed > self._cache_tokens and count > 1):
                 break
-            chosen.append(ticket)
+            chosen.append(pending)
         return chosen
 
-    def _prefill(self, tickets: Sequence[Ticket]) -> list[int]:
-        """Each ticket's prompt slot; prompts that are not in the cache go through the model once."""
+    def _prefill(self, requests: Sequence[PendingRequest]) -> list[int]:
+        """Prompt slot of each request; prompts that are not in the cache go through the model once."""
         slots = {prompt.key: slot for slot, prompt in enumerate(self._prompts) if prompt.key is not None}
-        new = {ticket.prompt: ticket.request.prompt_ids for ticket in tickets if ticket.prompt not in slots}
+        new = {
+            pending.prompt_key: pending.request.prompt_ids
+            for pending in requests
+            if pending.prompt_key not in slots
+        }
         if new:
             logits = self._runner.prefill(list(new.values()))
             for (key, tokens), row in zip(new.items(), logits, strict=True):
                 slots[key] = len(self._prompts)
-                self._prompts.append(Prompt(key, len(tokens), row))
+                self._prompts.append(CachedPrompt(key, len(tokens), row))
                 self._prompt_tokens += len(tokens)
-        return [slots[ticket.prompt] for ticket in tickets]
+        return [slots[pending.prompt_key] for pending in requests]
 
-    def _draw(self, logits: torch.Tensor, first: int) -> None:
-        rows = self._rows
-        rows.draw(logits, first)
-        self._tokens += len(rows) - first
-        finished = rows.finished(first)
-        for row in finished.leaving.nonzero()[:, 0].tolist():
-            ticket = rows.tickets[row]
-            ticket.call.deliver(ticket.place, rows.completion(row, bool(finished.stopped[row])))
-        self._drop(finished.leaving)
+    def _sample(self, logits: torch.Tensor, first: int) -> None:
+        sequences = self._sequences
+        sequences.sample_next(logits, first)
+        self._generated_tokens += len(sequences) - first
+        result = sequences.find_finished(first)
+        for row in result.finished.nonzero()[:, 0].tolist():
+            pending = sequences.requests[row]
+            pending.call.set_completion(pending.index, sequences.completion(row, bool(result.stopped[row])))
+        self._remove(result.finished)
 
-    def _drop(self, leaving: torch.Tensor) -> None:
-        """Let rows go, and then the prompts that nobody uses."""
-        if not leaving.any():
+    def _remove(self, finished: torch.Tensor) -> None:
+        """Remove these rows, and then the prompts that no row uses any more."""
+        if not finished.any():
             return
-        moves = moves_for(leaving)
-        self._rows.drop(moves)
-        self._runner.drop_rows(moves)
+        compaction = plan_compaction(finished)
+        self._sequences.compact(compaction)
+        self._runner.compact_rows(compaction)
         self._changed = True
         if self._prompts:
-            self._drop_prompts()
+            self._remove_unused_prompts()
 
-    def _drop_prompts(self) -> None:
+    def _remove_unused_prompts(self) -> None:
         unused = torch.ones(len(self._prompts), dtype=torch.bool, device=self._runner.device)
-        unused[self._rows.slots] = False
+        unused[self._sequences.slots] = False
         if unused.any():
-            moves = moves_for(unused)
-            self._rows.slots = moves.new_places()[self._rows.slots]
-            self._runner.drop_prompts(moves)
-            moves.apply_to_list(self._prompts)
+            compaction = plan_compaction(unused)
+            self._sequences.slots = compaction.new_indices()[self._sequences.slots]
+            self._runner.compact_prompts(compaction)
+            compaction.apply_to_list(self._prompts)

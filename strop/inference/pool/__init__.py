@@ -1,6 +1,6 @@
-"""Several inference engines, each a process of its own, that answer as one."""
+"""Pool of inference engines, each in its own process, that acts as one engine."""
 
-from strop.inference.pool.member import Wanted
-from strop.inference.pool.pool import EnginePool
+from strop.inference.pool.engine_handle import EngineSpec
+from strop.inference.pool.engine_pool import EnginePool
 
-__all__ = ["EnginePool", "Wanted"]
+__all__ = ["EnginePool", "EngineSpec"]

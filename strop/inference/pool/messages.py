@@ -1,91 +1,113 @@
-"""What a pool tells its engines, and what they answer."""
+"""Messages between a pool and its engine processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from strop.errors import StropError
-from strop.inference.native import NativeEngine
+from strop.protocols import EngineCapabilities, InferenceEngine
 from strop.types import Completion, SampleRequest
-from strop.workers.shared import Shared
+from strop.workers.shared_file import SharedFileHandle
 
 
 @dataclass(frozen=True, slots=True)
-class Make:
-    """Make the engine. Answered by `Made`."""
+class CreateEngine:
+    """Create and start the engine; the reply is `EngineCreated`."""
 
-    make: Callable[[], NativeEngine]
+    create: Callable[[], InferenceEngine]
+    """Builds the engine in its process."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Take these weights. Answered by `Loaded`."""
+class LoadWeights:
+    """Load these weights; the reply is `CommandCompleted`."""
 
-    weights: Shared
-    """A safetensors file."""
+    weights: SharedFileHandle | Path
+    """A safetensors file that the pool shares, or a path for the engine's `load_path`."""
     version: int
-    number: int
-    """No other load has it."""
+    """Version of the weights."""
+    command_id: int
+    """Id in the pool, in ascending order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Complete these, all let in together. Each is answered by `Answer` once it is done, or by `Failed`."""
+class SetMemory:
+    """Release or restore memory; the reply is `CommandCompleted`."""
+
+    released: bool
+    """True to release, False to restore."""
+    command_id: int
+    """Id in the pool, in ascending order."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequests:
+    """Complete these requests, admitted together.
+
+    Each is answered by `RequestCompleted` or `EngineFailure` as soon as it is done.
+    """
 
     requests: dict[int, SampleRequest]
-    """By number."""
+    """Requests by id."""
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
-    """Nobody waits for these any more."""
+class CancelRequests:
+    """Cancel these requests if they are pending."""
 
-    numbers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """Go on drawing tokens, or stop."""
-
-    on: bool
-
-
-Message = Make | Load | Ask | Forget | Draw
+    request_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """The engine is there."""
+class SetRunning:
+    """Pause or resume decoding."""
 
-    forward: str
-    """In words."""
+    running: bool
+    """True to resume, False to pause."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """It has taken the weights of the load with this number."""
-
-    number: int
+EngineCommand = CreateEngine | LoadWeights | SetMemory | SubmitRequests | CancelRequests | SetRunning
+"""A message from the pool to an engine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineCreated:
+    """The engine has been created and started."""
+
+    description: str
+    """Text of the engine's `describe`."""
+    capabilities: EngineCapabilities
+    """Features of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandCompleted:
+    """A `LoadWeights` or `SetMemory` has completed."""
+
+    command_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCompleted:
     """One request's completion."""
 
-    number: int
+    request_id: int
     completion: Completion
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """What was raised."""
+class EngineFailure:
+    """An exception in the engine's process."""
 
-    number: int | None
-    """By which request; None where it was the engine itself, in its making or with new weights."""
+    request_id: int | None
+    """Id of the request that raised it; None if another command did, after which the engine is unusable."""
     message: str
-    kind: type[StropError] | None
-    """The error's class, where it is one of Strop's, which are told without a traceback."""
+    """Text of a `StropError`; the traceback of any other exception."""
+    error_type: type[StropError] | None
+    """Class of the exception if it is a `StropError`."""
 
 
-Reply = Made | Loaded | Answer | Failed
+EngineReply = EngineCreated | CommandCompleted | RequestCompleted | EngineFailure
+"""A message from an engine to the pool."""

@@ -1,11 +1,11 @@
-"""Weights from the trainer's memory to the explorer's: asked for over a socket, sent by a collective.
+"""Weight transfer from the trainer's memory to the explorer's: requests by socket, tensors by a collective.
 
     trainer                                      explorer
-      outbox     holds versions                    inbox   asks, unpacks
-        shelf    versions, packed, and numbers
-        session  what is said  <--- line --->
-                                <--- pair --->             the two as a process group: gloo or NCCL
+      sender           holds versions              receiver   requests and unpacks versions
+        version_store  packed versions, signals
+        server         requests    <--- socket --->
+                       buckets     <--- process group of the two: gloo or NCCL --->
 
-Either may be killed at any moment. The other one hears the line break, and the next life of the one that
-was killed is reached over a new one.
+Either process may be killed at any moment. Its peer notices that the connection is lost, and reconnects after
+the restart.
 """

@@ -1,1 +1,1 @@
-"""Several processes that do the same thing at the same time, each with its part of a model."""
+"""Rank processes of a sharded training engine: start, messages, batches per rank, checkpoints."""

@@ -1,4 +1,4 @@
-"""A group of ranks, seen from the first of them, which is the run's own process; the others are workers."""
+"""The ranks of a trainer, as their controller sees them: the first rank is the controller's own process."""
 
 from __future__ import annotations
 
@@ -6,159 +6,167 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from torch import distributed
 
-from strop.errors import RankLost, TrainingError, WorkerDied
-from strop.protocols import WrittenFile
-from strop.training.ranks.address import meeting_on_cluster
-from strop.training.ranks.follower import follow
-from strop.training.ranks.member import Member
-from strop.training.ranks.messages import Call, Done, Failed, Make, Save, Setting
-from strop.training.ranks.part import gather
-from strop.workers.start import HERE, OnRay, Place, start_worker
+from strop.errors import RankLostError, TrainingError, WorkerDiedError
+from strop.protocols import FileChecksum
+from strop.training.parallel.mesh import ParallelDims
+from strop.training.ranks.messages import RankMessage, RankResult, RankSpec, SaveCheckpoint
+from strop.training.ranks.rank_worker import RankWorker, run_rank_worker
+from strop.training.ranks.rendezvous import cluster_init_method
+from strop.training.ranks.sharded_save import gather_written_files
+from strop.workers.messages import RemoteFailure
+from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement, start_worker
 
-T = TypeVar("T")
-
-_LAST_WORDS_SECONDS = 5.0
-"""So long after this rank's fault another may take to say what came first."""
+_ERROR_GRACE_SECONDS = 5.0
+"""Time, after a collective operation fails on the first rank, in which another rank's error is waited for."""
 
 
 class RankGroup:
-    """Ranks that hold objects under names, one of each on every rank, and call them together."""
+    """Starts the ranks and sends messages to them; every rank runs its message at the same time."""
 
-    def __init__(self, ranks: int, device: Literal["cpu", "cuda"], place: Place = HERE) -> None:
-        """Start the others in that kind of place, and join them.
+    def __init__(
+        self, dims: ParallelDims, device: Literal["cpu", "cuda"], placement: WorkerPlacement = LOCAL
+    ) -> None:
+        """Starts the other ranks at `placement` and joins them.
 
-        Raises TrainingError where one of them cannot join, PlacementError where there is no room for one.
+        Raises TrainingError for a rank that cannot join, and PlacementError where no node can hold one.
         """
-        self.ranks = ranks
-        self._followers: list[_Follower] = []
+        self.dims = dims
+        self._remote: list[_RemoteRank] = []
         self._folder = tempfile.TemporaryDirectory(prefix="strop-ranks-")
-        alone = isinstance(place, OnRay)  # Ray shows each its own GPU, and no other
-        meeting = meeting_on_cluster() if alone else f"file://{self._folder.name}/store"
-        settings = [Setting(rank, ranks, device, 0 if alone else rank, meeting) for rank in range(ranks)]
+        on_ray = isinstance(placement, RayPlacement)  # an actor sees its own GPU only
+        init_method = cluster_init_method() if on_ray else f"file://{self._folder.name}/store"
+        specs = [
+            RankSpec(rank, dims, device, 0 if on_ray else rank, init_method) for rank in range(dims.ranks)
+        ]
         try:
-            self._start(place)
-            with self._meanwhile(settings[1:]) as nodes:
-                self._member = Member(settings[0])
+            self._start(placement)
+            with self._on_others(specs[1:]) as nodes:
+                self.worker = RankWorker(specs[0])
         except BaseException:
             self.close()
             raise
-        self.device = self._member.device
-        self.nodes: tuple[str, ...] = (self._member.node, *nodes)
-        """Where each rank is."""
+        self.device = self.worker.device
+        self.nodes: tuple[str, ...] = (self.worker.node, *nodes)
+        """Node of each rank."""
 
-    def make(self, name: str, build: Callable[[], T]) -> T:
-        """Build an object on every rank, from then on called by its name; returns this rank's."""
-        with self._meanwhile([Make(name, build)] * (self.ranks - 1)):
-            return self._member.make(name, build)
+    def run(self, message: RankMessage) -> list[Any]:
+        """Run a message on every rank; the results by rank."""
+        return self.run_each([message] * self.dims.ranks)
+
+    def run_each(self, messages: Sequence[RankMessage]) -> list[Any]:
+        """Run a message of its own on every rank; the results by rank.
+
+        If a rank raises an error, that error is raised, rather than the failure that it causes in others.
+        """
+        with self._on_others(messages[1:]) as results:
+            own = messages[0].run(self.worker)
+        return [own, *results]
 
     @contextmanager
-    def others(self, name: str, *calls: Callable[[Any], Any]) -> Iterator[list[Any]]:
-        """While this rank does its part inside, each other one calls its own object, by the one call that is
-        given or by one of its own; at the end their results are in the list.
+    def on_others(self, message: RankMessage) -> Iterator[None]:
+        """While the other ranks run a message, the first rank runs the body of the context."""
+        with self._on_others([message] * len(self._remote)):
+            yield
 
-        Raises what another rank raised, in place of what this one suffered from it.
+    def begin_save(self, save: SaveCheckpoint) -> Callable[[], Mapping[str, FileChecksum]]:
+        """Start to write a checkpoint on all ranks.
+
+        The returned function finishes the write, in any thread, and returns the written files. It raises
+        TrainingError for a failed rank, and OSError where a disk refused a file.
         """
-        each = calls if len(calls) == self.ranks - 1 else calls * (self.ranks - 1)
-        with self._meanwhile([Call(name, call) for call in each]) as results:
-            yield results
+        with self._on_others([save] * len(self._remote)):
+            write_own = self.worker.begin_save(save)
 
-    def begin(self, save: Save) -> Callable[[], Mapping[str, WrittenFile]]:
-        """Begin to write a checkpoint on all ranks; what is returned ends it, in any thread, and says what
-        is there. Raises TrainingError where a rank has failed, and OSError where the disk did not take it."""
-        with self._meanwhile([save] * (self.ranks - 1)):
-            write_own = self._member.begin(save)
-
-        def write() -> Mapping[str, WrittenFile]:
+        def write() -> Mapping[str, FileChecksum]:
             write_own()
-            return gather(save, self._member.store, self._check)
+            return gather_written_files(save, self.worker.store, self._check)
 
         return write
 
     def close(self) -> None:
-        """End the others, whatever they are doing: nothing of theirs is to be kept."""
-        for follower in self._followers:
-            follower.end()
+        """Kill the other ranks; their state is discarded."""
+        for rank in self._remote:
+            rank.kill()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         self._folder.cleanup()
 
     def _check(self) -> None:
-        for follower in self._followers:
-            follower.check()
+        for rank in self._remote:
+            rank.check()
 
-    def _start(self, place: Place) -> None:
-        """All at once, since a node may be long in coming up."""
-        with ThreadPoolExecutor(self.ranks) as pool:
-            started = [pool.submit(_Follower, rank, place) for rank in range(1, self.ranks)]
-        self._followers = [follower.result() for follower in started if follower.exception() is None]
-        for follower in started:
-            follower.result()
+    def _start(self, placement: WorkerPlacement) -> None:
+        """Start all at the same time, since a node can take long to start one."""
+        others = range(1, self.dims.ranks)
+        with ThreadPoolExecutor(self.dims.ranks) as pool:
+            started = [pool.submit(_RemoteRank, rank, placement) for rank in others]
+        self._remote = [rank.result() for rank in started if rank.exception() is None]
+        for rank in started:
+            rank.result()
 
     @contextmanager
-    def _meanwhile(self, messages: Sequence[object]) -> Iterator[list[Any]]:
+    def _on_others(self, messages: Sequence[object]) -> Iterator[list[Any]]:
         results: list[Any] = []
-        for follower, message in zip(self._followers, messages, strict=True):
-            follower.send(message)
+        for rank, message in zip(self._remote, messages, strict=True):
+            rank.send(message)
         try:
             yield results
-        except RuntimeError as error:  # what torch raises in a collective that another rank has left
-            for follower in self._followers:
-                follower.raise_last_words(error)
+        except RuntimeError as error:  # raised by torch in a collective operation that another rank has left
+            for rank in self._remote:
+                rank.raise_own_error(error)
             raise
-        results.extend(follower.result() for follower in self._followers)
+        results.extend(rank.result() for rank in self._remote)
 
 
-class _Follower:
-    """One of the other ranks."""
+class _RemoteRank:
+    """A rank in another process."""
 
-    def __init__(self, rank: int, place: Place) -> None:
+    def __init__(self, rank: int, placement: WorkerPlacement) -> None:
         self._name = f"Rank {rank} of the trainer"
-        self._worker = start_worker(f"rank-{rank}", follow, place)
+        self._worker = start_worker(f"rank-{rank}", run_rank_worker, placement)
 
     def send(self, message: object) -> None:
-        """Raises TrainingError where nobody is there any more."""
+        """Raises TrainingError if the rank has ended."""
         try:
             self._worker.send(message)
-        except WorkerDied as death:
+        except WorkerDiedError as death:
             raise self._lost(death) from None
 
     def result(self) -> Any:
-        """Of the oldest message not yet answered. Raises what it raised, or TrainingError if it died."""
+        """Result of the oldest message without one. Raises its error, or TrainingError if the rank has ended."""
         try:
-            answer: Done | Failed = self._worker.receive()
-        except WorkerDied as death:
+            reply: RankResult | RemoteFailure = self._worker.receive()
+        except WorkerDiedError as death:
             raise self._lost(death) from None
-        if isinstance(answer, Failed):
-            if answer.kind is None:
-                raise TrainingError(f"{self._name} failed:\n{answer.message}")
-            raise answer.kind(answer.message)
-        return answer.result
+        if isinstance(reply, RemoteFailure):
+            raise reply.to_error(self._name, TrainingError)
+        return reply.result
 
     def check(self) -> None:
-        """Raises TrainingError where it has ended."""
+        """Raises TrainingError if the rank has ended."""
         try:
-            self._worker.check()
-        except WorkerDied as death:
+            self._worker.check_alive()
+        except WorkerDiedError as death:
             raise self._lost(death) from None
 
-    def raise_last_words(self, cause: Exception) -> None:
-        """Raise what it failed of, if it failed."""
-        if self._worker.poll(_LAST_WORDS_SECONDS):
+    def raise_own_error(self, cause: Exception) -> None:
+        """Raise the rank's error, if it has failed."""
+        if self._worker.poll(_ERROR_GRACE_SECONDS):
             try:
                 self.result()
             except Exception as error:
                 raise error from cause
 
-    def end(self) -> None:
-        """Kill it."""
-        self._worker.end()
+    def kill(self) -> None:
+        """Kill the process."""
+        self._worker.kill()
 
-    def _lost(self, death: WorkerDied) -> TrainingError:
-        return (RankLost if death.killed else TrainingError)(
-            f"{self._name} ended {death.how}. A signal 9 that nobody sent is the kernel's, for want of "
-            "memory."
+    def _lost(self, death: WorkerDiedError) -> TrainingError:
+        return (RankLostError if death.killed else TrainingError)(
+            f"{self._name} ended {death.exit_reason}. If no process sent signal 9, the kernel did, because the "
+            "machine ran out of memory."
         )

@@ -1,102 +1,258 @@
-"""What the first rank tells the others, and what they answer."""
+"""Messages from the controller to its ranks: data, with the operation that each rank runs on receipt.
+
+Every rank runs the same message at the same time (SPMD), the first one in the controller's own process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from threading import Thread
+from typing import Any, Literal, Protocol
 
-import torch
-from torch import distributed
-from torch.distributed.distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
+from torch import Tensor, distributed
 
-from strop.errors import StropError
-from strop.training.ranks.address import speak_towards
+from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.losses.value_losses import ValueLoss
+from strop.models.formats.huggingface import join_export
+from strop.training.checkpoints.file_names import rng_file_name
+from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
+from strop.training.critic_model import CriticModel
+from strop.training.parallel.mesh import ParallelDims
+from strop.training.policy_model import PolicyModel
+from strop.training.ranks.share import IdleSafeLoss, RankShare
+from strop.training.specs import CriticSpec, PolicySpec
+from strop.types import FloatArray, GlobalCounts, MicroBatch
 
-COLLECTIVE_SECONDS = 1800.0
-"""So long one rank waits for the others in the middle of a collective."""
+POLICY, CRITIC = "policy", "critic"
+"""Names of the models on a rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """A rank's place among the others."""
+class RankSpec:
+    """Settings of one rank."""
 
     rank: int
-    ranks: int
+    dims: ParallelDims
     device: Literal["cpu", "cuda"]
-    """`cuda` is a GPU for each rank."""
-    gpu: int
-    """Its number in this process, where it is on one."""
-    meeting: str
-    """Where they find each other: a file that is not there yet, or an address of the first one's node."""
+    """`cuda` is one GPU for each rank."""
+    device_index: int
+    """Index of the GPU in this process, for `cuda`."""
+    init_method: str
+    """Rendezvous of the ranks: URL of a file that does not exist yet, or of an address on the first rank's node."""
 
-    def join(self) -> tuple[torch.device, Store]:
-        """Become one of them, as soon as all are there; this one's device, and where any thread may leave
-        word for the others."""
-        backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
-        device = torch.device(self.device, *([self.gpu] if self.device == "cuda" else []))
-        if self.device == "cuda":
-            torch.cuda.set_device(device)
-        speak_towards(self.meeting)
-        store, _, _ = next(rendezvous(self.meeting, self.rank, self.ranks))
-        distributed.init_process_group(
-            backend,
-            store=store,
-            rank=self.rank,
-            world_size=self.ranks,
-            timeout=timedelta(seconds=COLLECTIVE_SECONDS),
+
+class Rank(Protocol):
+    """The rank that runs a message; see `strop.training.ranks.rank_worker.RankWorker`."""
+
+    def build_policy(self, spec: PolicySpec) -> None:
+        """Build this rank's shard of the policy."""
+        ...
+
+    def build_critic(self, spec: CriticSpec) -> None:
+        """Build this rank's shard of the critic."""
+        ...
+
+    def model(self, name: str) -> Any:
+        """The model with a name."""
+        ...
+
+    def begin_save(self, save: SaveCheckpoint) -> Callable[[], None]:
+        """Take a snapshot; the returned function writes it."""
+        ...
+
+
+class RankMessage(Protocol):
+    """An operation that one rank runs as its part of a collective one."""
+
+    def run(self, worker: Rank) -> Any:
+        """Run it on a rank; the result goes back to the controller."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPolicy:
+    """Build the policy's shard."""
+
+    spec: PolicySpec
+
+    def run(self, worker: Rank) -> None:
+        worker.build_policy(self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildCritic:
+    """Build the critic's shard."""
+
+    spec: CriticSpec
+
+    def run(self, worker: Rank) -> None:
+        worker.build_critic(self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyForwardBackward:
+    """Add the gradient of the rank's share; the result is the share's metrics."""
+
+    share: RankShare
+    loss: LossSpec
+    counts: GlobalCounts
+
+    def run(self, worker: Rank) -> dict[str, float]:
+        policy: PolicyModel = worker.model(POLICY)
+        metrics = policy.forward_backward(
+            self.share.micro_batches(policy.device),
+            IdleSafeLoss(self.loss.build()),
+            self.counts,
+            entropy=self.loss.needs_entropy,
+            divergence=self.loss.needs_divergence,
         )
-        return device, store
+        return dict(metrics)
 
 
 @dataclass(frozen=True, slots=True)
-class Make:
-    """Build an object, from then on called by its name."""
+class CriticForwardBackward:
+    """Add the gradient of the rank's share; the result is the share's metrics."""
 
-    name: str
-    build: Callable[[], Any]
+    share: RankShare
+    loss: ValueLoss
+    counts: GlobalCounts
 
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Call the object of that name."""
-
-    name: str
-    call: Callable[[Any], Any]
+    def run(self, worker: Rank) -> dict[str, float]:
+        critic: CriticModel = worker.model(CRITIC)
+        micro_batches = self.share.micro_batches(critic.device)
+        return dict(critic.forward_backward(micro_batches, IdleSafeLoss(self.loss), self.counts))
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
-    """Take a snapshot of an engine, and go on while this rank's part of it is written."""
+class EvaluateLoss:
+    """Compute the loss of the rank's share without a gradient; the result is each micro-batch's metrics."""
 
-    key: str
-    """Under which word is left, of this save alone."""
+    share: RankShare
+    loss: LossSpec
+    counts: GlobalCounts
+
+    def run(self, worker: Rank) -> list[dict[str, float]]:
+        policy: PolicyModel = worker.model(POLICY)
+        micro_batches = self.share.micro_batches(policy.device)
+        return policy.evaluate_loss(micro_batches, self.loss.build(), self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeTokenValues:
+    """Compute a quantity of each target of the rank's share; the result is [L] by the experience's number."""
+
+    share: RankShare
+    quantity: Literal["logprobs", "reference_logprobs", "reference_kl", "values"]
+
+    def run(self, worker: Rank) -> dict[int, FloatArray]:
+        model: Any = worker.model(CRITIC if self.quantity == "values" else POLICY)
+        micro_batches = list(self.share.micro_batches(model.device))
+        return self.share.unpack(micro_batches, self._compute(model, micro_batches))
+
+    def _compute(self, model: Any, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        values: list[Tensor]
+        match self.quantity:
+            case "logprobs" | "reference_logprobs":
+                values = model.logprobs(micro_batches, reference=self.quantity == "reference_logprobs")
+            case "reference_kl":
+                values = model.reference_kl(micro_batches)
+            case "values":
+                values = model.values(micro_batches)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class SetLr:
+    """Set the learning rate of the next update."""
+
+    model: str
+    lr: float
+
+    def run(self, worker: Rank) -> None:
+        worker.model(self.model).set_lr(self.lr)
+
+
+@dataclass(frozen=True, slots=True)
+class SetWeightDecay:
+    """Set the weight decay of the next update."""
+
+    model: str
+    weight_decay: float
+
+    def run(self, worker: Rank) -> None:
+        worker.model(self.model).set_weight_decay(self.weight_decay)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """Clip by the norm over all ranks, and update; the result is the norm before clipping."""
+
+    model: str
+
+    def run(self, worker: Rank) -> float:
+        norm: float = worker.model(self.model).step()
+        return norm
+
+
+@dataclass(frozen=True, slots=True)
+class JoinIterWeights:
+    """Join the gathering of the full weights on the first rank."""
+
+    def run(self, worker: Rank) -> None:
+        for _ in worker.model(POLICY).iter_weights():
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class JoinExport:
+    """Join the export of the model by the first rank."""
+
+    def run(self, worker: Rank) -> None:
+        join_export(worker.model(POLICY).master)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCheckpoint:
+    """Restore a model's state from a checkpoint of any number of ranks."""
+
+    model: str
     folder: Path
-    """Where it goes."""
-    engine: str
-    """The name of what is saved."""
-    copied: bool
-    """Whether training goes on meanwhile."""
-    together: bool
-    """Whether a rank's files are written side by side."""
-    turns: tuple[frozenset[int], ...]
-    """The ranks that may write at once, in the order of their turns."""
+
+    def run(self, worker: Rank) -> None:
+        model = worker.model(self.model)
+        rank, before = distributed.get_rank(), get_rng_state(model.device)
+        model.load(self.folder)
+        if rank and self.model == POLICY:
+            # The first rank's random state has been read; this rank has its own, if it was saved.
+            states = self.folder / rng_file_name(rank)
+            set_rng_state(model.device, read_tensors(states) if states.exists() else before)
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """It was done, with this result; of a `Make`, None."""
+class SaveCheckpoint:
+    """Take a snapshot of a model, and write this rank's shard of it in a thread."""
+
+    save_id: str
+    """Id of this save in the ranks' key-value store."""
+    folder: Path
+    """Folder that all ranks write to."""
+    model: str
+    """Name of the model on the ranks."""
+    copy_tensors: bool
+    """Whether the state is copied first, because training continues during the write."""
+    parallel_files: bool
+    """Whether one rank writes its files in parallel."""
+    write_order: tuple[frozenset[int], ...]
+    """Ranks that write at the same time, in the order of their turns."""
+
+    def run(self, worker: Rank) -> None:
+        Thread(target=worker.begin_save(self), name="strop-save", daemon=True).start()
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """Result of a message."""
 
     result: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """It failed, and this rank has ended."""
-
-    message: str
-    kind: type[StropError] | None
-    """The error's class, where it is one of Strop's, which are told without a traceback."""

@@ -1,4 +1,4 @@
-"""The state of an engine on several ranks, each of which writes its own part."""
+"""Snapshots of a model on several ranks, each of which writes its own shard."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.config.schema.run import Writers
-from strop.protocols import WrittenFile
+from strop.config.schema.checkpoint import SaveConcurrency
+from strop.protocols import FileChecksum
+from strop.training.checkpoints.file_writer import write_order, writes_in_parallel
 from strop.training.ranks.group import RankGroup
-from strop.training.ranks.messages import Save
-from strop.training.writing import side_by_side, turns
+from strop.training.ranks.messages import SaveCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
-class RankedSnapshot:
-    """What is on the ranks now: no rank ever holds another's part."""
+class ShardedSnapshot:
+    """The current state of a model on the ranks; no rank ever holds another's shard."""
 
     group: RankGroup
-    engine: str
-    """Its name on each of them."""
-    writers: Writers
-    """Who may write at the same time."""
+    model: str
+    """Name of the model on the ranks."""
+    save_concurrency: SaveConcurrency
+    """Which ranks and threads write at the same time."""
 
-    def begin(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, WrittenFile]]:
-        """See `strop.protocols.Snapshot`."""
-        save = Save(
-            key=secrets.token_hex(8),
+    def begin_write(self, folder: Path, *, copied: bool = False) -> Callable[[], Mapping[str, FileChecksum]]:
+        """See `strop.protocols.EngineSnapshot`."""
+        save = SaveCheckpoint(
+            save_id=secrets.token_hex(8),
             folder=folder.absolute(),
-            engine=self.engine,
-            copied=copied,
-            together=side_by_side(self.writers),
-            turns=turns(self.writers, self.group.nodes),
+            model=self.model,
+            copy_tensors=copied,
+            parallel_files=writes_in_parallel(self.save_concurrency),
+            write_order=write_order(self.save_concurrency, self.group.nodes),
         )
-        return self.group.begin(save)
+        return self.group.begin_save(save)

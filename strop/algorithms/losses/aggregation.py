@@ -1,0 +1,77 @@
+"""Aggregation of token losses to one number, as weighted sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+import torch
+
+from strop.config.schema.algorithm import Aggregation
+from strop.types import GlobalCounts, MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTokens:
+    """The K targets of a micro-batch.
+
+    Values at other tokens are never selected, so they have no influence, even if they are NaN.
+    """
+
+    index: torch.Tensor
+    """[K] int64 Positions of the targets in the micro-batch."""
+    segment: torch.Tensor
+    """[K] int64 Segment, and so the sequence, of each target."""
+    tokens: torch.Tensor
+    """[K] int64 Number of targets in the sequence of each target."""
+    weight: torch.Tensor
+    """[K] float32 Loss weight of the sequence of each target."""
+    num_segments: int
+    """S Number of segments."""
+
+    @classmethod
+    def of(cls, micro_batch: MicroBatch) -> TargetTokens:
+        """The targets of a micro-batch, in its order."""
+        index = micro_batch.loss_mask.nonzero().squeeze(1)
+        segment = micro_batch.segment_of_token().index_select(0, index)
+        tokens = torch.bincount(segment, minlength=micro_batch.num_segments).index_select(0, segment)
+        weight = micro_batch.weight.index_select(0, segment)
+        return cls(index, segment, tokens, weight, micro_batch.num_segments)
+
+    def take(self, values: torch.Tensor) -> torch.Tensor:
+        """[K] from [T]: the values at targets."""
+        return values.index_select(0, self.index)
+
+    def sequence_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """[K] from [K]: for each target, the sum over its sequence, which is never split over micro-batches."""
+        return values.new_zeros(self.num_segments).index_add(0, self.segment, values)[self.segment]
+
+
+def token_weights(
+    targets: TargetTokens, aggregation: Aggregation, counts: GlobalCounts, *, max_response_tokens: int
+) -> torch.Tensor:
+    """[K] Weights of the targets' losses; the weighted sum over all micro-batches is the aggregated loss.
+
+    With w the sequence's weight, and the counts of the whole update:
+
+        token-mean               w / counts.tokens                                 DAPO (arXiv 2503.14476)
+        seq-mean-token-sum       w / counts.sequences
+        seq-mean-token-mean      w / counts.sequences / targets of this sequence   GRPO (arXiv 2402.03300)
+        seq-mean-token-sum-norm  w / counts.sequences / max_response_tokens        Dr. GRPO (arXiv 2503.20783)
+
+    `max_response_tokens` is the configured limit, a constant as in Dr. GRPO. verl (June 2025) divides by the
+    padded length of the batch's responses, which is that limit where it pads to it, and does not divide by
+    the number of sequences. verl also averages over micro-batches, so that its loss depends on their size;
+    Strop's does not.
+    """
+    match aggregation:
+        case "token-mean":
+            return targets.weight / counts.tokens
+        case "seq-mean-token-sum":
+            return targets.weight / counts.sequences
+        case "seq-mean-token-mean":
+            return targets.weight / (counts.sequences * targets.tokens)
+        case "seq-mean-token-sum-norm":
+            return targets.weight / (counts.sequences * max_response_tokens)
+        case _:
+            assert_never(aggregation)

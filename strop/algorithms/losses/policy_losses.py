@@ -1,0 +1,128 @@
+"""Policy losses per token, from probability ratios and advantages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+import torch
+
+from strop.algorithms.losses.aggregation import TargetTokens
+from strop.config.schema.algorithm import (
+    CispoLossConfig,
+    ClippedLossConfig,
+    GpgLossConfig,
+    GspoLossConfig,
+    OpmdLossConfig,
+    PolicyLossConfig,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLossTerms:
+    """Surrogate loss of K targets, and where a bound applied."""
+
+    loss: torch.Tensor
+    """[K] Losses, with gradient."""
+    clipped_low: torch.Tensor
+    """[K] bool: True where the ratio is below 1 - clip_low and was clipped to it."""
+    clipped_high: torch.Tensor
+    """[K] bool: True where the ratio is above 1 + clip_high and was clipped to it."""
+    clipped_dual: torch.Tensor
+    """[K] bool: True where the ratio is above dual_clip, with a negative advantage, and was clipped to it."""
+
+
+def log_ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor | None) -> torch.Tensor:
+    """[K] log(new / old). `None` stands for the current log-probs: the result is 0, with their gradient."""
+    return logprobs - (logprobs.detach() if old_logprobs is None else old_logprobs)
+
+
+def policy_loss_terms(
+    config: PolicyLossConfig,
+    logprobs: torch.Tensor,
+    ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    targets: TargetTokens,
+) -> PolicyLossTerms:
+    """The loss that a `policy_loss` section selects.
+
+    Args:
+        logprobs: [K] under the current weights, with gradient.
+        ratio: [K] `log_ratio` of these.
+        advantages: [K] of the targets.
+    """
+    match config:
+        case ClippedLossConfig():
+            return ppo_clip(
+                ratio, advantages, low=config.clip_low, high=config.clip_high, dual=config.dual_clip
+            )
+        case GspoLossConfig():
+            sequence = gspo_log_ratio(ratio, targets)
+            return ppo_clip(sequence, advantages, low=config.clip_low, high=config.clip_high, dual=None)
+        case CispoLossConfig():
+            return cispo(logprobs, ratio, advantages, low=config.clip_low, high=config.clip_high)
+        case GpgLossConfig():
+            return reinforce(logprobs, advantages)
+        case OpmdLossConfig():
+            return reinforce(logprobs, advantages / (1 + config.tau))
+        case _:
+            assert_never(config)
+
+
+def ppo_clip(
+    log_ratio: torch.Tensor, advantages: torch.Tensor, *, low: float, high: float, dual: float | None
+) -> PolicyLossTerms:
+    """PPO's clipped surrogate (arXiv 1707.06347, equation 7), negated.
+
+        max(-A * ratio, -A * clip(ratio, 1 - low, 1 + high))
+
+    Different bounds on the two sides are DAPO's "clip-higher" (arXiv 2503.14476). Where A < 0, the surrogate
+    has no upper bound in the ratio; dual clip (arXiv 1912.09729) bounds it by -A * dual. The ratio is not
+    clamped otherwise (verl clamps its log to 20). Where a bound applies, the gradient is 0.
+    """
+    ratio = log_ratio.exp()
+    lowest, highest = 1 - low, 1 + high
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(lowest, highest))
+    gains, loses = advantages > 0, advantages < 0
+    bounded = torch.zeros_like(loses)
+    if dual is not None:
+        bounded = loses & (ratio > dual)
+        loss = torch.where(bounded, -advantages * dual, loss)
+    return PolicyLossTerms(loss, loses & (ratio < lowest), gains & (ratio > highest), bounded)
+
+
+def gspo_log_ratio(log_ratio: torch.Tensor, targets: TargetTokens) -> torch.Tensor:
+    """[K] Log of GSPO's ratio: the sequence's mean log-ratio as value, the token's own gradient (arXiv 2507.18071).
+
+    This is the paper's GSPO-token. Where all advantages of a sequence are equal, as in GSPO, value and
+    gradient under `seq-mean-token-mean` are those of the sequence-level objective.
+    """
+    value = log_ratio.detach()
+    return log_ratio - value + targets.sequence_sum(value) / targets.tokens
+
+
+def cispo(
+    logprobs: torch.Tensor,
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    low: float | None,
+    high: float,
+) -> PolicyLossTerms:
+    """CISPO (MiniMax-M1, arXiv 2506.13585, equation 4), negated.
+
+        -A * stop_gradient(clip(ratio, 1 - low, 1 + high)) * log pi
+
+    Every token keeps its gradient; its weight is bounded. `low` None means no lower bound. TRL's
+    `epsilon_high` is the bound itself, 1 + high, and TRL has no lower bound.
+    """
+    ratio = log_ratio.detach().exp()
+    lowest, highest = (0.0 if low is None else 1 - low), 1 + high
+    loss = -advantages * ratio.clamp(lowest, highest) * logprobs
+    return PolicyLossTerms(loss, ratio < lowest, ratio > highest, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def reinforce(logprobs: torch.Tensor, advantages: torch.Tensor) -> PolicyLossTerms:
+    """REINFORCE (Williams, 1992), negated: -A * log pi, without bounds. The loss of GPG and OPMD."""
+    nowhere = torch.zeros_like(advantages, dtype=torch.bool)
+    return PolicyLossTerms(-advantages * logprobs, nowhere, nowhere, nowhere)

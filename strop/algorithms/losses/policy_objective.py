@@ -1,0 +1,122 @@
+"""The loss of RL algorithms: policy loss + KL penalty - entropy bonus, with its metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from strop.algorithms.kl import estimate_kl
+from strop.algorithms.losses.aggregation import TargetTokens, token_weights
+from strop.algorithms.losses.importance import ImportanceWeights, compute_importance_weights
+from strop.algorithms.losses.policy_losses import PolicyLossTerms, log_ratio, policy_loss_terms
+from strop.config.schema.algorithm import RolloutAlgorithmConfig
+from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyObjective:
+    """The objective of RL algorithms as a `LossFn`; with the clipped loss, GRPO's (arXiv 2402.03300, eq. 3).
+
+    The three terms are aggregated in the same way; `policy_loss + kl_loss - entropy_bonus` is the loss.
+    Other metrics are means over targets.
+    """
+
+    config: RolloutAlgorithmConfig
+    max_response_tokens: int
+    """Response limit, which `seq-mean-token-sum-norm` divides by."""
+
+    def __call__(self, micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
+        """Raises ValueError where the reference's log-probs, the divergence or the entropy are needed and missing."""
+        targets = TargetTokens.of(micro_batch)
+        weights = token_weights(
+            targets, self.config.aggregation, counts, max_response_tokens=self.max_response_tokens
+        )
+        logprobs = targets.take(outputs.logprobs)
+        old = None if micro_batch.old_logprobs is None else targets.take(micro_batch.old_logprobs)
+        reference = None if micro_batch.ref_logprobs is None else targets.take(micro_batch.ref_logprobs)
+        entropy = None if outputs.entropy is None else targets.take(outputs.entropy)
+
+        ratio = log_ratio(logprobs, old)
+        advantages = targets.take(micro_batch.advantages)
+        terms = policy_loss_terms(self.config.policy_loss, logprobs, ratio, advantages, targets)
+        start = logprobs.detach() if old is None else old
+        correction = self._correction(start, targets.take(micro_batch.sampler_logprobs), targets)
+        corrected = terms.loss if correction is None else terms.loss * correction.weights
+        parts = {"policy_loss": (weights * corrected).sum()}
+        loss = parts["policy_loss"]
+        if self.config.kl_loss is not None:
+            exact = None if outputs.divergence is None else targets.take(outputs.divergence)
+            parts["kl_loss"] = self._kl_loss(logprobs, reference, exact, weights)
+            loss = loss + parts["kl_loss"]
+        if self.config.entropy_coef > 0:
+            parts["entropy_bonus"] = self._entropy_bonus(entropy, weights)
+            loss = loss - parts["entropy_bonus"]
+
+        with torch.no_grad():
+            means = _ratio_means(ratio, terms)
+            means |= _sampler_trainer_difference(targets.take(micro_batch.policy_logprobs), start)
+            if correction is not None:
+                means["importance/mean"] = correction.weights
+                means["importance/capped_fraction"] = correction.capped.float()
+            if outputs.divergence is not None:
+                means["kl/ref"] = targets.take(outputs.divergence)
+            elif reference is not None:
+                means["kl/ref"] = estimate_kl(logprobs, reference, "k3")
+            if entropy is not None:
+                means["entropy"] = entropy
+            shares = {name: each.sum() / counts.tokens for name, each in means.items()}
+        return LossOutput(loss, {name: part.detach() for name, part in parts.items()} | shares)
+
+    def _correction(
+        self, trainer: torch.Tensor, sampler: torch.Tensor, targets: TargetTokens
+    ) -> ImportanceWeights | None:
+        config = self.config.importance_correction
+        return None if config is None else compute_importance_weights(trainer, sampler, targets, config)
+
+    def _kl_loss(
+        self,
+        logprobs: torch.Tensor,
+        reference: torch.Tensor | None,
+        exact: torch.Tensor | None,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        config = self.config.kl_loss
+        assert config is not None
+        if config.estimator == "full":
+            if exact is None:
+                raise ValueError(
+                    "algorithm.kl_loss: the estimator full needs the divergence of each target, which is missing"
+                )
+            return config.coef * (weights * exact).sum()
+        if reference is None:
+            raise ValueError(
+                "algorithm.kl_loss needs the reference's log-probs, which the micro-batch does not have"
+            )
+        return config.coef * (weights * estimate_kl(logprobs, reference, config.estimator)).sum()
+
+    def _entropy_bonus(self, entropy: torch.Tensor | None, weights: torch.Tensor) -> torch.Tensor:
+        if entropy is None:
+            raise ValueError("algorithm.entropy_coef needs the entropy of each target, which is missing")
+        return self.config.entropy_coef * (weights * entropy).sum()
+
+
+def _ratio_means(log_ratio: torch.Tensor, terms: PolicyLossTerms) -> dict[str, torch.Tensor]:
+    """[K] each: differences between the current policy and the policy at the start of the step."""
+    ratio = log_ratio.exp()
+    any_bound = terms.clipped_low | terms.clipped_high | terms.clipped_dual
+    return {
+        "ratio/mean": ratio,
+        # KL(old || new): the tokens were sampled from the old policy, so r is new / old.
+        "approx_kl": torch.expm1(log_ratio) - log_ratio,
+        "clip_fraction": any_bound.float(),
+        "clip_fraction/low": terms.clipped_low.float(),
+        "clip_fraction/high": terms.clipped_high.float(),
+        "clip_fraction/dual": terms.clipped_dual.float(),
+    }
+
+
+def _sampler_trainer_difference(sampler: torch.Tensor, trainer: torch.Tensor) -> dict[str, torch.Tensor]:
+    """[K] each: differences between the sampler's and the trainer's log-probs, 0 in exact arithmetic."""
+    difference = sampler - trainer
+    return {"logprob_diff/mean_abs": difference.abs(), "logprob_diff/mean_square": difference.square()}

@@ -1,0 +1,60 @@
+"""Losses on pairs of a chosen and a rejected response: DPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from strop.algorithms.losses.aggregation import TargetTokens
+from strop.config.schema.algorithm import DpoConfig
+from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class DpoLoss:
+    """Direct preference optimization (Rafailov et al., arXiv 2305.18290, equation 7); a `LossFn`.
+
+        -log sigmoid(margin),  margin = r(chosen) - r(rejected),  r(y) = beta log(pi(y | x) / ref(y | x))
+
+    where a response's log-prob is the sum over its targets; averaged over all pairs of the update. With
+    label smoothing e the loss is (1 - e) times this plus e times -log sigmoid(-margin): conservative DPO
+    (Mitchell, 2023), as in TRL.
+    """
+
+    config: DpoConfig
+
+    def __call__(self, micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
+        """Raises ValueError without the reference's log-probs, or where a pair is split."""
+        if micro_batch.ref_logprobs is None:
+            raise ValueError("dpo needs the reference's log-probs, which the micro-batch does not have")
+        chosen, rejected = _pairs(micro_batch)
+        targets = TargetTokens.of(micro_batch)
+        ratios = targets.take(outputs.logprobs) - targets.take(micro_batch.ref_logprobs)
+        rewards = self.config.beta * ratios.new_zeros(targets.num_segments).index_add(
+            0, targets.segment, ratios
+        )
+        better, worse = rewards[chosen], rewards[rejected]
+        margins = better - worse
+        smoothing = self.config.label_smoothing
+        losses = -(1 - smoothing) * logsigmoid(margins) - smoothing * logsigmoid(-margins)
+        loss = (micro_batch.weight[chosen] * losses).sum() / counts.pairs
+        with torch.no_grad():
+            means = {
+                "dpo/margin": margins,
+                "dpo/accuracy": (margins > 0).float(),
+                "dpo/chosen_reward": better,
+                "dpo/rejected_reward": worse,
+            }
+            shares = {name: each.sum() / counts.pairs for name, each in means.items()}
+        return LossOutput(loss, {"dpo_loss": loss.detach(), **shares})
+
+
+def _pairs(micro_batch: MicroBatch) -> tuple[list[int], list[int]]:
+    """[pairs] each: segments of chosen responses, and of their rejected ones."""
+    chosen = [segment for segment, role in enumerate(micro_batch.role) if role == "chosen"]
+    rejected = [segment for segment, role in enumerate(micro_batch.role) if role == "rejected"]
+    if rejected != [segment + 1 for segment in chosen]:
+        raise ValueError("a micro-batch does not hold each chosen response directly before its rejected one")
+    return chosen, rejected

@@ -1,0 +1,201 @@
+"""Registry of algorithms: the functions that an `algorithm` section selects; a new algorithm is a new case here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+import torch
+
+from strop.algorithms import custom
+from strop.algorithms.advantages import gpg, grpo, grpo_passk, opmd_log_avg_exp, opo, rloo
+from strop.algorithms.kl import AdaptiveKlController, FixedKlController, KlController
+from strop.algorithms.losses.policy_objective import PolicyObjective
+from strop.algorithms.losses.preference_losses import DpoLoss
+from strop.algorithms.losses.sft import MixedLoss, sft_loss
+from strop.algorithms.reward_shaping import overlong_penalty
+from strop.algorithms.rollout_batch import RolloutBatch
+from strop.algorithms.token_advantages import (
+    AdvantageEstimate,
+    gae,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+    whiten,
+)
+from strop.config.schema.algorithm import (
+    AlgorithmConfig,
+    CriticFreeConfig,
+    CustomConfig,
+    DpoConfig,
+    GpgConfig,
+    GrpoConfig,
+    GrpoPasskConfig,
+    MeanBaselineConfig,
+    MixConfig,
+    OpmdConfig,
+    OpoConfig,
+    PpoConfig,
+    ReinforcePlusPlusBaselineConfig,
+    ReinforcePlusPlusConfig,
+    RemaxConfig,
+    RlooConfig,
+    RolloutAlgorithmConfig,
+    SftConfig,
+)
+from strop.protocols import LossFn
+
+
+def compute_advantages(
+    config: CriticFreeConfig, scored: RolloutBatch, *, max_response_tokens: int
+) -> torch.Tensor:
+    """[K] float32: advantages of all targets, in the order of `scored`.
+
+    `max_response_tokens` is `data.max_response_tokens`, which the overlong penalty refers to.
+    """
+    scored = _with_overlong_penalty(config, scored, max_response_tokens)
+    match config:
+        case ReinforcePlusPlusConfig():
+            return reinforce_plus_plus(scored, gamma=config.gamma).float()
+        case ReinforcePlusPlusBaselineConfig():
+            return reinforce_plus_plus_baseline(scored).float()
+        case RemaxConfig():
+            return remax(scored).float()
+        case CustomConfig(advantages=str(function)):
+            return custom.compute_custom_advantages(function, scored).float()
+        case _:
+            return scored.expand_to_tokens(_rollout_advantages(config, scored)).float()
+
+
+def compute_advantages_and_returns(
+    config: PpoConfig, scored: RolloutBatch, values: torch.Tensor, *, max_response_tokens: int
+) -> AdvantageEstimate:
+    """Advantages, and the targets of the critic whose estimates are `values` [K]; float32."""
+    found = gae(
+        _with_overlong_penalty(config, scored, max_response_tokens),
+        values,
+        gamma=config.gamma,
+        lam=config.lam,
+    )
+    whitened = whiten(found.advantages) if config.whiten else found.advantages
+    return AdvantageEstimate(whitened.float(), found.returns.float())
+
+
+def _with_overlong_penalty(
+    config: RolloutAlgorithmConfig, scored: RolloutBatch, max_response_tokens: int
+) -> RolloutBatch:
+    """The batch with the overlong penalty added to its rewards, where the section has one."""
+    if config.overlong_penalty is None:
+        return scored
+    penalty = overlong_penalty(
+        scored.tokens,
+        max_response_tokens=max_response_tokens,
+        buffer_tokens=config.overlong_penalty.buffer_tokens,
+        factor=config.overlong_penalty.factor,
+    )
+    return replace(scored, rewards=scored.rewards + penalty)
+
+
+def _rollout_advantages(
+    config: GrpoConfig
+    | GrpoPasskConfig
+    | RlooConfig
+    | OpoConfig
+    | GpgConfig
+    | OpmdConfig
+    | MixConfig
+    | CustomConfig,
+    scored: RolloutBatch,
+) -> torch.Tensor:
+    """[N] float64: advantages that are equal for all targets of a rollout."""
+    scores, group = scored.penalized_rewards(), scored.group
+    match config:
+        case GrpoConfig() | MixConfig():
+            return grpo(scores, group, divide_by_std=config.divide_by_std, epsilon=config.std_epsilon)
+        case CustomConfig():
+            return grpo(scores, group)
+        case GrpoPasskConfig():
+            k = config.k or config.rollouts_per_task
+            return grpo_passk(
+                scores, group, k=k, divide_by_std=config.divide_by_std, epsilon=config.std_epsilon
+            )
+        case RlooConfig():
+            return rloo(scores, group)
+        case OpoConfig():
+            return opo(scores, group, scored.tokens)
+        case GpgConfig():
+            return gpg(scores, group)
+        case OpmdConfig():
+            if isinstance(config.baseline, MeanBaselineConfig):
+                return grpo(scores, group, divide_by_std=False)
+            return opmd_log_avg_exp(scores, group, tau=config.baseline.tau)
+        case _:
+            assert_never(config)
+
+
+def make_loss_fn(config: AlgorithmConfig, *, max_response_tokens: int) -> LossFn:
+    """The loss of an algorithm. `max_response_tokens` is `data.max_response_tokens`."""
+    match config:
+        case SftConfig():
+            return sft_loss
+        case DpoConfig():
+            return DpoLoss(config)
+        case MixConfig():
+            return MixedLoss(config.mu, PolicyObjective(config, max_response_tokens))
+        case CustomConfig(loss=str(function)):
+            return custom.CustomLoss(function)
+        case _:
+            return PolicyObjective(config, max_response_tokens)
+
+
+def make_kl_controller(config: RolloutAlgorithmConfig, coef: float | None = None) -> KlController | None:
+    """The controller of the KL penalty in the reward; None without such a penalty.
+
+    `coef` is the coefficient of a resumed run's checkpoint; None starts at the run file's.
+    """
+    if config.kl_reward is None:
+        return None
+    start = config.kl_reward.coef if coef is None else coef
+    adaptive = config.kl_reward.adaptive
+    return (
+        FixedKlController(start)
+        if adaptive is None
+        else AdaptiveKlController(start, adaptive.target_kl, adaptive.horizon)
+    )
+
+
+def needs_reference_model(config: AlgorithmConfig) -> bool:
+    """Whether the engine must keep a reference model, to compute its log-probs in every step.
+
+    DPO computes the reference's log-probs of the whole dataset before the first update, and keeps no model.
+    """
+    if isinstance(config, SftConfig | DpoConfig):
+        return False
+    if isinstance(config, CustomConfig) and config.ref_logprobs:
+        return True
+    return config.kl_loss is not None or config.kl_reward is not None
+
+
+def needs_reference_logprobs(config: RolloutAlgorithmConfig) -> bool:
+    """Whether the reference's log-probs of sampled tokens are needed; the `full` estimator needs none."""
+    if isinstance(config, CustomConfig) and config.ref_logprobs:
+        return True
+    penalties = (config.kl_loss, config.kl_reward)
+    return any(penalty is not None and penalty.estimator != "full" for penalty in penalties)
+
+
+def needs_divergence(config: AlgorithmConfig) -> bool:
+    """Whether the loss reads `TokenOutputs.divergence`."""
+    if isinstance(config, SftConfig | DpoConfig):
+        return False
+    return config.kl_loss is not None and config.kl_loss.estimator == "full"
+
+
+def needs_greedy_baseline(config: AlgorithmConfig) -> bool:
+    """Whether the algorithm reads `RolloutBatch.baselines`."""
+    return isinstance(config, RemaxConfig)
+
+
+def needs_entropy(config: AlgorithmConfig) -> bool:
+    """Whether the loss reads `TokenOutputs.entropy`, as a metric and for the entropy bonus."""
+    return not isinstance(config, SftConfig | DpoConfig)

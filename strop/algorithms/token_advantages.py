@@ -1,0 +1,110 @@
+"""Advantage estimators with one value per token: REINFORCE++, ReMax, GAE.
+
+The K targets of N rollouts are concatenated; `tokens` [N] is the number of targets of each rollout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from strop.algorithms.groups import GroupIndex
+from strop.algorithms.rollout_batch import RolloutBatch
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageEstimate:
+    """Result of generalized advantage estimation."""
+
+    advantages: torch.Tensor
+    """[K] Advantages, not whitened."""
+    returns: torch.Tensor
+    """[K] Targets of the critic."""
+
+
+def rewards_to_go(rewards: torch.Tensor, tokens: torch.Tensor, *, gamma: float) -> torch.Tensor:
+    """[K] from [K]: sum of each target's reward and later ones of its rollout, discounted by `gamma`."""
+    padded, real = _pad(rewards, tokens)
+    return _discounted(padded, gamma)[real]
+
+
+def whiten(values: torch.Tensor, epsilon: float = 1e-8) -> torch.Tensor:
+    """[K] from [K] float64: values with mean 0 and standard deviation 1.
+
+        (x - mean) / sqrt(variance + epsilon)
+
+    with the unbiased variance (divided by K - 1), as in OpenAI's lm-human-preferences, TRL, verl and
+    Trinity-RFT. A single value becomes 0.
+    """
+    centered = values - values.mean()
+    variance = centered.square().sum() / max(len(values) - 1, 1)
+    return centered * torch.rsqrt(variance + epsilon)
+
+
+def reinforce_plus_plus(scored: RolloutBatch, *, gamma: float) -> torch.Tensor:
+    """[K] REINFORCE++ (Hu et al., arXiv 2501.03262): whitened returns.
+
+    A target's return is the reward at the rollout's end minus the KL penalties of this and later targets.
+    Mean and standard deviation are taken over all targets of the step.
+    """
+    return whiten(rewards_to_go(scored.token_rewards(), scored.tokens, gamma=gamma))
+
+
+def reinforce_plus_plus_baseline(scored: RolloutBatch) -> torch.Tensor:
+    """[K] REINFORCE++ with a baseline (arXiv 2501.03262): whitened (r_i - mean(group)).
+
+    Mean and standard deviation are taken over all targets of the step, so that long responses count more. A
+    rollout that is alone in its group has the value 0 before whitening.
+    """
+    scores = scored.penalized_rewards()
+    return whiten(scored.expand_to_tokens(scores - GroupIndex.of(scored.group).mean(scores)))
+
+
+def remax(scored: RolloutBatch) -> torch.Tensor:
+    """[K] ReMax (Li et al., arXiv 2310.10505): returns minus the reward of the task's greedy response.
+
+    Raises ValueError where the rewards of greedy responses are missing.
+    """
+    if scored.baselines is None:
+        raise ValueError(
+            "remax needs the rewards of greedy responses (RolloutBatch.baselines); they are missing"
+        )
+    returns = rewards_to_go(scored.token_rewards(), scored.tokens, gamma=1.0)
+    return returns - scored.expand_to_tokens(scored.baselines.double())
+
+
+def gae(scored: RolloutBatch, values: torch.Tensor, *, gamma: float, lam: float) -> AdvantageEstimate:
+    """Generalized advantage estimation (Schulman et al., arXiv 1506.02438, equation 16).
+
+        A_t = delta_t + gamma lam A_(t+1),  delta_t = r_t + gamma V_(t+1) - V_t
+
+    with V and A 0 after the last target; returns are A + V. Advantages are not whitened: PPO applies
+    `whiten` to them afterwards, and returns are computed before it.
+
+    Args:
+        values: [K] the critic's estimates of the return from each target's state.
+    """
+    rewards, real = _pad(scored.token_rewards(), scored.tokens)
+    expected, _ = _pad(values.double(), scored.tokens)
+    after = torch.nn.functional.pad(expected[:, 1:], (0, 1))
+    advantages = _discounted(rewards + gamma * after - expected, gamma * lam)[real]
+    return AdvantageEstimate(advantages, advantages + values.double())
+
+
+def _pad(values: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N, longest] from [K], padded with zeros; and a mask of real values."""
+    real = torch.arange(int(tokens.max()), device=tokens.device) < tokens[:, None]
+    padded = values.new_zeros(real.shape)
+    padded[real] = values
+    return padded, real
+
+
+def _discounted(values: torch.Tensor, factor: float) -> torch.Tensor:
+    """[N, L] from [N, L]: y_t = x_t + factor y_(t+1)."""
+    sums = torch.empty_like(values)
+    following = values.new_zeros(len(values))
+    for t in range(values.shape[1] - 1, -1, -1):
+        following = values[:, t] + factor * following
+        sums[:, t] = following
+    return sums

@@ -1,0 +1,43 @@
+"""Command groups: listing of commands with their first sentence, and reporting of errors as one paragraph."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from strop.errors import StropError
+
+_UNLIMITED = 1000
+"""Maximum length of a first sentence in the list of commands, longer than any."""
+
+
+class CommandGroup(TyperGroup):
+    """Group that lists its commands with the complete first sentence of their help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the part of `--help` that lists the commands."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, found.get_short_help_str(_UNLIMITED)) for name, found in commands if found]
+            )
+
+
+class StropGroup(CommandGroup):
+    """Group that prints a `StropError` or an interrupt as one paragraph; other errors keep their traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; exits with the error's own code."""
+        try:
+            return super().invoke(ctx)
+        except StropError as error:
+            typer.echo(f"strop: {error}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            # A second interrupt ends the process at once, if a thread delays its exit.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            typer.echo("strop: Interrupted.", err=True)
+            raise typer.Exit(128 + signal.SIGINT) from None

@@ -1,0 +1,84 @@
+"""`strop convert`: write a configuration in another dialect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import indent
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from strop.cli.arguments import OverridesArgument, RunFileArgument
+from strop.cli.columns import align_columns
+from strop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from strop.dialects.convert import Conversion
+
+
+def convert(
+    run: RunFileArgument,
+    to: Annotated[
+        str,
+        typer.Option(help="strop, verl, trinity, rft_trainer, verl_trainer or grpo."),
+    ] = "strop",
+    overrides: OverridesArgument = None,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; by default standard output.", show_default=False)
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail, and write nothing, if a value cannot be converted.")
+    ] = False,
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--here", "--local", help="Accepted as in the other commands; a conversion always behaves so."
+        ),
+    ] = False,
+) -> None:
+    """Write a configuration in another dialect, and list the values that it cannot express.
+
+    The file may be a run file or a file of verl, Trinity-RFT or AzureML, as for `strop train`.
+    """
+    from strop.config.save import yaml_text
+    from strop.dialects.convert import convert as convert_job
+    from strop.dialects.detect import read_any
+
+    job = read_any(run, overrides or (), here=True)
+    for note in job.loaded.notes:
+        typer.echo(f"note: {note}", err=True)
+    conversion = convert_job(job, to)
+    _print_differences(conversion, to)
+    if strict and conversion.unsupported:
+        raise ConfigError(
+            f"{run} cannot be converted to {to} without a difference (--strict); no file is written."
+        )
+    text = f"# From {run.name}, by strop convert.\n{yaml_text(conversion.values)}"
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror}.") from None
+    typer.echo(f"Wrote {output}.", err=True)
+
+
+def _print_differences(conversion: Conversion, to: str) -> None:
+    for note in conversion.notes:
+        typer.echo(f"note: {note}", err=True)
+    if not conversion.unsupported:
+        typer.echo(f"Converted to {to} without a difference: read back, it is the same run.", err=True)
+    training = [one for one in conversion.unsupported if one.affects_training]
+    others = [one for one in conversion.unsupported if not one.affects_training]
+    for effect, found in (("changes training", training), ("does not change training", others)):
+        if found:
+            typer.echo(f"Not expressible in {to}; {effect}:", err=True)
+            rows = ((one.field, one.value, one.target_value, one.reason) for one in found)
+            table = align_columns([("field", "here", f"in {to}", "why"), *rows])
+            typer.echo(indent(table, "  "), err=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to an app."""
+    app.command()(convert)

@@ -1,0 +1,149 @@
+"""`strop verl` and `strop trinity`: run the configurations of verl and Trinity-RFT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strop.cli.arguments import HereOption, OverridesArgument
+from strop.cli.command_group import CommandGroup
+
+verl = typer.Typer(
+    cls=CommandGroup,
+    help="Run verl's command lines, with the same keys and the same defaults.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+ConfigOption = Annotated[
+    Path | None, typer.Option(help="Complete YAML file that the overrides apply to.", show_default=False)
+]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Print what the run would do.")]
+CheckOption = Annotated[bool, typer.Option("--check", help="Check whether the run can start.")]
+
+
+@verl.command()
+def ppo(
+    overrides: OverridesArgument = None,
+    config: ConfigOption = None,
+    here: HereOption = False,
+    explain: ExplainOption = False,
+    check: CheckOption = False,
+) -> None:
+    """Train as `python -m verl.trainer.main_ppo key=value ...` does."""
+    from strop.cli.actions import run_and_print
+    from strop.cli.show import explain_or_check
+    from strop.dialects.key_owner import key_owner_hint
+    from strop.dialects.verl.ppo_trainer import read_verl
+
+    loaded = read_verl(overrides or (), config=config, here=here, key_owner=key_owner_hint)
+    if not explain_or_check(loaded, explain=explain, check=check):
+        run_and_print(loaded)
+
+
+@verl.command()
+def sft(
+    overrides: OverridesArgument = None,
+    config: ConfigOption = None,
+    here: HereOption = False,
+    explain: ExplainOption = False,
+    check: CheckOption = False,
+) -> None:
+    """Fine-tune as `python -m verl.trainer.fsdp_sft_trainer key=value ...` does."""
+    from strop.cli.actions import run_and_print
+    from strop.cli.show import explain_or_check
+    from strop.dialects.key_owner import key_owner_hint
+    from strop.dialects.verl.sft_trainer import read_verl_sft
+
+    loaded = read_verl_sft(overrides or (), config=config, here=here, key_owner=key_owner_hint)
+    if not explain_or_check(loaded, explain=explain, check=check):
+        run_and_print(loaded)
+
+
+@verl.command(name="eval")
+def evaluate(
+    overrides: OverridesArgument = None,
+    config: ConfigOption = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Print what would be scored, and how.")] = False,
+) -> None:
+    """Score a file of responses as `python -m verl.trainer.main_eval key=value ...` does."""
+    from strop.dialects.key_owner import key_owner_hint
+    from strop.dialects.verl.evaluation import describe_evaluation, read_verl_eval
+
+    scoring, notes = read_verl_eval(overrides or (), config=config, key_owner=key_owner_hint)
+    if explain:
+        typer.echo(describe_evaluation(scoring))
+    for note in notes:
+        typer.echo(f"note: {note}")
+    if explain:
+        return
+    from strop.cli.show import show_scores
+    from strop.run.entry.score_file import ResponseFile, score_file
+
+    file = ResponseFile(scoring.path, scoring.prompt, scoring.responses, scoring.source, scoring.answer)
+    show_scores(score_file(file, scoring.reward))
+
+
+@verl.command()
+def generate(
+    overrides: OverridesArgument = None,
+    config: ConfigOption = None,
+    here: HereOption = False,
+) -> None:
+    """Sample responses to prompts as `python -m verl.trainer.main_generation key=value ...` does."""
+    from strop.cli.actions import print_notes
+    from strop.dialects.key_owner import key_owner_hint
+    from strop.dialects.verl.generation import read_verl_generate
+
+    read = read_verl_generate(overrides or (), config=config, here=here, key_owner=key_owner_hint)
+    print_notes(read)
+    from strop.run.entry.generate import generate_file
+
+    count = generate_file(read.generation)
+    typer.echo(f"Wrote responses to {count} prompts: {read.generation.output}")
+
+
+@verl.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def merge(context: typer.Context) -> None:
+    """Convert a checkpoint to a Hugging Face folder as `python -m verl.model_merger merge` does.
+
+    --local_dir is a run folder or a checkpoint of Strop, or a folder with verl's FSDP shards; --target_dir is
+    the folder to write. `strop keys verl-merge` lists all options; each may also be written as key=value.
+    """
+    from strop.dialects.key_owner import key_owner_hint
+    from strop.dialects.verl.model_merger import read_verl_merge
+
+    merging = read_verl_merge(context.args, key_owner=key_owner_hint)
+    from strop.run.entry.export import VerlShardOptions, merge
+
+    shards = VerlShardOptions(merging.hf_model_path, merging.lora_alpha)
+    typer.echo(f"Wrote {merge(merging.local_dir, merging.target_dir, shards)}")
+
+
+def trinity(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.yaml", help="Configuration file.", show_default=False)
+    ],
+    overrides: OverridesArgument = None,
+    here: HereOption = False,
+    explain: ExplainOption = False,
+    check: CheckOption = False,
+) -> None:
+    """Train as `trinity run --config FILE.yaml` does."""
+    from strop.cli.actions import run_and_print
+    from strop.cli.show import explain_or_check
+    from strop.dialects.key_owner import key_owner_hint
+    from strop.dialects.trinity.reader import read_trinity
+
+    loaded = read_trinity(file, overrides or (), here=here, key_owner=key_owner_hint)
+    if not explain_or_check(loaded, explain=explain, check=check):
+        run_and_print(loaded)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to an app."""
+    app.command()(trinity)
+    app.add_typer(verl, name="verl")

@@ -1,0 +1,68 @@
+"""`strop keys` and `strop schema`: the keys of a dialect, and the JSON Schema of the run file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import groupby
+from typing import Annotated, Any
+
+import typer
+
+_COLUMNS = ("key", "disposition", "field", "default", "note")
+
+
+def keys(
+    dialect: Annotated[str, typer.Argument(help="verl, trinity, rft_trainer, ...", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+) -> None:
+    """Print every key of a dialect, with its disposition, its run file field, its default, and a note."""
+    from strop.cli.columns import align_columns
+    from strop.dialects.registry import ledger_of
+
+    entries = [row.as_entry() for row in ledger_of(dialect).rows]
+    if as_json:
+        typer.echo(json.dumps(entries, indent=1, ensure_ascii=False))
+    elif sys.stdout.isatty():
+        _print_table(entries)
+    else:
+        typer.echo(align_columns([_COLUMNS, *map(_cells, entries)], max_width=60))
+
+
+def schema() -> None:
+    """Print the JSON Schema of the run file, for completion and checks in an editor."""
+    from strop.dialects.reference.pages import schema_text
+
+    typer.echo(schema_text(), nl=False)
+
+
+def _cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    from strop.config.reference.field_text import format_yaml
+
+    return tuple(format_yaml(entry[name]) if name == "default" else entry[name] for name in _COLUMNS)
+
+
+def _print_table(entries: list[dict[str, Any]]) -> None:
+    """Print one table per section; keys are shortened to their last part; field and note share a column."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    for section, rows in groupby(entries, key=lambda entry: entry["key"].rpartition(".")[0]):
+        table = Table(box=None, pad_edge=False, expand=True, show_header=False)
+        for ratio, style in ((30, "cyan"), (11, ""), (17, "bold"), (42, "")):
+            table.add_column(ratio=ratio, style=style, overflow="fold")
+        for entry in rows:
+            _, disposition, field, default, note = _cells(entry)
+            name = entry["key"].rpartition(".")[2]
+            becomes = "; ".join(filter(None, (field, note)))
+            table.add_row(*map(Text, (f"  {name}", disposition, default, becomes)))
+        console.print(Text(f"\n{section or 'key, disposition, default, field and note'}", style="bold green"))
+        console.print(table)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to an app."""
+    app.command()(keys)
+    app.command()(schema)

@@ -1,0 +1,103 @@
+"""Commands on run files and run folders: train, check, explain, evaluate, generate, export, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strop.cli.arguments import (
+    CheckpointOption,
+    HereOption,
+    OverridesArgument,
+    RunFileArgument,
+    RunFolderArgument,
+)
+
+
+def train(run: RunFileArgument, overrides: OverridesArgument = None, here: HereOption = False) -> None:
+    """Train, or resume a run that was stopped. The file may also be one of verl, Trinity-RFT or AzureML."""
+    from strop.cli.component_command import run_job
+    from strop.dialects.detect import read_any
+
+    run_job(read_any(run, overrides or (), here=here))
+
+
+def check(run: RunFileArgument, overrides: OverridesArgument = None, here: HereOption = False) -> None:
+    """Check whether a run can start, without loading its model."""
+    from strop.cli.actions import check_run
+    from strop.dialects.detect import read_any
+
+    check_run(read_any(run, overrides or (), here=here).loaded)
+
+
+def explain(run: RunFileArgument, overrides: OverridesArgument = None, here: HereOption = False) -> None:
+    """Print what a run will do, and every value with its unit, source and effect."""
+    from strop.cli.actions import print_outputs
+    from strop.cli.show import show_explanation
+    from strop.dialects.detect import read_any
+
+    job = read_any(run, overrides or (), here=here)
+    print_outputs(job)
+    show_explanation(job.loaded)
+
+
+def evaluate(
+    run: RunFileArgument,
+    overrides: OverridesArgument = None,
+    checkpoint: CheckpointOption = None,
+    here: HereOption = False,
+) -> None:
+    """Evaluate the initial model, or a checkpoint, on the eval tasksets."""
+    from strop import api
+    from strop.dialects.detect import read_any
+
+    metrics = api.evaluate(read_any(run, overrides or (), here=here).loaded, checkpoint=checkpoint)
+    for name, value in metrics.items():
+        typer.echo(f"{name} = {value:.6g}")
+
+
+def generate(
+    run: RunFileArgument,
+    prompts: Annotated[Path, typer.Option(help="Parquet or JSONL file with one prompt per row.")],
+    out: Annotated[
+        Path, typer.Option(help="Parquet file to write: the same rows with a column `responses`.")
+    ],
+    overrides: OverridesArgument = None,
+    checkpoint: CheckpointOption = None,
+    here: HereOption = False,
+) -> None:
+    """Sample responses to every prompt of a file."""
+    from strop import api
+    from strop.dialects.detect import read_any
+
+    loaded = read_any(run, overrides or (), here=here).loaded
+    count = api.generate(loaded, prompts, out, checkpoint=checkpoint)
+    typer.echo(f"Wrote responses to {count} prompts: {out}")
+
+
+def export(
+    folder: RunFolderArgument,
+    to: Annotated[Path, typer.Option(help="Folder to write.")],
+    step: Annotated[
+        int | None, typer.Option(help="Step of the checkpoint; by default the last valid one.")
+    ] = None,
+) -> None:
+    """Convert a run's checkpoint to a Hugging Face folder; a LoRA both as an adapter and merged."""
+    from strop import api
+
+    typer.echo(f"Wrote {api.export(folder, to, step=step)}")
+
+
+def report(folder: RunFolderArgument) -> None:
+    """Write report.html into a run folder."""
+    from strop.report.build import write_report
+
+    typer.echo(f"Wrote {write_report(folder)}")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to an app."""
+    for command in (train, check, explain, evaluate, generate, export, report):
+        app.command()(command)

@@ -1,0 +1,19 @@
+"""Entry point of the `strop` command."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+
+def main() -> None:
+    """Run the command line; an interrupt (Ctrl-C) prints one line, also while modules are being imported."""
+    try:
+        from strop.cli.main import app
+
+        app()
+    except KeyboardInterrupt:
+        # A second interrupt ends the process at once, if a thread delays its exit.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        print("strop: Interrupted.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)

@@ -1,1 +1,0 @@
-"""What AzureML's components do before and after their run."""

@@ -1,0 +1,1 @@
+"""Checks between sections of a run file, which need the whole `Run`."""

@@ -1,0 +1,179 @@
+"""Checks of the algorithm against the other sections: columns, demonstrations, task queue, batch
+selection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strop.config.schema.algorithm import DpoConfig, MixConfig, PpoConfig, SftConfig
+from strop.config.schema.batch_selection import DefaultSelectionConfig, WarmupSelectionConfig
+from strop.config.schema.data import TasksetConfig
+from strop.config.schema.rollout import RolloutConfig
+from strop.config.schema.run import Run
+
+_RESPONSE = "the column of the demonstrations, such as `response: messages`"
+_PAIR = (
+    "the columns of the preferred and the rejected response, such as `chosen: chosen`, `rejected: rejected`"
+)
+
+
+def algorithm_faults(run: Run) -> Iterator[str]:
+    """Faults in what `algorithm.type` requires of the other sections; each names its key."""
+    data, kind = run.data, run.algorithm.type
+    match run.algorithm:
+        case SftConfig():
+            yield from _column_faults(data.train, "data.train", kind, needs=("response",), hint=_RESPONSE)
+            for taskset in data.eval:
+                if taskset.response is None:
+                    where = f"data.eval ({taskset.name})"
+                    yield from _column_faults(taskset, where, kind, needs=(), hint="")
+        case DpoConfig():
+            pair = ("chosen", "rejected")
+            yield from _column_faults(data.train, "data.train", kind, needs=pair, hint=_PAIR)
+            for taskset in data.eval:
+                if taskset.chosen or taskset.rejected or taskset.response:
+                    where = f"data.eval ({taskset.name})"
+                    yield from _column_faults(taskset, where, kind, needs=pair, hint=_PAIR)
+        case _:
+            yield from _column_faults(data.train, "data.train", kind, needs=(), hint="")
+            for taskset in data.eval:
+                where = f"data.eval ({taskset.name})"
+                yield from _column_faults(taskset, where, kind, needs=(), hint="")
+    yield from _demonstration_faults(run)
+    yield from _selection_faults(run)
+    if data.queue is not None:
+        yield from _queue_faults(run)
+    if isinstance(run.algorithm, SftConfig | DpoConfig):
+        yield from _rollout_key_faults(run)
+
+
+def _column_faults(
+    taskset: TasksetConfig, where: str, kind: str, *, needs: tuple[str, ...], hint: str
+) -> Iterator[str]:
+    for column in ("response", "chosen", "rejected"):
+        written = getattr(taskset, column) is not None
+        if column in needs and not written:
+            yield f"{where}.{column}: missing. Algorithm {kind} needs {hint}"
+        if column not in needs and written:
+            yield f"{where}.{column} has no effect under algorithm {kind}; remove it"
+    if taskset.trained_turns != "all" and "response" not in needs:
+        yield f"{where}.trained_turns has no effect without a column `response`; remove it"
+    if taskset.reply_prefix and needs:
+        yield (
+            f"{where}.reply_prefix has no effect under algorithm {kind}: it starts sampled responses, and "
+            "the "
+            "responses of this taskset are given; remove it"
+        )
+
+
+def _queue_faults(run: Run) -> Iterator[str]:
+    """Faults of a run that reads its tasks from a queue, which has neither an end nor a fixed order."""
+    train = run.data.train
+    if isinstance(run.algorithm, SftConfig | DpoConfig):
+        yield (
+            f"data.queue has no effect under algorithm {run.algorithm.type}, which samples no tasks; remove "
+            "it"
+        )
+    if not isinstance(train.path, str) or train.table is None:
+        yield "data.queue requires a database table; write one `path` and its `table` in data.train"
+    if run.trainer.duration.unit == "epochs":
+        yield "trainer.duration: a task queue has no epochs; write steps or updates, such as `100 steps`"
+    if run.data.shuffle:
+        yield "data.shuffle: a task queue is first in, first out; write `shuffle: false`"
+    if run.data.incomplete_batch == "keep":
+        yield "data.incomplete_batch: a task queue has no last, incomplete batch; remove it"
+    for name in ("dataset", "limit_tasks"):
+        if getattr(train, name) is not None:
+            yield f"data.train.{name} has no effect with data.queue, which reads rows one by one; remove it"
+
+
+def _demonstration_faults(run: Run) -> Iterator[str]:
+    """Faults in the sets of demonstrations and in the keys that name a set."""
+    names = [demonstrations.name for demonstrations in run.data.demonstrations]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"data.demonstrations: two sets have the name {name!r}; write two different names"
+    for demonstrations in run.data.demonstrations:
+        where = f"data.demonstrations ({demonstrations.name})"
+        yield from _column_faults(demonstrations, where, "sft", needs=("response",), hint=_RESPONSE)
+    used: list[str | None] = []
+    for key, named in _demonstration_keys(run):
+        if not names:
+            yield (
+                f"data.demonstrations: missing. {key} names a set of demonstrations, and there is none; "
+                "write "
+                "it, such as `demonstrations: [{name: expert, path: expert.jsonl, response: answer}]`"
+            )
+        elif named is None and len(names) > 1:
+            yield f"{key}: missing. data.demonstrations has the sets {', '.join(names)}; write one of them"
+        elif named is not None and named not in names:
+            yield f"{key}: there is no set {named!r} in data.demonstrations; it has {', '.join(names)}"
+        used.append(named or next(iter(names), None))
+    for name in names:
+        if name not in used:
+            yield (
+                f"data.demonstrations ({name}) is not used: algorithm mix reads the set that its `expert` "
+                "names, and trainer.batch_selection warmup the set that its `demonstrations` names; remove "
+                "it, "
+                "or name it there"
+            )
+
+
+def _demonstration_keys(run: Run) -> Iterator[tuple[str, str | None]]:
+    """The keys that name a set of demonstrations, with their values."""
+    if isinstance(run.algorithm, MixConfig):
+        yield "algorithm.expert", run.algorithm.expert
+    if isinstance(run.trainer.batch_selection, WarmupSelectionConfig):
+        yield "trainer.batch_selection.demonstrations", run.trainer.batch_selection.demonstrations
+
+
+def _selection_faults(run: Run) -> Iterator[str]:
+    """Faults in what `trainer.batch_selection` requires of the algorithm."""
+    selection, algorithm = run.trainer.batch_selection, run.algorithm
+    if isinstance(selection, DefaultSelectionConfig):
+        return
+    if isinstance(algorithm, SftConfig | DpoConfig):
+        yield (
+            f"trainer.batch_selection.type: {selection.type} selects rollouts, and algorithm "
+            f"{algorithm.type} "
+            "has none; remove it"
+        )
+    if (
+        isinstance(selection, WarmupSelectionConfig)
+        and isinstance(algorithm, PpoConfig)
+        and algorithm.critic.warmup_steps
+    ):
+        yield (
+            "algorithm.critic.warmup_steps trains the critic on the rollouts of the first steps, and "
+            "trainer.batch_selection warmup has no rollouts in its first steps; remove one of the two"
+        )
+
+
+def _rollout_key_faults(run: Run) -> Iterator[str]:
+    """Faults of keys that concern rollouts for training, under an algorithm without them."""
+    kind, none_sampled = run.algorithm.type, "which samples nothing to train on; remove it"
+    if run.trainer.epochs_per_step != 1 or run.trainer.shuffle_each_epoch:
+        yield (
+            "trainer.epochs_per_step and trainer.shuffle_each_epoch apply to the rollouts of a step, and "
+            f"algorithm {kind} has none; for several epochs write a longer `trainer.duration`, such as 3 "
+            "epochs"
+        )
+    if run.rollout.sampling != RolloutConfig().sampling:
+        yield f"rollout.sampling has no effect under algorithm {kind}, {none_sampled}"
+    if run.record.rollouts_every is not None:
+        yield f"record.rollouts_every has no effect under algorithm {kind}, {none_sampled}"
+    if not run.reward.is_empty and not run.data.eval:
+        yield (
+            f"reward has no effect under algorithm {kind} without a taskset in `data.eval`: it scores only "
+            "the responses to those; add a taskset, or remove the reward"
+        )
+    if run.data.tokenize_workers != 1:
+        yield (
+            f"data.tokenize_workers has no effect under algorithm {kind}, which encodes demonstrations in "
+            "one "
+            "process; remove it"
+        )
+    if run.data.overlong in ("left", "middle"):
+        yield (
+            f"data.overlong: {run.data.overlong} would truncate prompts under algorithm {kind}; write error, "
+            "filter, or right, which removes the end above max_prompt_tokens + max_response_tokens"
+        )

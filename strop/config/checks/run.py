@@ -1,0 +1,37 @@
+"""Checks between the sections of a run: `run_faults` yields every fault of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strop.config.checks.algorithm import algorithm_faults
+from strop.config.checks.lengths import length_faults
+from strop.config.checks.models import model_faults
+from strop.config.checks.optimization import optimization_faults
+from strop.config.checks.topology import topology_faults
+from strop.config.schema.run import Run
+
+
+def run_faults(run: Run) -> Iterator[str]:
+    """Every fault between sections, one sentence each, which names the key and what to write instead."""
+    yield from _evaluation_faults(run)
+    yield from _sampling_faults(run)
+    yield from algorithm_faults(run)
+    yield from optimization_faults(run)
+    yield from topology_faults(run)
+    yield from length_faults(run)
+    yield from model_faults(run)
+
+
+def _evaluation_faults(run: Run) -> Iterator[str]:
+    names = [taskset.name for taskset in run.data.eval]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"data.eval: two tasksets have the name {name!r}; write two different names"
+
+
+def _sampling_faults(run: Run) -> Iterator[str]:
+    if run.rollout.sampling.temperature == 0:
+        yield (
+            "rollout.sampling.temperature is 0: all rollouts of a task would be identical, and nothing could "
+            "be learned; write a temperature above 0"
+        )

@@ -1,0 +1,203 @@
+"""Checks of the processes of a run: mode, cluster, synchronizer and buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.batch_selection import StalenessSelectionConfig
+from strop.config.schema.bench import BenchConfig
+from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
+from strop.config.schema.cluster import RayClusterConfig
+from strop.config.schema.run import SINGLE_ROLE_MODES, Run
+from strop.config.schema.schedule import ReduceOnPlateauScheduleConfig
+from strop.config.schema.synchronizer import (
+    BoundedStyleConfig,
+    CheckpointSyncConfig,
+    CollectiveSyncConfig,
+    DistributedSyncConfig,
+    FixedStyleConfig,
+    StyleConfig,
+)
+
+
+def topology_faults(run: Run) -> Iterator[str]:
+    """Faults in `mode`, `cluster`, `synchronizer` and `buffer`: what would deadlock or has no effect."""
+    if run.mode == "bench" and not run.data.eval:
+        yield (
+            "mode: bench evaluates the eval tasksets, and there is none; add one under `data.eval`, such as "
+            "`eval: [{name: test, path: test.jsonl}]`"
+        )
+    if run.mode != "bench" and run.bench != BenchConfig():
+        yield f"bench has no effect in mode {run.mode}; write `mode: bench`, or remove it"
+    if isinstance(run.algorithm, SftConfig | DpoConfig):
+        yield from _offline_faults(run)
+    elif isinstance(run.synchronizer, DistributedSyncConfig):
+        yield from _distributed_faults(run, run.synchronizer)
+    elif isinstance(run.cluster, RayClusterConfig):
+        yield (
+            f"synchronizer.type: {run.synchronizer.type} requires explorer and trainer in one process, and "
+            "on "
+            "Ray they are two actors; write checkpoint, or remove the section"
+        )
+    elif run.mode in SINGLE_ROLE_MODES:
+        yield (
+            f"synchronizer.type: memory requires explorer and trainer in one process, and mode {run.mode} "
+            "runs "
+            "one of them; write checkpoint, or mode: both"
+        )
+    elif isinstance(run.buffer, PriorityBufferConfig) and run.buffer.reuse_cooldown_seconds is not None:
+        yield (
+            "buffer.reuse_cooldown_seconds makes groups available again until newer ones arrive, and with "
+            "synchronizer.type memory each step trains on the groups that it has just sampled; remove it, or "
+            "write `synchronizer: {style: bounded}`, which runs explorer and trainer concurrently"
+        )
+
+
+def _offline_faults(run: Run) -> Iterator[str]:
+    kind = run.algorithm.type
+    if run.mode == "explore":
+        yield f"mode: explore samples rollouts, and algorithm {kind} has no explorer; write train"
+    if isinstance(run.cluster, RayClusterConfig):
+        yield (
+            f"cluster.type: ray runs an explorer and a trainer, and algorithm {kind} has no explorer; remove "
+            "the section"
+        )
+    if run.is_distributed:
+        yield (
+            f"synchronizer.type: {run.synchronizer.type} transfers weights to an explorer, and algorithm "
+            f"{kind} has no explorer; remove the section"
+        )
+
+
+def _collective_faults(run: Run, section: CollectiveSyncConfig) -> Iterator[str]:
+    if run.mode in SINGLE_ROLE_MODES:
+        yield (
+            "synchronizer.type: collective requires one command that starts explorer and trainer, and mode "
+            f"{run.mode} runs one of them; write checkpoint, or mode: both"
+        )
+    if section.backend != "nccl":
+        return
+    if run.trainer.engine.device == "cpu":
+        yield (
+            "synchronizer.backend: nccl transfers between GPUs, and trainer.engine.device is cpu; write "
+            "gloo, "
+            "or auto"
+        )
+    if run.rollout.pool is not None:
+        yield (
+            "synchronizer.backend: nccl transfers weights to one GPU, and the engines of rollout.pool load "
+            "them from host memory; write gloo, or auto"
+        )
+    cluster, ranks = run.cluster, run.trainer.engine.ranks
+    if isinstance(cluster, RayClusterConfig) and cluster.nodes * cluster.gpus_per_node < ranks + 1:
+        yield (
+            f"synchronizer.backend: nccl requires {ranks + 1} GPUs, one of them for the explorer, and "
+            "cluster "
+            f"has {cluster.nodes} nodes with {cluster.gpus_per_node} GPUs each; write larger values, gloo, "
+            "or "
+            "auto"
+        )
+
+
+def _queue_faults(run: Run, style: StyleConfig) -> Iterator[str]:
+    buffer, cluster = run.buffer, run.cluster
+    if not isinstance(buffer, QueueBufferConfig | PriorityBufferConfig):
+        return
+    if run.mode in SINGLE_ROLE_MODES:
+        yield (
+            f"buffer.type: {buffer.type} requires one command that starts explorer, trainer and the buffer's "
+            f"process, and mode {run.mode} runs one role; write `buffer: sql`, or mode: both"
+        )
+    if isinstance(cluster, RayClusterConfig) and buffer.name in (cluster.explorer_name, cluster.trainer_name):
+        yield f"buffer.name: two actors of the run have the name {buffer.name!r}; write another name"
+    if not isinstance(buffer, PriorityBufferConfig) or not isinstance(style, FixedStyleConfig):
+        return
+    if style.max_buffered_steps != 1 or buffer.reuse_cooldown_seconds is not None:
+        yield (
+            "buffer.type: priority returns the newest groups first, or groups that were used before, and "
+            "with "
+            "synchronizer.style fixed the trainer reads the steps in order; write another style, such as "
+            "`style: bounded`, or `buffer: queue`"
+        )
+
+
+def _distributed_faults(run: Run, section: CheckpointSyncConfig | CollectiveSyncConfig) -> Iterator[str]:
+    if isinstance(section, CollectiveSyncConfig):
+        yield from _collective_faults(run, section)
+    if run.mode in SINGLE_ROLE_MODES and isinstance(run.cluster, RayClusterConfig):
+        yield (
+            f"cluster.type: ray runs explorer and trainer, and mode {run.mode} is one of them; write mode: "
+            "both"
+        )
+    yield from _queue_faults(run, section.style)
+    yield from _resume_faults(run, section)
+    yield from _evaluation_consumer_faults(run)
+    yield from _lead_faults(run, section.style)
+
+
+def _resume_faults(run: Run, section: CheckpointSyncConfig | CollectiveSyncConfig) -> Iterator[str]:
+    """Faults of a resume from the state of one role only: explorer and trainer resume together."""
+    if run.mode in SINGLE_ROLE_MODES and run.resume != "auto":
+        yield (
+            f"resume: {run.resume} applies to one role, and the other role of the run would resume from its "
+            "own "
+            f"state; in mode {run.mode} write resume: auto, and for a new run another `name`"
+        )
+    elif run.resume not in ("auto", "never"):
+        yield (
+            f"resume: {run.resume} is a checkpoint of the trainer, without the explorer's state; with "
+            f"synchronizer.type {section.type} write auto or never, and to start from other weights write "
+            "their model folder as model.path"
+        )
+    if run.checkpoint.mirror is not None:
+        yield (
+            f"checkpoint.mirror copies the trainer's state only; with synchronizer.type {section.type} a run "
+            "also needs its explorer's state and its buffer to resume; remove it, and keep the run's folder"
+        )
+
+
+def _evaluation_consumer_faults(run: Run) -> Iterator[str]:
+    """Faults of keys that need evaluations in the trainer's process."""
+    if run.checkpoint.best is not None:
+        yield (
+            "checkpoint.best needs the evaluations in the trainer, and the explorer makes them in a separate "
+            "process; write `best: null`, or `synchronizer: memory`"
+        )
+    if isinstance(run.trainer.schedule, ReduceOnPlateauScheduleConfig):
+        yield (
+            "trainer.schedule: reduce_lr_on_plateau needs the evaluations in the trainer, and the explorer "
+            "makes them in a separate process; write another schedule, or `synchronizer: memory`"
+        )
+
+
+def _lead_faults(run: Run, style: StyleConfig) -> Iterator[str]:
+    """Faults in how far the explorer may be ahead, and in the staleness that follows from it."""
+    if isinstance(style, BoundedStyleConfig) and style.max_staleness.count < style.every.count - 1:
+        oldest = int(style.every.count) - 1
+        yield (
+            f"synchronizer.style.max_staleness ({style.max_staleness}) cannot be met: weights that are "
+            f"published every {style.every} become {oldest} steps old before newer ones exist, so explorer "
+            "and "
+            f"trainer would wait for each other; write a smaller `every`, or max_staleness: {oldest} steps "
+            "or "
+            "more"
+        )
+    selection = run.trainer.batch_selection
+    if isinstance(style, FixedStyleConfig) and isinstance(selection, StalenessSelectionConfig):
+        oldest = int(style.max_lead.count + style.every.count) - 1
+        if selection.max_staleness.count < oldest:
+            yield (
+                f"trainer.batch_selection.max_staleness ({selection.max_staleness}) would drop whole steps: "
+                f"with synchronizer.style fixed, steps are sampled with weights up to {oldest} steps old; "
+                "write "
+                f"{oldest} steps or more, a smaller `max_lead` and `every`, or another style"
+            )
+    steps, capacity = style.max_buffered_steps, getattr(run.buffer, "capacity_groups", None)
+    if steps is not None and capacity is not None and capacity < steps * run.trainer.tasks_per_step:
+        smaller = "max_staleness" if isinstance(style, BoundedStyleConfig) else "`max_lead` and `every`"
+        yield (
+            f"buffer.capacity_groups ({capacity}) is less than the {steps} steps of "
+            f"{run.trainer.tasks_per_step} tasks that synchronizer.style lets the explorer be ahead; write "
+            f"{steps * run.trainer.tasks_per_step} or more, or a smaller {smaller}"
+        )

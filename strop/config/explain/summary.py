@@ -1,0 +1,203 @@
+"""Summary of a loaded run in one paragraph: model, data, steps, processes, evaluation and checkpoints."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from strop.config.effective_reward import effective_reward, lacks_reward
+from strop.config.load.loader import LoadedRun
+from strop.config.redact import redact_text
+from strop.config.schema import Run
+from strop.config.schema.algorithm import DpoConfig, MixConfig, SftConfig
+from strop.config.schema.batch_selection import WarmupSelectionConfig
+from strop.config.schema.checkpoint import CheckpointConfig
+from strop.config.schema.data import TasksetConfig
+from strop.config.schema.synchronizer import (
+    BoundedStyleConfig,
+    DistributedSyncConfig,
+    FixedStyleConfig,
+    LatestStyleConfig,
+    OnRequestStyleConfig,
+    StyleConfig,
+)
+from strop.config.step_arithmetic import to_steps
+from strop.config.units import Amount
+
+
+def summarize(loaded: LoadedRun) -> str:
+    """Return one paragraph on what the run trains, on which data, how long, and what it writes where."""
+    run = loaded.run
+    if run.mode == "bench":
+        return _bench(run)
+    sentences = (
+        _training(run),
+        _step(run),
+        _duration(run),
+        _topology(run),
+        _evaluation(run),
+        _checkpoints(run),
+    )
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _bench(run: Run) -> str:
+    names = ", ".join(taskset.name for taskset in run.data.eval)
+    checkpoints = ", ".join(run.bench.checkpoints) or f"each checkpoint in {run.folder_path}"
+    model = f"the initial model {run.model.path} and of " if run.bench.initial_model else ""
+    return (
+        f"Evaluates the weights of {model}{checkpoints} on the eval tasksets ({names}). The tables are written "
+        f"to {run.folder_path}."
+    )
+
+
+def _topology(run: Run) -> str:
+    """Return the processes of the run and the staleness of weights; empty for a single process."""
+    if not isinstance(run.synchronizer, DistributedSyncConfig):
+        return ""
+    match run.mode:
+        case "explore":
+            roles = "This is the explorer: it samples and scores rollouts; the trainer is another process."
+        case "train":
+            roles = "This is the trainer: it trains on the rollouts of an explorer in another process."
+        case _:
+            roles = "Explorer and trainer are two processes of this machine."
+    return f"{roles} {_style(run.synchronizer.style)}"
+
+
+def _style(style: StyleConfig) -> str:
+    match style:
+        case FixedStyleConfig(every=every, max_lead=lead):
+            oldest = int(lead.count + every.count) - 1
+            if oldest == 0:
+                return "They take turns."
+            return (
+                f"The explorer is at most {lead} ahead, with new weights every {every}; a step trains on "
+                f"rollouts of weights up to {Amount(oldest, 'steps')} old."
+            )
+        case BoundedStyleConfig(max_staleness=oldest_weights):
+            return f"A step trains on rollouts of weights at most {oldest_weights} old."
+        case LatestStyleConfig(every=every):
+            return f"The trainer publishes weights every {every}; the explorer takes the latest."
+        case OnRequestStyleConfig(every=every):
+            return f"The explorer requests new weights every {every} of its own."
+        case _:
+            assert_never(style)
+
+
+def _training(run: Run) -> str:
+    lora = run.model.lora
+    part = f"a LoRA adapter of rank {lora.rank} on" if lora else "all weights of"
+    text = f"Trains {part} {run.model.path} by {run.algorithm.type.upper()} on {_paths(run.data.train)}"
+    if isinstance(run.algorithm, SftConfig | DpoConfig):
+        return f"{text}."
+    reward = effective_reward(run)
+    functions = [part.name or part.function for part in reward.functions]
+    models, judges = ([part.name for part in reward.models], [part.name for part in reward.judges])
+    default = "nothing yet" if lacks_reward(run) else f"its workflow ({run.rollout.workflow.name})"
+    rewards = " + ".join([*functions, *models, *judges]) or default
+    rewards = rewards.replace("by_source", "the built-in reward of each row's source")
+    return f"{text}, scored by {rewards}{_demonstrations(run)}."
+
+
+def _demonstrations(run: Run) -> str:
+    """Return the demonstrations that are trained on with the rollouts, and those before them."""
+    text = ""
+    if isinstance(run.algorithm, MixConfig):
+        expert = run.data.demonstrations_named(run.algorithm.expert)
+        text += f", and on the expert's demonstrations in {_paths(expert)}"
+    selection = run.trainer.batch_selection
+    if isinstance(selection, WarmupSelectionConfig):
+        first = _paths(run.data.demonstrations_named(selection.demonstrations))
+        text += f"; the first {selection.steps} train on the demonstrations in {first} with the SFT loss"
+    return text
+
+
+def _paths(taskset: TasksetConfig) -> str:
+    return taskset.path if isinstance(taskset.path, str) else ", ".join(taskset.path)
+
+
+def _step(run: Run) -> str:
+    tasks = run.trainer.tasks_per_step
+    updates = tasks // (run.trainer.tasks_per_update or tasks) * run.trainer.epochs_per_step
+    longest = run.data.max_prompt_tokens + run.data.max_response_tokens
+    if isinstance(run.algorithm, SftConfig | DpoConfig):
+        pairs = isinstance(run.algorithm, DpoConfig)
+        rows = _count(tasks, "preference pair" if pairs else "demonstration")
+        work = f"trains on {rows} ({_tokens(longest, tasks * (2 if pairs else 1))})"
+    else:
+        each = run.algorithm.rollouts_per_task
+        work = (
+            f"samples {_count(each, 'rollout')} of each of {_count(tasks, 'task')} "
+            f"({_count(tasks * each, 'rollout')}, {_tokens(longest, tasks * each)})"
+        )
+    return (
+        f"Each step {work} and makes {_count(updates, 'update')} of the weights, at a learning rate of "
+        f"{run.trainer.optimizer.lr:g} ({run.trainer.schedule.type})."
+    )
+
+
+def _tokens(longest: int, sequences: int) -> str:
+    return f"with their prompts at most {longest} tokens each and {longest * sequences:,} in total"
+
+
+def _duration(run: Run) -> str:
+    duration, steps = run.trainer.duration, to_steps(run, run.trainer.duration)
+    text = f"The run lasts {duration}"
+    if duration.unit == "epochs":
+        rest = "make a smaller step" if run.data.incomplete_batch == "keep" else "are skipped"
+        each = _count(run.trainer.tasks_per_step, "training task")
+        return f"{text}; an epoch has a step for every {each}, and the remaining tasks {rest}."
+    if steps is None or steps.unit != "steps":
+        return f"{text}."
+    if duration.unit == "updates":
+        text = f"{text}, which are {steps}"
+    if isinstance(run.algorithm, SftConfig | DpoConfig):
+        return f"{text}."
+    total = int(steps.count) * run.trainer.tasks_per_step * run.algorithm.rollouts_per_task
+    return f"{text}: {total} rollouts in total."
+
+
+def _evaluation(run: Run) -> str:
+    if not run.data.eval:
+        return "There is no evaluation (data.eval is empty)."
+    names = ", ".join(taskset.name for taskset in run.data.eval)
+    when = [
+        *(["at the start"] if run.evaluate.at_start else []),
+        *([_every(run.evaluate.every)] if run.evaluate.every else []),
+        "at the end",
+    ]
+    return f"The eval tasksets ({names}) are evaluated {_and(when)}."
+
+
+def _checkpoints(run: Run) -> str:
+    every, keep, best = run.checkpoint.every, run.checkpoint.keep, run.checkpoint.best
+    when = [
+        *([_every(every)] if every else []),
+        *(["after each evaluation"] if best else []),
+        "at the end",
+    ]
+    model = f"model of the step with the best {best.metric or 'reward'}" if best else "trained model"
+    kept = f", and the last {keep} are kept{', including the best one' if best else ''}" if keep else ""
+    copied = f"; they are copied to {redact_text(run.checkpoint.mirror)}" if run.checkpoint.mirror else ""
+    return (
+        f"Checkpoints ({_contents(run.checkpoint)}) are written {_and(when)}{kept}{copied}. All files are in "
+        f"{run.folder_path}; the {model} will be in {run.folder_path / 'model'}."
+    )
+
+
+def _contents(checkpoint: CheckpointConfig) -> str:
+    contents = ["weights", *(["optimizer"] if checkpoint.save_optimizer else []), "position"]
+    export = ["a Hugging Face folder"] if checkpoint.export else []
+    return _and([*contents, *export]) + ("" if checkpoint.save_optimizer else ", without the optimizer")
+
+
+def _every(amount: Amount) -> str:
+    return f"every {amount.unit[:-1]}" if amount.count == 1 else f"every {amount}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _and(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

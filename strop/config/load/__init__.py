@@ -1,0 +1,1 @@
+"""Loading: YAML files, overrides, interpolations and stages become a checked `Run`."""

@@ -1,0 +1,208 @@
+"""Tree of configuration values, each with the source that wrote it; a run is validated from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from strop.errors import ConfigError
+
+KeyPath = tuple[str, ...]
+"""Path to a value: `("data", "eval", "0", "path")`; dotted, `data.eval.0.path`."""
+_NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
+Locate = Callable[[KeyPath], str]
+"""Returns the location of a value for the start of a message: `run.yaml:7: trainer.optimizer.lr`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Source of a value."""
+
+    kind: Literal["file", "override", "default", "dialect", "python", "here", "stage"]
+    """Kind of source; `dialect` is a default of another dialect, `here` a replacement by `--here`, `stage`
+    the model of the previous stage."""
+    location: str
+    """Location, such as `run.yaml:12` or `trainer.tasks_per_step=8`; empty for Strop's defaults."""
+    foreign_key: str = ""
+    """Key of another dialect that determined the value, with its own value: `trainer.save_freq=20`."""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "default":
+                return "default"
+            case "override":
+                return f"override {self.location}"
+            case _:
+                return self.location
+
+
+def split_key(dotted: str) -> KeyPath:
+    """Split `a.b.0` into `("a", "b", "0")`."""
+    return tuple(dotted.split("."))
+
+
+def to_plain(value: Any) -> Any:
+    """Copy mappings and sequences to dicts and lists."""
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def iter_values(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield a value and all values inside it, each with its path."""
+    yield at, value
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from iter_values(item, (*at, str(key)))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from iter_values(item, (*at, str(index)))
+
+
+@dataclass(slots=True)
+class ConfigTree:
+    """Mutable tree of dicts, lists and scalar values, with the source of each value."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[KeyPath, Source] = field(default_factory=dict)
+
+    def has(self, keys: KeyPath) -> bool:
+        """Return whether the tree has a value at these keys."""
+        value: Any = self.values
+        for key in keys:
+            if isinstance(value, dict) and key in value:
+                value = value[key]
+            elif isinstance(value, list) and key.isdigit() and int(key) < len(value):
+                value = value[int(key)]
+            else:
+                return False
+        return True
+
+    def get(self, keys: KeyPath) -> Any:
+        """Return the value at these keys; None if there is none."""
+        if not self.has(keys):
+            return None
+        value: Any = self.values
+        for key in keys:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        return value
+
+    def set(self, keys: KeyPath, value: Any, source: Source) -> None:
+        """Set a value, which replaces the previous one. Raises ConfigError if a key above it has no keys."""
+        container: Any = self.values
+        for depth in range(1, len(keys)):
+            container = self._enter(container, keys[:depth], source)
+        self._put(container, keys, to_plain(value))
+        self._forget(keys)
+        for depth in range(1, len(keys)):
+            self.sources.setdefault(keys[:depth], source)
+        for inside, _ in iter_values(to_plain(value), keys):
+            self.sources[inside] = source
+
+    def rename(self, keys: KeyPath, name: str) -> None:
+        """Give a key of a mapping another name; its position, value and sources stay."""
+        container = self.get(keys[:-1]) if keys[1:] else self.values
+        items = [(name if key == keys[-1] else key, item) for key, item in container.items()]
+        container.clear()
+        container.update(items)
+        renamed = (*keys[:-1], name)
+        self.sources = {
+            (*renamed, *known[len(keys) :]) if known[: len(keys)] == keys else known: source
+            for known, source in self.sources.items()
+        }
+
+    def replace_value(self, keys: KeyPath, value: Any) -> None:
+        """Replace a value without keys of its own; its source stays."""
+        self._put(self.get(keys[:-1]) if keys[1:] else self.values, keys, value)
+
+    def delete(self, keys: KeyPath) -> None:
+        """Delete a value."""
+        container: Any = self.get(keys[:-1])
+        del container[int(keys[-1]) if isinstance(container, list) else keys[-1]]
+        self._forget(keys)
+
+    def source(self, keys: KeyPath) -> Source | None:
+        """Return the source of a value, or of the shorthand that contains it; None for a default."""
+        for depth in range(len(keys), 0, -1):
+            if keys[:depth] in self.sources:
+                whole = depth == len(keys) or not isinstance(self.get(keys[:depth]), dict | list)
+                return self.sources[keys[:depth]] if whole else None
+        return None
+
+    def nearest_source(self, keys: KeyPath) -> Source | None:
+        """Return the source of a value, or of the nearest section above it."""
+        paths = (keys[:depth] for depth in range(len(keys), -1, -1))
+        return next((self.sources[path] for path in paths if path in self.sources), None)
+
+    def locator(self, origin: str) -> Locate:
+        """Return a `Locate`; `origin` is the name of the whole configuration, for values without a source."""
+
+        def locate(keys: KeyPath) -> str:
+            where = self.nearest_source(keys) or origin
+            return f"{where}: {'.'.join(keys)}" if any(keys) else str(where)
+
+        return locate
+
+    def source_named_in(self, reason: str, above: KeyPath = ()) -> Source | None:
+        """Return the source of the first written key that a sentence names, relative to `above` or in
+        full."""
+        for word in _NAME.findall(reason):
+            for keys in ((*above, *split_key(word)), split_key(word)):
+                source = self.source(keys)
+                if source is not None and source.kind != "dialect":
+                    return source
+        return None
+
+    def merge(self, keys: KeyPath, value: Any, source: Source) -> None:
+        """Merge a value as Hydra does: the keys of a mapping are added to the existing ones. A mapping with
+        another `type` replaces the existing one.
+        """
+        existing = self.get(keys)
+        if not (isinstance(value, dict) and isinstance(existing, dict)) or _changes_type(value, existing):
+            self.set(keys, value, source)
+            return
+        for key, item in value.items():
+            self.merge((*keys, str(key)), item, source)
+
+    def _forget(self, keys: KeyPath) -> None:
+        for known in [known for known in self.sources if known[: len(keys)] == keys]:
+            del self.sources[known]
+
+    def _enter(self, container: Any, keys: KeyPath, source: Source) -> Any:
+        key = keys[-1]
+        if isinstance(container, list):
+            return container[_index(container, keys, source)]
+        if container.get(key) is None:
+            container[key] = {}
+        if not isinstance(container[key], dict | list):
+            raise ConfigError(
+                f"{source}: {'.'.join(keys)} is {container[key]!r}, which has no keys; write the "
+                f"whole section, {'.'.join(keys)}={{...}}."
+            )
+        return container[key]
+
+    @staticmethod
+    def _put(container: Any, keys: KeyPath, value: Any) -> None:
+        if isinstance(container, list):
+            container[_index(container, keys, None)] = value
+        else:
+            container[keys[-1]] = value
+
+
+def _changes_type(value: dict[str, Any], existing: dict[str, Any]) -> bool:
+    return "type" in value and value["type"] != existing.get("type", value["type"])
+
+
+def _index(items: list[Any], keys: KeyPath, source: Source | None) -> int:
+    name = ".".join(keys[:-1])
+    if not keys[-1].isdigit() or int(keys[-1]) >= len(items):
+        prefix = f"{source}: " if source else ""
+        raise ConfigError(
+            f"{prefix}{name} is a list of {len(items)} items, and {'.'.join(keys)} is not one of them; "
+            "positions start at 0. To add items, write the whole list."
+        )
+    return int(keys[-1])

@@ -1,0 +1,44 @@
+"""Resolution of interpolations: `${data.max_prompt_tokens}`, `${oc.env:HOME}`, `${oc.env:DATA,data}`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from strop.config.load.config_tree import Locate, split_key
+from strop.errors import ConfigError
+
+_UNSET = re.compile(r"Environment variable '(.*?)' not found")
+
+
+def resolve_interpolations(values: dict[str, Any], locate: Locate) -> dict[str, Any]:
+    """Resolve all interpolations with OmegaConf. Raises ConfigError for one that cannot be resolved."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        keys = split_key(re.sub(r"\[(\d+)\]", r".\1", error.full_key or ""))
+        raise ConfigError(f"{locate(keys)}: {_reason(error)}.") from None
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).split("\n    full_key")[0]
+    unset = _UNSET.search(text)
+    if unset:
+        name = unset[1]
+        return f"the environment variable {name!r} is not set; set it, or write ${{oc.env:{name},default}}"
+    text = f"{text[0].lower()}{text[1:]}"
+    kind = type(error).__name__
+    if kind == "MissingMandatoryValue":
+        return "'???' marks a value that must be given; write it in the file or as an override"
+    if kind == "InterpolationKeyError":
+        return f"{text}; ${{...}} needs the full dotted key of another value of this configuration"
+    if kind == "UnsupportedInterpolationType":
+        return f"{text}; write ${{a.key}}, ${{oc.env:NAME}} or ${{oc.decode:...}}"
+    if kind == "GrammarParseError":
+        return f"the interpolation cannot be parsed ({text}); write a literal '${{' as '\\${{'"
+    return " ".join(text.split()).rstrip(".")

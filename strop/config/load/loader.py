@@ -1,0 +1,222 @@
+"""Loading of a run file, overrides or Python values to a validated `Run`, each value with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from strop.config.load.config_tree import (
+    ConfigTree,
+    KeyPath,
+    Locate,
+    Source,
+    iter_values,
+    split_key,
+    to_plain,
+)
+from strop.config.load.deprecated_names import (
+    replace_deprecated,
+    replace_in_override,
+    replace_resolved_types,
+)
+from strop.config.load.interpolation import resolve_interpolations
+from strop.config.load.overrides import apply_override, override_source, parse_overrides
+from strop.config.load.placement import (
+    OverriddenKey,
+    configured_devices,
+    count_cuda_devices,
+    here_requested,
+    placement_error,
+)
+from strop.config.load.stages import STAGES_KEY, set_initial_model, split_stages
+from strop.config.load.validation import KeyOwner, unknown_key, unknown_owner, validate
+from strop.config.load.yaml_file import read_yaml
+from strop.config.schema import Run
+from strop.config.schema.cluster import RayClusterConfig
+from strop.config.schema.reward import expand_reward
+from strop.config.schema.walk import field_at, leaves, section_types
+from strop.errors import ConfigError
+
+_Replacements = dict[KeyPath, tuple[OverriddenKey, Any]]
+"""Overridden placement keys, with the values that replace them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRun:
+    """Run with the sources of its values and notes for the user."""
+
+    run: Run
+    sources: Mapping[str, Source]
+    """Source of every value of the run by its dotted key, including defaults."""
+    overridden: tuple[OverriddenKey, ...] = ()
+    """Placement keys that `--here` overrides."""
+    notes: tuple[str, ...] = ()
+    """Deprecated names that were written, and values without effect, each with its source and the reason."""
+    stages: tuple[LoadedRun, ...] = ()
+    """Stages of the file; `run` is then the run of the last stage. Empty for a file without stages."""
+
+    @property
+    def runs(self) -> tuple[LoadedRun, ...]:
+        """The stages, or the run itself if there are none."""
+        return self.stages or (self,)
+
+
+def load_run(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    here: bool = False,
+    key_owner: KeyOwner = unknown_owner,
+) -> LoadedRun:
+    """Load a run file. Interpolations are resolved after the overrides and before the checks.
+
+    Raises ConfigError (PlacementError for missing hardware) with file, line and key.
+    """
+    tree = read_yaml(Path(path))
+    _hint_dialect(tree)
+    return _load_draft(tree, overrides, str(path), here=here, key_owner=key_owner)
+
+
+def load_values(
+    values: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    origin: str = "python",
+    here: bool = False,
+    key_owner: KeyOwner = unknown_owner,
+) -> LoadedRun:
+    """Load values from Python, like `load_run`; `origin` is their name in errors."""
+    tree = ConfigTree(to_plain(values))
+    tree.sources = {keys: Source("python", origin) for keys, _ in iter_values(tree.values)}
+    return _load_draft(tree, overrides, origin, here=here, key_owner=key_owner)
+
+
+def _load_draft(
+    tree: ConfigTree, overrides: Sequence[str], origin: str, *, here: bool, key_owner: KeyOwner
+) -> LoadedRun:
+    notices = (*replace_deprecated(tree), *_apply_overrides(tree, overrides, key_owner))
+    loaded = _load_tree(tree, origin, here=here_requested(here), key_owner=key_owner)
+    return _with_notes(loaded, tuple(dict.fromkeys(notices)))
+
+
+def _with_notes(loaded: LoadedRun, notes: tuple[str, ...]) -> LoadedRun:
+    """The run with notes; if it has stages, the first one shows them."""
+    if not loaded.stages:
+        return replace(loaded, notes=notes)
+    first, *others = loaded.stages
+    return replace(loaded, stages=(replace(first, notes=notes), *others))
+
+
+def run_sources(run: Run, source: Callable[[KeyPath], Source | None]) -> Mapping[str, Source]:
+    """Return the source of every value of the run by its dotted key; `source` returns None for a default."""
+    default = Source("default", "")
+    return MappingProxyType({".".join(leaf.keys): source(leaf.keys) or default for leaf in leaves(run)})
+
+
+def _apply_overrides(tree: ConfigTree, overrides: Sequence[str], key_owner: KeyOwner) -> list[str]:
+    """Apply the overrides in order; returns the notices for the deprecated names in them."""
+    notices: list[str] = []
+    _expand_shorthands(tree)
+    for written in parse_overrides(overrides):
+        override, found = replace_in_override(written, override_source(written))
+        notices += found
+        apply_override(
+            tree,
+            override,
+            known=lambda keys: field_at(*_within_run(keys, tree)) is not None,
+            suggest=lambda dotted: unknown_key(*_within_run(split_key(dotted), tree), key_owner),
+        )
+        _expand_shorthands(tree)
+    return notices
+
+
+def _within_run(keys: KeyPath, tree: ConfigTree) -> tuple[KeyPath, Any]:
+    """Return the keys and values relative to a run; a stage has the same sections as the file."""
+    inside = keys[:1] == (STAGES_KEY,) and len(keys) > 3
+    return (keys[2:], tree.get(keys[:2])) if inside else (keys, tree.values)
+
+
+def _load_tree(tree: ConfigTree, origin: str, *, here: bool, key_owner: KeyOwner) -> LoadedRun:
+    stages: list[LoadedRun] = []
+    before: tuple[str, Path] | None = None
+    for stage in split_stages(tree):
+        if before is not None:
+            set_initial_model(stage, *before)
+        _expand_shorthands(stage.tree)
+        stages.append(_load_single(stage.tree, origin, here=here, key_owner=key_owner))
+        if stages[-1].run.mode in ("both", "train"):
+            before = (stage.name, stages[-1].run.folder_path / "model")
+    if not stages:
+        return _load_single(tree, origin, here=here, key_owner=key_owner)
+    return replace(stages[-1], stages=tuple(stages))
+
+
+def _load_single(tree: ConfigTree, origin: str, *, here: bool, key_owner: KeyOwner) -> LoadedRun:
+    locate = tree.locator(origin)
+    run = validate(_resolved(tree, locate), tree, origin, key_owner)
+    instead = _cluster_replacements(run) if here else {}
+    instead |= _cuda_replacements(run) if here or not isinstance(run.cluster, RayClusterConfig) else {}
+    overridden = tuple(aside for aside, _ in instead.values())
+    if overridden and not here:
+        raise placement_error(overridden)
+    for keys, (_, value) in instead.items():
+        tree.set(keys, value, Source("here", "--here"))
+    if overridden:
+        run = validate(_resolved(tree, locate), tree, origin, key_owner)
+    return LoadedRun(run, run_sources(run, tree.source), overridden)
+
+
+def _resolved(tree: ConfigTree, locate: Locate) -> dict[str, Any]:
+    values: dict[str, Any] = replace_resolved_types(resolve_interpolations(tree.values, locate))
+    return values
+
+
+def _cluster_replacements(run: Run) -> _Replacements:
+    if not isinstance(run.cluster, RayClusterConfig):
+        return {}
+    return {("cluster",): (OverriddenKey("cluster", "ray", "this machine"), {"type": "local"})}
+
+
+def _cuda_replacements(run: Run) -> _Replacements:
+    """Return the keys that name a GPU, with `cpu` as a replacement, if this machine has no GPU."""
+    if count_cuda_devices() > 0:
+        return {}
+    wanted = [field for field, device in configured_devices(run).items() if device == "cuda"]
+    return {split_key(field): (OverriddenKey(field, "cuda", "the CPU"), "cpu") for field in wanted}
+
+
+def _expand_shorthands(tree: ConfigTree) -> None:
+    """Expand shorthands such as `reward: gsm8k` and `engine: native`, so that overrides can set keys in
+    them."""
+    for keys in _rewards(tree):
+        reward = tree.get(keys)
+        if "${" not in str(reward) and expand_reward(reward) is not reward:
+            tree.set(keys, expand_reward(reward), tree.source(keys) or Source("default", ""))
+    for keys, value in list(iter_values(tree.values)):
+        source = tree.source(keys)
+        if isinstance(value, str) and "${" not in value and source and _is_type_shorthand(keys, tree):
+            tree.set(keys, {"type": value}, source)
+
+
+def _rewards(tree: ConfigTree) -> list[KeyPath]:
+    measured = tree.get(("data", "eval"))
+    count = len(measured) if isinstance(measured, list) else 0
+    places = [("reward",), *(("data", "eval", str(index), "reward") for index in range(count))]
+    return [keys for keys in places if tree.get(keys) is not None]
+
+
+def _is_type_shorthand(keys: KeyPath, tree: ConfigTree) -> bool:
+    field = field_at(keys, tree.values)
+    return field is not None and any("type" in kind.model_fields for kind in section_types(field.annotation))
+
+
+def _hint_dialect(tree: ConfigTree) -> None:
+    if "actor_rollout_ref" in tree.values:
+        where = tree.sources[("actor_rollout_ref",)]
+        raise ConfigError(
+            f"{where}: `actor_rollout_ref` is a key of verl: this is a verl configuration, not a run file. "
+            f"Run it with: strop verl ppo --config {where.location.rsplit(':', 1)[0]}"
+        )

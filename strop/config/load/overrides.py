@@ -1,0 +1,92 @@
+"""Overrides in Hydra's grammar (`a.b=1`, `+a.b=1`, `++a.b=1`, `~a.b`), parsed by Hydra's parser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
+from strop.config.redact import redact_override
+from strop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+IsKnown = Callable[[KeyPath], bool]
+"""Returns whether the schema has a key, so that it has a default even if it is not written."""
+
+
+def parse_overrides(texts: Sequence[str]) -> list[Override]:
+    """Parse overrides. Raises ConfigError for a syntax error, and for a sweep over several values."""
+    if not texts:
+        return []  # Hydra's parser takes a tenth of a second of CPU to import.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    overrides = []
+    for text in texts:
+        shown = f"override {redact_override(text)!r}"
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"{shown}: cannot be parsed: {reason}. An override is written key=value; a value that contains "
+                "spaces, '=', ',', '~' or quotes needs its own quotes: \"key='a, b'\"."
+            ) from None
+        if override.package is not None or "/" in override.key_or_group:
+            raise ConfigError(
+                f"{shown}: config groups ('/') and packages ('@') are not supported; write a dotted key."
+            )
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"{shown}: a sweep over several values is not supported; write one value, or a list in brackets."
+            )
+        overrides.append(override)
+    return overrides
+
+
+def override_source(override: Override) -> Source:
+    """The source of the values that an override sets: its text, with secrets redacted."""
+    return Source("override", redact_override(override.input_line or ""))
+
+
+def apply_override(
+    tree: ConfigTree, override: Override, known: IsKnown, suggest: Callable[[str], str]
+) -> None:
+    """Apply one override to the tree. `suggest` returns "did you mean ...?" for an unknown key.
+
+    Raises ConfigError where Hydra does: `a=` for a key that does not exist, `+a=` for a key that is
+    already written, `~a` for a key that is not written.
+    """
+    source = override_source(override)
+    text = source.location
+    dotted = override.key_or_group
+    keys = split_key(dotted)
+    if override.is_delete():
+        _delete(tree, keys, override, source)
+        return
+    if override.is_add() and not override.is_force_add() and tree.has(keys):
+        where = tree.source(keys)
+        raise ConfigError(
+            f"{source}: {dotted} is already written ({where}), and + only adds keys; write {text[1:]}."
+        )
+    adds = override.is_add() or override.is_force_add()
+    if not adds and not tree.has(keys) and not known(keys):
+        raise ConfigError(
+            f"{source}: there is no key {dotted}{suggest(dotted) or '; to add a new one, write +' + text}"
+        )
+    tree.merge(keys, override.value(), source)
+
+
+def _delete(tree: ConfigTree, keys: KeyPath, override: Override, source: Source) -> None:
+    dotted = ".".join(keys)
+    if not tree.has(keys):
+        raise ConfigError(f"{source}: {dotted} is not written, so it cannot be removed.")
+    expected = override.value()
+    if expected is not None and tree.get(keys) != expected:
+        raise ConfigError(
+            f"{source}: {dotted} is {tree.get(keys)!r}, not {expected!r}, so it is not removed."
+        )
+    tree.delete(keys)

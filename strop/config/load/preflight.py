@@ -1,0 +1,176 @@
+"""Checks of a run before anything heavy is loaded: files, folders and environment variables that are
+missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from strop.config.effective_reward import configured_rewards, lacks_reward
+from strop.config.load.config_tree import Source
+from strop.config.load.loader import LoadedRun
+from strop.config.paths import existing_path
+from strop.config.schema import Run
+from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
+from strop.config.schema.data import TasksetConfig, is_template
+from strop.config.schema.reward import RewardConfig
+from strop.config.schema.workflow import WorkflowConfig
+from strop.errors import ConfigError
+
+NO_REWARD = (
+    "reward: missing, so nothing scores the responses. Write a built-in (`reward: gsm8k`), your own function "
+    "(`reward: file.py:name`), or pass a function to `strop.train` from Python."
+)
+_DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".gz", ".zst")
+_WEIGHTS = ("*.safetensors", "*.bin")
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def missing_files(loaded: LoadedRun) -> list[str]:
+    """Return one sentence per local file or folder of the run that is missing or empty.
+
+    Names on the Hub and URLs are not checked.
+    """
+    run, sources = loaded.run, loaded.sources
+    faults = [
+        *_model(run.model.path, "model.path", sources),
+        *_tasks(run.data.train, "data.train.path", sources),
+        *(
+            fault
+            for index, taskset in enumerate(run.data.eval)
+            for fault in _tasks(taskset, f"data.eval.{index}.path", sources)
+        ),
+    ]
+    if isinstance(run.algorithm, PpoConfig) and run.algorithm.critic.model is not None:
+        faults += _model(run.algorithm.critic.model.path, "algorithm.critic.model.path", sources)
+    faults += _code(run, sources)
+    for where, reward in configured_rewards(run).items():
+        faults += _reward(reward, where, sources)
+    for index, answers in enumerate(run.data.demonstrations):
+        faults += _tasks(answers, f"data.demonstrations.{index}.path", sources)
+    if lacks_reward(run) and not isinstance(run.algorithm, SftConfig | DpoConfig):
+        faults.append(NO_REWARD)
+    for index, model in enumerate(run.rollout.auxiliary_models):
+        faults += _model(model.path, f"rollout.auxiliary_models.{index}.path", sources)
+    faults += _workflow(run.rollout.workflow, "rollout.workflow.name", sources)
+    for index, taskset in enumerate(run.data.eval):
+        if taskset.workflow is not None:
+            faults += _workflow(taskset.workflow, f"data.eval.{index}.workflow.name", sources)
+    template = run.data.chat_template
+    named = template not in ("tokenizer", "none") and not is_template(template)
+    if named and not _is_file(template):
+        faults.append(f"{_at('data.chat_template', sources)}: there is no file {template}.")
+    parent = next(folder for folder in (run.folder_path, *run.folder_path.parents) if existing_path(folder))
+    if not os.access(parent, os.W_OK | os.X_OK):
+        faults.append(
+            f"{_at('output', sources)}: {run.folder_path} cannot be created, because {parent} is not writable."
+        )
+    return faults
+
+
+def require_reward(run: Run, reward: Callable[..., Any] | None) -> None:
+    """Raise `ConfigError` if neither the run file nor Python has a reward."""
+    if reward is None and lacks_reward(run):
+        raise ConfigError(NO_REWARD)
+
+
+def _workflow(workflow: WorkflowConfig, field: str, sources: Mapping[str, Source]) -> list[str]:
+    file, colon, _ = workflow.name.rpartition(":")
+    if not (colon and file.endswith(".py")) or _is_file(file):
+        return []
+    return [f"{_at(field, sources)}: there is no file {file}."]
+
+
+def _code(run: Run, sources: Mapping[str, Source]) -> list[str]:
+    """Return the missing Python files of `model.imports` and custom datasets."""
+    files = {"model.imports": [name for name in run.model.imports if name.endswith(".py")]}
+    if isinstance(run.algorithm, CustomConfig):
+        named = {"advantages": run.algorithm.advantages, "loss": run.algorithm.loss}
+        for option, name in named.items():
+            if name is not None and ".py:" in name:
+                files[f"algorithm.{option}"] = [name.rpartition(":")[0]]
+    sets = {"data.train": run.data.train} | {f"data.eval.{i}": one for i, one in enumerate(run.data.eval)}
+    for where, taskset in sets.items():
+        if taskset.dataset is not None and ".py:" in taskset.dataset.name:
+            files[f"{where}.dataset.name"] = [taskset.dataset.name.rpartition(":")[0]]
+    return [
+        f"{_at(field, sources)}: there is no file {file}."
+        for field, names in files.items()
+        for file in names
+        if not Path(file).expanduser().is_file()
+    ]
+
+
+def _reward(reward: RewardConfig, where: str, sources: Mapping[str, Source]) -> list[str]:
+    files: dict[str, str] = {}
+    faults = []
+    for index, part in enumerate(reward.functions):
+        file, colon, _ = part.function.rpartition(":")
+        if colon and file.endswith(".py"):
+            files[f"{where}.functions.{index}.function"] = file
+    for index, model in enumerate(reward.models):
+        faults += _model(model.path, f"{where}.models.{index}.path", sources)
+        if model.chat_template != "tokenizer" and not is_template(model.chat_template):
+            files[f"{where}.models.{index}.chat_template"] = model.chat_template
+    for index, judge in enumerate(reward.judges):
+        if judge.prompt.endswith(".jinja"):
+            files[f"{where}.judges.{index}.prompt"] = judge.prompt
+        if judge.api_key_env is not None and not os.environ.get(judge.api_key_env):
+            field = f"{where}.judges.{index}.api_key_env"
+            faults.append(f"{_at(field, sources)}: the environment variable {judge.api_key_env} is not set.")
+    return faults + [
+        f"{_at(field, sources)}: there is no file {file}."
+        for field, file in files.items()
+        if not _is_file(file)
+    ]
+
+
+def _at(field: str, sources: Mapping[str, Source]) -> str:
+    source = sources[field]
+    return f"{source}: {field}"
+
+
+def _is_file(path: str) -> bool:
+    place = existing_path(path)
+    return place is not None and place.is_file()
+
+
+def _is_local(path: str) -> bool:
+    """Return whether a path exists or can only be local; otherwise it may be a name on the Hub."""
+    return bool(existing_path(path)) or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+
+
+def _model(path: str, field: str, sources: Mapping[str, Source]) -> list[str]:
+    if not _is_local(path) or sources[field].kind == "stage":
+        return []
+    folder = existing_path(path)
+    if folder is None or not folder.is_dir():
+        return [f"{_at(field, sources)}: there is no model folder {path}."]
+    missing = [
+        what
+        for what, names in (
+            ("no config.json", ("config.json",)),
+            ("no weights (*.safetensors)", _WEIGHTS),
+            ("no tokenizer", _TOKENIZERS),
+        )
+        if not any(next(folder.glob(name), None) for name in names)
+    ]
+    return [f"{_at(field, sources)}: the model folder {path} has {', '.join(missing)}."] if missing else []
+
+
+def _tasks(taskset: TasksetConfig, field: str, sources: Mapping[str, Source]) -> list[str]:
+    paths = (taskset.path,) if isinstance(taskset.path, str) else taskset.path
+    faults = []
+    for path in paths:
+        local = existing_path(path)
+        if "://" in path or not (_is_local(path) or Path(path).suffix in _DATA_SUFFIXES):
+            continue
+        if local is None:
+            faults.append(f"{_at(field, sources)}: there is no file {path}.")
+        elif local.is_file() and local.stat().st_size == 0:
+            faults.append(f"{_at(field, sources)}: {path} is empty.")
+        elif local.is_dir() and not any(local.iterdir()):
+            faults.append(f"{_at(field, sources)}: the folder {path} is empty.")
+    return faults

@@ -1,0 +1,144 @@
+"""Validation of resolved values: a `Run`, or a ConfigError with one line per fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from strop.config.checks.run import run_faults
+from strop.config.load.config_tree import ConfigTree, KeyPath, split_key
+from strop.config.redact import redacted_repr
+from strop.config.schema import Run
+from strop.config.schema.walk import all_keys, field_at, section_types_at
+from strop.config.suggest import closest, did_you_mean
+from strop.errors import ConfigError
+
+_PLAIN = {
+    "int_parsing": "expected an integer",
+    "int_type": "expected an integer",
+    "int_from_float": "expected an integer",
+    "float_parsing": "expected a number",
+    "float_type": "expected a number",
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "string_type": "expected a string",
+    "tuple_type": "expected a list",
+    "dict_type": "expected a mapping (`key: value` lines)",
+    "model_type": "expected a section (`key: value` lines)",
+    "model_attributes_type": "expected a section (`key: value` lines)",
+    "finite_number": "expected a finite number",
+}
+
+
+KeyOwner = Callable[[str, bool], str]
+"""Returns a sentence that names the configuration format to which a dotted key belongs, or an empty string.
+If the second argument is true, formats with a key of the same last name count too."""
+
+
+def unknown_owner(dotted: str, by_last_name: bool) -> str:
+    """The `KeyOwner` that knows no other configuration format."""
+    return ""
+
+
+def validate(
+    values: dict[str, Any], tree: ConfigTree, origin: str, key_owner: KeyOwner = unknown_owner
+) -> Run:
+    """Check resolved values; `tree` has the source of each. Raises ConfigError with one line per fault."""
+    try:
+        run = Run.model_validate(values)
+    except ValidationError as error:
+        faults: dict[KeyPath, str] = {}
+        for detail in error.errors():
+            keys = _keys(detail, values)
+            reason = _reason(detail, keys, values, key_owner)
+            where = _location(detail, keys, tree) or tree.locator(origin)(keys)
+            faults.setdefault(keys, f"{where}: {_sentence(reason)}")
+        inner = [keys for keys in faults if not any(_inside(other, keys) for other in faults)]
+        raise ConfigError("\n".join(faults[keys] for keys in inner)) from None
+    file = tree.locator(origin)(())
+    lines = [f"{tree.source_named_in(fault) or file}: {_sentence(fault)}" for fault in run_faults(run)]
+    if lines:
+        raise ConfigError("\n".join(lines))
+    return run
+
+
+def _sentence(reason: str) -> str:
+    return reason if reason.endswith(("?", ".")) else f"{reason}."
+
+
+def _location(detail: ErrorDetails, keys: KeyPath, tree: ConfigTree) -> str | None:
+    """Return the location of the first key that a fault between the fields of one section names."""
+    if detail["type"] != "value_error" or not isinstance(tree.get(keys), dict):
+        return None
+    source = tree.source_named_in(detail["msg"], keys)
+    return None if source is None else ": ".join(filter(None, (str(source), ".".join(keys))))
+
+
+def unknown_key(keys: KeyPath, values: Any, key_owner: KeyOwner = unknown_owner) -> str:
+    """Suggestion for a key that the schema does not have: a similar key, or the format that has the key."""
+    dotted = ".".join(keys)
+    kinds = section_types_at(keys[:-1], values)
+    here = list(dict.fromkeys(n for kind in kinds for n in kind.model_fields))
+    owners = [str(k.model_fields["type"].default) for k in kinds if keys[-1] in k.model_fields]
+    if owners:
+        return f"; it belongs to `type: {' or '.join(owners)}`, so write that `type` in the section"
+    near = closest(keys[-1], here)
+    owned = key_owner(dotted, near is None)
+    if near is not None:
+        return f"{did_you_mean(keys[-1], [near])}{owned}"
+    if dotted in all_keys():
+        kind = next(iter(section_types_at(keys[:-1], values))).model_fields["type"].default
+        return f"; it has no effect under `type: {kind}`"
+    elsewhere = [known for known in all_keys() if split_key(known)[-1] == keys[-1] and known != dotted]
+    if elsewhere:
+        return f"; did you mean {min(elsewhere, key=lambda known: known.count('.'))!r}?{owned}"
+    if owned:
+        return f".{owned}"
+    return f"; the keys of this section are {', '.join(here)}" if here else ""
+
+
+def _inside(keys: KeyPath, outer: KeyPath) -> bool:
+    return len(keys) > len(outer) and keys[: len(outer)] == outer
+
+
+def _keys(detail: ErrorDetails, values: Any) -> KeyPath:
+    """Return the key of a pydantic error, whose `loc` also contains the branches of unions."""
+    keys: list[str] = []
+    here: Any = values
+    last = len(detail["loc"]) - 1
+    for position, part in enumerate(detail["loc"]):
+        if part in (here if isinstance(here, dict) else range(len(here) if isinstance(here, list) else 0)):
+            here = here[part]
+        elif not (position == last and detail["type"] in ("missing", "extra_forbidden")):
+            continue
+        keys.append(str(part))
+    return tuple(keys)
+
+
+def _reason(detail: ErrorDetails, keys: KeyPath, values: Any, key_owner: KeyOwner) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"unknown key{unknown_key(keys, values, key_owner)}"
+    if kind == "missing":
+        field = field_at(keys, values)
+        effect = (field and field.description) or "It is required"
+        return f"missing. {' '.join(effect.split())}".rstrip(".")
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        names = [str(found.model_fields["type"].default) for found in section_types_at(keys, {})]
+        return f"`type` must be one of {', '.join(names)}{_got(keys, context.get('tag'))}"
+    if kind == "value_error":
+        return str(context["error"]).rstrip(".")
+    message = _PLAIN.get(kind) or detail["msg"].replace("Input should be", "must be")
+    hint = (
+        "; write it in quotes" if kind == "string_type" and isinstance(detail["input"], int | float) else ""
+    )
+    return f"{message[0].lower()}{message[1:]}{_got(keys, detail['input'])}{hint}"
+
+
+def _got(keys: KeyPath, value: Any) -> str:
+    if value is None:
+        return ", got nothing (null)"
+    return f", got {redacted_repr(value, keys[-1] if keys else '')}"

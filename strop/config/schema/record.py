@@ -1,0 +1,34 @@
+"""`evaluate` and `record`: when a run is evaluated, and what is recorded of it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from strop.config.schema.base import Section
+from strop.config.units import Interval
+
+
+class EvaluateConfig(Section):
+    """Evaluation on the eval tasksets. The last step is always evaluated."""
+
+    every: Interval = None
+    """Interval of evaluations; `never` leaves only those at the start and the end."""
+    at_start: bool = True
+    """Evaluate the initial model before the first update; not repeated on resume."""
+
+
+class RecordConfig(Section):
+    """Monitors, rollout files and report of a run."""
+
+    monitors: tuple[Literal["console", "tensorboard"], ...] = ("console", "tensorboard")
+    """Monitors that show metrics, in addition to `metrics.jsonl`, which is always written."""
+    tensorboard: str = "tensorboard"
+    """Folder of TensorBoard's files; a relative path is relative to the run's folder."""
+    rollouts_every: Interval = Field(default=None)
+    """Interval of steps whose rollouts are all written as Parquet; `never` for none."""
+    eval_answers: int = Field(0, ge=0)
+    """Number of fixed eval tasks whose responses TensorBoard and the report show; 0 for none."""
+    report: bool = True
+    """Write `report.html` at the end, also of a run that fails; `strop report` writes it at any time."""

@@ -1,0 +1,225 @@
+"""Prompts: conversion of a row's values to messages, and encoding of messages with the chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strop.config.schema.data import is_template
+from strop.errors import ConfigError, DataError, ModelError
+from strop.types import IntArray, Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Tools = tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A prompt before encoding."""
+
+    where: str
+    """The location of its row, for messages."""
+    messages: tuple[Message, ...]
+    tools: Tools = ()
+    reply_prefix: str = ""
+    """Text with which the answer begins."""
+
+
+def to_messages(value: Any, where: str, *, system: str | None = None) -> tuple[Message, ...]:
+    """Convert the value of a prompt column to messages; plain text becomes one user message.
+
+    `system` is inserted before messages that have no system message. Keys with null values, which Parquet
+    adds, are removed. Raises `DataError` for a value that is neither text nor messages.
+    """
+    if isinstance(value, str):
+        messages = [{"role": "user", "content": value}]
+    elif isinstance(value, Sequence) and value:
+        messages = [_message(message, f"{where}, message {i + 1}") for i, message in enumerate(value)]
+    else:
+        raise DataError(
+            f"{where}: the prompt is {_brief(value)}. A prompt must be plain text, or a list of messages "
+            "such as "
+            '[{"role": "user", "content": "..."}].'
+        )
+    if system is not None and all(message["role"] != "system" for message in messages):
+        messages.insert(0, {"role": "system", "content": system})
+    return tuple(messages)
+
+
+def _message(value: Any, where: str) -> dict[str, Any]:
+    calls = isinstance(value, Mapping) and value.get("tool_calls")
+    if calls and value.get("content") is None:
+        value = {**value, "content": ""}  # a message that calls tools may have no content
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str) or "content" not in value:
+        raise DataError(
+            f"{where} is {_brief(value)}. A message must have a role and a content, such as "
+            '{"role": "user", "content": "..."}.'
+        )
+    content = value["content"]
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        for part in content:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind != "text":
+                raise DataError(
+                    f"{where} has a content part that is not text ({_brief(part)}); Strop supports text only."
+                )
+    return {"role": value["role"], "content": content} | {
+        key: _without_nulls(item)
+        for key, item in value.items()
+        if key not in ("role", "content") and item is not None
+    }
+
+
+def to_tools(value: Any, where: str) -> Tools:
+    """Convert the value of a tools column: a list of JSON schemas or its JSON text. Raises `DataError`."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise DataError(f"{where}: the tools are text that is not JSON ({error}).") from None
+    if not isinstance(value, Sequence) or not all(isinstance(tool, Mapping) for tool in value):
+        raise DataError(
+            f"{where}: the tools are {_brief(value)}, not a list of objects such as "
+            '{"type": "function", "function": {"name": ..., "parameters": {...}}}.'
+        )
+    return tuple(_without_nulls(tool) for tool in value)
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without null keys: a Parquet column has the keys of all rows in every row, as nulls."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _brief(value: Any) -> str:
+    if value is None:
+        return "null"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class PromptEncoder:
+    """Encodes messages as the tokens of a prompt."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str) -> None:
+        """`chat_template` is `data.chat_template`: `tokenizer`, `none`, a Jinja file, or its text.
+
+        Raises `ModelError` for a tokenizer without a template, `ConfigError` for a file that cannot be read.
+        """
+        self._tokenizer = tokenizer
+        self._template = None if chat_template in ("tokenizer", "none") else read_template(chat_template)
+        self._plain = chat_template == "none"
+        if chat_template == "tokenizer" and not tokenizer.chat_template:
+            raise ModelError(
+                f"The tokenizer of {tokenizer.name_or_path} has no chat template, so messages cannot be "
+                "converted to a prompt. Write data.chat_template: none if the prompts are plain text without "
+                "a template, or the path of a file with a Jinja template."
+            )
+
+    def encode(self, messages: Sequence[Message], tools: Tools = ()) -> IntArray:
+        """[P] The tokens of the prompt, up to the start of the answer.
+
+        Raises `DataError` if the template cannot render the messages.
+        """
+        return self.encode_all([ChatPrompt("The prompt", tuple(messages), tools)])[0]
+
+    def encode_all(self, prompts: Sequence[ChatPrompt]) -> list[IntArray]:
+        """Encode many prompts; an error names the row of its prompt."""
+        texts = [self._text(prompt) for prompt in prompts]
+        # A template writes the special tokens itself; to plain text the tokenizer adds its own.
+        encoded = self._tokenizer(
+            texts, add_special_tokens=self._plain, return_attention_mask=False, verbose=False
+        )["input_ids"]
+        for prompt, ids in zip(prompts, encoded, strict=True):
+            if not ids:
+                raise DataError(f"{prompt.where}: the prompt is empty: it has no tokens.")
+        return [np.array(ids, np.int32) for ids in encoded]
+
+    def _text(self, prompt: ChatPrompt) -> str:
+        if not self._plain:
+            shown = self.render(prompt.where, prompt.messages, prompt.tools, prompt=True)
+            return shown + prompt.reply_prefix
+        roles = [message["role"] for message in prompt.messages]
+        if roles != ["user"] or not isinstance(prompt.messages[0]["content"], str) or prompt.tools:
+            what = "tools" if prompt.tools else f"messages of {', '.join(roles)}"
+            raise DataError(
+                f"{prompt.where}: data.chat_template: none encodes one plain text without a template, but "
+                f"this prompt has {what}. Write data.chat_template: tokenizer, or the path of a Jinja file."
+            )
+        return prompt.messages[0]["content"] + prompt.reply_prefix
+
+    @property
+    def template(self) -> str | None:
+        """The Jinja template that renders messages; None for plain text without a template."""
+        return None if self._plain else str(self._tokenizer.get_chat_template(self._template))
+
+    def render(self, where: str, messages: Sequence[Message], tools: Tools, *, prompt: bool) -> str:
+        """Render messages as text; with `prompt`, up to the start of the next answer.
+
+        Raises `DataError` if the template cannot render them.
+        """
+        with _rendering(where):
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                chat_template=self._template,
+                add_generation_prompt=prompt,
+                tokenize=False,
+            )
+        return str(text)
+
+    def render_marked(
+        self, where: str, messages: Sequence[Message], tools: Tools
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Render messages as text; returns it with the spans of characters that the template marks as
+        generated."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        with _rendering(where):
+            options: dict[str, Any] = dict(self._tokenizer.special_tokens_map)
+            rendered: Any = render_jinja_template(
+                conversations=[[dict(message) for message in messages]],
+                tools=[dict(tool) for tool in tools] or None,
+                chat_template=self.template,
+                return_assistant_tokens_mask=True,
+                **options,
+            )
+        (text,), (spans,) = rendered
+        return text, spans
+
+
+@contextmanager
+def _rendering(where: str) -> Iterator[None]:
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except (TemplateError, TypeError, ValueError) as error:
+        raise DataError(f"{where}: the chat template cannot render this prompt: {error}") from None
+
+
+def read_template(chat_template: str) -> str:
+    """The Jinja template in a text or in a file. Raises `ConfigError` if the file cannot be read."""
+    if is_template(chat_template):
+        return chat_template
+    try:
+        return Path(chat_template).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"data.chat_template: {chat_template} cannot be read ({error}). Write `tokenizer` for the "
+            "tokenizer's template, `none` for plain text without a template, a Jinja template, or the path "
+            "of a Jinja file."
+        ) from None

@@ -1,0 +1,279 @@
+"""Offline datasets: rows with demonstrations or preferences, as training sequences and pairs of them.
+
+An answer column holds text, messages that continue the prompt (the first is the assistant's), or a whole
+conversation, in which case the prompt column is not read. JSON text of messages counts as messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
+from strop.data.encoding.chat_template import to_messages, to_tools
+from strop.data.encoding.conversation_encoder import (
+    ConversationEncoder,
+    EncodedSequence,
+    TrainingConversation,
+)
+from strop.data.encoding.truncation import OverlongRule
+from strop.data.epoch_order import EpochOrder
+from strop.data.progress_bar import with_progress_bar
+from strop.data.sources.columns import system_message, value_at
+from strop.data.sources.custom_dataset import CustomDataset
+from strop.data.sources.reader import read_rows
+from strop.data.sources.rows import DatasetRows
+from strop.errors import DataError
+from strop.types import Experience, ExperienceGroup, Message, SegmentRole
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ROWS_PER_CHUNK = 256
+
+
+class OfflineDataset:
+    """Encoded demonstrations or preference pairs, in an order that a seed determines and one number resumes."""
+
+    def __init__(
+        self, name: str, groups: Sequence[ExperienceGroup], num_filtered: int, order: EpochOrder
+    ) -> None:
+        self.name = name
+        self.num_filtered = num_filtered
+        """Number of rows that are not used because they are too long."""
+        self._groups = tuple(groups)
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __str__(self) -> str:
+        """`train: 17 rows; 2 of 19 filtered, because they are too long`"""
+        text = f"{self.name}: {len(self)} rows"
+        if self.num_filtered:
+            total = len(self) + self.num_filtered
+            return f"{text}; {self.num_filtered} of {total} filtered, because they are too long"
+        return text
+
+    @property
+    def position(self) -> int:
+        """The position in the order, which is all the state to save and to restore. See `EpochOrder`."""
+        return self._order.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self._order.position = position
+
+    def rewound_copy(self) -> OfflineDataset:
+        """A copy at position 0, for a second reader."""
+        answers = OfflineDataset(self.name, self._groups, self.num_filtered, copy(self._order))
+        answers.position = 0
+        return answers
+
+    def steps_per_epoch(self, n: int) -> int:
+        """Number of steps of `n` rows in one epoch. Raises `DataError` if there is none."""
+        return self._order.steps_per_epoch(n)
+
+    def take(self, n: int) -> list[ExperienceGroup]:
+        """The next `n` rows, one group each; fewer only at an epoch's end with `incomplete_batch: keep`."""
+        return [self._groups[index] for index in self._order.take(n).tolist()]
+
+    def all_groups(self) -> tuple[ExperienceGroup, ...]:
+        """Every row once, in the order of the dataset; does not change the position."""
+        return self._groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The conversations of a row: one to imitate, or a chosen and a rejected one."""
+
+    where: str
+    conversations: tuple[TrainingConversation, ...]
+
+
+def load_offline_dataset(
+    section: TasksetConfig,
+    data: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    name: str,
+    seed: int,
+    shuffle: bool,
+) -> OfflineDataset:
+    """Read, check and encode every row of a taskset with a column `response`, or `chosen` and `rejected`.
+
+    Raises `DataError`, which names the row, for a row without an answer or an assistant turn, and for a
+    row that is too long under `overlong: error`; `ModelError` for a tokenizer that cannot be used.
+    """
+    rows, encoded = _rows_and_answers(section, tokenizer, data.chat_template)
+    limit = data.max_prompt_tokens + data.max_response_tokens
+    groups, num_filtered = [], 0
+    for number, of_row in enumerate(with_progress_bar(encoded, len(rows), f"Encoding the answers of {name}")):
+        where = rows.where(number)
+        fitted = [_fit(one, data.overlong, limit, where) for one in of_row]
+        kept = [one for one in fitted if one is not None]
+        if len(kept) == len(fitted):
+            groups.append(_group(f"{name}:{number}", where, kept))
+        else:
+            num_filtered += 1
+    if not groups:
+        raise DataError(
+            f"All {len(rows)} rows of {name} are longer than data.max_prompt_tokens + max_response_tokens "
+            f"({limit} tokens), so there is nothing to train on. Write a higher limit."
+        )
+    order = EpochOrder(len(groups), seed=seed, shuffle=shuffle, incomplete=data.incomplete_batch, name=name)
+    return OfflineDataset(name, groups, num_filtered, order)
+
+
+def is_offline_taskset(section: EvalTasksetConfig) -> bool:
+    """Whether an eval taskset is evaluated by its loss on demonstrations."""
+    return not section.is_sampled
+
+
+def _rows_and_answers(
+    section: TasksetConfig, tokenizer: PreTrainedTokenizerBase, chat_template: str
+) -> tuple[DatasetRows, Iterator[list[EncodedSequence]]]:
+    """The rows, and for each one training sequence or a pair of them."""
+    custom = None if section.dataset is None else CustomDataset(section, tokenizer)
+    rows = read_rows(section) if custom is None else custom.rows()
+    if custom is not None and custom.has_answer_tokens:
+        return rows, ([answer] for answer in islice(custom.answers(), len(rows)))
+    return rows, _encoded(_rows(rows, section), ConversationEncoder(tokenizer, chat_template))
+
+
+def _encoded(rows: Iterator[_Row], encoder: ConversationEncoder) -> Iterator[list[EncodedSequence]]:
+    while chunk := list(islice(rows, _ROWS_PER_CHUNK)):
+        encoded = iter(encoder.encode_all([c for row in chunk for c in row.conversations]))
+        yield from ([next(encoded) for _ in row.conversations] for row in chunk)
+
+
+def _rows(rows: DatasetRows, section: TasksetConfig) -> Iterator[_Row]:
+    for number in range(len(rows)):
+        row, where = rows[number], rows.where(number)
+        if section.chosen is not None and section.rejected is not None:
+            yield _Row(where, _pair(row, where, section, section.chosen, section.rejected))
+        else:
+            assert section.response is not None
+            yield _Row(where, (_answered(row, where, section, section.response),))
+
+
+def _answered(
+    row: Mapping[str, Any], where: str, section: TasksetConfig, column: str
+) -> TrainingConversation:
+    """The prompt with a column's answer, or the whole conversation that the column holds."""
+    value = _messages_in(value_at(row, column, where))
+    if value is None or value == "" or value == []:
+        raise DataError(f"{where}: the column {column!r} is empty; every row needs an answer in it.")
+    tools = () if section.tools is None else to_tools(value_at(row, section.tools, where), where)
+    system = system_message(row, where, section)
+    if isinstance(value, str):
+        answer: tuple[Message, ...] = ({"role": "assistant", "content": value},)
+    else:
+        answer = to_messages(value, where)
+        if answer[0]["role"] != "assistant":
+            messages = to_messages(value, where, system=system)
+            return TrainingConversation(where, messages, _first_trained(messages, 0, section), tools)
+    prompt = to_messages(_messages_in(value_at(row, section.prompt, where)), where, system=system)
+    messages = (*prompt, *answer)
+    return TrainingConversation(where, messages, _first_trained(messages, len(prompt), section), tools)
+
+
+def _first_trained(messages: Sequence[Message], answer_start: int, section: TasksetConfig) -> int:
+    """Index of the first message from which on assistant messages are trained on."""
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    return turns[-1] if section.trained_turns == "last" and turns else answer_start
+
+
+def _messages_in(value: Any) -> Any:
+    """The messages of a column that holds them as JSON text; the unchanged value of any other column."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        messages = json.loads(value)
+    except ValueError:
+        return value
+    is_messages = messages and all(isinstance(m, Mapping) and "role" in m for m in messages)
+    return messages if is_messages else value
+
+
+def _pair(
+    row: Mapping[str, Any], where: str, section: TasksetConfig, chosen: str, rejected: str
+) -> tuple[TrainingConversation, ...]:
+    """The chosen and the rejected conversation; the prompt of whole conversations is what both begin with."""
+    better, worse = (_answered(row, where, section, column) for column in (chosen, rejected))
+    if better.messages == worse.messages:
+        raise DataError(
+            f"{where}: {chosen!r} and {rejected!r} are equal; a pair needs two different answers."
+        )
+    first = better.first_trained_message
+    if better.first_trained_message == 0 or worse.first_trained_message == 0:
+        first = _common_prefix_length(better.messages, worse.messages)
+    if first == 0 or better.messages[:first] != worse.messages[:first]:
+        raise DataError(
+            f"{where}: {chosen!r} and {rejected!r} are not answers to one prompt. Two whole conversations "
+            "must begin with the same messages."
+        )
+    return tuple(TrainingConversation(where, c.messages, first, c.tools) for c in (better, worse))
+
+
+def _common_prefix_length(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """Number of equal messages at the beginning of both."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def _fit(encoded: EncodedSequence, rule: OverlongRule, limit: int, where: str) -> EncodedSequence | None:
+    """The sequence, truncated at its end under the rule `right`; None for a row that is filtered."""
+    if len(encoded.token_ids) <= limit:
+        return encoded
+    if rule == "filter":
+        return None
+    if rule == "right":
+        shorter = EncodedSequence(encoded.token_ids[:limit], encoded.loss_mask[:limit])
+        return shorter if shorter.loss_mask.any() else None
+    raise DataError(
+        f"{where}: prompt and answer have {len(encoded.token_ids)} tokens, more than "
+        f"data.max_prompt_tokens + max_response_tokens ({limit}). Write a higher limit, or data.overlong: "
+        "filter to skip such rows, or data.overlong: right to truncate their end."
+    )
+
+
+def _group(task_id: str, where: str, encoded: Sequence[EncodedSequence]) -> ExperienceGroup:
+    if len(encoded) == 1:
+        return ExperienceGroup(task_id, (_experience(task_id, 0, encoded[0], "sft"),))
+    better = _experience(task_id, 0, encoded[0], "chosen")
+    worse = _experience(task_id, 1, encoded[1], "rejected")
+    shared = better.prompt_tokens
+    if not np.array_equal(better.token_ids[:shared], worse.token_ids[: worse.prompt_tokens]):
+        raise DataError(
+            f"{where}: the chat template renders the prompts of the chosen and of the rejected answer "
+            "differently, so the answers cannot be compared. Write another template under data.chat_template."
+        )
+    return ExperienceGroup(task_id, (better, worse))
+
+
+def _experience(task_id: str, index: int, encoded: EncodedSequence, role: SegmentRole) -> Experience:
+    nothing = np.zeros(len(encoded.token_ids), dtype=np.float32)
+    return Experience(
+        id=f"{task_id}-{index}",
+        task_id=task_id,
+        group=task_id,
+        index=index,
+        turn=0,
+        token_ids=encoded.token_ids,
+        loss_mask=encoded.loss_mask,
+        sampler_logprobs=nothing,
+        policy_logprobs=nothing,
+        reward=0.0,
+        status="ok",
+        temperature=1.0,
+        versions=(),
+        role=role,
+        pair=None if role == "sft" else task_id,
+    )

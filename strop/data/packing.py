@@ -1,0 +1,242 @@
+"""Packing of experiences into micro-batches: end to end, without padding, a shared prompt once.
+
+Experiences of one group with the same prompt form a *bundle*. In a micro-batch, a bundle of two or more
+holds its prompt once: the prompt's first P-1 tokens are a prefix segment, and each experience is a response
+segment that starts with the prompt's last token (see `MicroBatch`).
+
+Bundles are assigned to micro-batches by first-fit decreasing: the largest first, each into the first
+micro-batch with enough capacity. A bundle larger than the limit is cut, and each piece repeats the prompt;
+a single experience larger than the limit gets a micro-batch of its own. A chosen and its rejected response
+count as one unit and always go into one micro-batch. The plan (`plan_micro_batches`) depends on prompts,
+lengths and the limit only; the same input gives the same plan.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strop.config.units import Amount
+from strop.types import Experience, FloatArray, MicroBatch, TrainingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """Tokens of one experience that form a segment: `start` to the end, or to `stop` for a shared prompt."""
+
+    source: int
+    """Number of the experience in the batch."""
+    start: int
+    stop: int | None
+    """End of a shared prompt; None for a segment up to the experience's end."""
+    prefix_of: int
+    """Number of the prefix segment in the micro-batch, or -1."""
+
+    @property
+    def experience(self) -> int:
+        """Number of the experience, or -1 for a shared prompt."""
+        return self.source if self.stop is None else -1
+
+
+MicroBatchPlan = tuple[SegmentPlan, ...]
+"""Segments of one micro-batch, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bundle:
+    """Experiences, by number in the batch, that share their first `prefix` tokens."""
+
+    members: tuple[int, ...]
+    prefix: int
+    """Number of shared tokens; 0 for none."""
+    size: int
+    """Size in the unit of the limit."""
+
+
+_Unit = tuple[int, ...]
+"""Numbers of experiences that are never separated: one experience, or the two of a pair."""
+
+
+def pack(
+    batch: TrainingBatch, limit: Amount, *, share_prompts: bool, device: torch.device | str
+) -> list[MicroBatch]:
+    """Micro-batches of at most `limit` tokens, or `limit` sequences (experiences), each.
+
+    Without `share_prompts`, every experience is one segment, including its prompt.
+    """
+    plans = plan_micro_batches(batch.experiences, limit, share_prompts=share_prompts)
+    return [build_micro_batch(plan, batch, device) for plan in plans]
+
+
+def plan_micro_batches(
+    experiences: Sequence[Experience], limit: Amount, *, share_prompts: bool
+) -> list[MicroBatchPlan]:
+    """Which segments of which experiences each micro-batch holds; see `pack`."""
+    bundles = [
+        piece
+        for units, prefix in _shared_prompts(experiences, share_prompts)
+        for piece in _cut(experiences, units, prefix, limit)
+    ]
+    return [tuple(_segments(contents)) for contents in _first_fit_decreasing(bundles, limit)]
+
+
+def planned_experiences(plans: Iterable[MicroBatchPlan]) -> list[int]:
+    """Numbers of all experiences in these micro-batches, each once, in order of appearance."""
+    return list(dict.fromkeys(segment.source for plan in plans for segment in plan))
+
+
+def renumber(plan: MicroBatchPlan, numbers: Mapping[int, int]) -> MicroBatchPlan:
+    """The plan with each experience's number replaced by `numbers[number]`."""
+    return tuple(replace(segment, source=numbers[segment.source]) for segment in plan)
+
+
+def build_micro_batch(plan: MicroBatchPlan, batch: TrainingBatch, device: torch.device | str) -> MicroBatch:
+    """The tensors of one planned micro-batch. Values where `loss_mask` is False become 0."""
+    experiences = batch.experiences
+
+    def gather(arrays: Iterable[npt.NDArray[Any]], dtype: type) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(list(arrays), dtype=dtype)).to(device)
+
+    def cut(array: float | npt.NDArray[Any], segment: SegmentPlan) -> npt.NDArray[Any]:
+        full = np.broadcast_to(array, len(experiences[segment.source].token_ids))
+        return full[segment.start : segment.stop]
+
+    tokens = [cut(experiences[s.source].token_ids, s) for s in plan]
+    loss_mask = gather((cut(experiences[s.source].loss_mask, s) for s in plan), np.bool_)
+
+    def per_token(value_of: Callable[[int], float | FloatArray]) -> torch.Tensor:
+        return gather((cut(value_of(s.source), s) for s in plan), np.float32)
+
+    def optional(column: Sequence[float | FloatArray] | None) -> torch.Tensor | None:
+        return None if column is None else masked(column.__getitem__)
+
+    def masked(value_of: Callable[[int], float | FloatArray]) -> torch.Tensor:
+        return per_token(value_of).masked_fill(~loss_mask, 0.0)
+
+    advantages = batch.advantages
+    return MicroBatch(
+        token_ids=gather(tokens, np.int64),
+        position_ids=gather(
+            (np.arange(s.start, s.start + len(t)) for s, t in zip(plan, tokens, strict=True)), np.int64
+        ),
+        cu_seqlens=gather([np.cumsum([0, *map(len, tokens)])], np.int32),
+        prefix_of=tuple(s.prefix_of for s in plan),
+        experience=tuple(s.experience for s in plan),
+        role=tuple(experiences[s.source].role if s.experience >= 0 else None for s in plan),
+        weight=gather([np.array([s.experience >= 0 for s in plan])], np.float32),
+        loss_mask=loss_mask,
+        temperature=per_token(lambda number: experiences[number].temperature),
+        sampler_logprobs=masked(lambda number: experiences[number].sampler_logprobs),
+        policy_logprobs=masked(lambda number: experiences[number].policy_logprobs),
+        advantages=masked(lambda number: 0.0 if advantages is None else advantages[number]),
+        old_logprobs=optional(batch.old_logprobs),
+        ref_logprobs=optional(batch.ref_logprobs),
+        values=optional(batch.values),
+        returns=optional(batch.returns),
+    )
+
+
+def unpack(
+    micro_batches: Iterable[MicroBatch], values: Iterable[torch.Tensor], experiences: Sequence[Experience]
+) -> list[FloatArray]:
+    """[T] values of each micro-batch, split by experience: [L] each, 0 in shared prompts."""
+    found = unpack_numbered(micro_batches, values, dict(enumerate(experiences)))
+    return [found[number] for number in range(len(experiences))]
+
+
+def unpack_numbered(
+    micro_batches: Iterable[MicroBatch], values: Iterable[torch.Tensor], experiences: Mapping[int, Experience]
+) -> dict[int, FloatArray]:
+    """The same for the experiences with these numbers."""
+    result = {number: np.zeros(len(e.token_ids), dtype=np.float32) for number, e in experiences.items()}
+    for micro_batch, tensor in zip(micro_batches, values, strict=True):
+        array = tensor.detach().to("cpu", torch.float32).numpy()
+        bounds = micro_batch.cu_seqlens.tolist()
+        for segment, experience in enumerate(micro_batch.experience):
+            if experience >= 0:
+                own = array[bounds[segment] : bounds[segment + 1]]
+                result[experience][len(result[experience]) - len(own) :] = own
+    return result
+
+
+def _units(experiences: Sequence[Experience]) -> list[_Unit]:
+    """In the order of their first experience; in a pair, the chosen response comes first."""
+    members: dict[int | str, list[int]] = defaultdict(list)
+    for i, experience in enumerate(experiences):
+        members[i if experience.pair is None else experience.pair].append(i)
+    return [tuple(sorted(unit, key=lambda i: experiences[i].role)) for unit in members.values()]
+
+
+def _shared_prompts(
+    experiences: Sequence[Experience], share_prompts: bool
+) -> Iterator[tuple[list[_Unit], int]]:
+    """The units of each bundle and the number of tokens they share, in the order of the first units."""
+    if not share_prompts:
+        yield from (([unit], 0) for unit in _units(experiences))
+        return
+    bundles: dict[tuple[str, bytes], list[_Unit]] = defaultdict(list)
+    for unit in _units(experiences):
+        first = experiences[unit[0]]
+        prompt = first.token_ids[: first.prompt_tokens]
+        bundles[first.group, prompt.tobytes()].append(unit)
+    for units in bundles.values():
+        # Longest first: attention computes adjacent segments of similar length together.
+        units.sort(key=lambda unit: -max(len(experiences[i].token_ids) for i in unit))
+        yield units, experiences[units[0][0]].prompt_tokens - 1
+
+
+def _cut(
+    experiences: Sequence[Experience], units: Sequence[_Unit], prefix: int, limit: Amount
+) -> Iterator[_Bundle]:
+    """One bundle if it fits into a micro-batch; otherwise the fewest pieces that keep the order."""
+
+    def bundle(piece: list[int], size: int) -> _Bundle:
+        return _Bundle(tuple(piece), prefix if len(piece) > 1 else 0, size)
+
+    shared = prefix if limit.unit == "tokens" else 0
+    piece: list[int] = []
+    size = shared
+    for unit in units:
+        own = len(unit)
+        if limit.unit == "tokens":
+            own = sum(len(experiences[member].token_ids) - prefix for member in unit)
+        if piece and size + own > limit.count:
+            yield bundle(piece, size)
+            piece, size = [], shared
+        piece += unit
+        size += own
+    yield bundle(piece, size)
+
+
+def _first_fit_decreasing(bundles: Iterable[_Bundle], limit: Amount) -> list[list[_Bundle]]:
+    """Each bundle, largest first, into the first micro-batch with enough capacity, or into a new one."""
+    contents: list[list[_Bundle]] = []
+    capacity: list[float] = []
+    for bundle in sorted(bundles, key=lambda b: -b.size):
+        index = next((i for i, left in enumerate(capacity) if bundle.size <= left), None)
+        if index is None:
+            index = len(contents)
+            contents.append([])
+            capacity.append(limit.count)
+        contents[index].append(bundle)
+        capacity[index] -= bundle.size
+    return contents
+
+
+def _segments(bundles: Iterable[_Bundle]) -> Iterator[SegmentPlan]:
+    count = 0
+    for bundle in bundles:
+        prefix_of = -1
+        if bundle.prefix:
+            yield SegmentPlan(bundle.members[0], 0, bundle.prefix, -1)
+            prefix_of = count
+            count += 1
+        for member in bundle.members:
+            yield SegmentPlan(member, bundle.prefix, None, prefix_of)
+            count += 1

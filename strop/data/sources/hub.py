@@ -1,0 +1,90 @@
+"""Datasets of the `datasets` library: folders that it saved, and datasets on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from strop.config.redact import redact_text
+from strop.data.sources.rows import HfDatasetRows
+from strop.data.sources.splits import choose_split_hint
+from strop.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+
+def read_saved_dataset(url: str, shown: str, split: str | None, subset: str | None) -> HfDatasetRows:
+    """Read a folder written by `save_to_disk`. Raises `DataError` if it does not have the split or subset."""
+    from datasets import load_from_disk
+
+    if subset is not None:
+        raise DataError(f"{shown} was saved by `datasets` and has no subsets: remove `subset: {subset}`.")
+    try:
+        with _bars_on_terminals_only():
+            loaded = load_from_disk(url)
+    except IndexError:  # raised by this library for a dataset that was saved without rows
+        raise _empty(shown) from None
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{shown} looks like a saved `datasets` folder but cannot be read: {_one_line(error)}"
+        ) from None
+    return _one_split(loaded, shown, split)
+
+
+def read_hub_dataset(name: str, split: str | None, subset: str | None) -> HfDatasetRows:
+    """Load a dataset from the hub or its cache. Raises `DataError` if it cannot be loaded."""
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    try:
+        with _bars_on_terminals_only():
+            loaded = load_dataset(name, subset, split=split)
+    except (OSError, ValueError, DatasetsError) as error:
+        raise DataError(
+            f"There is no file or directory {name}, and it cannot be loaded as a dataset from the Hugging "
+            f"Face hub: {_one_line(error)}"
+        ) from None
+    if split is None:
+        return _one_split(loaded, name, split)
+    return HfDatasetRows(f"{name} ({split})", loaded)
+
+
+def _one_split(loaded: Dataset | DatasetDict, name: str, split: str | None) -> HfDatasetRows:
+    if isinstance(loaded, dict):
+        splits = sorted(loaded)
+        if split is None and len(splits) > 1:
+            raise DataError(f"{name} has the splits {', '.join(splits)}. {choose_split_hint(splits)}.")
+        if split is not None and split not in loaded:
+            raise DataError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")
+        chosen = splits[0] if split is None else split
+        name, loaded = f"{name} ({chosen})", loaded[chosen]
+    elif split is not None:
+        raise DataError(f"{name} is a dataset without splits: remove `split: {split}`.")
+    if not len(loaded):
+        raise _empty(name)
+    return HfDatasetRows(name, loaded)
+
+
+def _empty(name: str) -> DataError:
+    return DataError(f"{name} is empty: it has no rows.")
+
+
+def _one_line(error: Exception) -> str:
+    return redact_text(" ".join(str(error).split()))
+
+
+@contextmanager
+def _bars_on_terminals_only() -> Iterator[None]:
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if sys.stderr.isatty() or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -1,0 +1,103 @@
+"""Reading of datasets: Parquet or JSON Lines files, directories, URLs, `datasets` folders, hub, databases."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from strop.config.redact import redact_text
+from strop.config.schema.data import TasksetConfig
+from strop.data.sources.files import DATA_FILE_PATTERNS, DataPath, file_format, read_file, resolve_path
+from strop.data.sources.hub import read_hub_dataset, read_saved_dataset
+from strop.data.sources.rows import DatasetRows, RowSource
+from strop.data.sources.splits import files_of_split
+from strop.data.sources.sql_table import is_database_url, read_table
+from strop.errors import DataError
+
+_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
+_SAVED = ("dataset_dict.json", "state.json")
+_METADATA = {"config.json", "dataset_info.json", "dataset_infos.json"}
+
+
+def read_rows(taskset: TasksetConfig) -> DatasetRows:
+    """Open everything that `path` names, and check that every file can be read.
+
+    Raises `DataError` for a dataset that is missing, empty or malformed, and `MissingExtraError` for a URL
+    whose file system or database needs a package that is not installed.
+    """
+    paths = (taskset.path,) if isinstance(taskset.path, str) else taskset.path
+    if not all(paths) or not paths:
+        raise DataError(
+            "A taskset's `path` is empty. Write a file, a directory, a dataset, or a list of them."
+        )
+    return DatasetRows([part for path in paths for part in _read_path(path, taskset)], taskset.limit_tasks)
+
+
+def _read_path(path: str, taskset: TasksetConfig) -> list[RowSource]:
+    if is_database_url(path):
+        _refuse(redact_text(path), "is a database, which has no", split=taskset.split, subset=taskset.subset)
+        return [read_table(path, taskset.table)]
+    place = resolve_path(path)
+    _refuse(place.display_path, "is not a database, so it has no", table=taskset.table)
+    match place.kind():
+        case "file":
+            _refuse(
+                place.display_path, "is one file, which has no", split=taskset.split, subset=taskset.subset
+            )
+            return [read_file(place)]
+        case "directory" if any(place.child(name).kind() for name in _SAVED):
+            url = place.filesystem.unstrip_protocol(place.path)
+            return [read_saved_dataset(url, place.display_path, taskset.split, taskset.subset)]
+        case "directory":
+            return _read_directory(place, taskset)
+    if _HUB_NAME.match(path) and not file_format(path):
+        return [read_hub_dataset(path, taskset.split, taskset.subset)]
+    raise DataError(f"There is no file or directory {place.display_path}{_hint(place)}.")
+
+
+def _refuse(shown: str, why: str, **keys: str | None) -> None:
+    for key, value in keys.items():
+        if value is not None:
+            raise DataError(
+                f"{shown} {why} {key}. Remove `{key}: {value}`, or write the path of a dataset that has one."
+            )
+
+
+def _read_directory(place: DataPath, taskset: TasksetConfig) -> list[RowSource]:
+    if taskset.subset is not None:
+        raise DataError(
+            f"{place.display_path} is a directory, which has no subset {taskset.subset!r}. Write the "
+            "directory of that subset as the path."
+        )
+    names = files_of_split(_data_files(place), taskset.split, place.display_path)
+    if len({file_format(name) for name in names}) > 1:
+        raise DataError(
+            f"The directory {place.display_path} holds both Parquet and JSON files, perhaps the same rows "
+            "twice: "
+            f"{', '.join(names)}. Name the files to use as a list."
+        )
+    return [read_file(place.child(name)) for name in names]
+
+
+def _data_files(place: DataPath) -> list[str]:
+    entries = {posixpath.basename(path.rstrip("/")) for path in place.filesystem.ls(place.path, detail=False)}
+    visible = sorted(name for name in entries if name[0] not in "._")
+    files = [name for name in visible if file_format(name) and name not in _METADATA]
+    if not files:
+        folders = [name for name in visible if place.child(name).kind() == "directory"]
+        hint = f" If they are in a subdirectory, write its path: {', '.join(folders)}." if folders else ""
+        raise DataError(
+            f"The directory {place.display_path} has no data files: none is named {DATA_FILE_PATTERNS}.{hint}"
+        )
+    return files
+
+
+def _hint(place: DataPath) -> str:
+    """The first missing folder of a path."""
+    if "://" in place.display_path:
+        return ", or it cannot be reached"
+    missing = Path(place.path)
+    while not missing.parent.exists():
+        missing = missing.parent
+    return "" if missing == Path(place.path) else f": there is no {missing}"

@@ -1,0 +1,190 @@
+"""Rows of a dataset in their original format, converted to Python objects on access."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from strop.data.sources.columns import top_level_columns
+from strop.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+Row = dict[str, Any]
+
+_ROWS_PER_CHUNK = 1024
+
+
+class RowSource(Protocol):
+    """The rows of one file, or of one split of a dataset."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Row: ...
+
+    def where(self, index: int) -> str:
+        """The location of a row, for messages."""
+        ...
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        """All rows in order, with at least the columns of these paths."""
+        ...
+
+
+class JsonLinesRows:
+    """JSON Lines: the text of a file, and the offsets of its objects. Blank lines are ignored."""
+
+    def __init__(self, name: str, text: bytes) -> None:
+        self._name = name
+        self._text = text
+        begins, ends, numbers = [], [], []
+        begin = 0
+        for number, line in enumerate(BytesIO(text), start=1):
+            if line.strip():
+                _check_object(line, f"{name} line {number}")
+                begins.append(begin)
+                ends.append(begin + len(line))
+                numbers.append(number)
+            begin += len(line)
+        self._begins, self._ends, self._numbers = (
+            np.array(offsets, np.int64) for offsets in (begins, ends, numbers)
+        )
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def __getitem__(self, index: int) -> Row:
+        row: Row = json.loads(self._text[self._begins[index] : self._ends[index]])
+        return row
+
+    def where(self, index: int) -> str:
+        return f"{self._name} line {self._numbers[index]}"
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        return (self[index] for index in range(len(self)))
+
+
+def _check_object(line: bytes, where: str) -> None:
+    try:
+        value = json.loads(line.rstrip())
+    except (ValueError, RecursionError) as error:
+        what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise DataError(
+            f"{where} is not JSON ({what}). Each line must hold one complete object, such as "
+            '{"question": "...", "answer": "..."}.'
+        ) from None
+    if not isinstance(value, dict):
+        raise DataError(
+            f"{where} holds a JSON {type(value).__name__}, not an object. Each line must hold one complete "
+            "object, "
+            'such as {"question": "...", "answer": "..."}; a file that is one list of objects can be converted '
+            "with `jq -c '.[]'`."
+        )
+
+
+class ParquetRows:
+    """A Parquet file in memory, as Arrow columns."""
+
+    def __init__(self, name: str, table: pa.Table) -> None:
+        self._name = name
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, index: int) -> Row:
+        row: Row = self._table.slice(index, 1).to_pylist()[0]
+        return row
+
+    def where(self, index: int) -> str:
+        return f"{self._name} row {index} (counting from 0)"
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        table = self._table.select(top_level_columns(paths, self._table.column_names))
+        for first in range(0, len(self), _ROWS_PER_CHUNK):
+            yield from table.slice(first, _ROWS_PER_CHUNK).to_pylist()
+
+
+class InMemoryRows:
+    """Rows that are Python values already, such as those of a database."""
+
+    def __init__(self, name: str, rows: Sequence[Row], first: int = 0) -> None:
+        """`first` is the number of the first row in the source that it was read from."""
+        self._name = name
+        self._rows = rows
+        self._first = first
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return self._rows[index]
+
+    def where(self, index: int) -> str:
+        return f"{self._name} row {self._first + index} (counting from 0)"
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        return iter(self._rows)
+
+
+class HfDatasetRows:
+    """A split of a `datasets` dataset, which that library memory-maps from disk."""
+
+    def __init__(self, name: str, dataset: datasets.Dataset) -> None:
+        self._name = name
+        self._dataset = dataset.with_format(None)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Row:
+        row: Row = self._dataset[index]
+        return row
+
+    def where(self, index: int) -> str:
+        return f"{self._name} row {index} (counting from 0)"
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        return iter(self._dataset.select_columns(top_level_columns(paths, self._dataset.column_names)))
+
+
+class DatasetRows:
+    """All rows of a dataset, one source after the other; at most `limit` of them."""
+
+    def __init__(self, parts: Sequence[RowSource], limit: int | None = None) -> None:
+        self._parts = tuple(parts)
+        self._ends = list(accumulate(len(part) for part in self._parts))
+        total = self._ends[-1] if self._ends else 0
+        self._length = total if limit is None else min(total, limit)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Row:
+        """The row as a dict of Python values."""
+        part, inside = self._find(index)
+        return part[inside]
+
+    def where(self, index: int) -> str:
+        """The location of a row: its file, and the line or row in it."""
+        part, inside = self._find(index)
+        return part.where(inside)
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        """All rows in order, with at least the columns of these paths; others may be skipped."""
+        return islice((row for part in self._parts for row in part.scan(paths)), self._length)
+
+    def _find(self, index: int) -> tuple[RowSource, int]:
+        if not 0 <= index < self._length:
+            raise IndexError(f"row {index} of {self._length}")
+        number = bisect_right(self._ends, index)
+        before = self._ends[number - 1] if number else 0
+        return self._parts[number], index - before

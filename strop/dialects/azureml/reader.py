@@ -1,0 +1,97 @@
+"""Reader of the AzureML components' command lines (`--input value`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from strop.config.load.config_tree import ConfigTree, Source, split_key
+from strop.config.load.loader import LoadedRun
+from strop.config.load.placement import OverriddenKey, here_requested
+from strop.dialects.azureml.arguments import ComponentArguments, parse_arguments
+from strop.dialects.azureml.component import Component
+from strop.dialects.azureml.components import find_component
+from strop.dialects.azureml.deepspeed import read_deepspeed
+from strop.dialects.azureml.requirements import parse_requirements
+from strop.dialects.azureml.verl_inputs import rename_keys
+from strop.dialects.job import Job
+from strop.dialects.ledger.reader import read_dialect
+from strop.dialects.ledger.table import KeyOwnerHint, no_key_owner
+from strop.errors import ConfigError
+
+_MAX_SHOWN = 60
+"""Maximum number of characters of an input's text in a message."""
+
+
+def read_component(
+    name: str,
+    arguments: Sequence[str],
+    *,
+    here: bool = False,
+    places: Mapping[str, Source] | None = None,
+    key_owner: KeyOwnerHint = no_key_owner,
+) -> Job:
+    """Read a component's arguments as AzureML passes them: `--input value` or `--input=value`.
+
+    `places` has the places in a file at which inputs are set, by input name. Raises ConfigError for an input
+    or value that is not accepted, and PlacementError for hardware and engines that this machine does not
+    have, unless `here` or STROP_HERE overrides them.
+    """
+    component = find_component(name)
+    parsed = parse_arguments(component, arguments, key_owner=key_owner)
+    names = dict(component.input_names) | {part.key: part.name for part in parsed.inputs}
+    try:
+        tree = _config_tree(component, parsed, places or {})
+        loaded = read_dialect(component.read_ledger, tree, here=here_requested(here), key_owner=key_owner)
+    except ConfigError as error:
+        raise type(error)(rename_keys(str(error), names)) from None
+    override = parsed.values.get("pypi_packages_override", "")
+    outputs = tuple((output, Path(folder)) for output, folder in parsed.outputs)
+    return Job(_with_input_names(loaded, names), parse_requirements(override), outputs)
+
+
+def _config_tree(
+    component: Component, parsed: ComponentArguments, places: Mapping[str, Source]
+) -> ConfigTree:
+    """The parsed values under the keys by which the component's ledger reads them."""
+    tree, faults = ConfigTree(), []
+    for part in parsed.inputs:
+        text = parsed.values[part.name]
+        if part.name == "deepspeed_config":
+            for keys, value in read_deepspeed(Path(text)):
+                tree.set((part.key, *keys), value, Source("file", text))
+            continue
+        try:
+            tree.set(split_key(part.key), part.read(text), _source(part.name, text, places))
+        except ConfigError as error:
+            faults.append(str(error))
+    if faults:
+        raise ConfigError("\n".join(faults))
+    for output, folder in parsed.outputs:
+        if output.content == "run":
+            tree.set(split_key(component.run_folder_key), folder, _source(output.name, folder, places))
+    return tree
+
+
+def _source(name: str, text: str, places: Mapping[str, Source]) -> Source:
+    return places.get(name) or Source("override", f"--{name}={text[:_MAX_SHOWN]}")
+
+
+def _with_input_names(loaded: LoadedRun, names: Mapping[str, str]) -> LoadedRun:
+    """The same run with the input's name in place of every ledger key in sources and notes."""
+    sources = {
+        field: replace(
+            source,
+            location=rename_keys(source.location, names),
+            foreign_key=rename_keys(source.foreign_key, names),
+        )
+        for field, source in loaded.sources.items()
+    }
+    overridden = tuple(
+        OverriddenKey(rename_keys(item.key, names), item.value, item.replacement)
+        for item in loaded.overridden
+    )
+    notes = tuple(rename_keys(note, names) for note in loaded.notes)
+    return replace(loaded, sources=MappingProxyType(sources), overridden=overridden, notes=notes)

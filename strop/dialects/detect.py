@@ -1,0 +1,129 @@
+"""Detection of a file's dialect by its keys, and the reader for files of any dialect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from strop.config.aliases import KEY_ALIASES
+from strop.config.load.config_tree import ConfigTree, KeyPath, Source, iter_values
+from strop.config.load.loader import load_run
+from strop.config.load.yaml_file import read_yaml
+from strop.config.schema.walk import all_keys
+from strop.dialects.azureml.reader import read_component
+from strop.dialects.job import Job
+from strop.dialects.key_owner import key_owner_hint, run_file_key_owner
+from strop.dialects.registry import LEDGERS
+from strop.dialects.trinity.reader import read_trinity
+from strop.dialects.verl.ppo_trainer import read_verl
+from strop.dialects.verl.sft_trainer import read_verl_sft
+from strop.errors import ConfigError
+
+_TRINITY_SECTIONS = ("explorer", "checkpoint_root_dir")
+"""Top-level keys of a Trinity file that a run file does not have."""
+
+
+def read_any(path: Path, overrides: Sequence[str] = (), *, here: bool = False) -> Job:
+    """Read a run file or a file of another dialect. Raises ConfigError and PlacementError as the readers
+    do."""
+    tree = read_yaml(path)
+    if isinstance(tree.values.get("jobs"), dict):
+        raise ConfigError(
+            f"{tree.sources[('jobs',)]}: this file is an AzureML pipeline, which `az ml job create` runs in "
+            "a "
+            "workspace. For Strop, write the inputs of one of its jobs, as a file of `input: value` lines or "
+            "as "
+            "strop component NAME --input value."
+        )
+    dialect = detect_dialect(tree)
+    match dialect:
+        case "verl":
+            return Job(read_verl(overrides, config=path, here=here, key_owner=key_owner_hint))
+        case "verl-sft":
+            return Job(read_verl_sft(overrides, config=path, here=here, key_owner=key_owner_hint))
+        case "verl-eval":
+            raise ConfigError(
+                f"{path}: this file is verl's evaluation.yaml, which scores a file of responses without "
+                f"training. Run it with: strop verl eval --config {path} (--explain describes what it does)"
+            )
+        case "verl-generate":
+            raise ConfigError(
+                f"{path}: this file is verl's generation.yaml, which generates responses to prompts without "
+                f"training. Run it with: strop verl generate --config {path}"
+            )
+        case "verl-merge":
+            raise ConfigError(
+                f"{path}: these keys are options of verl's model merger, which reads no file. Run: "
+                "strop verl merge --local_dir FOLDER --target_dir FOLDER"
+            )
+        case "trinity":
+            return Job(read_trinity(path, overrides, here=here, key_owner=key_owner_hint))
+        case "strop":
+            return Job(load_run(path, overrides, here=here, key_owner=run_file_key_owner))
+    if overrides:
+        raise ConfigError(
+            f"{path}: these keys are inputs of the component {dialect}, which accepts no overrides; write "
+            "the "
+            f"values in the file, or run strop component {dialect} --input value."
+        )
+    arguments = list(_component_arguments(tree))
+    places = {argument[2:].partition("=")[0]: source for argument, source in arguments}
+    try:
+        return read_component(
+            dialect,
+            [argument for argument, _ in arguments],
+            here=here,
+            places=places,
+            key_owner=key_owner_hint,
+        )
+    except ConfigError as error:
+        raise type(error)("\n".join(_with_locations(str(error), places, path))) from None
+
+
+def _with_locations(message: str, places: Mapping[str, Source], path: Path) -> Iterator[str]:
+    """The lines of the message, each preceded by the place of the first input that it names."""
+    for line in message.splitlines():
+        named = (places[name] for name in re.findall(r"--([\w.-]+)", line) if name in places)
+        known = line.startswith(str(path))
+        yield line if known else f"{next(named, path)}: {line}"
+
+
+def detect_dialect(tree: ConfigTree) -> str:
+    """`strop` for a run file, else the name of a ledger.
+
+    A key that only one dialect has decides; otherwise the configuration that knows most of the keys.
+    """
+    values = tree.values
+    if "actor_rollout_ref" in values:
+        return "verl"
+    if tree.has(("model", "partial_pretrain")):
+        return "verl-sft"
+    if any(tree.has(("data", key)) for key in ("n_samples", "output_path")):
+        return "verl-generate"
+    if tree.has(("data", "path")) and "model" not in values:
+        return "verl-eval"
+    if tree.has(("model", "model_path")) or any(key in values for key in _TRINITY_SECTIONS):
+        return "trinity"
+    inputs = values.get("inputs")
+    written = [
+        ".".join(keys) for keys, _ in iter_values(inputs if isinstance(inputs, dict) else values) if keys
+    ]
+    known = {"strop": len(set(written) & {*all_keys(), *KEY_ALIASES})}
+    known |= {
+        name: sum(ledger.find_exact(key) is not None for key in written) for name, ledger in LEDGERS.items()
+    }
+    return max(known, key=lambda name: known[name])
+
+
+def _component_arguments(tree: ConfigTree) -> Iterator[tuple[str, Source]]:
+    """`--name=value` and its place, for each key of a flat mapping or of a job's `inputs` and `outputs`."""
+    values = tree.values
+    sections: list[KeyPath] = [
+        (name,) for name in ("inputs", "outputs") if isinstance(values.get(name), dict)
+    ]
+    for section in sections or [()]:
+        for name, value in tree.get(section).items():
+            inside = value.get("path") if isinstance(value, dict) else value
+            text = str(inside).lower() if isinstance(inside, bool) else inside
+            yield f"--{name}={'' if text is None else text}", tree.sources[(*section, name)]

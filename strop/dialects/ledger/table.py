@@ -1,0 +1,98 @@
+"""Ledger of a dialect: the table of its keys, with lookup by dotted key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from strop.config.load.config_tree import ConfigTree, Source, split_key
+from strop.config.suggest import closest
+from strop.dialects.ledger.key_mapping import UNSET, KeyMapping
+
+
+class KeyOwnerHint(Protocol):
+    """Function that returns a sentence naming the configurations that have an unknown key, or an empty
+    string."""
+
+    def __call__(self, dotted: str, not_of: str, *, by_last_name: bool = True) -> str:
+        """`not_of` is the dialect that does not have the key. `by_last_name` also matches the last name
+        alone."""
+
+
+def no_key_owner(dotted: str, not_of: str, *, by_last_name: bool = True) -> str:
+    """The KeyOwnerHint of callers that do not know the other dialects: an empty string."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All rows of one dialect, in the order of its seed page."""
+
+    dialect: str
+    rows: tuple[KeyMapping, ...]
+
+    @cached_property
+    def _by_key(self) -> dict[str, KeyMapping]:
+        return {row.key: row for row in self.rows}
+
+    @cached_property
+    def _with_named_sections(self) -> frozenset[str]:
+        """Sections whose subsections have names that the user chooses."""
+        return frozenset(row.key.partition(".*.")[0] for row in self.rows if ".*." in row.key)
+
+    def find(self, dotted: str) -> KeyMapping | None:
+        """The row of a key: the key's own row, or the row of the nearest enclosing `section.*`.
+
+        The rows of item 0 of a list apply to all its items; `*` rows apply to all sections that a user names.
+        """
+        dotted = self._general(dotted)
+        keys = split_key(dotted)
+        candidates = [dotted, *(".".join((*keys[:depth], "*")) for depth in range(len(keys), 0, -1))]
+        return next((self._by_key[name] for name in candidates if name in self._by_key), None)
+
+    def find_exact(self, dotted: str) -> KeyMapping | None:
+        """The key's own row, if it has one."""
+        return self._by_key.get(self._general(dotted))
+
+    def has(self, dotted: str) -> bool:
+        """Whether the ledger has this key or section."""
+        return self.find(dotted) is not None or self.is_section(dotted)
+
+    def is_section(self, dotted: str) -> bool:
+        """Whether the ledger has keys inside `dotted`."""
+        above = f"{self._general(dotted)}."
+        return any(row.key.startswith(above) for row in self.rows)
+
+    def _general(self, dotted: str) -> str:
+        """The key as rows spell it: 0 for the number of a list item, `*` for a name that the user chose."""
+        keys = ["0" if key.isdigit() else key for key in split_key(dotted)]
+        named = self._with_named_sections
+        depths = range(1, len(keys))
+        return ".".join((keys[0], *("*" if ".".join(keys[:d]) in named else keys[d] for d in depths)))
+
+    def unknown_key_hint(self, dotted: str, key_owner: KeyOwnerHint = no_key_owner) -> str:
+        """The end of the error for an unknown key: the closest known key, the key's owner, where to look."""
+        near = self._closest_key(dotted)
+        owner = key_owner(dotted, self.dialect, by_last_name=near is None)
+        hint = f"; did you mean {near!r}?" if near else "."
+        return f"{hint}{owner} Run `strop keys {self.dialect}` for the list of keys."
+
+    def _closest_key(self, dotted: str) -> str | None:
+        """A key whose last name resembles the unknown key's; keys of the same section come first."""
+        *above, last = split_key(dotted)
+        names = [row.key for row in self.rows if not row.key.endswith("*")]
+        siblings = [name for name in names if split_key(name)[:-1] == tuple(above)]
+        for group in (siblings, names):
+            by_last = {split_key(name)[-1]: name for name in reversed(group)}
+            if found := closest(last, by_last):
+                return by_last[found]
+        return closest(dotted, names)
+
+    def defaults(self) -> dict[str, Any]:
+        """The configuration in which no key is set."""
+        tree = ConfigTree()
+        for row in self.rows:
+            if row.default is not UNSET and not row.is_repeated:
+                tree.set(split_key(row.key), row.default, Source("dialect", row.key))
+        return tree.values

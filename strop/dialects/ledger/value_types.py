@@ -1,0 +1,70 @@
+"""Value types of foreign keys: which values a key accepts, and the description shown in errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """The values that a key accepts."""
+
+    description: str
+    """Noun phrase that completes "the key must be ..." in an error."""
+    accepts: Callable[[Any], bool]
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_string_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+
+
+ANY = ValueType("anything", lambda _: True)
+BOOLEAN = ValueType("true or false", lambda value: isinstance(value, bool))
+INTEGER = ValueType("an integer", _is_integer)
+NUMBER = ValueType("a number", _is_number)
+NUMBER_LIST = ValueType(
+    "a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value))
+)
+STRING = ValueType("a string", lambda value: isinstance(value, str))
+STRING_OR_LIST = ValueType(
+    "a string or a list of strings", lambda value: isinstance(value, str) or _is_string_list(value)
+)
+MAPPING_LIST = ValueType("a list of mappings", lambda value: value in (None, [], {}))
+"""Type of a list whose items have rows of their own. The list's own row sees only an empty list."""
+MAPPING = ValueType("a mapping", lambda value: isinstance(value, dict))
+
+
+def one_of(*values: Any) -> ValueType:
+    """The type that accepts only the given values."""
+    return ValueType(" or ".join(map(str, values)), lambda value: value in values)
+
+
+def nullable(value_type: ValueType) -> ValueType:
+    """The same type with null accepted too."""
+    return ValueType(
+        f"{value_type.description}, or null", lambda value: value is None or value_type.accepts(value)
+    )
+
+
+def value_type_of(default: Any) -> ValueType:
+    """The type that a key's default implies; ANY where the default implies none."""
+    for python_type, value_type in (
+        (bool, BOOLEAN),
+        (int, INTEGER),
+        (float, NUMBER),
+        (list, STRING_OR_LIST),
+        (dict, MAPPING),
+    ):
+        if isinstance(default, python_type):
+            return value_type
+    return STRING if isinstance(default, str) and "${" not in default else ANY

@@ -1,0 +1,255 @@
+"""Ledger rows of Trinity's `algorithm` section; defaults depend on `algorithm_type`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    KeyMapping,
+    mapped,
+    never,
+    not_on_page,
+    refused,
+    written_by,
+)
+from strop.dialects.ledger.value_types import INTEGER, nullable, one_of
+from strop.dialects.trinity import policy_loss, presets, sample_strategy
+from strop.dialects.trinity.algorithm_writer import write_algorithm, write_entropy, write_kl
+
+_KL = {"none": None, "k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
+_ARGS = "algorithm.advantage_fn_args"
+_MIXED = "algorithm.policy_loss_fn_args.mu"
+
+
+@written_by(write_algorithm)
+def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the algorithm: the type's own, or that of `advantage_fn` if it is set."""
+    kind, advantage = presets.algorithm_type(foreign), presets.advantage(foreign)
+    if kind == "dpo":
+        args = "algorithm.policy_loss_fn_args"
+        return {
+            "algorithm.type": "dpo",
+            "algorithm.beta": foreign[f"{args}.beta"],
+            "algorithm.label_smoothing": foreign[f"{args}.label_smoothing"],
+        }
+    if kind == "sft":
+        return {"algorithm.type": "sft"}
+    settings: dict[str, Any] = {"algorithm.rollouts_per_task": presets.repeat_times(foreign)}
+    if kind == "mix":
+        return {**settings, **_mix(foreign, advantage)}
+    settings["algorithm.type"] = presets.ADVANTAGES[advantage]
+    match advantage:
+        case "ppo":
+            settings["algorithm.gamma"] = foreign[f"{_ARGS}.gamma"]
+            settings["algorithm.lam"] = foreign[f"{_ARGS}.lam"]
+        case "grpo":
+            settings["algorithm.std_epsilon"] = foreign[f"{_ARGS}.epsilon"]
+        case "opmd":
+            settings["algorithm.baseline"] = _baseline(foreign)
+        case "reinforceplusplus":
+            settings["algorithm.gamma"] = foreign[f"{_ARGS}.gamma"]
+    return settings
+
+
+def _mix(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
+    if advantage != "grpo":
+        raise foreign.error_for(
+            "algorithm.advantage_fn",
+            f"algorithm.advantage_fn {advantage} is incompatible with algorithm_type mix, which uses GRPO's "
+            "advantages; write advantage_fn: grpo, or remove it.",
+        )
+    return {
+        "algorithm.type": "mix",
+        "algorithm.mu": foreign[_MIXED],
+        "algorithm.std_epsilon": foreign[f"{_ARGS}.epsilon"],
+    }
+
+
+def _baseline(foreign: ForeignValues) -> dict[str, Any]:
+    if foreign[f"{_ARGS}.opmd_baseline"] == "mean":
+        return {"type": "mean"}
+    return {"type": "log_avg_exp", "tau": foreign[f"{_ARGS}.tau"]}
+
+
+@written_by(write_kl)
+def kl(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the KL terms: `kl_loss_fn` is in the loss, `kl_penalty_fn` in the reward."""
+    if presets.is_offline(foreign):
+        return {}
+    settings = {}
+    for place, key, default in (
+        ("kl_loss", "kl_loss_fn", presets.preset(foreign).kl_loss),
+        ("kl_reward", "kl_penalty_fn", "none"),
+    ):
+        estimator = _KL[presets.option(foreign, key, default)]
+        if estimator is not None:
+            settings[f"algorithm.{place}.estimator"] = estimator
+            settings[f"algorithm.{place}.coef"] = foreign[f"algorithm.{key}_args.kl_coef"]
+    return settings
+
+
+@written_by(write_entropy)
+def entropy(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the entropy coefficient: `none` has no entropy term, and `mix` takes the entropy of rollouts
+    only."""
+    name = presets.option(foreign, "entropy_loss_fn", presets.preset(foreign).entropy)
+    coef = foreign["algorithm.entropy_loss_fn_args.entropy_coef"]
+    if presets.is_offline(foreign) or name == "none":
+        return {}
+    if presets.algorithm_type(foreign) == "mix" and name == "default" and coef != 0:
+        raise foreign.error_for(
+            "algorithm.entropy_loss_fn",
+            "algorithm.entropy_loss_fn default includes the entropy of the expert's responses, which the "
+            "model did not sample; write entropy_loss_fn: mix.",
+        )
+    return {"algorithm.entropy_coef": coef}
+
+
+def _held_by_itself(foreign: ForeignValues) -> str | None:
+    return {
+        "dpo": "algorithm_type is dpo, whose loss already includes the reference model",
+        "sft": "algorithm_type is sft, which has no KL term",
+    }.get(presets.algorithm_type(foreign))
+
+
+def _no_kl(key: str) -> Any:
+    def inactive(foreign: ForeignValues) -> str | None:
+        name = presets.option(
+            foreign, key, presets.preset(foreign).kl_loss if key == "kl_loss_fn" else "none"
+        )
+        return _held_by_itself(foreign) or (f"{key} is none" if name == "none" else None)
+
+    return inactive
+
+
+TYPE: tuple[KeyMapping, ...] = (
+    mapped(
+        "algorithm.algorithm_type",
+        "ppo",
+        "algorithm.type",
+        read=algorithm,
+        value_type=one_of(*presets.PRESETS),
+    ),
+    mapped(
+        "algorithm.repeat_times",
+        None,
+        "algorithm.rollouts_per_task",
+        read=algorithm,
+        value_type=nullable(INTEGER),
+        inactive=presets.only_sampled,
+        note="by algorithm_type: grpo and opmd 2, mix 8, ppo 1",
+    ),
+)
+FUNCTIONS: tuple[KeyMapping, ...] = (
+    sample_strategy.STRATEGY,
+    mapped(
+        "algorithm.advantage_fn",
+        None,
+        "algorithm.type",
+        read=algorithm,
+        value_type=nullable(one_of(*presets.ADVANTAGES)),
+        inactive=presets.only_sampled,
+        note="default by algorithm_type; another value selects the algorithm with these advantages; ppo has a critic",
+    ),
+    mapped(
+        "algorithm.kl_penalty_fn",
+        None,
+        "algorithm.kl_reward",
+        "algorithm.kl_reward.estimator",
+        read=kl,
+        value_type=nullable(one_of(*_KL)),
+        inactive=_held_by_itself,
+        note="null means none",
+    ),
+    mapped(
+        "algorithm.kl_loss_fn",
+        None,
+        "algorithm.kl_loss",
+        "algorithm.kl_loss.estimator",
+        read=kl,
+        value_type=nullable(one_of(*_KL)),
+        inactive=_held_by_itself,
+        note="null means k2, except under sft",
+    ),
+    mapped(
+        "algorithm.entropy_loss_fn",
+        None,
+        "algorithm.entropy_coef",
+        read=entropy,
+        value_type=nullable(one_of("default", "mix", "none")),
+        inactive=presets.only_sampled,
+    ),
+)
+ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
+    mapped(_MIXED, 0.1, "algorithm.mu", read=algorithm, inactive=presets.only_types("mix")),
+    mapped(
+        "algorithm.policy_loss_fn_args.beta",
+        0.1,
+        "algorithm.beta",
+        read=algorithm,
+        inactive=presets.only_types("dpo"),
+    ),
+    mapped(
+        "algorithm.policy_loss_fn_args.label_smoothing",
+        0.0,
+        "algorithm.label_smoothing",
+        read=algorithm,
+        inactive=presets.only_types("dpo"),
+    ),
+    mapped(
+        f"{_ARGS}.epsilon",
+        1e-6,
+        "algorithm.std_epsilon",
+        read=algorithm,
+        inactive=presets.only_advantages("grpo"),
+    ),
+    mapped(
+        f"{_ARGS}.gamma",
+        1.0,
+        "algorithm.gamma",
+        read=algorithm,
+        inactive=presets.only_advantages("ppo", "reinforceplusplus"),
+    ),
+    mapped(f"{_ARGS}.lam", 1.0, "algorithm.lam", read=algorithm, inactive=presets.only_advantages("ppo")),
+    mapped(
+        f"{_ARGS}.opmd_baseline",
+        "mean",
+        "algorithm.baseline",
+        read=algorithm,
+        value_type=one_of("mean", "logavgexp"),
+        inactive=presets.only_advantages("opmd"),
+    ),
+    mapped(
+        f"{_ARGS}.tau",
+        1.0,
+        "algorithm.baseline.tau",
+        read=algorithm,
+        inactive=presets.only_advantages("opmd"),
+    ),
+    refused(f"{_ARGS}.*", UNSET, "unknown argument of the advantage function; remove it", supported=never),
+    mapped(
+        "algorithm.kl_penalty_fn_args.kl_coef",
+        0.001,
+        "algorithm.kl_reward.coef",
+        read=kl,
+        inactive=_no_kl("kl_penalty_fn"),
+    ),
+    mapped(
+        "algorithm.kl_loss_fn_args.kl_coef",
+        0.001,
+        "algorithm.kl_loss.coef",
+        read=kl,
+        inactive=_no_kl("kl_loss_fn"),
+    ),
+    mapped(
+        "algorithm.entropy_loss_fn_args.entropy_coef",
+        0.0,
+        "algorithm.entropy_coef",
+        read=entropy,
+        inactive=presets.only_sampled,
+    ),
+)
+ROWS = (*TYPE, *FUNCTIONS, *ARGUMENTS, *policy_loss.ROWS)

@@ -1,0 +1,117 @@
+"""Writer of Trinity's `algorithm` section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.schema import Run
+from strop.config.schema.algorithm import (
+    ClippedLossConfig,
+    DpoConfig,
+    GspoLossConfig,
+    LogAvgExpBaselineConfig,
+    MeanBaselineConfig,
+    MixConfig,
+    OpmdConfig,
+    OpmdLossConfig,
+    RolloutAlgorithmConfig,
+    SftConfig,
+)
+from strop.dialects.trinity.presets import ADVANTAGES, PRESETS
+from strop.errors import ConfigError
+
+_LOSS_ARGS = "algorithm.policy_loss_fn_args"
+_ARGS = "algorithm.advantage_fn_args"
+_NAMES = {name: foreign_name for foreign_name, name in ADVANTAGES.items()}
+
+
+def algorithm_type_of(algorithm: RolloutAlgorithmConfig) -> str:
+    """The closest `algorithm_type`. Raises ConfigError where Trinity does not have the algorithm."""
+    if isinstance(algorithm, MixConfig):
+        return "mix"
+    if algorithm.type not in _NAMES:
+        raise ConfigError(
+            f"algorithm.type {algorithm.type} is none of {', '.join(_NAMES)}, mix, sft and dpo."
+        )
+    name = _NAMES[algorithm.type]
+    return name if name in PRESETS else "grpo"
+
+
+def write_algorithm(run: Run) -> Mapping[str, Any]:
+    """Write the type, and `advantage_fn` where it differs from the type's own."""
+    section = run.algorithm
+    if isinstance(section, DpoConfig):
+        return {
+            "algorithm.algorithm_type": "dpo",
+            f"{_LOSS_ARGS}.beta": section.beta,
+            f"{_LOSS_ARGS}.label_smoothing": section.label_smoothing,
+        }
+    if isinstance(section, SftConfig):
+        return {"algorithm.algorithm_type": "sft"}
+    kind = algorithm_type_of(section)
+    advantage = PRESETS[kind].advantage if isinstance(section, MixConfig) else _NAMES[section.type]
+    values: dict[str, Any] = {
+        "algorithm.algorithm_type": kind,
+        "algorithm.repeat_times": section.rollouts_per_task,
+        "algorithm.advantage_fn": None if advantage == PRESETS[kind].advantage else advantage,
+    }
+    for field, key in (("std_epsilon", "epsilon"), ("gamma", "gamma"), ("lam", "lam")):
+        if hasattr(section, field):
+            values[f"{_ARGS}.{key}"] = getattr(section, field)
+    if isinstance(section, MixConfig):
+        values[f"{_LOSS_ARGS}.mu"] = section.mu
+    if isinstance(section, OpmdConfig):
+        by_mean = isinstance(section.baseline, MeanBaselineConfig)
+        values[f"{_ARGS}.opmd_baseline"] = "mean" if by_mean else "logavgexp"
+        if isinstance(section.baseline, LogAvgExpBaselineConfig):
+            values[f"{_ARGS}.tau"] = section.baseline.tau
+    return values
+
+
+def write_policy_loss(run: Run) -> Mapping[str, Any]:
+    """Write the policy loss where it differs from the type's own, its clip bounds, and the aggregation."""
+    if isinstance(run.algorithm, SftConfig | DpoConfig):
+        return {}
+    kind, loss = algorithm_type_of(run.algorithm), run.algorithm.policy_loss
+    values: dict[str, Any] = {f"{_LOSS_ARGS}.loss_agg_mode": run.algorithm.aggregation}
+    match loss:
+        case OpmdLossConfig():
+            name = "opmd"
+            values[f"{_LOSS_ARGS}.tau"] = loss.tau
+        case GspoLossConfig() | ClippedLossConfig():
+            name = "gspo" if isinstance(loss, GspoLossConfig) else "ppo"
+            both = loss.clip_low == loss.clip_high and name == "ppo"
+            bounds = {"": loss.clip_low} if both else {"_low": loss.clip_low, "_high": loss.clip_high}
+            values |= {f"{_LOSS_ARGS}.clip_range{side}": bound for side, bound in bounds.items()}
+        case _:
+            name = "ppo"
+    if isinstance(loss, ClippedLossConfig):
+        values[f"{_LOSS_ARGS}.clip_ratio_c"] = loss.dual_clip
+    own = PRESETS[kind].loss
+    if own != "mix":
+        values["algorithm.policy_loss_fn"] = None if name == own else name
+    if name != "gspo" and run.algorithm.aggregation == "token-mean":
+        values[f"{_LOSS_ARGS}.loss_agg_mode"] = None
+    return values
+
+
+def write_kl(run: Run) -> Mapping[str, Any]:
+    """Write the KL terms. `none` is written for a loss without one, because most types have one by
+    default."""
+    values: dict[str, Any] = {}
+    if isinstance(run.algorithm, SftConfig | DpoConfig):
+        return values
+    for term, key in ((run.algorithm.kl_loss, "kl_loss_fn"), (run.algorithm.kl_reward, "kl_penalty_fn")):
+        if term is not None:
+            values |= {f"algorithm.{key}": term.estimator, f"algorithm.{key}_args.kl_coef": term.coef}
+        elif key == "kl_loss_fn":
+            values[f"algorithm.{key}"] = "none"
+    return values
+
+
+def write_entropy(run: Run) -> Mapping[str, Any]:
+    """Write the entropy coefficient of the type's own entropy function."""
+    if isinstance(run.algorithm, SftConfig | DpoConfig):
+        return {}
+    return {"algorithm.entropy_loss_fn_args.entropy_coef": run.algorithm.entropy_coef}

@@ -1,0 +1,149 @@
+"""Ledger rows of Trinity's `buffer` section, with the converters of batch sizes and duration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from strop.dialects.ledger.key_mapping import (
+    ForeignValues,
+    KeyMapping,
+    any_inactive,
+    mapped,
+    not_on_page,
+    unstated_defaults,
+    written_by,
+)
+from strop.dialects.ledger.value_types import INTEGER, nullable
+from strop.dialects.trinity import experience_buffer, sample_strategy, tasksets
+from strop.dialects.trinity.buffer_writer import write_batches, write_duration
+from strop.dialects.trinity.presets import algorithm_type, is_offline, only_sampled, only_types, repeat_times
+
+_EXPERT_FRACTION = "algorithm.sample_strategy_args.expert_data_ratio"
+
+
+@written_by(write_batches)
+def batches(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the number of tasks per step; under sft and dpo, `train_batch_size` is the number of rows per
+    step."""
+    tasks, experiences = foreign["buffer.batch_size"], foreign["buffer.train_batch_size"]
+    if is_offline(foreign):
+        return {"trainer.tasks_per_step": tasks if experiences is None else experiences}
+    repeat, fraction = repeat_times(foreign), foreign[_EXPERT_FRACTION]
+    settings: dict[str, Any] = {"trainer.tasks_per_step": tasks}
+    if algorithm_type(foreign) != "mix":
+        _check(foreign, experiences, tasks, repeat)
+        return settings
+    if experiences is None:
+        return {**settings, "algorithm.expert_fraction": fraction}
+    demonstrations = ceil(fraction * experiences)
+    _check(foreign, experiences, tasks, repeat, demonstrations)
+    return {**settings, "algorithm.expert_fraction": demonstrations / experiences}
+
+
+def _check(
+    foreign: ForeignValues, experiences: int | None, tasks: int, repeat: int, demonstrations: int = 0
+) -> None:
+    """Raise ConfigError unless a step trains on all its sampled rollouts and `demonstrations` expert
+    responses."""
+    if experiences is None or experiences - demonstrations == tasks * repeat:
+        return
+    added = f" with {demonstrations} expert responses ({_EXPERT_FRACTION})" if demonstrations else ""
+    expected = tasks * repeat + (
+        round(tasks * repeat * demonstrations / (experiences - demonstrations)) if demonstrations else 0
+    )
+    raise foreign.error_for(
+        "buffer.train_batch_size",
+        f"buffer.train_batch_size ({experiences}){added} does not match batch_size x repeat_times ({tasks} x "
+        f"{repeat} = {tasks * repeat}), the number of rollouts per step. Write {expected}, or remove it.",
+    )
+
+
+@written_by(write_duration)
+def duration(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the duration; `trainer.total_steps` takes precedence over `buffer.total_steps`, and both over the
+    epochs."""
+    steps = foreign["trainer.total_steps"]
+    steps = foreign["buffer.total_steps"] if steps is None else steps
+    return {
+        "trainer.duration": f"{foreign['buffer.total_epochs']} epochs" if steps is None else f"{steps} steps"
+    }
+
+
+def _epochs(foreign: ForeignValues) -> str | None:
+    for key in ("trainer.total_steps", "buffer.total_steps"):
+        if foreign[key] is not None:
+            return f"{key} is {foreign[key]} and takes precedence"
+    return None
+
+
+def _buffer_steps(foreign: ForeignValues) -> str | None:
+    steps = foreign["trainer.total_steps"]
+    return None if steps is None else f"trainer.total_steps is {steps} and takes precedence"
+
+
+def _rows_counted(foreign: ForeignValues) -> str | None:
+    if is_offline(foreign) and foreign["buffer.train_batch_size"] is not None:
+        return f"under {algorithm_type(foreign)}, train_batch_size is the number of rows per step"
+    return None
+
+
+_SIZES = (
+    mapped(
+        "buffer.batch_size",
+        1,
+        "trainer.tasks_per_step",
+        read=batches,
+        inactive=_rows_counted,
+        note="counts tasks",
+    ),
+    mapped(
+        "buffer.train_batch_size",
+        None,
+        "trainer.tasks_per_step",
+        read=batches,
+        value_type=nullable(INTEGER),
+        note="counts experiences: rollouts and, under mix, expert responses",
+    ),
+    mapped("buffer.total_epochs", 1, "trainer.duration", read=duration, inactive=_epochs),
+    mapped(
+        "buffer.total_steps",
+        None,
+        "trainer.duration",
+        read=duration,
+        value_type=nullable(INTEGER),
+        inactive=_buffer_steps,
+        note="takes precedence over total_epochs",
+    ),
+)
+ROWS: tuple[KeyMapping, ...] = (
+    *unstated_defaults(*_SIZES),
+    *tasksets.ROWS,
+    *experience_buffer.ROWS,
+    *sample_strategy.ROWS,
+    tasksets.WORKFLOW,
+    tasksets.REWARD,
+    *not_on_page(
+        mapped(
+            _EXPERT_FRACTION,
+            0.5,
+            "algorithm.expert_fraction",
+            read=batches,
+            inactive=any_inactive(only_sampled, only_types("mix")),
+            note="fraction of train_batch_size; without train_batch_size, fraction of all sequences of a step",
+        )
+    ),
+    *experience_buffer.ARGUMENTS,
+    *sample_strategy.ARGUMENTS,
+)
+(TOTAL_STEPS,) = unstated_defaults(
+    mapped(
+        "trainer.total_steps",
+        None,
+        "trainer.duration",
+        read=duration,
+        value_type=nullable(INTEGER),
+        note="takes precedence over buffer.total_steps and buffer.total_epochs",
+    )
+)

@@ -1,0 +1,251 @@
+"""Ledger rows of Trinity's `buffer.trainer_input.experience_buffer`: rollout storage, or the offline data of
+sft and dpo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from strop.dialects.ledger.key_mapping import (
+    ForeignValues,
+    InactiveCheck,
+    KeyMapping,
+    also_inactive,
+    always,
+    any_inactive,
+    mapped,
+    not_on_page,
+    placement,
+    written_by,
+)
+from strop.dialects.ledger.value_types import BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
+from strop.dialects.trinity import formats, topology
+from strop.dialects.trinity.buffer_writer import (
+    EXPERIENCE,
+    write_offline_data,
+    write_storage,
+    write_template,
+)
+from strop.dialects.trinity.presets import (
+    algorithm_type,
+    is_offline,
+    only_offline,
+    only_sampled,
+    only_types,
+)
+
+
+@written_by(write_storage)
+def storage(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the buffer between explorer and trainer."""
+    if is_offline(foreign):
+        return {}
+    settings: dict[str, Any] = {"buffer.read_timeout_seconds": foreign[f"{EXPERIENCE}.max_read_timeout"]}
+    path, groups = foreign[f"{EXPERIENCE}.path"], foreign[f"{EXPERIENCE}.capacity"]
+    groups = topology.buffer_capacity(foreign) if groups is None else groups
+    capacity = {} if groups is None else {"buffer.capacity_groups": groups}
+    name = foreign[f"{EXPERIENCE}.name"]
+    match _storage_kind(foreign, path):
+        case "file":
+            folder = {} if path is None else {"buffer.path": path}
+            return {**settings, "buffer.type": "file", **folder}
+        case "sql":
+            url = None if path is None else formats.database(path)
+            return {
+                **settings,
+                "buffer.type": "sql",
+                "buffer.url": url,
+                "buffer.name": name,
+                **capacity,
+            }
+    backup = None if path is None else path.removeprefix("sqlite:///")
+    settings |= {"buffer.backup": backup, **capacity, **({} if name is None else {"buffer.name": name})}
+    if not foreign[f"{EXPERIENCE}.use_priority_queue"]:
+        return {**settings, "buffer.type": "queue"}
+    cooldown = foreign[f"{EXPERIENCE}.reuse_cooldown_time"] if topology.is_distributed(foreign) else None
+    return {**settings, "buffer.type": "priority", "buffer.reuse_cooldown_seconds": cooldown}
+
+
+def _storage_kind(foreign: ForeignValues, path: str | None) -> str:
+    """The storage type of the buffer. A queue becomes a database where explorer and trainer are started
+    separately."""
+    kind = _storage_type(foreign)
+    if kind != "queue" or not topology.is_distributed(foreign):
+        return kind
+    if foreign[f"{EXPERIENCE}.use_priority_queue"] and topology.is_single_role(foreign):
+        raise foreign.error_for(
+            f"{EXPERIENCE}.use_priority_queue",
+            f"{EXPERIENCE}.use_priority_queue is True, but a priority queue is supported only in mode both. "
+            f"In mode {foreign['mode']}, explorer and trainer exchange rollouts through a database: remove "
+            "use_priority_queue, or write mode: both.",
+        )
+    in_database = path is not None and path.startswith("postgres")
+    return "sql" if topology.is_single_role(foreign) or in_database else "queue"
+
+
+def _storage_type(foreign: ForeignValues) -> str:
+    written = foreign[f"{EXPERIENCE}.storage_type"]
+    return str(written or ("file" if is_offline(foreign) else "queue"))
+
+
+@written_by(write_offline_data)
+def offline_data(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the training data of sft and dpo, which Trinity has in the experience buffer."""
+    if not is_offline(foreign):
+        return {}
+    columns = formats.pair_columns if algorithm_type(foreign) == "dpo" else formats.answer_columns
+    settings = {**formats.row_source(foreign, EXPERIENCE), **columns(foreign, EXPERIENCE)}
+    return {f"data.train.{name}": value for name, value in settings.items()}
+
+
+@written_by(write_template)
+def template(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the chat template; the data's template takes precedence over the model's."""
+    data_template = foreign[f"{EXPERIENCE}.format.chat_template"] if is_offline(foreign) else None
+    chat_template = data_template or foreign["model.custom_chat_template"]
+    return {"data.chat_template": chat_template} if chat_template else {}
+
+
+def _rows(at: str, read: Any, field: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
+    """Rows of the subset and the split of offline data."""
+    text = partial(mapped, read=read, value_type=nullable(STRING))
+    return (
+        text(f"{at}.subset_name", None, f"{field}.subset", inactive=inactive),
+        text(f"{at}.split", None, f"{field}.split", inactive=inactive, note="ignored for a single file"),
+    )
+
+
+_queue = any_inactive(
+    only_sampled,
+    lambda foreign: (
+        None if _storage_type(foreign) == "queue" else f"storage_type is {_storage_type(foreign)}"
+    ),
+)
+_priority = any_inactive(
+    _queue,
+    lambda foreign: None if foreign[f"{EXPERIENCE}.use_priority_queue"] else "use_priority_queue is False",
+)
+_reused = any_inactive(
+    _priority,
+    lambda foreign: (
+        None
+        if topology.is_distributed(foreign)
+        else "explorer and trainer alternate, and each step trains on the rollouts it has just sampled"
+    ),
+)
+_dpo, _sft = only_types("dpo"), only_types("sft")
+_OURS = "data.train"
+ROWS: tuple[KeyMapping, ...] = (
+    placement(
+        f"{EXPERIENCE}.name",
+        None,
+        "the queue's actor name on a cluster; the table name for an sql buffer or offline data in a database",
+        supported=always,
+        value_type=nullable(STRING),
+        fields=("buffer.name",),
+        read=storage,
+    ),
+    mapped(
+        f"{EXPERIENCE}.storage_type",
+        None,
+        "buffer.type",
+        read=storage,
+        value_type=nullable(one_of("queue", "sql", "file")),
+        note="null means queue, or file under sft and dpo; a queue becomes a database where explorer and trainer are "
+        "started separately",
+    ),
+    mapped(
+        f"{EXPERIENCE}.path",
+        None,
+        "buffer.backup",
+        "buffer.url",
+        "buffer.path",
+        "data.train.path",
+        read=storage,
+        value_type=nullable(STRING),
+        note="under sft and dpo, the data; else the backup of a queue, a database, or a folder; a relative path is in "
+        "the run folder",
+    ),
+    *_rows(EXPERIENCE, offline_data, _OURS, only_offline),
+    *(
+        also_inactive(row, only_offline)
+        for row in formats.rows(EXPERIENCE, offline_data, _OURS, answer="response")
+    ),
+    *(
+        mapped(
+            f"{EXPERIENCE}.format.{side}_key",
+            None,
+            f"{_OURS}.{side}",
+            read=offline_data,
+            value_type=nullable(STRING),
+            inactive=_dpo,
+            note=f"null means {side}",
+        )
+        for side in ("chosen", "rejected")
+    ),
+    formats.turns_row(EXPERIENCE, offline_data, _OURS, _sft),
+    mapped(
+        f"{EXPERIENCE}.format.chat_template",
+        None,
+        "data.chat_template",
+        read=template,
+        value_type=nullable(STRING),
+        inactive=only_offline,
+        note="Jinja; null means model.custom_chat_template",
+    ),
+    mapped(
+        f"{EXPERIENCE}.max_read_timeout",
+        1800,
+        "buffer.read_timeout_seconds",
+        read=storage,
+        value_type=NUMBER,
+        inactive=only_sampled,
+    ),
+    mapped(
+        f"{EXPERIENCE}.use_priority_queue",
+        False,
+        "buffer.type",
+        read=storage,
+        value_type=BOOLEAN,
+        inactive=_queue,
+    ),
+    mapped(
+        f"{EXPERIENCE}.reuse_cooldown_time",
+        None,
+        "buffer.reuse_cooldown_seconds",
+        read=storage,
+        value_type=nullable(NUMBER),
+        inactive=_reused,
+        note="null means that each is trained on once",
+    ),
+)
+ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
+    mapped(
+        f"{EXPERIENCE}.capacity",
+        None,
+        "buffer.capacity_groups",
+        read=storage,
+        value_type=nullable(INTEGER),
+        inactive=any_inactive(
+            only_sampled,
+            lambda foreign: "storage_type is file" if _storage_type(foreign) == "file" else None,
+        ),
+        note="counts groups, the rollouts of one task; null means 4096",
+    ),
+    placement(
+        f"{EXPERIENCE}.wrap_in_ray",
+        True,
+        "a queue is always an actor on a cluster",
+        supported=always,
+        value_type=BOOLEAN,
+    ),
+)
+TEMPLATE = mapped(
+    "model.custom_chat_template",
+    None,
+    "data.chat_template",
+    read=template,
+    value_type=nullable(STRING),
+    note="the Jinja template, not a path",
+)

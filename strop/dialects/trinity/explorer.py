@@ -1,0 +1,206 @@
+"""Ledger rows of Trinity's `explorer` section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.schema import Run
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    always,
+    mapped,
+    never,
+    not_on_page,
+    only,
+    placement,
+    refused,
+    unstated_defaults,
+    written_by,
+)
+from strop.dialects.ledger.placement_notes import NO_SHARDS
+from strop.dialects.ledger.value_types import ANY, INTEGER, MAPPING_LIST, STRING, nullable, one_of
+from strop.dialects.trinity.cluster import name_row
+from strop.dialects.trinity.presets import is_offline, repeat_times
+from strop.dialects.trinity.workflows import ROLLOUT_LIMITS
+from strop.dialects.verl.trainer import every, frequency
+
+_RUNNERS, _ENGINES = "explorer.runner_per_model", "explorer.rollout_model.engine_num"
+_AUXILIARY_MODELS = "explorer.auxiliary_models"
+_NATIVE = "the native sampler in the trainer's process"
+
+
+def write_evaluation_schedule(run: Run) -> Mapping[str, Any]:
+    """By steps."""
+    return {
+        "explorer.eval_interval": frequency(run, run.evaluate.every),
+        "explorer.eval_on_startup": run.evaluate.at_start,
+    }
+
+
+@written_by(write_evaluation_schedule)
+def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
+    """By steps."""
+    return {
+        "evaluate.every": every(foreign["explorer.eval_interval"]),
+        "evaluate.at_start": foreign["explorer.eval_on_startup"],
+    }
+
+
+def write_auxiliary_models(run: Run) -> Mapping[str, Any]:
+    """Write the auxiliary models by their paths."""
+    models = run.rollout.auxiliary_models
+    return {f"{_AUXILIARY_MODELS}.{index}.model_path": model.path for index, model in enumerate(models)}
+
+
+@written_by(write_auxiliary_models)
+def auxiliary_models(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the auxiliary models; each one's name is the last part of its path."""
+    listed = foreign[_AUXILIARY_MODELS] or {}
+    if not listed:
+        return {}
+    models = []
+    for index in listed:
+        path = foreign[f"{_AUXILIARY_MODELS}.{index}.model_path"]
+        if not path:
+            raise foreign.error_for(
+                _AUXILIARY_MODELS,
+                f"write {_AUXILIARY_MODELS}.{index}.model_path, the folder or name of the model.",
+            )
+        models.append({"name": path.rstrip("/").rpartition("/")[2], "path": path})
+    return {"rollout.auxiliary_models": models}
+
+
+def write_engines(run: Run) -> Mapping[str, Any]:
+    """Write the engines, and the runners per engine where that is an integer."""
+    engines = run.rollout.pool.engines if run.rollout.pool else 1
+    written: dict[str, Any] = {_ENGINES: engines}
+    per_runner = engines * getattr(run.algorithm, "rollouts_per_task", 1)
+    if (
+        run.rollout.max_concurrent_rollouts is not None
+        and run.rollout.max_concurrent_rollouts % per_runner == 0
+    ):
+        written[_RUNNERS] = run.rollout.max_concurrent_rollouts // per_runner
+    return written
+
+
+@written_by(write_engines)
+def engines(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the engines and the rollout concurrency; a runner processes one task with all its rollouts."""
+    engines = 1 if foreign.here else foreign[_ENGINES]
+    settings: dict[str, Any] = {} if engines == 1 else {"rollout.pool.engines": engines}
+    if foreign.is_set(_RUNNERS) and not is_offline(foreign):
+        settings["rollout.max_concurrent_rollouts"] = foreign[_RUNNERS] * engines * repeat_times(foreign)
+    return settings
+
+
+EXPLORER = (
+    *unstated_defaults(
+        name_row("explorer"),
+        placement(
+            _RUNNERS,
+            8,
+            "maximum number of concurrent tasks per engine, each with all its rollouts; not set, all tasks "
+            "of a step run concurrently",
+            supported=always,
+            fields=("rollout.max_concurrent_rollouts",),
+            read=engines,
+        ),
+        *ROLLOUT_LIMITS,
+        placement(
+            "explorer.rollout_model.engine_type",
+            "vllm",
+            _NATIVE,
+            value_type=one_of("vllm", "vllm_async"),
+            supported=never,
+        ),
+        placement(
+            _ENGINES,
+            1,
+            "one engine runs in the explorer's process, several run in a process each; with --here, one",
+            supported=lambda foreign, value: value == 1 or not foreign.here,
+            fields=("rollout.pool.engines",),
+            read=engines,
+        ),
+        placement("explorer.rollout_model.tensor_parallel_size", 1, NO_SHARDS, supported=only(1)),
+    ),
+    placement(
+        "explorer.rollout_model.enable_history",
+        False,
+        "a workflow's model calls are always recorded",
+        supported=always,
+    ),
+    *unstated_defaults(
+        mapped(
+            _AUXILIARY_MODELS,
+            None,
+            "rollout.auxiliary_models",
+            read=auxiliary_models,
+            value_type=nullable(MAPPING_LIST),
+        ),
+        mapped(
+            f"{_AUXILIARY_MODELS}.0.model_path",
+            UNSET,
+            "rollout.auxiliary_models.0.path",
+            read=auxiliary_models,
+            value_type=STRING,
+            note="a workflow finds the model under the last part of this path",
+        ),
+        placement(
+            f"{_AUXILIARY_MODELS}.0.tensor_parallel_size",
+            UNSET,
+            NO_SHARDS,
+            supported=only(1),
+            value_type=INTEGER,
+        ),
+        mapped(
+            "explorer.eval_interval", 100, "evaluate.every", read=evaluation_schedule, note="counts steps"
+        ),
+        mapped("explorer.eval_on_startup", True, "evaluate.at_start", read=evaluation_schedule),
+    ),
+    *not_on_page(
+        *(
+            placement(f"explorer.rollout_model.{name}", default, _NATIVE, supported=never, value_type=ANY)
+            for name, default in (
+                ("enable_prefix_caching", True),
+                ("enforce_eager", True),
+                ("dtype", "bfloat16"),
+                ("seed", 42),
+                ("gpu_memory_utilization", 0.9),
+                ("enable_chunked_prefill", False),
+                ("max_model_len", None),
+            )
+        ),
+        *(
+            placement(f"{_AUXILIARY_MODELS}.0.{name}", UNSET, _NATIVE, supported=never, value_type=ANY)
+            for name in ("engine_type", "engine_num", "dtype", "max_model_len", "gpu_memory_utilization")
+        ),
+        placement(
+            "explorer.rollout_model.enable_openai_api",
+            False,
+            "the endpoint runs whenever a workflow needs it",
+            supported=always,
+        ),
+        placement(
+            "explorer.rollout_model.enable_auto_tool_choice",
+            False,
+            "tool calls are always parsed",
+            supported=always,
+        ),
+        *(
+            refused(f"explorer.rollout_model.{name}", default, instead, supported=only(None, default))
+            for name, default, instead in (
+                (
+                    "tool_call_parser",
+                    None,
+                    "tool calls are parsed in the format of the chat template; remove it",
+                ),
+                ("reasoning_parser", None, "reasoning remains in the response text; remove it"),
+                ("enable_thinking", False, "write a chat template that starts the reasoning"),
+            )
+        ),
+        placement("explorer.runner_num", None, _NATIVE, supported=always, value_type=ANY),
+        placement("explorer.max_repeat_times_per_runner", None, _NATIVE, supported=always, value_type=ANY),
+    ),
+)

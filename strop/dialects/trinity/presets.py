@@ -1,0 +1,113 @@
+"""Presets of Trinity's `algorithm_type`: the default functions of each type, and the functions a
+configuration selects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strop.dialects.ledger.key_mapping import ForeignValues, InactiveCheck
+
+_OFFLINE = ("sft", "dpo")
+ADVANTAGES = {
+    "ppo": "ppo",
+    "grpo": "grpo",
+    "opmd": "opmd",
+    "rloo": "rloo",
+    "reinforceplusplus": "reinforce_plus_plus",
+    "remax": "remax",
+}
+"""The algorithm whose advantages each `advantage_fn` computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmPreset:
+    """Default functions of an `algorithm_type`."""
+
+    repeat: int
+    advantage: str
+    loss: str
+    kl_loss: str = "k2"
+    entropy: str = "default"
+    sample: str = "default"
+
+
+PRESETS = {
+    "ppo": AlgorithmPreset(1, "ppo", "ppo"),
+    "grpo": AlgorithmPreset(2, "grpo", "ppo"),
+    "opmd": AlgorithmPreset(2, "opmd", "opmd"),
+    "dpo": AlgorithmPreset(2, "none", "dpo"),
+    "sft": AlgorithmPreset(1, "none", "sft", kl_loss="none", entropy="none"),
+    "mix": AlgorithmPreset(8, "grpo", "mix", entropy="mix", sample="mix"),
+}
+
+
+def algorithm_type(foreign: ForeignValues) -> str:
+    """The value of `algorithm_type`."""
+    return str(foreign["algorithm.algorithm_type"])
+
+
+def preset(foreign: ForeignValues) -> AlgorithmPreset:
+    """The preset of the configured type."""
+    return PRESETS[algorithm_type(foreign)]
+
+
+def is_offline(foreign: ForeignValues) -> bool:
+    """Whether the algorithm trains on offline data (sft and dpo)."""
+    return algorithm_type(foreign) in _OFFLINE
+
+
+def option(foreign: ForeignValues, key: str, default: str) -> str:
+    """The value of `algorithm.<key>`, or `default` for null."""
+    value = foreign[f"algorithm.{key}"]
+    return default if value is None else str(value)
+
+
+def advantage(foreign: ForeignValues) -> str:
+    """The advantage function; `none` for offline algorithms."""
+    return "none" if is_offline(foreign) else option(foreign, "advantage_fn", preset(foreign).advantage)
+
+
+def loss(foreign: ForeignValues) -> str:
+    """The name of the policy loss."""
+    return option(foreign, "policy_loss_fn", preset(foreign).loss)
+
+
+def repeat_times(foreign: ForeignValues) -> int:
+    """The number of rollouts per task."""
+    count = foreign["algorithm.repeat_times"]
+    return preset(foreign).repeat if count is None else int(count)
+
+
+def only_types(*types: str) -> InactiveCheck:
+    """Check that finds a key inactive except under these types."""
+    return lambda foreign: (
+        None if algorithm_type(foreign) in types else f"algorithm_type is {algorithm_type(foreign)}"
+    )
+
+
+def only_advantages(*names: str) -> InactiveCheck:
+    """Check that finds a key inactive except with these advantage functions."""
+    return lambda foreign: (
+        None if advantage(foreign) in names else f"the advantages are {advantage(foreign)}'s"
+    )
+
+
+def only_losses(*names: str) -> InactiveCheck:
+    """Check that finds a key inactive except with these policy losses."""
+    return lambda foreign: None if loss(foreign) in names else f"the policy loss is {loss(foreign)}"
+
+
+def only_sampled(foreign: ForeignValues) -> str | None:
+    """Check that finds a key inactive where the run does not train on sampled rollouts."""
+    return f"algorithm_type is {algorithm_type(foreign)}" if is_offline(foreign) else None
+
+
+def only_offline(foreign: ForeignValues) -> str | None:
+    """Check that finds a key inactive except under sft and dpo."""
+    if is_offline(foreign):
+        return None
+    return f"algorithm_type is {algorithm_type(foreign)}, which trains on its own rollouts"
+
+
+without_critic = only_advantages("ppo")
+"""Check that finds the critic's keys inactive where the run has no critic."""

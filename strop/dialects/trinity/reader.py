@@ -1,0 +1,106 @@
+"""Ledger and reader of Trinity-RFT's configuration, a YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from strop.config.load.config_tree import ConfigTree, split_key
+from strop.config.load.interpolation import resolve_interpolations
+from strop.config.load.loader import LoadedRun
+from strop.config.load.placement import here_requested
+from strop.config.load.yaml_file import read_yaml
+from strop.config.paths import existing_path, expand_user
+from strop.dialects.ledger.key_mapping import mapped
+from strop.dialects.ledger.overrides import config_tree_from_overrides
+from strop.dialects.ledger.reader import read_dialect
+from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
+from strop.dialects.ledger.value_types import MAPPING, STRING, nullable
+from strop.dialects.trinity import (
+    algorithm,
+    buffer,
+    cluster,
+    explorer,
+    general,
+    model,
+    topology,
+    trainer_config,
+)
+from strop.dialects.trinity.stages import split_stages
+from strop.errors import ConfigError
+
+_CONFIG = "trainer.trainer_config"
+_PATH = "trainer.trainer_config_path"
+LEDGER = Ledger(
+    "trinity",
+    (
+        *general.GLOBAL,
+        *algorithm.ROWS,
+        *general.MONITOR,
+        *model.MODEL,
+        *cluster.ROWS,
+        *buffer.ROWS,
+        *explorer.EXPLORER,
+        *topology.ROWS,
+        *general.TRAINER,
+        buffer.TOTAL_STEPS,
+        general.SAVE_STRATEGY,
+        mapped(_CONFIG, None, note="verl's keys; each has a row of its own", value_type=nullable(MAPPING)),
+        mapped(_PATH, "", note="path of a file with the keys of trainer_config", value_type=nullable(STRING)),
+        *general.REST,
+        *trainer_config.ROWS,
+    ),
+)
+
+
+def read_trinity(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    here: bool = False,
+    key_owner: KeyOwnerHint = no_key_owner,
+) -> LoadedRun:
+    """Read a Trinity-RFT file.
+
+    Raises ConfigError for a key or value that is not accepted, and PlacementError for hardware and engines
+    that this machine does not have, unless `here` or STROP_HERE overrides them.
+    """
+    tree = config_tree_from_overrides(LEDGER, overrides, path, key_owner=key_owner)
+    here = here_requested(here)
+    loaded: list[LoadedRun] = []
+    before: tuple[str, Path] | None = None
+    for stage in split_stages(tree):
+        if before is not None:
+            stage.start_from(*before)
+        loaded.append(_read(stage.tree, path, here=here, key_owner=key_owner))
+        if loaded[-1].run.mode in ("both", "train"):
+            before = (stage.name, loaded[-1].run.folder_path / "model")
+    if loaded:
+        return replace(loaded[-1], stages=tuple(loaded))
+    return _read(tree, path, here=here, key_owner=key_owner)
+
+
+def _read(tree: ConfigTree, path: Path, *, here: bool, key_owner: KeyOwnerHint) -> LoadedRun:
+    _insert_trainer_config(tree, path)
+    return read_dialect(LEDGER, tree, here=here, key_owner=key_owner)
+
+
+def _insert_trainer_config(tree: ConfigTree, path: Path) -> None:
+    """Load the file of `trainer_config_path` into `trainer_config`."""
+    trainer_config_path = tree.get(split_key(_PATH))
+    if not trainer_config_path:
+        return
+    where = tree.source(split_key(_PATH))
+    if tree.get(split_key(_CONFIG)):
+        raise ConfigError(f"{where}: both {_CONFIG} and {_PATH} are set; write one of them.")
+    file = expand_user(str(trainer_config_path))
+    inner = read_yaml(file if file.is_absolute() or existing_path(file) else path.parent / file)
+    values = resolve_interpolations(inner.values, inner.locator(str(trainer_config_path)))
+    for name, value in values.items():
+        source = inner.source((name,))
+        assert source is not None
+        tree.set((*split_key(_CONFIG), name), value, source)
+    for keys, source in inner.sources.items():
+        if keys:
+            tree.sources[(*split_key(_CONFIG), *keys)] = source

@@ -1,0 +1,269 @@
+"""Ledger rows of verl's `actor_rollout_ref.actor`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strop.dialects.ledger.key_mapping import (
+    SupportCheck,
+    mapped,
+    not_on_page,
+    only,
+    placement,
+    refused,
+)
+from strop.dialects.ledger.placement_notes import NO_SHARDS
+from strop.dialects.ledger.value_types import INTEGER, NUMBER, NUMBER_LIST, STRING_OR_LIST, nullable, one_of
+from strop.dialects.verl import switches
+from strop.dialects.verl.actor_converters import (
+    LOSSES,
+    betas,
+    clipping,
+    kl_loss,
+    micro_batch,
+    policy_loss,
+    precision,
+    schedule,
+)
+from strop.dialects.verl.algorithm import KL
+from strop.dialects.verl.checkpoint_contents import loaded_contents, saved_contents, without_optimizer
+from strop.dialects.verl.data import batches
+from strop.dialects.verl.parallelism import megatron_parallelism_rows
+
+
+def equals_or_same_as(value: Any, key: str) -> SupportCheck:
+    """Check that supports one value, and the value of another key."""
+    return lambda foreign, written: written == value or written == foreign[key]
+
+
+ROWS = (
+    placement(
+        "actor_rollout_ref.actor.strategy",
+        "fsdp",
+        "a single process trains",
+        value_type=one_of("fsdp", "fsdp2", "megatron"),
+        supported=only("fsdp", "fsdp2"),
+    ),
+    mapped(
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        256,
+        "trainer.tasks_per_update",
+        read=batches,
+        note="counts prompts",
+    ),
+    mapped(
+        "actor_rollout_ref.actor.ppo_micro_batch_size",
+        None,
+        "trainer.microbatch",
+        read=micro_batch,
+        value_type=nullable(INTEGER),
+        inactive=switches.fixed_batch,
+        note="total number of sequences on all GPUs",
+        deprecated="write ppo_micro_batch_size_per_gpu, the number per GPU",
+    ),
+    mapped(
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        8,
+        "trainer.microbatch",
+        read=micro_batch,
+        inactive=switches.fixed_batch,
+        note="counts sequences",
+    ),
+    mapped("actor_rollout_ref.actor.use_dynamic_bsz", False, "trainer.microbatch", read=micro_batch),
+    mapped(
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+        16384,
+        "trainer.microbatch",
+        read=micro_batch,
+        inactive=switches.dynamic_batch,
+        note="counts tokens",
+    ),
+    mapped(
+        "actor_rollout_ref.actor.grad_clip",
+        1.0,
+        "trainer.max_grad_norm",
+        read=clipping,
+        inactive=switches.fsdp,
+    ),
+    mapped(
+        "actor_rollout_ref.actor.clip_ratio",
+        0.2,
+        "algorithm.policy_loss.clip_low",
+        "algorithm.policy_loss.clip_high",
+        read=policy_loss,
+        inactive=switches.ratio,
+    ),
+    mapped("actor_rollout_ref.actor.entropy_coeff", 0.0, "algorithm.entropy_coef"),
+    mapped("actor_rollout_ref.actor.use_kl_loss", False, "algorithm.kl_loss", read=kl_loss),
+    placement(
+        "actor_rollout_ref.actor.use_torch_compile", True, "nothing is compiled", supported=only(False)
+    ),
+    mapped(
+        "actor_rollout_ref.actor.kl_loss_coef",
+        0.001,
+        "algorithm.kl_loss.coef",
+        read=kl_loss,
+        inactive=switches.kl_loss,
+    ),
+    mapped(
+        "actor_rollout_ref.actor.kl_loss_type",
+        "low_var_kl",
+        "algorithm.kl_loss.estimator",
+        read=kl_loss,
+        value_type=one_of(*KL),
+        inactive=switches.kl_loss,
+    ),
+    mapped("actor_rollout_ref.actor.ppo_epochs", 1, "trainer.epochs_per_step"),
+    mapped(
+        "actor_rollout_ref.actor.data_loader_seed",
+        None,
+        "trainer.shuffle_seed",
+        value_type=nullable(INTEGER),
+        inactive=switches.shuffle,
+        note="null means data.seed",
+    ),
+    mapped("actor_rollout_ref.actor.shuffle", False, "trainer.shuffle_each_epoch"),
+    placement("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1, NO_SHARDS, supported=only(1)),
+    mapped("actor_rollout_ref.actor.optim.lr", 1e-6, "trainer.optimizer.lr"),
+    mapped(
+        "actor_rollout_ref.actor.optim.lr_warmup_steps",
+        -1,
+        "trainer.schedule.warmup",
+        read=schedule,
+        value_type=nullable(INTEGER),
+        note="a negative value means that the ratio applies",
+    ),
+    mapped(
+        "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio",
+        0.0,
+        "trainer.schedule.warmup",
+        read=schedule,
+        inactive=switches.warmup_ratio,
+    ),
+    mapped(
+        "actor_rollout_ref.actor.optim.min_lr_ratio",
+        0.0,
+        "trainer.schedule.min_ratio",
+        read=schedule,
+        inactive=switches.cosine,
+    ),
+    mapped(
+        "actor_rollout_ref.actor.optim.num_cycles",
+        0.5,
+        "trainer.schedule.cycles",
+        read=schedule,
+        inactive=switches.cosine,
+    ),
+    mapped(
+        "actor_rollout_ref.actor.optim.warmup_style",
+        "constant",
+        "trainer.schedule.type",
+        read=schedule,
+        value_type=one_of("constant", "cosine"),
+        inactive=switches.fsdp,
+    ),
+    refused(
+        "actor_rollout_ref.actor.optim.total_training_steps",
+        -1,
+        "verl always overwrites it with the length of the run; write trainer.total_training_steps",
+        supported=equals_or_same_as(-1, "trainer.total_training_steps"),
+        value_type=INTEGER,
+    ),
+    placement(
+        "actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params", 0, NO_SHARDS, supported=only(0)
+    ),
+    placement("actor_rollout_ref.actor.fsdp_config.param_offload", False, NO_SHARDS, supported=only(False)),
+    placement(
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload", False, NO_SHARDS, supported=only(False)
+    ),
+    placement("actor_rollout_ref.actor.fsdp_config.fsdp_size", -1, NO_SHARDS, supported=only(-1, 1)),
+    mapped(
+        "actor_rollout_ref.actor.checkpoint.save_contents",
+        ["model", "optimizer", "extra"],
+        "checkpoint.save_optimizer",
+        "checkpoint.export",
+        read=saved_contents,
+        value_type=STRING_OR_LIST,
+        warn=without_optimizer,
+        note="hf_model also exports the model as a Hugging Face folder",
+    ),
+    mapped(
+        "actor_rollout_ref.actor.checkpoint.load_contents",
+        "${actor_rollout_ref.actor.checkpoint.save_contents}",
+        "checkpoint.resume_optimizer",
+        read=loaded_contents,
+        value_type=STRING_OR_LIST,
+        note="without optimizer, a resumed run starts with a fresh optimizer state",
+    ),
+    *not_on_page(
+        mapped(
+            "actor_rollout_ref.actor.clip_ratio_low",
+            None,
+            "algorithm.policy_loss.clip_low",
+            read=policy_loss,
+            inactive=switches.ratio,
+            value_type=nullable(NUMBER),
+            note="null means clip_ratio",
+        ),
+        mapped(
+            "actor_rollout_ref.actor.clip_ratio_high",
+            None,
+            "algorithm.policy_loss.clip_high",
+            read=policy_loss,
+            inactive=switches.ratio,
+            value_type=nullable(NUMBER),
+            note="null means clip_ratio",
+        ),
+        mapped(
+            "actor_rollout_ref.actor.clip_ratio_c",
+            3.0,
+            "algorithm.policy_loss.dual_clip",
+            read=policy_loss,
+            inactive=switches.dual_clip,
+        ),
+        mapped(
+            "actor_rollout_ref.actor.policy_loss.loss_mode",
+            "vanilla",
+            "algorithm.policy_loss.type",
+            read=policy_loss,
+            value_type=one_of(*LOSSES),
+            note="the clip_ratio keys also bound the ratio of gspo",
+        ),
+        mapped(
+            "actor_rollout_ref.actor.loss_agg_mode",
+            "token-mean",
+            "algorithm.aggregation",
+            value_type=one_of(
+                "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+            ),
+        ),
+        mapped(
+            "actor_rollout_ref.actor.optim.betas",
+            [0.9, 0.999],
+            "trainer.optimizer.betas",
+            read=betas,
+            value_type=NUMBER_LIST,
+            inactive=switches.fsdp,
+        ),
+        mapped(
+            "actor_rollout_ref.actor.fsdp_config.model_dtype",
+            "fp32",
+            "model.dtype",
+            "model.compute_dtype",
+            read=precision,
+            value_type=one_of("fp32", "float32", "bf16", "bfloat16"),
+            note="dtype of the parameters; computation is in bfloat16",
+        ),
+        placement(
+            "actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
+            None,
+            NO_SHARDS,
+            supported=only(None),
+        ),
+        *(
+            placement(f"actor_rollout_ref.actor.fsdp_config.{name}", False, NO_SHARDS, supported=only(False))
+            for name in ("forward_prefetch", "offload_policy")
+        ),
+        *megatron_parallelism_rows("actor_rollout_ref.actor.megatron", switches.megatron),
+    ),
+)

@@ -1,0 +1,167 @@
+"""Converters of verl's `actor_rollout_ref.actor` keys: micro-batches, policy loss, KL loss, optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.schema import Run
+from strop.config.schema.algorithm import ClippedLossConfig, GspoLossConfig
+from strop.dialects.ledger.key_mapping import ForeignValues, written_by
+from strop.dialects.verl import switches
+from strop.dialects.verl.algorithm import KL, KL_NAMES
+from strop.dialects.verl.lr_schedule import (
+    fsdp_schedule,
+    megatron_schedule,
+    requires_megatron,
+    schedule_values,
+)
+
+_AT = "actor_rollout_ref.actor"
+OPTIM = f"{_AT}.optim"
+LOSSES = {"vanilla": "clip", "gspo": "gspo", "gpg": "gpg"}
+
+
+def write_micro_batch(run: Run) -> Mapping[str, Any]:
+    """Write the micro-batch size with the per-GPU keys."""
+    actor, size = "actor_rollout_ref.actor", run.trainer.microbatch
+    if size.unit == "tokens":
+        return {f"{actor}.use_dynamic_bsz": True, f"{actor}.ppo_max_token_len_per_gpu": size.count}
+    return {f"{actor}.use_dynamic_bsz": False, f"{actor}.ppo_micro_batch_size_per_gpu": size.count}
+
+
+@written_by(write_micro_batch)
+def micro_batch(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the micro-batch size of the actor."""
+    return {"trainer.microbatch": micro_batch_size(foreign, _AT)}
+
+
+def micro_batch_size(foreign: ForeignValues, section: str) -> str:
+    """The micro-batch size of actor or critic: tokens for a dynamic batch size, else sequences.
+
+    The deprecated key counts the sequences of all GPUs. Raises ConfigError where it and its replacement are
+    set.
+    """
+    if foreign[f"{section}.use_dynamic_bsz"]:
+        return f"{foreign[f'{section}.ppo_max_token_len_per_gpu']} tokens"
+    everywhere = foreign[f"{section}.ppo_micro_batch_size"]
+    if everywhere is None:
+        return f"{foreign[f'{section}.ppo_micro_batch_size_per_gpu']} sequences"
+    if foreign.is_set(f"{section}.ppo_micro_batch_size_per_gpu"):
+        raise foreign.error_for(
+            f"{section}.ppo_micro_batch_size",
+            f"{section}.ppo_micro_batch_size and {section}.ppo_micro_batch_size_per_gpu set the same option; "
+            "write only ppo_micro_batch_size_per_gpu.",
+        )
+    gpus = foreign["trainer.nnodes"] * foreign["trainer.n_gpus_per_node"]
+    return f"{max(1, everywhere // max(1, gpus))} sequences"
+
+
+def write_policy_loss(run: Run) -> Mapping[str, Any]:
+    """Write the policy loss; equal clip bounds are written as `clip_ratio` alone."""
+    actor, loss = "actor_rollout_ref.actor", getattr(run.algorithm, "policy_loss", None)
+    names = {name: foreign_name for foreign_name, name in LOSSES.items()}
+    values: dict[str, Any] = {f"{actor}.policy_loss.loss_mode": names.get(loss.type) if loss else None}
+    if isinstance(loss, ClippedLossConfig):
+        values[f"{actor}.clip_ratio_c"] = loss.dual_clip
+    if isinstance(loss, ClippedLossConfig | GspoLossConfig):
+        sides = {f"{actor}.clip_ratio_low": loss.clip_low, f"{actor}.clip_ratio_high": loss.clip_high}
+        alike = loss.clip_low == loss.clip_high
+        values |= {f"{actor}.clip_ratio": loss.clip_low} if alike else sides
+    return values
+
+
+@written_by(write_policy_loss)
+def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the policy loss; `clip_ratio` is the bound on each side that has no key of its own."""
+    actor = "actor_rollout_ref.actor"
+    low, high = foreign[f"{actor}.clip_ratio_low"], foreign[f"{actor}.clip_ratio_high"]
+    both = foreign[f"{actor}.clip_ratio"]
+    settings = {"algorithm.policy_loss.type": LOSSES[foreign[f"{actor}.policy_loss.loss_mode"]]}
+    if not switches.ratio(foreign):
+        settings["algorithm.policy_loss.clip_low"] = both if low is None else low
+        settings["algorithm.policy_loss.clip_high"] = both if high is None else high
+    if not switches.dual_clip(foreign):
+        settings["algorithm.policy_loss.dual_clip"] = foreign[f"{actor}.clip_ratio_c"]
+    return settings
+
+
+def write_kl_loss(run: Run) -> Mapping[str, Any]:
+    """Write the switch and, where it is on, the coefficient and the estimator."""
+    actor, term = "actor_rollout_ref.actor", getattr(run.algorithm, "kl_loss", None)
+    if term is None:
+        return {f"{actor}.use_kl_loss": False}
+    return {
+        f"{actor}.use_kl_loss": True,
+        f"{actor}.kl_loss_coef": term.coef,
+        f"{actor}.kl_loss_type": KL_NAMES[term.estimator],
+    }
+
+
+@written_by(write_kl_loss)
+def kl_loss(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the KL penalty in the loss, where it is on."""
+    if switches.kl_loss(foreign):
+        return {}
+    kind = foreign["actor_rollout_ref.actor.kl_loss_type"]
+    return {
+        "algorithm.kl_loss.estimator": KL[kind],
+        "algorithm.kl_loss.coef": foreign["actor_rollout_ref.actor.kl_loss_coef"],
+    }
+
+
+def write_schedule(run: Run) -> Mapping[str, Any]:
+    """Write the schedule with the keys of the strategy that supports it."""
+    values = schedule_values(run, run.trainer.schedule, run.trainer.optimizer.lr, OPTIM)
+    return values | ({"actor_rollout_ref.actor.strategy": "megatron"} if requires_megatron(run) else {})
+
+
+@written_by(write_schedule)
+def schedule(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the schedule from the keys of the strategy."""
+    settings = (
+        megatron_schedule(foreign, OPTIM) if not switches.megatron(foreign) else fsdp_schedule(foreign, OPTIM)
+    )
+    return {f"trainer.schedule.{name}": value for name, value in settings.items()}
+
+
+def write_clipping(run: Run) -> Mapping[str, Any]:
+    """Write the gradient norm bound with the strategy's key; for Megatron, 0 means no bound."""
+    bound = run.trainer.max_grad_norm
+    return {f"{OPTIM}.clip_grad": bound or 0.0} if requires_megatron(run) else {f"{_AT}.grad_clip": bound}
+
+
+@written_by(write_clipping)
+def clipping(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the gradient norm bound; Megatron's optimizer has a key of its own for it."""
+    bound = foreign["actor_rollout_ref.actor.grad_clip"]
+    if not switches.megatron(foreign):
+        bound = foreign[f"{OPTIM}.clip_grad"] or None
+    return {"trainer.max_grad_norm": bound}
+
+
+def write_betas(run: Run) -> Mapping[str, Any]:
+    """Write AdamW's betas under FSDP; Megatron has no key for them."""
+    adamw_betas = getattr(run.trainer.optimizer, "betas", None)
+    return {} if adamw_betas is None or requires_megatron(run) else {f"{OPTIM}.betas": list(adamw_betas)}
+
+
+@written_by(write_betas)
+def betas(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read AdamW's betas under FSDP; Megatron always uses its own betas, which equal Strop's defaults."""
+    return {} if switches.fsdp(foreign) else {"trainer.optimizer.betas": foreign[f"{OPTIM}.betas"]}
+
+
+def write_precision(run: Run) -> Mapping[str, Any]:
+    """Write the dtype of the parameters; verl has no key for the compute dtype."""
+    names = {"float32": "fp32", "bfloat16": "bf16"}
+    return {"actor_rollout_ref.actor.fsdp_config.model_dtype": names[run.model.dtype]}
+
+
+@written_by(write_precision)
+def precision(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the dtypes: verl computes in bfloat16, with parameters in float32 unless the key says
+    otherwise."""
+    names = {"fp32": "float32", "bf16": "bfloat16"}
+    kind = foreign["actor_rollout_ref.actor.fsdp_config.model_dtype"]
+    return {"model.dtype": names.get(kind, kind), "model.compute_dtype": "bfloat16"}

@@ -1,0 +1,226 @@
+"""Ledger rows of verl's `algorithm` section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.schema import Run
+from strop.dialects.ledger.key_mapping import ForeignValues, mapped, not_on_page, written_by
+from strop.dialects.ledger.value_types import STRING, nullable, one_of
+from strop.dialects.verl import switches
+
+ESTIMATORS = (
+    "gae",
+    "grpo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "rloo",
+    "opo",
+    "grpo_passk",
+    "gpg",
+)
+"""verl's advantage estimators. The page lists five; verl itself and the AzureML component accept all nine."""
+_WHOLE_REWARD = (None, "score", "seq_reward", "seq_final_reward")
+KL = {
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "k3",
+    "k3": "k3",
+    "full": "full",
+}
+"""verl's names of the KL estimators, each with Strop's name."""
+KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl", "full": "full"}
+"""Strop's names of the KL estimators, each with the name on verl's page."""
+
+
+def write_estimator(run: Run) -> Mapping[str, Any]:
+    """Write the algorithm and those of the options that it has."""
+    name, at = run.algorithm.type, "algorithm"
+    options = {"norm_adv_by_std_in_grpo": "divide_by_std", "gamma": "gamma", "lam": "lam"}
+    values = {f"{at}.adv_estimator": "gae" if name == "ppo" else name}
+    values_of_options = {
+        f"{at}.{foreign}": getattr(run.algorithm, field, None) for foreign, field in options.items()
+    }
+    return values | {key: value for key, value in values_of_options.items() if value is not None}
+
+
+@written_by(write_estimator)
+def estimator(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the algorithm: the estimator gae is PPO, the others are algorithms of the same name."""
+    name = foreign["algorithm.adv_estimator"]
+    settings = {"algorithm.type": "ppo" if name == "gae" else name}
+    if not switches.by_std(foreign):
+        settings["algorithm.divide_by_std"] = foreign["algorithm.norm_adv_by_std_in_grpo"]
+    if not switches.discounted(foreign):
+        settings["algorithm.gamma"] = foreign["algorithm.gamma"]
+    if not switches.gae(foreign):
+        settings["algorithm.lam"] = foreign["algorithm.lam"]
+    return settings
+
+
+def write_kl_reward(run: Run) -> Mapping[str, Any]:
+    """Write the switch and, where it is on, the KL penalty in the reward."""
+    term = getattr(run.algorithm, "kl_reward", None)
+    if term is None:
+        return {"algorithm.use_kl_in_reward": False}
+    values = {
+        "algorithm.use_kl_in_reward": True,
+        "algorithm.kl_penalty": KL_NAMES[term.estimator],
+        "algorithm.kl_ctrl.kl_coef": term.coef,
+        "algorithm.kl_ctrl.type": "fixed" if term.adaptive is None else "adaptive",
+    }
+    if term.adaptive is not None:
+        values["algorithm.kl_ctrl.target_kl"] = term.adaptive.target_kl
+        values["algorithm.kl_ctrl.horizon"] = term.adaptive.horizon
+    return values
+
+
+@written_by(write_kl_reward)
+def kl_reward(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the KL penalty in the reward, where it is on, with the controller of an adaptive coefficient."""
+    if switches.kl_in_reward(foreign):
+        return {}
+    settings = {
+        "algorithm.kl_reward.estimator": KL[foreign["algorithm.kl_penalty"]],
+        "algorithm.kl_reward.coef": foreign["algorithm.kl_ctrl.kl_coef"],
+    }
+    if not switches.adaptive_kl(foreign):
+        settings["algorithm.kl_reward.adaptive.target_kl"] = foreign["algorithm.kl_ctrl.target_kl"]
+        settings["algorithm.kl_reward.adaptive.horizon"] = foreign["algorithm.kl_ctrl.horizon"]
+    return settings
+
+
+def write_filter_groups(run: Run) -> Mapping[str, Any]:
+    """Write the switch and the maximum number of generation batches."""
+    dynamic_sampling = getattr(run.algorithm, "dynamic_sampling", None)
+    if dynamic_sampling is None:
+        return {"algorithm.filter_groups.enable": False}
+    values = {
+        "algorithm.filter_groups.enable": True,
+        "algorithm.filter_groups.max_num_gen_batches": dynamic_sampling.max_tries,
+    }
+    part = (dynamic_sampling.metric or "").rpartition("/")[2]
+    return values | ({"algorithm.filter_groups.metric": part} if part else {})
+
+
+@written_by(write_filter_groups)
+def filter_groups(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read DAPO's dynamic sampling. After the maximum number of tries, a step trains on the groups it has."""
+    if switches.filter_groups(foreign):
+        return {}
+    tries, metric = (foreign[f"algorithm.filter_groups.{name}"] for name in ("max_num_gen_batches", "metric"))
+    settings = {"max_tries": tries} if tries > 0 else {}
+    if metric not in _WHOLE_REWARD:
+        settings["metric"] = _part(foreign, metric)
+    return {"algorithm.dynamic_sampling": settings}
+
+
+def _part(foreign: ForeignValues, metric: str) -> str:
+    """The reward part that a user's reward function returns, such as `compute_score/acc`."""
+    if foreign["custom_reward_function.path"] is None or not switches.reward_model(foreign):
+        raise foreign.error_for(
+            "algorithm.filter_groups.metric",
+            f"algorithm.filter_groups.metric is {metric}, which only a reward function of your own "
+            "(custom_reward_function.path) can return in addition to its score; write score for the whole "
+            "reward.",
+        )
+    return f"{foreign['custom_reward_function.name']}/{metric}"
+
+
+ROWS = (
+    mapped(
+        "algorithm.gamma",
+        1.0,
+        "algorithm.gamma",
+        read=estimator,
+        inactive=switches.discounted,
+        note="discount factor of gae and reinforce_plus_plus",
+    ),
+    mapped("algorithm.lam", 1.0, "algorithm.lam", read=estimator, inactive=switches.gae),
+    mapped(
+        "algorithm.adv_estimator",
+        "gae",
+        "algorithm.type",
+        read=estimator,
+        value_type=one_of(*ESTIMATORS),
+        note="gae is PPO with a critic",
+    ),
+    mapped("algorithm.use_kl_in_reward", False, "algorithm.kl_reward", read=kl_reward),
+    mapped(
+        "algorithm.kl_penalty",
+        "kl",
+        "algorithm.kl_reward.estimator",
+        read=kl_reward,
+        value_type=one_of(*KL),
+        inactive=switches.kl_in_reward,
+    ),
+    mapped(
+        "algorithm.kl_ctrl.type",
+        "fixed",
+        "algorithm.kl_reward.adaptive",
+        read=kl_reward,
+        value_type=one_of("fixed", "adaptive"),
+        inactive=switches.kl_in_reward,
+    ),
+    mapped(
+        "algorithm.kl_ctrl.kl_coef",
+        0.005,
+        "algorithm.kl_reward.coef",
+        read=kl_reward,
+        inactive=switches.kl_in_reward,
+        note="the page's YAML has 0.005, the page's text 0.001",
+    ),
+    mapped(
+        "algorithm.kl_ctrl.horizon",
+        10000,
+        "algorithm.kl_reward.adaptive.horizon",
+        read=kl_reward,
+        inactive=switches.adaptive_kl,
+        note="counts rollouts",
+    ),
+    mapped(
+        "algorithm.kl_ctrl.target_kl",
+        0.1,
+        "algorithm.kl_reward.adaptive.target_kl",
+        read=kl_reward,
+        inactive=switches.adaptive_kl,
+    ),
+    *not_on_page(
+        mapped(
+            "algorithm.norm_adv_by_std_in_grpo",
+            True,
+            "algorithm.divide_by_std",
+            read=estimator,
+            inactive=switches.by_std,
+        ),
+        mapped(
+            "algorithm.filter_groups.enable",
+            False,
+            "algorithm.dynamic_sampling",
+            read=filter_groups,
+            note="replaces groups whose rewards are all equal",
+        ),
+        mapped(
+            "algorithm.filter_groups.max_num_gen_batches",
+            0,
+            "algorithm.dynamic_sampling.max_tries",
+            read=filter_groups,
+            inactive=switches.filter_groups,
+            note="0 means Strop's default bound",
+        ),
+        mapped(
+            "algorithm.filter_groups.metric",
+            None,
+            "algorithm.dynamic_sampling.metric",
+            read=filter_groups,
+            value_type=nullable(STRING),
+            inactive=switches.filter_groups,
+            note="score, seq_reward, seq_final_reward and null mean the whole reward",
+        ),
+    ),
+)

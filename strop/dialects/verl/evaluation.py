@@ -1,0 +1,93 @@
+"""Ledger and reader of verl's `evaluation.yaml`, which scores a file of responses without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from strop.config.schema.base import Section
+from strop.config.schema.reward import RewardConfig
+from strop.dialects.ledger.foreign import ForeignConfig
+from strop.dialects.ledger.key_mapping import ForeignValues, mapped
+from strop.dialects.ledger.overrides import config_tree_from_overrides
+from strop.dialects.ledger.reader import apply_converters, check_values, usage_notes
+from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
+from strop.dialects.ledger.value_types import STRING, STRING_OR_LIST, nullable
+from strop.dialects.verl import switches
+from strop.dialects.verl.reward import reward
+
+
+class EvaluationOptions(Section):
+    """Options of scoring a file of responses."""
+
+    path: str | tuple[str, ...]
+    """Parquet or JSONL files with one row per prompt."""
+    prompt: str = "prompt"
+    """Column of the prompt, for rewards that read it."""
+    responses: str = "responses"
+    """Column of the responses: a list of strings."""
+    source: str = "data_source"
+    """Column of the data source; results are reported per value."""
+    answer: str = "reward_model.ground_truth"
+    """Column of the reference answer that the reward compares with."""
+    reward: RewardConfig
+    """Reward that scores the responses."""
+
+
+def answer_column(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the answer column; verl has the reference answer inside a mapping."""
+    return {"answer": f"{foreign['data.reward_model_key']}.ground_truth"}
+
+
+LEDGER = Ledger(
+    "verl-eval",
+    (
+        mapped("data.path", "/tmp/math_Qwen2-7B-Instruct.parquet", "path", value_type=STRING_OR_LIST),
+        mapped("data.prompt_key", "prompt", "prompt"),
+        mapped("data.response_key", "responses", "responses"),
+        mapped("data.data_source_key", "data_source", "source"),
+        mapped("data.reward_model_key", "reward_model", "answer", read=answer_column),
+        mapped(
+            "custom_reward_function.path",
+            None,
+            "reward.functions.0.function",
+            read=reward,
+            value_type=nullable(STRING),
+            note="null selects a built-in reward by each row's data source",
+        ),
+        mapped(
+            "custom_reward_function.name",
+            "compute_score",
+            "reward.functions.0.function",
+            read=reward,
+            inactive=switches.custom_function,
+        ),
+    ),
+)
+
+
+def describe_evaluation(scoring: EvaluationOptions) -> str:
+    """A description in plain English of what is scored, how, and what is printed."""
+    files = scoring.path if isinstance(scoring.path, str) else ", ".join(scoring.path)
+    names = [part.function for part in scoring.reward.functions]
+    by = "the built-in reward for each row's source" if names == ["by_source"] else " + f".join(names)
+    return (
+        f"Scores every response in the column {scoring.responses} of {files} with {by}, which compares it "
+        f"with the row's {scoring.answer}. Prints, for each value of the column {scoring.source}, the number "
+        "of prompts and responses, the mean reward, best@n, pass@k, and the reward of the majority response. "
+        "Loads no model, trains nothing and writes nothing."
+    )
+
+
+def read_verl_eval(
+    overrides: Sequence[str], *, config: Path | None = None, key_owner: KeyOwnerHint = no_key_owner
+) -> tuple[EvaluationOptions, tuple[str, ...]]:
+    """Read the arguments of `python -m verl.trainer.main_eval`: the options, and notices for the user.
+
+    Raises ConfigError for a key or value that is not accepted.
+    """
+    tree = config_tree_from_overrides(LEDGER, overrides, config, key_owner=key_owner)
+    foreign = ForeignConfig(LEDGER, tree, key_owner=key_owner)
+    check_values(foreign)
+    return EvaluationOptions.model_validate(apply_converters(foreign).values), tuple(usage_notes(foreign))

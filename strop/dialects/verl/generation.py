@@ -1,0 +1,245 @@
+"""Ledger and reader of verl's `generation.yaml`, which generates responses to a file of prompts. The seed
+page does not list it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from strop.config.load.placement import OverriddenKey, here_requested
+from strop.config.schema.generation import GenerationConfig
+from strop.dialects.ledger.foreign import ForeignConfig
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    always,
+    mapped,
+    never,
+    not_on_page,
+    only,
+    placement,
+    refused,
+)
+from strop.dialects.ledger.overrides import config_tree_from_overrides
+from strop.dialects.ledger.placement_notes import NATIVE_SAMPLER, NO_SHARDS, ONE_GPU, ONE_MACHINE
+from strop.dialects.ledger.reader import apply_converters, check_values, usage_notes
+from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
+from strop.dialects.ledger.value_types import INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
+from strop.dialects.verl.data import all_tokens
+from strop.dialects.verl.trainer import one_gpu
+from strop.errors import ConfigError
+
+_NO_RAY = "a single process runs, without Ray"
+_DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
+
+
+def prompts(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the prompt column; the other columns are copied to the output."""
+    return {
+        "data.train": {"path": foreign["data.path"], "prompt": foreign["data.prompt_key"], "answer": None},
+        "data.overlong": "right",
+    }
+
+
+def sampling(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the sampling options; `do_sample: False` means greedy sampling at any temperature."""
+    greedy = not foreign["rollout.do_sample"] or foreign["rollout.temperature"] == 0
+    settings = {"temperature": 0.0, "ignore_eos": foreign["rollout.ignore_eos"]}
+    if not greedy:
+        settings["temperature"] = foreign["rollout.temperature"]
+        settings["top_p"] = foreign["rollout.top_p"]
+        settings["top_k"] = all_tokens(foreign["rollout.top_k"])
+    elif foreign["data.n_samples"] > 1:
+        raise foreign.error_for(
+            "data.n_samples",
+            f"data.n_samples is {foreign['data.n_samples']}, but greedy responses to one prompt are "
+            "identical; write data.n_samples=1, or a rollout.temperature above 0.",
+        )
+    return {f"sampling.{name}": value for name, value in settings.items()}
+
+
+def libraries(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the imports: one library or a list."""
+    libraries = foreign["model.external_lib"]
+    return {"model.imports": [libraries] if isinstance(libraries, str) else libraries or []}
+
+
+def precision(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the dtype of the weights and of the computation."""
+    return {"model.dtype": _DTYPES.get(foreign["rollout.dtype"], "bfloat16")}
+
+
+LEDGER = Ledger(
+    "verl-generate",
+    not_on_page(
+        placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
+        placement(
+            "trainer.n_gpus_per_node",
+            8,
+            ONE_GPU,
+            supported=one_gpu,
+        ),
+        mapped(
+            "data.path",
+            "~/data/rlhf/math/test.parquet",
+            "data.train.path",
+            read=prompts,
+            value_type=STRING_OR_LIST,
+        ),
+        mapped("data.prompt_key", "prompt", "data.train.prompt", read=prompts),
+        mapped("data.n_samples", 5, "rollouts_per_task", note="number of responses per prompt"),
+        mapped("data.output_path", "/opt/tiger/math_Qwen2-7B-Instruct.parquet", "output"),
+        mapped("data.batch_size", 128, "tasks_per_batch", note="counts prompts"),
+        mapped("data.trust_remote_code", False, "model.trust_remote_code"),
+        mapped("model.path", "~/models/Qwen2-7B-Instruct", "model.path"),
+        mapped(
+            "model.external_lib", None, "model.imports", read=libraries, value_type=nullable(STRING_OR_LIST)
+        ),
+        placement(
+            "rollout.name",
+            "vllm",
+            "the native sampler in this process",
+            value_type=one_of("vllm", "sglang", "hf"),
+            supported=never,
+        ),
+        placement(
+            "rollout.mode",
+            "sync",
+            "the native sampler in this process",
+            value_type=one_of("sync", "async"),
+            supported=only("sync"),
+        ),
+        mapped("rollout.temperature", 1.0, "sampling.temperature", read=sampling),
+        mapped("rollout.top_k", 50, "sampling.top_k", read=sampling, note="-1 and 0 keep all tokens"),
+        mapped("rollout.top_p", 0.7, "sampling.top_p", read=sampling, value_type=NUMBER),
+        mapped(
+            "rollout.prompt_length",
+            1536,
+            "data.max_prompt_tokens",
+            note="longer prompts lose their end",
+        ),
+        mapped("rollout.response_length", 512, "data.max_response_tokens"),
+        placement(
+            "rollout.dtype",
+            "bfloat16",
+            "bfloat16",
+            supported=only(*_DTYPES),
+            value_type=one_of(*_DTYPES, "float16", "fp16", "half", "auto"),
+            fields=("model.dtype",),
+            read=precision,
+        ),
+        placement("rollout.gpu_memory_utilization", 0.5, NATIVE_SAMPLER, supported=never, value_type=NUMBER),
+        mapped("rollout.ignore_eos", False, "sampling.ignore_eos", read=sampling),
+        placement("rollout.enforce_eager", True, NATIVE_SAMPLER, supported=always),
+        placement("rollout.free_cache_engine", True, NATIVE_SAMPLER, supported=always),
+        placement(
+            "rollout.load_format", "dummy_dtensor", "the sampler loads the model's weights", supported=never
+        ),
+        placement("rollout.tensor_model_parallel_size", 1, NO_SHARDS, supported=only(1)),
+        placement(
+            "rollout.max_num_batched_tokens",
+            8192,
+            NATIVE_SAMPLER,
+            value_type=nullable(INTEGER),
+            supported=never,
+        ),
+        placement(
+            "rollout.max_model_len",
+            None,
+            "rollout.prompt_length and rollout.response_length bound a sequence",
+            value_type=nullable(INTEGER),
+            supported=only(None),
+        ),
+        mapped("rollout.max_num_seqs", 1024, "engine.max_sequences"),
+        *(
+            placement(
+                f"rollout.{name}",
+                default,
+                "no log-probs are computed",
+                value_type=nullable(INTEGER),
+                supported=always,
+            )
+            for name, default in (
+                ("log_prob_micro_batch_size", None),
+                ("log_prob_micro_batch_size_per_gpu", 8),
+            )
+        ),
+        refused(
+            "rollout.use_fire_sampling",
+            False,
+            "Strop samples the first token like all others; remove the key",
+        ),
+        mapped(
+            "rollout.do_sample",
+            True,
+            "sampling.temperature",
+            read=sampling,
+            note="False means greedy sampling at any temperature",
+        ),
+        placement("rollout.disable_log_stats", True, NATIVE_SAMPLER, supported=always),
+        placement("rollout.enable_chunked_prefill", True, NATIVE_SAMPLER, supported=always),
+        refused(
+            "rollout.n",
+            1,
+            "write data.n_samples, the number of responses per prompt",
+            value_type=INTEGER,
+        ),
+        placement(
+            "actor.strategy",
+            "fsdp",
+            "a single process generates",
+            value_type=one_of("fsdp", "fsdp2", "megatron"),
+            supported=only("fsdp", "fsdp2"),
+        ),
+        placement("actor.ulysses_sequence_parallel_size", 1, NO_SHARDS, supported=only(1)),
+        placement("actor.fsdp_config.fsdp_size", -1, NO_SHARDS, supported=only(-1, 1)),
+        placement("ray_init.num_cpus", None, _NO_RAY, value_type=nullable(INTEGER), supported=only(None)),
+        placement(
+            "ray_init.timeline_json_file", None, _NO_RAY, value_type=nullable(STRING), supported=only(None)
+        ),
+        refused(
+            "actor.*",
+            UNSET,
+            "generation does not train, so the actor has no other keys; remove it",
+            supported=never,
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedGeneration:
+    """A generation with its overridden placement keys and its notices."""
+
+    generation: GenerationConfig
+    overridden: tuple[OverriddenKey, ...]
+    notes: tuple[str, ...]
+
+
+def read_verl_generate(
+    overrides: Sequence[str],
+    *,
+    config: Path | None = None,
+    here: bool = False,
+    key_owner: KeyOwnerHint = no_key_owner,
+) -> LoadedGeneration:
+    """Read the arguments of `python -m verl.trainer.main_generation`.
+
+    Raises ConfigError for a key or value that is not accepted, and PlacementError for hardware and engines
+    that this machine does not have, unless `here` or STROP_HERE overrides them.
+    """
+    tree = config_tree_from_overrides(LEDGER, overrides, config, key_owner=key_owner)
+    foreign = ForeignConfig(LEDGER, tree, here=here_requested(here), key_owner=key_owner)
+    overridden = check_values(foreign)
+    fields = apply_converters(foreign)
+    try:
+        generation = GenerationConfig.model_validate(fields.values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        keys = tuple(str(part) for part in first["loc"])
+        raise ConfigError(f"{fields.locator(LEDGER.dialect)(keys)}: {first['msg']}.") from None
+    return LoadedGeneration(generation, overridden, tuple(usage_notes(foreign)))

@@ -1,0 +1,57 @@
+"""Ledger and reader of verl's RL configuration: `ppo_trainer.yaml` with `key=value` overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from strop.config.load.loader import LoadedRun
+from strop.config.load.placement import here_requested
+from strop.dialects.ledger.overrides import config_tree_from_overrides
+from strop.dialects.ledger.reader import read_dialect
+from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
+from strop.dialects.verl import (
+    actor,
+    algorithm,
+    critic,
+    data,
+    megatron_optimizer,
+    model,
+    reference_model,
+    reward,
+    rollout,
+    trainer,
+)
+
+LEDGER = Ledger(
+    "verl",
+    (
+        *data.ROWS,
+        *model.ROWS,
+        *actor.ROWS,
+        *reference_model.ROWS,
+        *rollout.ROWS,
+        *megatron_optimizer.ROWS,
+        *critic.ROWS,
+        *reward.REWARD_MODEL,
+        *reward.CUSTOM_REWARD,
+        *algorithm.ROWS,
+        *trainer.ROWS,
+    ),
+)
+
+
+def read_verl(
+    overrides: Sequence[str],
+    *,
+    config: Path | None = None,
+    here: bool = False,
+    key_owner: KeyOwnerHint = no_key_owner,
+) -> LoadedRun:
+    """Read the arguments of `python -m verl.trainer.main_ppo`: overrides, applied to `config` if it is given.
+
+    Raises ConfigError for a key or value that is not accepted, and PlacementError for hardware and engines
+    that this machine does not have, unless `here` or STROP_HERE overrides them.
+    """
+    tree = config_tree_from_overrides(LEDGER, overrides, config, key_owner=key_owner)
+    return read_dialect(LEDGER, tree, here=here_requested(here), key_owner=key_owner)

@@ -1,0 +1,304 @@
+"""Ledger rows of verl's `actor_rollout_ref.rollout`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.schema import Run
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    mapped,
+    never,
+    no_effect,
+    not_on_page,
+    only,
+    placement,
+    refused,
+    same_as,
+    written_by,
+)
+from strop.dialects.ledger.placement_notes import NATIVE_SAMPLER, NO_SHARDS, TRAINER_MICRO_BATCHES
+from strop.dialects.ledger.value_types import INTEGER, NUMBER, STRING, nullable, one_of
+from strop.dialects.verl import switches
+from strop.dialects.verl.data import all_tokens, tasksets
+
+_SINGLE_ROLLOUT_ESTIMATORS = ("gae", "reinforce_plus_plus", "remax")
+"""Estimators that can learn from a single response per prompt."""
+_DTYPES = {
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float32": "float32",
+    "fp32": "float32",
+    "float": "float32",
+}
+
+
+def write_sampling(run: Run) -> Mapping[str, Any]:
+    """Write the sampling options; a top-k of -1 keeps all tokens."""
+    rollout, options = "actor_rollout_ref.rollout", run.rollout.sampling
+    return {
+        f"{rollout}.temperature": options.temperature,
+        f"{rollout}.top_k": options.top_k or -1,
+        f"{rollout}.top_p": options.top_p,
+        f"{rollout}.ignore_eos": options.ignore_eos,
+    }
+
+
+@written_by(write_sampling)
+def sampling(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the sampling options of training responses."""
+    rollout = "actor_rollout_ref.rollout"
+    return {
+        "rollout.sampling.temperature": foreign[f"{rollout}.temperature"],
+        "rollout.sampling.top_k": all_tokens(foreign[f"{rollout}.top_k"]),
+        "rollout.sampling.top_p": foreign[f"{rollout}.top_p"],
+        "rollout.sampling.ignore_eos": foreign[f"{rollout}.ignore_eos"],
+    }
+
+
+def write_precision(run: Run) -> Mapping[str, Any]:
+    """Write the sampler's dtype, which is the trainer's compute dtype by default."""
+    kind = run.rollout.engine.dtype
+    named = run.model.compute_dtype or run.model.dtype if kind == "model" else kind
+    return {"actor_rollout_ref.rollout.dtype": named}
+
+
+@written_by(write_precision)
+def precision(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the sampler's dtype: bfloat16 or float32; in place of another dtype, the trainer's."""
+    return {"rollout.engine.dtype": _DTYPES.get(foreign["actor_rollout_ref.rollout.dtype"], "model")}
+
+
+def write_rollouts(run: Run) -> Mapping[str, Any]:
+    """The number of responses per prompt."""
+    return {"actor_rollout_ref.rollout.n": getattr(run.algorithm, "rollouts_per_task", None)}
+
+
+@written_by(write_rollouts)
+def rollouts(foreign: ForeignValues) -> Mapping[str, Any]:
+    """The number of responses per prompt."""
+    count, estimator = foreign["actor_rollout_ref.rollout.n"], foreign["algorithm.adv_estimator"]
+    if count < 2 and estimator not in _SINGLE_ROLLOUT_ESTIMATORS:
+        raise foreign.error_for(
+            "actor_rollout_ref.rollout.n",
+            f"actor_rollout_ref.rollout.n is {count}, but {estimator} compares the responses to one prompt "
+            "with each other, so it needs two or more; write, for example, actor_rollout_ref.rollout.n=8.",
+        )
+    return {"algorithm.rollouts_per_task": count}
+
+
+def is_long_enough(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports a maximum sequence length that covers the longest prompt and response."""
+    longest = foreign["data.max_prompt_length"] + foreign["data.max_response_length"]
+    return value is None or bool(value >= longest)
+
+
+ROWS = (
+    placement(
+        "actor_rollout_ref.rollout.name",
+        "vllm",
+        "the native sampler in the trainer's process",
+        value_type=one_of("vllm", "sglang", "hf"),
+        supported=never,
+    ),
+    mapped("actor_rollout_ref.rollout.temperature", 1.0, "rollout.sampling.temperature", read=sampling),
+    mapped(
+        "actor_rollout_ref.rollout.top_k",
+        -1,
+        "rollout.sampling.top_k",
+        read=sampling,
+        note="-1 and 0 keep all tokens",
+    ),
+    mapped("actor_rollout_ref.rollout.top_p", 1, "rollout.sampling.top_p", read=sampling, value_type=NUMBER),
+    no_effect(
+        "actor_rollout_ref.rollout.prompt_length",
+        "${data.max_prompt_length}",
+        "unused according to the page; data.max_prompt_length applies",
+    ),
+    refused(
+        "actor_rollout_ref.rollout.response_length",
+        "${data.max_response_length}",
+        "write data.max_response_length, which has the same meaning",
+        supported=same_as("data.max_response_length"),
+    ),
+    placement(
+        "actor_rollout_ref.rollout.dtype",
+        "bfloat16",
+        "the sampler uses the trainer's dtype",
+        supported=only(*_DTYPES),
+        value_type=one_of(*_DTYPES, "float16", "fp16", "half", "auto"),
+        fields=("rollout.engine.dtype",),
+        read=precision,
+    ),
+    placement(
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        0.5,
+        NATIVE_SAMPLER,
+        supported=never,
+        value_type=NUMBER,
+    ),
+    mapped(
+        "actor_rollout_ref.rollout.ignore_eos",
+        False,
+        "rollout.sampling.ignore_eos",
+        "data.eval.0.sampling.ignore_eos",
+        read=sampling,
+    ),
+    placement("actor_rollout_ref.rollout.enforce_eager", True, NATIVE_SAMPLER, supported=only(True)),
+    placement("actor_rollout_ref.rollout.free_cache_engine", True, NATIVE_SAMPLER, supported=only(True)),
+    placement(
+        "actor_rollout_ref.rollout.load_format",
+        "dummy_dtensor",
+        "the sampler uses the trainer's weights directly",
+        supported=never,
+    ),
+    placement(
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        2,
+        NO_SHARDS,
+        supported=only(1),
+    ),
+    placement(
+        "actor_rollout_ref.rollout.max_num_batched_tokens",
+        8192,
+        NATIVE_SAMPLER,
+        value_type=nullable(INTEGER),
+        supported=never,
+    ),
+    mapped("actor_rollout_ref.rollout.max_num_seqs", 1024, "rollout.engine.max_sequences"),
+    placement(
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size",
+        None,
+        TRAINER_MICRO_BATCHES,
+        value_type=nullable(INTEGER),
+        supported=only(None),
+        inactive=switches.rollout_fixed,
+    ),
+    placement(
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+        16,
+        TRAINER_MICRO_BATCHES,
+        supported=same_as("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
+        inactive=switches.rollout_fixed,
+    ),
+    placement(
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
+        "${actor_rollout_ref.actor.use_dynamic_bsz}",
+        TRAINER_MICRO_BATCHES,
+        supported=same_as("actor_rollout_ref.actor.use_dynamic_bsz"),
+    ),
+    placement(
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+        "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}",
+        TRAINER_MICRO_BATCHES,
+        supported=same_as("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
+        inactive=switches.rollout_dynamic,
+    ),
+    refused(
+        "actor_rollout_ref.rollout.do_sample",
+        True,
+        "greedy responses to one prompt are identical and give no training signal",
+    ),
+    placement(
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space",
+        None,
+        NATIVE_SAMPLER,
+        supported=only(None),
+        inactive=switches.vllm,
+    ),
+    placement(
+        "actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend",
+        None,
+        NATIVE_SAMPLER,
+        supported=only(None),
+        value_type=nullable(STRING),
+        inactive=switches.sglang,
+    ),
+    mapped(
+        "actor_rollout_ref.rollout.n",
+        1,
+        "algorithm.rollouts_per_task",
+        read=rollouts,
+        note="two or more, except for gae, reinforce_plus_plus and remax",
+    ),
+    mapped(
+        "actor_rollout_ref.rollout.val_kwargs.top_k",
+        -1,
+        "data.eval.0.sampling.top_k",
+        read=tasksets,
+        inactive=switches.sampled_validation,
+    ),
+    mapped(
+        "actor_rollout_ref.rollout.val_kwargs.top_p",
+        1.0,
+        "data.eval.0.sampling.top_p",
+        read=tasksets,
+        inactive=switches.sampled_validation,
+    ),
+    mapped(
+        "actor_rollout_ref.rollout.val_kwargs.temperature",
+        0,
+        "data.eval.0.sampling.temperature",
+        read=tasksets,
+        value_type=NUMBER,
+        inactive=switches.sampled_validation,
+    ),
+    mapped("actor_rollout_ref.rollout.val_kwargs.n", 1, "data.eval.0.rollouts_per_task", read=tasksets),
+    mapped(
+        "actor_rollout_ref.rollout.val_kwargs.do_sample",
+        False,
+        "data.eval.0.sampling.temperature",
+        read=tasksets,
+        note="False means greedy sampling at any temperature",
+    ),
+    *not_on_page(
+        placement(
+            "actor_rollout_ref.rollout.enable_chunked_prefill", True, NATIVE_SAMPLER, supported=only(False)
+        ),
+        placement(
+            "actor_rollout_ref.rollout.max_model_len",
+            None,
+            "data.max_prompt_length and data.max_response_length bound a sequence",
+            value_type=nullable(INTEGER),
+            supported=is_long_enough,
+        ),
+        placement(
+            "actor_rollout_ref.rollout.mode",
+            "sync",
+            "the native sampler in the trainer's process",
+            value_type=one_of("sync", "async"),
+            supported=only("sync"),
+        ),
+        placement("actor_rollout_ref.rollout.disable_log_stats", True, NATIVE_SAMPLER, supported=only(True)),
+        placement("actor_rollout_ref.rollout.layered_summon", False, NATIVE_SAMPLER, supported=only(False)),
+        placement(
+            "actor_rollout_ref.rollout.engine_kwargs.vllm.*",
+            UNSET,
+            NATIVE_SAMPLER,
+            supported=never,
+            inactive=switches.vllm,
+        ),
+        placement(
+            "actor_rollout_ref.rollout.engine_kwargs.sglang.*",
+            UNSET,
+            NATIVE_SAMPLER,
+            supported=never,
+            inactive=switches.sglang,
+        ),
+        refused(
+            "actor_rollout_ref.rollout.multi_turn.enable",
+            False,
+            "Strop does not read verl's tool files; leave it False, or write a run file with "
+            "`rollout.workflow: tools`",
+        ),
+        refused(
+            "actor_rollout_ref.rollout.multi_turn.*",
+            UNSET,
+            "Strop does not read verl's tool files; write a run file with `rollout.workflow: tools`",
+            supported=never,
+            inactive=switches.multi_turn,
+        ),
+    ),
+)

@@ -1,0 +1,200 @@
+"""Converters of the keys of verl's `sft_trainer.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.schema import Run
+from strop.config.schema.algorithm import SftConfig
+from strop.dialects.ledger.key_mapping import ForeignValues, written_by
+from strop.dialects.verl.data import custom_class, write_custom_class
+
+DTYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+
+
+def without_lora(foreign: ForeignValues) -> str | None:
+    """LoRA rank 0 trains the whole model."""
+    rank = foreign["model.lora_rank"]
+    return None if rank > 0 else f"model.lora_rank is {rank}"
+
+
+def write_schedule(run: Run) -> Mapping[str, Any]:
+    """Write the schedule; verl has the warm-up as a fraction of the run."""
+    section = run.trainer.schedule
+    values: dict[str, Any] = {"optim.lr_scheduler": section.type}
+    if section.warmup.unit == "%" or section.warmup.count == 0:
+        values["optim.warmup_steps_ratio"] = round(section.warmup.count / 100, 12)
+    return values
+
+
+@written_by(write_schedule)
+def schedule(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the schedule, which counts steps; wsd decays in the last tenth of the steps after the warm-up."""
+    percent = round(100 * foreign["optim.warmup_steps_ratio"], 10)
+    kind = {
+        "trainer.schedule.type": foreign["optim.lr_scheduler"],
+        "trainer.schedule.interval": "steps",
+        "trainer.schedule.warmup": f"{percent} %",
+    }
+    decay = {"trainer.schedule.decay": "10 %", "trainer.schedule.style": "cosine"}
+    return kind | (decay if foreign["optim.lr_scheduler"] == "wsd" else {})
+
+
+def write_precision(run: Run) -> Mapping[str, Any]:
+    """Write the dtype of the parameters; verl has no key for the compute dtype."""
+    return {"model.fsdp_config.model_dtype": {"float32": "fp32", "bfloat16": "bf16"}[run.model.dtype]}
+
+
+@written_by(write_precision)
+def precision(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the dtypes: the key sets the parameters' dtype; computation is in bfloat16."""
+    kind = DTYPES[foreign["model.fsdp_config.model_dtype"]]
+    return {"model.dtype": kind, "model.compute_dtype": "bfloat16"}
+
+
+def write_lora(run: Run) -> Mapping[str, Any]:
+    """Write the LoRA adapter; rank 0 means no adapter."""
+    adapter = run.model.lora
+    if adapter is None:
+        return {"model.lora_rank": 0}
+    return {
+        "model.lora_rank": adapter.rank,
+        "model.lora_alpha": adapter.alpha,
+        "model.target_modules": adapter.targets,
+    }
+
+
+@written_by(write_lora)
+def lora(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the LoRA adapter; rank 0 trains the whole model."""
+    if without_lora(foreign):
+        return {}
+    return {
+        "model.lora.rank": foreign["model.lora_rank"],
+        "model.lora.alpha": foreign["model.lora_alpha"],
+        "model.lora.targets": foreign["model.target_modules"],
+    }
+
+
+def write_answer_columns(run: Run) -> Mapping[str, Any]:
+    """Write the files and columns: a `messages` column of whole conversations, or prompt and response columns
+    with the keys inside them."""
+    train = run.data.train
+    if isinstance(run.algorithm, SftConfig) and train.prompt == "prompt" and train.response == "messages":
+        columns: dict[str, Any] = {"data.multiturn.enable": True, "data.multiturn.messages_key": "messages"}
+    else:
+        columns = {"data.multiturn.enable": False}
+        for name in ("prompt", "response"):
+            first, *inside = (getattr(train, name) or "").split(".")
+            columns |= {f"data.{name}_key": first, f"data.{name}_dict_keys": inside or None}
+    eval_path = run.data.eval[0].path if run.data.eval else None
+    files = {"data.train_files": train.path, "data.val_files": eval_path}
+    return {**files, **columns, **write_custom_class(train.dataset)}
+
+
+@written_by(write_answer_columns)
+def answer_columns(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the files and columns: prompt and response columns, with the keys inside mappings, or one column
+    of messages."""
+    if foreign["data.multiturn.enable"]:
+        columns = {"response": foreign["data.multiturn.messages_key"]}
+    else:
+        columns = {
+            name: ".".join([foreign[f"data.{name}_key"], *(foreign[f"data.{name}_dict_keys"] or [])])
+            for name in ("prompt", "response")
+        }
+    settings: dict[str, Any] = {"algorithm.type": "sft", "data.train.path": foreign["data.train_files"]}
+    settings |= {f"data.train.{name}": column for name, column in columns.items()}
+    validation = {"name": "val", "path": foreign["data.val_files"], **columns}
+    if (dataset := custom_class(foreign)) is not None:
+        settings["data.train.dataset"] = validation["dataset"] = dataset
+    settings["data.eval"] = [] if foreign["data.val_files"] is None else [validation]
+    return settings
+
+
+def write_length_limit(run: Run) -> Mapping[str, Any]:
+    """Write the length limit: the sum of the prompt and response limits."""
+    total = run.data.max_prompt_tokens + run.data.max_response_tokens
+    return {"data.max_length": total, "data.truncation": run.data.overlong}
+
+
+@written_by(write_length_limit)
+def length_limit(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the length limit on prompt and response together; Strop's sft bounds them by the sum of its two
+    limits."""
+    total = foreign["data.max_length"]
+    if total < 2:
+        raise foreign.error_for(
+            "data.max_length", "data.max_length must be at least 2: one token of prompt and one of response."
+        )
+    if foreign["data.truncation"] == "left":
+        raise foreign.error_for(
+            "data.truncation",
+            "data.truncation=left would truncate prompts; write right, which truncates the end of a "
+            "response, or error.",
+        )
+    return {
+        "data.max_prompt_tokens": total // 2,
+        "data.max_response_tokens": total - total // 2,
+        "data.overlong": foreign["data.truncation"],
+    }
+
+
+def write_template(run: Run) -> Mapping[str, Any]:
+    """Write the chat template; null means the tokenizer's."""
+    chat_template = run.data.chat_template
+    return (
+        {}
+        if chat_template == "none"
+        else {"data.chat_template": None if chat_template == "tokenizer" else chat_template}
+    )
+
+
+@written_by(write_template)
+def template(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the chat template; null means the tokenizer's."""
+    return {"data.chat_template": foreign["data.chat_template"] or "tokenizer"}
+
+
+def write_imports(run: Run) -> Mapping[str, Any]:
+    """Write the imports; a single one is written as a string."""
+    names = list(run.model.imports)
+    return {"model.external_lib": names[0] if len(names) == 1 else names or None}
+
+
+@written_by(write_imports)
+def imports(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the imports: one library or a list."""
+    libraries = foreign["model.external_lib"]
+    return {"model.imports": [libraries] if isinstance(libraries, str) else libraries or []}
+
+
+def write_micro_batch(run: Run) -> Mapping[str, Any]:
+    """Write the micro-batch size, if it is in sequences."""
+    size = run.trainer.microbatch
+    return {"data.micro_batch_size_per_gpu": size.count} if size.unit == "sequences" else {}
+
+
+@written_by(write_micro_batch)
+def micro_batch(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the micro-batch size in sequences."""
+    return {"trainer.microbatch": f"{foreign['data.micro_batch_size_per_gpu']} sequences"}
+
+
+def write_epoch_intervals(run: Run) -> Mapping[str, Any]:
+    """Write the seed; verl has no keys for the evaluation and checkpoint intervals."""
+    return {"trainer.seed": run.seed}
+
+
+@written_by(write_epoch_intervals)
+def epoch_intervals(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the seed; verl evaluates and saves a Hugging Face folder at the end of every epoch."""
+    return {
+        "seed": foreign["trainer.seed"],
+        "evaluate.every": "1 epochs",
+        "evaluate.at_start": False,
+        "checkpoint.every": "1 epochs",
+        "checkpoint.keep": None,
+        "checkpoint.export": True,
+    }

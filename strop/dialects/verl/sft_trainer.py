@@ -1,0 +1,250 @@
+"""Ledger and reader of verl's `sft_trainer.yaml`. The seed page has the `optim` and `model` sections; `data`
+and `trainer` follow verl."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from strop.config.load.loader import LoadedRun
+from strop.config.load.placement import here_requested
+from strop.dialects.ledger.key_mapping import (
+    mapped,
+    not_on_page,
+    only,
+    placement,
+    unless,
+)
+from strop.dialects.ledger.overrides import config_tree_from_overrides
+from strop.dialects.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE, OWN_KERNELS
+from strop.dialects.ledger.reader import read_dialect
+from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
+from strop.dialects.ledger.value_types import (
+    INTEGER,
+    NUMBER,
+    NUMBER_LIST,
+    STRING,
+    STRING_OR_LIST,
+    nullable,
+    one_of,
+)
+from strop.dialects.verl import switches
+from strop.dialects.verl.data import custom_class_rows
+from strop.dialects.verl.sft_converters import (
+    DTYPES,
+    answer_columns,
+    epoch_intervals,
+    imports,
+    length_limit,
+    lora,
+    micro_batch,
+    precision,
+    schedule,
+    template,
+    without_lora,
+)
+from strop.dialects.verl.trainer import duration, folder, monitors, one_gpu
+
+_conversation = unless("data.multiturn.enable", True)
+_columns = unless("data.multiturn.enable", False)
+_offload = unless("model.fsdp_config.cpu_offload", True)
+
+_OPTIM = (
+    mapped("optim.lr", 1e-5, "trainer.optimizer.lr"),
+    mapped("optim.weight_decay", 0.01, "trainer.optimizer.weight_decay"),
+    mapped("optim.warmup_steps_ratio", 0.1, "trainer.schedule.warmup", read=schedule),
+    mapped("optim.clip_grad", 1.0, "trainer.max_grad_norm"),
+    mapped(
+        "optim.lr_scheduler",
+        "cosine",
+        "trainer.schedule.type",
+        read=schedule,
+        value_type=one_of("cosine", "wsd"),
+    ),
+)
+_MODEL = (
+    mapped("model.partial_pretrain", "~/models/gemma-1.1-7b-it", "model.path"),
+    mapped(
+        "model.fsdp_config.model_dtype",
+        "fp32",
+        "model.dtype",
+        "model.compute_dtype",
+        read=precision,
+        value_type=one_of(*DTYPES),
+        note="dtype of the parameters; computation is in bfloat16; fp16 is not supported",
+    ),
+    placement("model.fsdp_config.wrap_policy.min_num_params", 0, NO_SHARDS, supported=only(0)),
+    placement("model.fsdp_config.cpu_offload", False, NO_SHARDS, supported=only(False)),
+    placement("model.fsdp_config.offload_params", False, NO_SHARDS, supported=only(False), inactive=_offload),
+    mapped(
+        "model.external_lib",
+        None,
+        "model.imports",
+        read=imports,
+        value_type=nullable(STRING_OR_LIST),
+        note="imported before the model is loaded",
+    ),
+    mapped("model.enable_gradient_checkpointing", False, "model.gradient_checkpointing"),
+    mapped("model.trust_remote_code", False, "model.trust_remote_code"),
+    mapped("model.lora_rank", 0, "model.lora.rank", read=lora),
+    mapped("model.lora_alpha", 16, "model.lora.alpha", read=lora, value_type=NUMBER, inactive=without_lora),
+    mapped(
+        "model.target_modules",
+        "all-linear",
+        "model.lora.targets",
+        read=lora,
+        value_type=STRING_OR_LIST,
+        inactive=without_lora,
+    ),
+    placement("model.use_liger", False, OWN_KERNELS, supported=only(False)),
+)
+_DATA = not_on_page(
+    mapped("data.train_batch_size", 256, "trainer.tasks_per_step", note="counts rows"),
+    mapped(
+        "data.micro_batch_size_per_gpu", 4, "trainer.microbatch", read=micro_batch, note="counts sequences"
+    ),
+    mapped(
+        "data.train_files",
+        "~/data/gsm8k/train.parquet",
+        "data.train.path",
+        read=answer_columns,
+        value_type=STRING_OR_LIST,
+    ),
+    mapped(
+        "data.val_files",
+        "~/data/gsm8k/test.parquet",
+        "data.eval.0.path",
+        read=answer_columns,
+        value_type=nullable(STRING_OR_LIST),
+        note="the loss on this file is the evaluation; null disables evaluation",
+    ),
+    mapped(
+        "data.prompt_key",
+        "question",
+        "data.train.prompt",
+        "data.eval.0.prompt",
+        read=answer_columns,
+        inactive=_columns,
+    ),
+    mapped(
+        "data.response_key",
+        "answer",
+        "data.train.response",
+        "data.eval.0.response",
+        read=answer_columns,
+        inactive=_columns,
+    ),
+    mapped(
+        "data.prompt_dict_keys",
+        None,
+        "data.train.prompt",
+        "data.eval.0.prompt",
+        read=answer_columns,
+        value_type=nullable(STRING_OR_LIST),
+        inactive=_columns,
+        note="keys inside the column, if it has mappings",
+    ),
+    mapped(
+        "data.response_dict_keys",
+        None,
+        "data.train.response",
+        "data.eval.0.response",
+        read=answer_columns,
+        value_type=nullable(STRING_OR_LIST),
+        inactive=_columns,
+        note="keys inside the column, if it has mappings",
+    ),
+    mapped(
+        "data.multiturn.enable", False, "data.train.response", "data.eval.0.response", read=answer_columns
+    ),
+    mapped(
+        "data.multiturn.messages_key",
+        "messages",
+        "data.train.response",
+        "data.eval.0.response",
+        read=answer_columns,
+        inactive=_conversation,
+    ),
+    mapped(
+        "data.max_length",
+        1024,
+        "data.max_prompt_tokens",
+        "data.max_response_tokens",
+        read=length_limit,
+        note="bounds prompt and response together",
+    ),
+    mapped(
+        "data.truncation",
+        "error",
+        "data.overlong",
+        read=length_limit,
+        value_type=one_of("error", "left", "right"),
+    ),
+    placement("data.balance_dp_token", False, "a single process needs no balancing", supported=only(False)),
+    mapped(
+        "data.chat_template",
+        None,
+        "data.chat_template",
+        read=template,
+        value_type=nullable(STRING),
+        note="a Jinja file or Jinja text; null means the tokenizer's template",
+    ),
+    *custom_class_rows(
+        answer_columns, "a torch Dataset of input_ids, attention_mask and loss_mask, or of rows"
+    ),
+)
+_TRAINER = not_on_page(
+    mapped(
+        "trainer.default_local_dir",
+        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
+        "folder",
+        "output",
+        read=folder,
+        value_type=STRING,
+    ),
+    mapped("trainer.default_hdfs_dir", None, "checkpoint.mirror", value_type=nullable(STRING)),
+    mapped("trainer.project_name", "gsm8k-sft", "project", read=folder),
+    mapped("trainer.experiment_name", "test", "name", read=folder),
+    mapped("trainer.total_epochs", 4, "trainer.duration", read=duration, inactive=switches.epochs),
+    mapped(
+        "trainer.total_training_steps",
+        None,
+        "trainer.duration",
+        read=duration,
+        value_type=nullable(INTEGER),
+        note="takes precedence over trainer.total_epochs",
+    ),
+    mapped(
+        "trainer.logger", ["console", "wandb"], "record.monitors", read=monitors, value_type=STRING_OR_LIST
+    ),
+    mapped("trainer.seed", 1, "seed", read=epoch_intervals),
+    placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
+    placement(
+        "trainer.n_gpus_per_node",
+        8,
+        ONE_GPU,
+        supported=one_gpu,
+    ),
+    mapped("optim.betas", [0.9, 0.95], "trainer.optimizer.betas", value_type=NUMBER_LIST),
+    placement("ulysses_sequence_parallel_size", 1, NO_SHARDS, supported=only(1)),
+    placement(
+        "use_remove_padding", False, "sequences are always packed without padding", supported=only(True)
+    ),
+)
+LEDGER = Ledger("verl-sft", (*_OPTIM, *_MODEL, *_DATA, *_TRAINER))
+
+
+def read_verl_sft(
+    overrides: Sequence[str],
+    *,
+    config: Path | None = None,
+    here: bool = False,
+    key_owner: KeyOwnerHint = no_key_owner,
+) -> LoadedRun:
+    """Read the arguments of `verl.trainer.fsdp_sft_trainer`: overrides, applied to `config` if it is given.
+
+    Raises ConfigError for a key or value that is not accepted, and PlacementError for hardware that this
+    machine does not have, unless `here` or STROP_HERE overrides it.
+    """
+    tree = config_tree_from_overrides(LEDGER, overrides, config, key_owner=key_owner)
+    return read_dialect(LEDGER, tree, here=here_requested(here), key_owner=key_owner)

@@ -1,0 +1,87 @@
+"""Inactive checks of verl's keys: switches and modes that decide whether other keys have an effect."""
+
+from __future__ import annotations
+
+from strop.dialects.ledger.key_mapping import ForeignValues, any_inactive, unless
+
+gae = unless("algorithm.adv_estimator", "gae")
+ratio = unless("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla", "gspo")
+dual_clip = unless("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla")
+kl_loss = unless("actor_rollout_ref.actor.use_kl_loss", True)
+kl_in_reward = unless("algorithm.use_kl_in_reward", True)
+adaptive_kl = any_inactive(kl_in_reward, unless("algorithm.kl_ctrl.type", "adaptive"))
+by_std = unless("algorithm.adv_estimator", "grpo", "grpo_passk")
+discounted = unless("algorithm.adv_estimator", "gae", "reinforce_plus_plus")
+shuffle = unless("actor_rollout_ref.actor.shuffle", True)
+reward_model = unless("reward_model.enable", True)
+megatron = unless("actor_rollout_ref.actor.strategy", "megatron")
+dynamic_batch = unless("actor_rollout_ref.actor.use_dynamic_bsz", True)
+fixed_batch = unless("actor_rollout_ref.actor.use_dynamic_bsz", False)
+rollout_dynamic = unless("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", True)
+rollout_fixed = unless("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", False)
+ref_dynamic = unless("actor_rollout_ref.ref.log_prob_use_dynamic_bsz", True)
+ref_fixed = unless("actor_rollout_ref.ref.log_prob_use_dynamic_bsz", False)
+fsdp = unless("actor_rollout_ref.actor.strategy", "fsdp", "fsdp2")
+cosine = any_inactive(fsdp, unless("actor_rollout_ref.actor.optim.warmup_style", "cosine"))
+falling = any_inactive(
+    megatron,
+    unless("actor_rollout_ref.actor.optim.lr_decay_style", "linear", "cosine", "inverse_square_root", "WSD"),
+)
+wsd = any_inactive(megatron, unless("actor_rollout_ref.actor.optim.lr_decay_style", "WSD"))
+sampled_validation = unless("actor_rollout_ref.rollout.val_kwargs.do_sample", True)
+resume_path = unless("trainer.resume_mode", "resume_path")
+keep_overlong = unless("data.filter_overlong_prompts", False)
+vllm = unless("actor_rollout_ref.rollout.name", "vllm")
+multi_turn = unless("actor_rollout_ref.rollout.multi_turn.enable", True)
+filter_groups = unless("algorithm.filter_groups.enable", True)
+overlong_buffer = unless("reward_model.reward_kwargs.overlong_buffer_cfg.enable", True)
+sglang = unless("actor_rollout_ref.rollout.name", "sglang")
+
+
+def reference(foreign: ForeignValues) -> str | None:
+    """A reference model exists only for a KL term."""
+    return (
+        "no KL term is on, so there is no reference model"
+        if kl_loss(foreign) and kl_in_reward(foreign)
+        else None
+    )
+
+
+def lora(foreign: ForeignValues) -> str | None:
+    """LoRA rank 0 trains the whole model."""
+    rank = foreign["actor_rollout_ref.model.lora_rank"]
+    return None if rank > 0 else f"actor_rollout_ref.model.lora_rank is {rank}"
+
+
+def warmup_ratio(foreign: ForeignValues) -> str | None:
+    """Warm-up steps take precedence over the ratio; a negative number means that the ratio applies."""
+    steps = foreign["actor_rollout_ref.actor.optim.lr_warmup_steps"]
+    return None if steps is None or steps < 0 else f"lr_warmup_steps is {steps} and takes precedence"
+
+
+def epochs(foreign: ForeignValues) -> str | None:
+    """The number of steps takes precedence over the number of epochs."""
+    steps = foreign["trainer.total_training_steps"]
+    return None if steps is None else f"trainer.total_training_steps is {steps} and takes precedence"
+
+
+def custom_function(foreign: ForeignValues) -> str | None:
+    """The name of a reward function has an effect only with its file."""
+    if not reward_model(foreign):
+        return rule_reward(foreign)
+    path = foreign["custom_reward_function.path"]
+    return None if path is not None else "custom_reward_function.path is null"
+
+
+def custom_class(foreign: ForeignValues) -> str | None:
+    """The name of a dataset class has an effect only with its file."""
+    return None if foreign["data.custom_cls.path"] is not None else "data.custom_cls.path is null"
+
+
+def rule_reward(foreign: ForeignValues) -> str | None:
+    """With a reward model, verl's reward managers use its score instead of a reward function's."""
+    return (
+        "reward_model.enable is True, so only the reward model's score counts"
+        if not reward_model(foreign)
+        else None
+    )

@@ -1,0 +1,280 @@
+"""Ledger rows of verl's `trainer` section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.load.placement import count_cuda_devices
+from strop.config.schema import Run
+from strop.config.step_arithmetic import to_steps
+from strop.config.units import Amount
+from strop.dialects.ledger.key_mapping import (
+    ForeignValues,
+    mapped,
+    no_effect,
+    not_on_page,
+    only,
+    placement,
+    refused,
+    written_by,
+)
+from strop.dialects.ledger.placement_notes import ONE_GPU, ONE_MACHINE
+from strop.dialects.ledger.value_types import INTEGER, STRING, STRING_OR_LIST, nullable, one_of
+from strop.dialects.verl import switches
+from strop.dialects.verl.critic import critic
+
+_MONITORS = ("console", "tensorboard")
+_UNAVAILABLE_MONITORS = ("wandb", "swanlab", "mlflow")
+
+
+def write_duration(run: Run) -> Mapping[str, Any]:
+    """Write the duration in steps or epochs; a duration in updates must be a whole number of steps."""
+    length = to_steps(run, run.trainer.duration)
+    keys = {"steps": "trainer.total_training_steps", "epochs": "trainer.total_epochs"}
+    if length is None or length.unit not in keys:
+        return {}
+    return {keys[length.unit]: length.count}
+
+
+@written_by(write_duration)
+def duration(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the duration; the number of steps takes precedence over the number of epochs."""
+    steps = foreign["trainer.total_training_steps"]
+    epochs = foreign["trainer.total_epochs"]
+    return {"trainer.duration": f"{epochs} epochs" if steps is None else f"{steps} steps"}
+
+
+def write_folder(run: Run) -> Mapping[str, Any]:
+    """Write the project name, the run name and the run folder."""
+    return {
+        "trainer.project_name": run.project,
+        "trainer.experiment_name": run.name,
+        "trainer.default_local_dir": str(run.folder_path),
+    }
+
+
+@written_by(write_folder)
+def folder(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the names and the folder; `default_local_dir` is the run folder itself."""
+    settings = {"project": foreign["trainer.project_name"], "name": foreign["trainer.experiment_name"]}
+    if foreign.is_set("trainer.default_local_dir"):
+        return {**settings, "folder": foreign["trainer.default_local_dir"]}
+    return {**settings, "output": "checkpoints"}
+
+
+def write_monitors(run: Run) -> Mapping[str, Any]:
+    """Write the monitors."""
+    return {"trainer.logger": list(run.record.monitors)}
+
+
+@written_by(write_monitors)
+def monitors(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the monitors. Unsupported monitors are dropped from the page's default and refused where they are
+    set."""
+    configured = foreign["trainer.logger"]
+    names = [configured] if isinstance(configured, str) else configured
+    if foreign.is_set("trainer.logger"):
+        lacking = [name for name in names if name not in _MONITORS]
+        if lacking:
+            known = "not supported yet" if lacking[0] in _UNAVAILABLE_MONITORS else "not known"
+            raise foreign.error_for(
+                "trainer.logger",
+                f"trainer.logger has {', '.join(lacking)}, which is {known}; write "
+                f"trainer.logger=[{','.join(_MONITORS)}], or one of them.",
+            )
+    return {"record.monitors": [name for name in names if name in _MONITORS]}
+
+
+def write_checkpointing(run: Run) -> Mapping[str, Any]:
+    """Write the checkpoint interval; -1 means never."""
+    return {"trainer.save_freq": frequency(run, run.checkpoint.every)}
+
+
+@written_by(write_checkpointing)
+def checkpointing(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the checkpoint interval; -1 saves only at the end."""
+    return {"checkpoint.every": every(foreign["trainer.save_freq"])}
+
+
+def write_max_checkpoints(run: Run) -> Mapping[str, Any]:
+    """Write the maximum number of kept checkpoints."""
+    return {
+        "trainer.remove_previous_ckpt_in_save": False,
+        "trainer.max_actor_ckpt_to_keep": run.checkpoint.keep,
+    }
+
+
+@written_by(write_max_checkpoints)
+def max_checkpoints(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the maximum number of kept checkpoints; by default all are kept."""
+    if foreign["trainer.remove_previous_ckpt_in_save"]:
+        return {"checkpoint.keep": 1}
+    return {"checkpoint.keep": foreign["trainer.max_actor_ckpt_to_keep"]}
+
+
+def write_evaluation_schedule(run: Run) -> Mapping[str, Any]:
+    """Write the evaluation interval; -1 means never."""
+    return {"trainer.test_freq": frequency(run, run.evaluate.every)}
+
+
+@written_by(write_evaluation_schedule)
+def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the evaluation interval; -1 evaluates only at the start and the end."""
+    return {"evaluate.every": every(foreign["trainer.test_freq"])}
+
+
+def every(count: int, unit: str = "steps") -> str:
+    """An interval in run-file syntax; -1 and 0 mean never."""
+    return f"{count} {unit}" if count > 0 else "never"
+
+
+def frequency(run: Run, often: Amount | None, unit: str = "steps") -> float | None:
+    """An interval as a number of `unit`; -1 means never, None means that `unit` cannot express the
+    interval."""
+    amount = to_steps(run, often)
+    if amount is None:
+        return -1
+    return amount.count if amount.unit == unit else None
+
+
+def write_resume(run: Run) -> Mapping[str, Any]:
+    """Write the resume mode and, for a checkpoint path, the path under its own key."""
+    modes = {"auto": "auto", "never": "disable"}
+    if run.resume in modes:
+        return {"trainer.resume_mode": modes[run.resume]}
+    return {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": run.resume}
+
+
+@written_by(write_resume)
+def resume(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the resume mode or the checkpoint path."""
+    mode = foreign["trainer.resume_mode"]
+    if mode != "resume_path":
+        return {"resume": "never" if mode == "disable" else "auto"}
+    path = foreign["trainer.resume_from_path"]
+    if not isinstance(path, str):
+        raise foreign.error_for(
+            "trainer.resume_mode",
+            "trainer.resume_mode is resume_path; also write trainer.resume_from_path, the folder of a "
+            "checkpoint.",
+        )
+    return {"resume": path}
+
+
+def write_checkpoint_mirror(run: Run) -> Mapping[str, Any]:
+    """Write the checkpoint mirror, if any."""
+    mirror = run.checkpoint.mirror
+    return {} if mirror is None else {"trainer.default_hdfs_dir": mirror}
+
+
+@written_by(write_checkpoint_mirror)
+def checkpoint_mirror(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the checkpoint mirror, only where it is set: the page's default would copy to the home folder."""
+    wrote = foreign.is_set("trainer.default_hdfs_dir")
+    return {"checkpoint.mirror": foreign["trainer.default_hdfs_dir"] if wrote else None}
+
+
+def one_gpu(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports one GPU on a machine that has a GPU, because a single process trains."""
+    return bool(value == 1) and count_cuda_devices() > 0
+
+
+ROWS = (
+    mapped("trainer.total_epochs", 30, "trainer.duration", read=duration, inactive=switches.epochs),
+    mapped("trainer.project_name", "verl_examples", "project", read=folder),
+    mapped("trainer.experiment_name", "gsm8k", "name", read=folder),
+    mapped(
+        "trainer.logger",
+        ["console", "wandb"],
+        "record.monitors",
+        read=monitors,
+        value_type=STRING_OR_LIST,
+        note="console and tensorboard are supported; metrics.jsonl is always written",
+    ),
+    mapped(
+        "trainer.log_val_generations",
+        0,
+        "record.eval_answers",
+        note="number of responses shown in TensorBoard and in report.html",
+    ),
+    placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
+    placement(
+        "trainer.n_gpus_per_node",
+        8,
+        ONE_GPU,
+        supported=one_gpu,
+    ),
+    mapped(
+        "trainer.save_freq", -1, "checkpoint.every", read=checkpointing, note="counts steps; -1 means never"
+    ),
+    mapped("trainer.val_before_train", True, "evaluate.at_start"),
+    mapped(
+        "trainer.test_freq",
+        2,
+        "evaluate.every",
+        read=evaluation_schedule,
+        note="counts steps; -1 means never",
+    ),
+    mapped("trainer.critic_warmup", 0, "algorithm.critic.warmup_steps", read=critic, inactive=switches.gae),
+    mapped(
+        "trainer.default_hdfs_dir",
+        "~/experiments/gsm8k/ppo/${trainer.experiment_name}",
+        "checkpoint.mirror",
+        read=checkpoint_mirror,
+        value_type=nullable(STRING),
+        note="a path or an fsspec URL; takes effect only where it is set",
+    ),
+    mapped(
+        "trainer.default_local_dir",
+        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
+        "folder",
+        "output",
+        read=folder,
+        value_type=STRING,
+    ),
+    mapped(
+        "trainer.resume_mode",
+        "auto",
+        "resume",
+        read=resume,
+        value_type=one_of("auto", "disable", "resume_path"),
+    ),
+    mapped(
+        "trainer.resume_from_path",
+        None,
+        "resume",
+        read=resume,
+        value_type=nullable(STRING),
+        inactive=switches.resume_path,
+    ),
+    mapped("trainer.remove_previous_ckpt_in_save", False, "checkpoint.keep", read=max_checkpoints),
+    refused(
+        "trainer.del_local_ckpt_after_load",
+        False,
+        "Strop never deletes a checkpoint before the next one is complete; leave it False",
+    ),
+    no_effect(
+        "trainer.ray_wait_register_center_timeout",
+        300,
+        "there is a single process, so there is nothing to wait for",
+    ),
+    *not_on_page(
+        mapped(
+            "trainer.total_training_steps",
+            None,
+            "trainer.duration",
+            read=duration,
+            value_type=nullable(INTEGER),
+            note="takes precedence over trainer.total_epochs",
+        ),
+        mapped(
+            "trainer.max_actor_ckpt_to_keep",
+            None,
+            "checkpoint.keep",
+            read=max_checkpoints,
+            value_type=nullable(INTEGER),
+        ),
+        placement("trainer.balance_batch", True, "a single process needs no balancing", supported=only(True)),
+    ),
+)

@@ -1,0 +1,94 @@
+"""Auxiliary models: models that are not trained and answer chat requests of workflows and judges."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import AuxiliaryModelConfig
+from strop.data.encoding.tool_calls import parse_chat_reply
+from strop.data.encoding.turn_encoder import TurnEncoder
+from strop.errors import ModelError, StropError
+from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED, BadRequest, ChatRequest
+from strop.inference.endpoint.response import ChatResponse
+from strop.inference.registry import attach_engine
+from strop.models.loading import load_model, load_tokenizer
+from strop.models.shared_weights import model_weights
+from strop.seeds import derive_seed
+from strop.types import IntArray, SampleRequest, SamplingParams
+from strop.workers.event_loop_thread import EventLoopThread
+
+
+class AuxiliaryModel:
+    """A `ChatModel` whose engine runs in its own thread. Equal requests get equal responses."""
+
+    def __init__(self, section: AuxiliaryModelConfig, device: torch.device, *, seed: int) -> None:
+        """Load the model. Raises `ModelError` for a model or a tokenizer that cannot be used."""
+        self._section = section
+        self._seed = seed
+        files = ModelConfig(
+            path=section.path,
+            tokenizer=section.tokenizer,
+            dtype=section.dtype,
+            trust_remote_code=section.trust_remote_code,
+        )
+        try:
+            tokenizer = load_tokenizer(files)
+            self._encoder = TurnEncoder(tokenizer, section.chat_template)
+            model = load_model(files, device=device, trainable=False)
+        except ModelError as error:
+            raise ModelError(f"rollout.auxiliary_models ({section.name}): {error}") from error
+        self._engine = attach_engine(section.engine, model_weights(model), tokenizer)
+        self._engine.start()
+        positions = model.config.get_text_config().max_position_embeddings
+        self._context_tokens = min(positions, section.engine.kv_cache_tokens)
+        self._thread = EventLoopThread(f"auxiliary model {section.name}")
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        """Raises `BadRequest` for a conversation that is too long or cannot be rendered."""
+        try:
+            prompt = self._encoder.encode_prompt(request.messages, request.tools)
+            unseeded = SampleRequest(self._section.name, prompt, self._sampling(request, prompt), 0)
+            seed = derive_seed(self._seed, self._section.name, _request_hash(unseeded))
+            seeded = SampleRequest(unseeded.id, prompt, unseeded.sampling, seed)
+            (completion,) = await self._thread.run_async(self._engine.sample([seeded]))
+        except StropError as error:
+            raise BadRequest(f"{self._section.name}: {error}") from error
+        text = self._encoder.decode(completion.token_ids)
+        parsed = parse_chat_reply(text, request.tools, self._encoder.prompts.template)
+        return ChatResponse(
+            id=f"{seed:x}",
+            content=parsed.content,
+            finish=completion.finish_reason,
+            prompt_tokens=len(prompt),
+            completion_tokens=len(completion.token_ids),
+            calls=parsed.calls,
+        )
+
+    def close(self) -> None:
+        """Stop the engine and its thread."""
+        self._thread.close()
+        self._engine.close()
+
+    def _sampling(self, request: ChatRequest, prompt: IntArray) -> SamplingParams:
+        remaining_tokens = self._context_tokens - len(prompt)
+        if remaining_tokens < 1:
+            raise BadRequest(
+                f"{self._section.name}: the prompt has {len(prompt)} tokens; the model's context has "
+                f"{self._context_tokens}",
+                code=CONTEXT_LENGTH_EXCEEDED,
+            )
+        return SamplingParams(
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=request.top_p or 1.0,
+            max_tokens=min(remaining_tokens, request.max_tokens or self._section.max_response_tokens),
+            stop=request.stop,
+        )
+
+
+def _request_hash(request: SampleRequest) -> str:
+    """Hash of prompt and sampling, so that the seed depends on the request and not on the order of requests."""
+    content = request.prompt_ids.tobytes() + repr(request.sampling).encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -1,0 +1,1 @@
+"""Model execution for the native engine: decoder, KV cache, weights, and the Hugging Face fallback."""

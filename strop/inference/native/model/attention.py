@@ -1,0 +1,98 @@
+"""Attention in a decoding step, with shared prompts: each row attends to its prompt and to its own tokens.
+
+A prompt's keys and values are stored once and read once per step: the queries of all its rows are stacked,
+as in Hydragen (arXiv 2402.05099). Scores of prompt and own tokens go through one softmax. Dimensions:
+
+    R  rows       G  prompts     N  largest number of rows of one prompt
+    P  width of the stored prompts     W  width of the rows' own tokens
+    K  key-value heads     Q  query heads per key-value head     D  head size
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSharing:
+    """Assignment of rows to prompts, rebuilt only when rows change."""
+
+    rows_per_prompt: int
+    """N"""
+    stack: torch.Tensor
+    """[G K N] Index in [R K] of each prompt's queries; an arbitrary row for prompts with fewer than N."""
+    unstack: torch.Tensor
+    """[R K] Index in [G K N] of each row's results."""
+
+
+def build_prompt_sharing(slots: torch.Tensor, prompts: int, kv_heads: int) -> PromptSharing:
+    """Build the assignment from the prompt slot [R] of each row."""
+    device = slots.device
+    rows = len(slots)
+    counts = torch.bincount(slots, minlength=prompts)
+    largest = int(counts.max())
+    by_prompt = torch.argsort(slots, stable=True)
+    starts = counts.cumsum(0) - counts
+    index_in_prompt = torch.empty_like(slots)
+    index_in_prompt[by_prompt] = torch.arange(rows, device=device) - starts[slots[by_prompt]]
+    heads = torch.arange(kv_heads, device=device)
+    unstack = (slots[:, None] * kv_heads + heads) * largest + index_in_prompt[:, None]
+    stack = torch.zeros(prompts * kv_heads * largest, dtype=torch.int64, device=device)
+    stack[unstack.flatten()] = torch.arange(rows * kv_heads, device=device)
+    return PromptSharing(largest, stack, unstack.flatten())
+
+
+def attention_mask(
+    prompt_tokens: torch.Tensor,
+    own_tokens: torch.Tensor,
+    prompt_width: int,
+    own_width: int,
+    window: int | None,
+) -> torch.Tensor:
+    """[R, 1, P + W] float32 to add to scores: 0 for visible tokens, minus infinity for others.
+
+    `prompt_tokens` and `own_tokens` [R] are numbers of stored tokens, the current token included. A row sees
+    the last `window` of them, or all if it is None.
+    """
+    device = own_tokens.device
+    prompt = torch.arange(prompt_width, device=device)
+    own = torch.arange(own_width, device=device)
+    prompt_count, own_count = prompt_tokens[:, None], own_tokens[:, None]
+    sees_prompt, sees_own = prompt < prompt_count, own < own_count
+    if window is not None:
+        oldest = prompt_count + own_count - window
+        sees_prompt &= prompt >= oldest
+        sees_own &= prompt_count + own >= oldest
+    visible = torch.cat((sees_prompt, sees_own), dim=1)[:, None]
+    return torch.zeros(visible.shape, device=device).masked_fill_(~visible, -torch.inf)
+
+
+def shared_prompt_attention(
+    queries: torch.Tensor,
+    prompt: tuple[torch.Tensor, torch.Tensor],
+    own: tuple[torch.Tensor, torch.Tensor],
+    sharing: PromptSharing,
+    mask: torch.Tensor,
+) -> torch.Tensor:
+    """[R, K Q D] from `queries` [R, K Q, D], keys and values [G, K, P, D] and [R, K, W, D]."""
+    rows, heads, size = queries.shape
+    kv_heads = own[0].shape[1]
+    group = heads // kv_heads
+    own_keys, own_values = (tensor.flatten(0, 1) for tensor in own)
+    prompt_keys, prompt_values = (tensor.flatten(0, 1) for tensor in prompt)
+    width = prompt_keys.shape[1]
+    stacked_shape = (len(prompt_keys), sharing.rows_per_prompt * group)
+
+    by_row = queries.reshape(rows * kv_heads, group, size)
+    stacked = by_row.index_select(0, sharing.stack).view(*stacked_shape, size)
+    prompt_scores = torch.bmm(stacked, prompt_keys.transpose(1, 2)).view(-1, group, width)
+    own_scores = torch.bmm(by_row, own_keys.transpose(1, 2))
+    scores = torch.cat((prompt_scores.index_select(0, sharing.unstack), own_scores), dim=-1)
+    weights = torch.add(mask, scores.view(rows, heads, -1), alpha=size**-0.5).softmax(dim=-1)
+    weights = weights.to(scores.dtype).view_as(scores)
+    prompt_weights = weights[..., :width].index_select(0, sharing.stack).view(*stacked_shape, width)
+    output = torch.bmm(prompt_weights, prompt_values).view(-1, group, size).index_select(0, sharing.unstack)
+    output += torch.bmm(weights[..., width:], own_values)
+    return output.view(rows, heads * size)

@@ -1,0 +1,270 @@
+"""Native forward pass of Llama-style decoders, over a cache that stores a group's prompt once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import PretrainedConfig
+
+from strop.inference.native.model.architecture import DecoderArchitecture
+from strop.inference.native.model.attention import (
+    PromptSharing,
+    attention_mask,
+    build_prompt_sharing,
+    shared_prompt_attention,
+)
+from strop.inference.native.model.compaction import Compaction
+from strop.inference.native.model.kv_cache import KvCache, padded_width
+from strop.inference.native.model.rope import RotaryTable, rotate
+from strop.inference.native.model.weights import (
+    LayerWeights,
+    StackedWeight,
+    check_complete,
+    empty_weights,
+    load_weights,
+    shared_fraction,
+)
+from strop.types import IntArray
+
+PREFILL_CHUNK_TOKENS = 8192
+"""Maximum number of prompt tokens in one forward pass; a longer prompt goes through alone."""
+
+
+@dataclass(slots=True)
+class RowPositions:
+    """Position of each row in its sequence."""
+
+    slots: torch.Tensor
+    """[R] int64 Slot of the row's prompt."""
+    prompt_tokens: torch.Tensor
+    """[R] int64"""
+    own_tokens: torch.Tensor
+    """[R] int64 Number of the row's sampled tokens in the cache."""
+
+
+class NativeModelRunner:
+    """Model runner for the families in `architecture.NATIVE_MODEL_TYPES`."""
+
+    caches_prompts = True
+    max_sequence_tokens: int | None = None
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """Raises `ModelError` for weights that do not fit the configuration."""
+        self._arch = arch = DecoderArchitecture.from_config(config)
+        self.vocab_size = arch.vocab_size
+        self.device = device
+        self._dtype = dtype
+        self._family = config.model_type
+        self._weights = empty_weights(arch, device, dtype)
+        self._by_name = {name: matrix for matrix in self._weights.matrices() for name in matrix.names}
+        self.load(weights)
+        check_complete(self._weights.matrices())
+        self._rope = RotaryTable(config, device, dtype)
+        self._sharing: PromptSharing | None = None
+        self._own = KvCache(arch, device, dtype)
+        self._prompts = KvCache(arch, device, dtype)
+        self.clear()
+
+    def describe(self) -> str:
+        """One line: family and data type."""
+        return f"native {self._family} forward, {str(self._dtype).removeprefix('torch.')}"
+
+    def shared_fraction(self) -> float:
+        """Fraction of the weights that use the memory of the given tensors, 0 to 1."""
+        return shared_fraction(self._weights.matrices())
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace weights; tensors whose memory is already shared cost nothing."""
+        load_weights(self._by_name, weights, ignore=("lm_head.weight",) if self._arch.tied_embeddings else ())
+
+    def release_weights(self) -> None:
+        """Free the weights that do not use the memory of given tensors."""
+        for matrix in self._weights.matrices():
+            matrix.release()
+
+    def has_weights(self) -> bool:
+        """Whether all weights are present."""
+        return all(matrix.is_complete for matrix in self._weights.matrices())
+
+    def cache_tokens_needed(self, rows: int, row_tokens: int, prompts: int, prompt_tokens: int) -> int:
+        """Own tokens of all rows, and each prompt once."""
+        return rows * padded_width(row_tokens) + prompts * padded_width(prompt_tokens)
+
+    def should_admit(self, joining: int, running: int) -> bool:
+        """Always True: new rows go through the model together with the running ones."""
+        return True
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[IntArray]) -> torch.Tensor:
+        """[prompts, V] logits after each prompt."""
+        first = self._prompts.count
+        lengths = [len(prompt) for prompt in prompts]
+        self._prompt_lengths += lengths
+        self._prompts.resize(first + len(prompts), max(self._prompt_lengths))
+        hidden = [
+            self._prefill(prompts[chunk.start : chunk.stop], first + chunk.start)
+            for chunk in _prefill_chunks(lengths, PREFILL_CHUNK_TOKENS)
+        ]
+        return F.linear(torch.cat(hidden), self._weights.head.tensor)
+
+    def add_rows(self, slots: Sequence[int]) -> None:
+        """Append rows at the ends of their prompts."""
+        rows = self._rows
+        new = torch.tensor(slots, dtype=torch.int64, device=self.device)
+        lengths = torch.tensor([self._prompt_lengths[slot] for slot in slots], device=self.device)
+        rows.slots = torch.cat((rows.slots, new))
+        rows.prompt_tokens = torch.cat((rows.prompt_tokens, lengths))
+        rows.own_tokens = torch.cat((rows.own_tokens, torch.zeros_like(new)))
+        self._own.resize(len(rows.slots), int(rows.own_tokens.max()) + 1)
+        self._sharing = None
+
+    @torch.no_grad()
+    def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[R, V] logits after each row's next token."""
+        arch, rows = self._arch, self._rows
+        self._own.resize(len(tokens), int(rows.own_tokens.max()) + 1)
+        if self._sharing is None:
+            self._sharing = build_prompt_sharing(rows.slots, self._prompts.count, arch.kv_heads)
+        sharing = self._sharing
+        positions = rows.prompt_tokens + rows.own_tokens
+        cos, sin = self._rope.at(positions, max(self._prompt_lengths) + self._own.width)
+        masks = {
+            window: attention_mask(
+                rows.prompt_tokens, rows.own_tokens + 1, self._prompts.width, self._own.width, window
+            )
+            for window in set(arch.sliding_windows)
+        }
+        heads = torch.arange(len(tokens) * arch.kv_heads, device=self.device).view(len(tokens), -1)
+        cache_indices = (heads * self._own.width + rows.own_tokens[:, None]).flatten()
+        x = F.embedding(tokens, self._weights.embedding.tensor)
+        for number, layer in enumerate(self._weights.layers):
+            queries_keys, values = self._project(layer, x, cos, sin)
+            own = self._own.layer(number)
+            for stored, new in zip(own, (queries_keys[:, arch.heads :], values), strict=True):
+                stored.view(-1, arch.head_dim).index_copy_(0, cache_indices, new.reshape(-1, arch.head_dim))
+            prompt = self._prompts.layer(number)
+            attended = shared_prompt_attention(
+                queries_keys[:, : arch.heads], prompt, own, sharing, masks[arch.sliding_windows[number]]
+            )
+            x = self._output_and_mlp(layer, x, attended)
+        rows.own_tokens += 1
+        return F.linear(self._norm(x, self._weights.norm), self._weights.head.tensor)
+
+    def compact_rows(self, compaction: Compaction) -> None:
+        """Remove finished rows; their memory is freed when none remains."""
+        rows = self._rows
+        for name in ("slots", "prompt_tokens", "own_tokens"):
+            column = getattr(rows, name)
+            compaction.apply(column)
+            setattr(rows, name, column[: compaction.after])
+        self._own.compact(compaction)
+        self._sharing = None
+        if compaction.after == 0:
+            self._own.clear()
+
+    def compact_prompts(self, compaction: Compaction) -> None:
+        """Remove prompts, and update the slots of the rows."""
+        compaction.apply_to_list(self._prompt_lengths)
+        self._prompts.compact(compaction)
+        self._rows.slots = compaction.new_indices()[self._rows.slots]
+        self._sharing = None
+        if compaction.after == 0:
+            self._prompts.clear()
+
+    def clear(self) -> None:
+        """Remove all rows and prompts, and free the cache."""
+        self._own.clear()
+        self._prompts.clear()
+        none = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self._rows = RowPositions(none, none, none)
+        self._prompt_lengths: list[int] = []
+        self._sharing = None
+
+    def _prefill(self, prompts: Sequence[IntArray], first: int) -> torch.Tensor:
+        """[prompts, hidden] states of the last tokens; keys and values go to the slots from `first` on."""
+        arch = self._arch
+        lengths = [len(prompt) for prompt in prompts]
+        tokens = torch.from_numpy(np.concatenate(prompts)).to(self.device, torch.int64)
+        positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
+        cos, sin = self._rope.at(positions, max(lengths))
+        x = F.embedding(tokens, self._weights.embedding.tensor)
+        for number, layer in enumerate(self._weights.layers):
+            queries_keys, values = self._project(layer, x, cos, sin)
+            stored_keys, stored_values = self._prompts.layer(number)
+            attended = []
+            parts = zip(torch.split(queries_keys, lengths), torch.split(values, lengths), strict=True)
+            for slot, (part, own_values) in enumerate(parts, start=first):
+                query, key = part[:, : arch.heads], part[:, arch.heads :]
+                stored_keys[slot, :, : len(part)] = key.transpose(0, 1)
+                stored_values[slot, :, : len(part)] = own_values.transpose(0, 1)
+                attended.append(causal_attention(query, key, own_values, arch.sliding_windows[number]))
+            x = self._output_and_mlp(layer, x, torch.cat(attended))
+        last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
+        return self._norm(x[last], self._weights.norm)
+
+    def _norm(self, x: torch.Tensor, weight: StackedWeight) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], weight.tensor, self._arch.norm_eps)
+
+    def _project(
+        self, layer: LayerWeights, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotated queries and keys [n, heads + kv_heads, head_dim], and values [n, kv_heads, head_dim]."""
+        arch = self._arch
+        qkv = F.linear(self._norm(x, layer.input_norm), layer.qkv.tensor, _tensor(layer.qkv_bias))
+        heads = qkv.view(len(x), arch.heads + 2 * arch.kv_heads, arch.head_dim)
+        queries_keys, values = heads[:, : arch.heads + arch.kv_heads], heads[:, arch.heads + arch.kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            queries = self._norm(queries_keys[:, : arch.heads], layer.q_norm)
+            keys = self._norm(queries_keys[:, arch.heads :], layer.k_norm)
+            queries_keys = torch.cat((queries, keys), dim=1)
+        return rotate(queries_keys, cos, sin), values
+
+    def _output_and_mlp(self, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Output projection and MLP of a layer."""
+        x = x + F.linear(attended, layer.output.tensor, _tensor(layer.output_bias))
+        gate_up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up.tensor, _tensor(layer.gate_up_bias))
+        gate, up = gate_up.chunk(2, dim=-1)
+        return x.add_(F.linear(F.silu(gate).mul_(up), layer.down.tensor, _tensor(layer.down_bias)))
+
+
+def causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+) -> torch.Tensor:
+    """[n, heads head_dim]: causal attention of one prompt's queries [n, heads, head_dim]."""
+    repeats = query.shape[1] // key.shape[1]
+    query, key, value = (
+        tensor.repeat_interleave(times, dim=1).transpose(0, 1)[None]
+        for tensor, times in ((query, 1), (key, repeats), (value, repeats))
+    )
+    length = query.shape[2]
+    mask = None
+    if window is not None and window < length:
+        mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+    return out[0].transpose(0, 1).flatten(1)
+
+
+def _tensor(matrix: StackedWeight | None) -> torch.Tensor | None:
+    return None if matrix is None else matrix.tensor
+
+
+def _prefill_chunks(lengths: Sequence[int], limit: int) -> Iterator[range]:
+    """Consecutive ranges of prompts with at most `limit` tokens in total, or one longer prompt alone."""
+    start = total = 0
+    for index, length in enumerate(lengths):
+        if total and total + length > limit:
+            yield range(start, index)
+            start, total = index, 0
+        total += length
+    yield range(start, len(lengths))

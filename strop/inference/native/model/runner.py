@@ -1,0 +1,74 @@
+"""Protocol between the scheduler and a model: prefill of prompts, then one decoding step for all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+
+from strop.inference.native.model.compaction import Compaction
+from strop.types import IntArray
+
+
+class ModelRunner(Protocol):
+    """Runs a model over rows and prompts, each numbered 0, 1, ... without gaps; new ones are appended."""
+
+    vocab_size: int
+    device: torch.device
+    caches_prompts: bool
+    """Whether rows may join a prompt in a later step; if False, only directly after its `prefill`."""
+    max_sequence_tokens: int | None
+    """Maximum number of tokens in a sequence; None if the model sets no limit."""
+
+    def describe(self) -> str:
+        """One line: implementation and data type."""
+        ...
+
+    def shared_fraction(self) -> float:
+        """Fraction of the weights that use the memory of the given tensors, 0 to 1."""
+        ...
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace weights."""
+        ...
+
+    def release_weights(self) -> None:
+        """Free the weights that do not use the memory of given tensors."""
+        ...
+
+    def has_weights(self) -> bool:
+        """Whether all weights are present: False after `release_weights` until `load` has given them again."""
+        ...
+
+    def cache_tokens_needed(self, rows: int, row_tokens: int, prompts: int, prompt_tokens: int) -> int:
+        """Cache size in tokens for this number of rows and prompts of at most these lengths."""
+        ...
+
+    def should_admit(self, joining: int, running: int) -> bool:
+        """Whether to admit `joining` new rows now or to wait until more can join."""
+        ...
+
+    def prefill(self, prompts: Sequence[IntArray]) -> torch.Tensor:
+        """[prompts, V] logits after each prompt; the prompts take the next slots."""
+        ...
+
+    def add_rows(self, slots: Sequence[int]) -> None:
+        """Append rows, each at the end of the prompt in its slot."""
+        ...
+
+    def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[R, V] logits after each row's next token [R]."""
+        ...
+
+    def compact_rows(self, compaction: Compaction) -> None:
+        """Remove finished rows."""
+        ...
+
+    def compact_prompts(self, compaction: Compaction) -> None:
+        """Remove prompts that no row uses any more."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all rows and prompts, and free the cache."""
+        ...

@@ -1,0 +1,197 @@
+"""Sampling of tokens from logits, with the log-probs of the sampled tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from strop.inference.native.logit_filters import (
+    apply_repetition_penalty,
+    filter_min_p,
+    filter_top_k,
+    filter_top_p,
+)
+from strop.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RowOption:
+    """Values of one sampling option for the rows that use it."""
+
+    rows: torch.Tensor
+    """[n] int64"""
+    values: torch.Tensor
+    """[n, 1]"""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingMetadata:
+    """Sampling options of R rows, rebuilt only when rows change; an option that no row uses is None."""
+
+    temperature: RowOption | None
+    """Temperatures of the rows where it is neither 1 nor 0."""
+    greedy: torch.Tensor | None
+    """[R] bool"""
+    all_greedy: bool
+    repetition_penalty: RowOption | None
+    top_k: RowOption | None
+    top_p_tail: RowOption | None
+    """1 - top_p"""
+    min_p: RowOption | None
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether any row samples from another distribution than its tempered one."""
+        options = (self.repetition_penalty, self.top_k, self.top_p_tail, self.min_p)
+        return any(option is not None for option in options)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One token for each row."""
+
+    tokens: torch.Tensor
+    """[R] int64"""
+    sampler_logprobs: torch.Tensor
+    """[R] float32"""
+    policy_logprobs: torch.Tensor
+    """[R] float32"""
+
+
+def build_sampling_metadata(samplings: Sequence[SamplingParams], device: torch.device) -> SamplingMetadata:
+    """Collect the options of all rows. A greedy row uses no option but the repetition penalty."""
+
+    def option(
+        is_used: Callable[[SamplingParams], bool], value: Callable[[SamplingParams], float]
+    ) -> RowOption | None:
+        rows = [row for row, sampling in enumerate(samplings) if is_used(sampling)]
+        if not rows:
+            return None
+        values = torch.tensor([value(samplings[row]) for row in rows], device=device)
+        return RowOption(torch.tensor(rows, device=device), values[:, None])
+
+    greedy = [sampling.temperature == 0 for sampling in samplings]
+    return SamplingMetadata(
+        temperature=option(lambda s: s.temperature not in (0, 1), lambda s: s.temperature),
+        greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
+        all_greedy=all(greedy),
+        repetition_penalty=option(lambda s: s.repetition_penalty != 1, lambda s: s.repetition_penalty),
+        top_k=option(lambda s: s.temperature > 0 and s.top_k > 0, lambda s: s.top_k),
+        top_p_tail=option(lambda s: s.temperature > 0 and s.top_p < 1, lambda s: 1 - s.top_p),
+        min_p=option(lambda s: s.temperature > 0 and s.min_p > 0, lambda s: s.min_p),
+    )
+
+
+def sample_tokens(
+    logits: torch.Tensor,
+    metadata: SamplingMetadata,
+    uniforms: torch.Tensor,
+    *,
+    seen: torch.Tensor | None = None,
+    banned: torch.Tensor | None = None,
+) -> SampledTokens:
+    """Sample one token for each row of `logits` [R, V] with its uniform [R] in [0, 1).
+
+    `seen` [n, V] bool: tokens in prompt and completion, of the rows with a repetition penalty.
+    `banned` [R, V] bool: tokens that must not be sampled in this step. The order is Hugging Face's: penalty,
+    banned tokens, temperature, top-k, top-p, min-p.
+    """
+    scores = logits.float()
+    if metadata.greedy is None and banned is None and not metadata.has_filters:
+        probabilities = _apply_temperature(scores, metadata).softmax(dim=-1)
+        tokens = invert_cdf(probabilities, uniforms)
+        logprobs = probabilities.gather(1, tokens[:, None])[:, 0].log_()
+        return SampledTokens(tokens, logprobs, logprobs)
+    policy = _apply_temperature(scores, metadata).log_softmax(dim=-1)
+    if metadata.repetition_penalty is not None and seen is not None:
+        scores = scores.clone() if scores is logits else scores
+        _apply_to_rows(apply_repetition_penalty, scores, metadata.repetition_penalty, seen)
+    if banned is not None:
+        scores = scores.masked_fill(banned, -torch.inf)
+    if metadata.all_greedy:
+        tokens = argmax_tokens(scores)
+        sampled = torch.zeros(len(tokens), device=scores.device)
+    else:
+        tokens, sampled = _sample_filtered(scores, metadata, uniforms)
+    return SampledTokens(tokens, sampled, policy.gather(1, tokens[:, None])[:, 0])
+
+
+def invert_cdf(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """[R] The first token whose cumulative sum in `probabilities` [R, V] exceeds uniform [R] times the total.
+
+    The sum has two levels, blocks and then the tokens of one block: a cumulative sum over the whole
+    vocabulary would cost more than the softmax. A token of probability 0 is never sampled.
+    """
+    rows, vocab = probabilities.shape
+    size = math.gcd(vocab, 64)
+    blocks = probabilities.view(rows, vocab // size, size)
+    block_ends = blocks.sum(dim=-1).cumsum_(dim=-1)
+    target = uniforms[:, None] * block_ends[:, -1:]
+    block = _first_above(block_ends, target)
+    before = torch.where(block > 0, block_ends.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocks[torch.arange(rows, device=probabilities.device), block[:, 0]].cumsum_(dim=-1)
+    return (block * size + _first_above(inside, target - before))[:, 0]
+
+
+def argmax_tokens(scores: torch.Tensor) -> torch.Tensor:
+    """[R] The first token of the highest score, in two levels like `invert_cdf`."""
+    rows, vocab = scores.shape
+    size = math.gcd(vocab, 64)
+    blocks = scores.view(rows, vocab // size, size)
+    block = blocks.amax(dim=-1).argmax(dim=-1)
+    return block * size + blocks[torch.arange(rows, device=scores.device), block].argmax(dim=-1)
+
+
+def _sample_filtered(
+    scores: torch.Tensor, metadata: SamplingMetadata, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tempered = _apply_temperature(scores, metadata)
+    tempered = tempered.clone() if tempered is scores else tempered
+    for apply_filter, option in (
+        (filter_top_k, metadata.top_k),
+        (filter_top_p, metadata.top_p_tail),
+        (filter_min_p, metadata.min_p),
+    ):
+        if option is not None:
+            _apply_to_rows(apply_filter, tempered, option)
+    logprobs = tempered.log_softmax(dim=-1)
+    tokens = invert_cdf(logprobs.exp(), uniforms)
+    sampled = logprobs.gather(1, tokens[:, None])[:, 0]
+    if metadata.greedy is not None:
+        tokens = torch.where(metadata.greedy, argmax_tokens(scores), tokens)
+        sampled = sampled.masked_fill(metadata.greedy, 0.0)
+    return tokens, sampled
+
+
+def _apply_temperature(scores: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+    """Scores divided by temperature; the same tensor if every row's temperature is 1 or 0."""
+    option = metadata.temperature
+    if option is None:
+        return scores
+    if len(option.rows) == len(scores):
+        return scores / option.values
+    return scores.index_copy(0, option.rows, scores[option.rows] / option.values)
+
+
+def _apply_to_rows(
+    apply: Callable[..., None], scores: torch.Tensor, option: RowOption, *arguments: torch.Tensor
+) -> None:
+    """Change only the rows that use the option."""
+    if len(option.rows) == len(scores):
+        apply(scores, *arguments, option.values)
+        return
+    selected = scores[option.rows]
+    apply(selected, *arguments, option.values)
+    scores[option.rows] = selected
+
+
+def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """[R, 1] Index of the first value in rising `cumulative` [R, n] above the target.
+
+    The target is capped just below the last value, so that rounding never gives an index past the end.
+    """
+    below_end = cumulative[:, -1:] * (1 - 2.0**-20)
+    return torch.searchsorted(cumulative, torch.minimum(target, below_end), right=True)

@@ -1,0 +1,242 @@
+"""Pool of engine processes behind the interface of one inference engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from strop.errors import InferenceError
+from strop.inference.pool.engine_handle import EngineHandle, EngineSpec, PoolRequest
+from strop.inference.pool.messages import EngineCreated, LoadWeights, SetMemory
+from strop.protocols import EngineCapabilities, WeightBroadcast
+from strop.types import Completion, SampleRequest
+from strop.workers.shared_file import SharedFile
+from strop.workers.start import WorkerPlacement
+
+
+class EnginePool:
+    """Inference engine that distributes requests over engines in processes of their own.
+
+    Each request goes to the engine with the fewest pending requests; requests with equal prompts go to the
+    same engine while it has one of them pending, so that it prefills the prompt once. Requests submitted in
+    one iteration of the event loop are admitted together, so a step whose requests all arrive at once gives
+    the same completions every time, bit for bit. An engine that dies is restarted, and repeats its pending
+    requests.
+    """
+
+    device = torch.device("cpu")
+    """Device from which `load` takes tensors without a detour: it writes them into a shared file."""
+
+    def __init__(self, specs: Sequence[EngineSpec], placement: WorkerPlacement, max_restarts: int) -> None:
+        """A pool of these engines, not yet started; each is restarted at most `max_restarts` times."""
+        self._specs = tuple(specs)
+        self._placement = placement
+        self._max_restarts = max_restarts
+        self._engines: list[EngineHandle] = []
+        self._created: EngineCreated | None = None
+        self._closed = False
+        self._memory_released = False
+        self._weights: SharedFile | None = None
+        self._ids = count()
+        self._undispatched: list[PoolRequest] = []
+        self._assignments: dict[int, tuple[EngineHandle, bytes]] = {}
+        """Engine and prompt of each pending request, by request id."""
+        self._pending_count: Counter[EngineHandle] = Counter()
+        self._engine_of_prompt: dict[bytes, tuple[EngineHandle, int]] = {}
+        """Engine that has a prompt pending, and the number of its requests."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """Features of the pool's engines; weights are loaded by tensors, and by path if the engines can."""
+        engine = self._running().capabilities
+        return replace(engine, weight_transports=engine.weight_transports & {"tensors", "path"})
+
+    def start(self) -> None:
+        """Start all processes at once, and wait until their engines have been created.
+
+        Raises the error of a creation, and `PlacementError` if there is no capacity for a process.
+        """
+        self._check_open()
+        if self._engines:
+            return
+        try:
+            for spec in self._specs:
+                self._engines.append(EngineHandle(spec, self._placement, self._max_restarts))
+            created = [engine.wait_created() for engine in self._engines]
+        except BaseException:
+            self.close()
+            raise
+        self._created = created[0]
+
+    def close(self) -> None:
+        """Kill all processes; pending requests raise `InferenceError`."""
+        self._closed = True
+        for engine in self._engines:
+            engine.kill()
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None
+
+    def describe(self) -> str:
+        """One line: description of the engines, and their number."""
+        number = f"{len(self._specs)} engines" if len(self._specs) > 1 else "1 engine"
+        created = self._running()
+        return f"{created.description}; {number}, each a process with its own model and KV cache"
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        """Completions in the order of the requests.
+
+        Raises `InferenceError` for the call as a whole if one of its requests is invalid, and `EngineLostError`
+        if an engine has died too often. When the awaiting task is cancelled, its requests are cancelled.
+        """
+        self._running()
+        loop = asyncio.get_running_loop()
+        pending = [PoolRequest(next(self._ids), request, loop.create_future()) for request in requests]
+        self._undispatched += pending
+        loop.call_soon(self._dispatch)
+        try:
+            return await asyncio.gather(*(each.future for each in pending))
+        finally:
+            self._remove(pending)
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Load tensors into all engines through one shared file; returns when all have loaded it.
+
+        Raises `ModelError` for weights of another model, and `EngineLostError`.
+        """
+        self._check_can_load()
+        tensors = {name: tensor.detach().contiguous() for name, tensor in weights}
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        shared = SharedFile(partial(_write, tensors), size, self._placement)
+        old, self._weights = self._weights, shared
+        self._load(LoadWeights(shared.handle, version, next(self._ids)))
+        if old is not None:
+            old.close()
+
+    def load_path(self, path: Path, version: int) -> None:
+        """Load a model folder into all engines; the path must exist on every engine's node."""
+        self._check_can_load()
+        if "path" not in self.capabilities.weight_transports:
+            raise InferenceError(
+                "the engines of this pool cannot load weights by path; pass the tensors to load"
+            )
+        self._load(LoadWeights(path, version, next(self._ids)))
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None
+
+    def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError(
+            "a pool of engines cannot join a process group; receive the weights in this process and pass the "
+            "tensors to load"
+        )
+
+    def pause(self) -> None:
+        """Stop decoding; pending requests keep their state."""
+        self._running()
+        for engine in self._engines:
+            engine.set_running(False)
+
+    def resume(self) -> None:
+        """Continue decoding."""
+        self._running()
+        for engine in self._engines:
+            engine.set_running(True)
+
+    def release_memory(self) -> None:
+        """Free memory in all engines; requests wait until `restore_memory`.
+
+        Raises `InferenceError` while any request is pending, and if the engines do not support it.
+        """
+        if not self.capabilities.memory_release:
+            raise InferenceError("the engines of this pool cannot release memory")
+        if self._assignments or self._undispatched:
+            raise InferenceError(
+                f"release_memory was called with {len(self._assignments) + len(self._undispatched)} requests "
+                "pending; await or cancel them first"
+            )
+        self._set_memory(released=True)
+
+    def restore_memory(self) -> None:
+        """Accept work again; if weights were freed, `load` must provide them before the next completion."""
+        self._running()
+        self._set_memory(released=False)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InferenceError("the inference engine has been closed")
+
+    def _running(self) -> EngineCreated:
+        """Check that the pool has been started and not closed; returns what its engines reported."""
+        self._check_open()
+        if self._created is None:
+            raise InferenceError("the pool of engines has not been started; call start first")
+        return self._created
+
+    def _check_can_load(self) -> None:
+        self._running()
+        if self._memory_released:
+            raise InferenceError("load was called after release_memory; call restore_memory first")
+
+    def _load(self, command: LoadWeights) -> None:
+        for engine in self._engines:
+            engine.load(command)
+        for engine in self._engines:
+            engine.wait_completed(command.command_id)
+
+    def _set_memory(self, *, released: bool) -> None:
+        command = SetMemory(released, next(self._ids))
+        for engine in self._engines:
+            engine.set_memory(command)
+        for engine in self._engines:
+            engine.wait_completed(command.command_id)
+        self._memory_released = released
+
+    def _dispatch(self) -> None:
+        pending, self._undispatched = self._undispatched, []
+        assigned: dict[EngineHandle, list[PoolRequest]] = {}
+        for each in pending:
+            if not each.future.done():
+                assigned.setdefault(self._choose(each), []).append(each)
+        for engine, batch in assigned.items():
+            engine.submit(batch)
+
+    def _choose(self, pending: PoolRequest) -> EngineHandle:
+        prompt = pending.request.prompt_ids.tobytes()
+        least_loaded = min(self._engines, key=lambda engine: self._pending_count[engine])
+        engine, number = self._engine_of_prompt.get(prompt, (least_loaded, 0))
+        self._engine_of_prompt[prompt] = (engine, number + 1)
+        self._pending_count[engine] += 1
+        self._assignments[pending.request_id] = (engine, prompt)
+        return engine
+
+    def _remove(self, requests: Sequence[PoolRequest]) -> None:
+        """Remove the requests of a call that has ended, and cancel those without an answer."""
+        unanswered: dict[EngineHandle, list[int]] = {}
+        for pending in requests:
+            if pending.request_id not in self._assignments:
+                continue
+            engine, prompt = self._assignments.pop(pending.request_id)
+            self._pending_count[engine] -= 1
+            number = self._engine_of_prompt[prompt][1]
+            if number == 1:
+                del self._engine_of_prompt[prompt]
+            else:
+                self._engine_of_prompt[prompt] = (engine, number - 1)
+            if not pending.future.done() or pending.future.cancelled():
+                unanswered.setdefault(engine, []).append(pending.request_id)
+        for engine, request_ids in unanswered.items():
+            engine.cancel(request_ids)
+
+
+def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    save_file(tensors, path)

@@ -1,0 +1,134 @@
+"""Main function of an engine's process in a pool: runs the engine and replies to the pool's messages."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import assert_never
+
+import torch
+
+from strop.errors import StropError
+from strop.inference.pool.messages import (
+    CancelRequests,
+    CommandCompleted,
+    CreateEngine,
+    EngineCommand,
+    EngineCreated,
+    EngineFailure,
+    EngineReply,
+    LoadWeights,
+    RequestCompleted,
+    SetMemory,
+    SetRunning,
+    SubmitRequests,
+)
+from strop.inference.weight_files import read_weights
+from strop.protocols import InferenceEngine
+from strop.types import SampleRequest
+from strop.workers.shared_file import SharedFileHandle
+from strop.workers.worker import Channel
+
+
+def run_engine_worker(channel: Channel) -> None:
+    """Serve the pool until it disconnects."""
+    asyncio.run(_EngineWorker(channel).run())
+
+
+class _EngineWorker:
+    """Handles messages in the event loop that also runs the engine, so between two decoding steps."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._created: InferenceEngine | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """Running requests by id."""
+
+    async def run(self) -> None:
+        """Handle messages until the pool disconnects."""
+        inbox: asyncio.Queue[EngineCommand | Exception] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def receive() -> None:
+            try:
+                while True:
+                    loop.call_soon_threadsafe(inbox.put_nowait, self._channel.receive())
+            except Exception as error:  # noqa: BLE001  (the pool is gone, or a message cannot be unpickled)
+                loop.call_soon_threadsafe(inbox.put_nowait, error)
+
+        threading.Thread(target=receive, daemon=True).start()
+        while not isinstance(message := await inbox.get(), Exception):
+            try:
+                self._handle(message)
+            except Exception as error:  # noqa: BLE001  (sent to the pool, which raises it)
+                self._reply(_failure(None, error))
+        self._reply(_failure(None, message))
+        if self._created is not None:
+            self._created.close()
+
+    @property
+    def _engine(self) -> InferenceEngine:
+        assert self._created is not None, "the pool sends CreateEngine first"
+        return self._created
+
+    def _handle(self, message: EngineCommand) -> None:
+        match message:
+            case CreateEngine():
+                self._created = message.create()
+                self._engine.start()
+                self._reply(EngineCreated(self._engine.describe(), self._engine.capabilities))
+            case LoadWeights():
+                self._load(message.weights, message.version)
+                self._reply(CommandCompleted(message.command_id))
+            case SetMemory():
+                (self._engine.release_memory if message.released else self._engine.restore_memory)()
+                self._reply(CommandCompleted(message.command_id))
+            case SubmitRequests():
+                for request_id, request in message.requests.items():
+                    task = asyncio.create_task(self._sample(request_id, request))
+                    self._tasks[request_id] = task
+                    task.add_done_callback(partial(self._forget_task, request_id))
+            case CancelRequests():
+                for request_id in message.request_ids:
+                    if request_id in self._tasks:
+                        self._tasks[request_id].cancel()
+            case SetRunning():
+                (self._engine.resume if message.running else self._engine.pause)()
+            case _:
+                assert_never(message)
+
+    def _load(self, weights: SharedFileHandle | Path, version: int) -> None:
+        if isinstance(weights, Path):
+            self._engine.load_path(weights, version)
+        else:
+            self._engine.load(_read(weights), version)
+
+    async def _sample(self, request_id: int, request: SampleRequest) -> None:
+        try:
+            (completion,) = await self._engine.sample([request])
+            self._reply(RequestCompleted(request_id, completion))
+        except Exception as error:  # noqa: BLE001  (sent to the pool, which raises it)
+            self._reply(_failure(request_id, error))
+
+    def _forget_task(self, request_id: int, _: asyncio.Task[None]) -> None:
+        del self._tasks[request_id]
+
+    def _reply(self, reply: EngineReply) -> None:
+        with suppress(ConnectionError):  # the pool is gone, which `receive` notices too
+            self._channel.send(reply)
+
+
+def _read(weights: SharedFileHandle) -> Iterator[tuple[str, torch.Tensor]]:
+    with weights.open() as path:
+        yield from read_weights(path)
+
+
+def _failure(request_id: int | None, error: Exception) -> EngineFailure:
+    if isinstance(error, StropError):
+        return EngineFailure(request_id, str(error), type(error))
+    return EngineFailure(request_id, "".join(traceback.format_exception(error)), None)

@@ -1,0 +1,35 @@
+"""Helpers that treat sharded tensors (FSDP2's DTensors) and plain tensors alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The tensor itself, or the gathered tensor of a sharded one, for which all ranks must call."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """The tensor itself, or this rank's rows of a sharded one."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def distribute_like(
+    rows: Callable[[int, int], Tensor], like: DTensor, device: torch.device | None = None
+) -> DTensor:
+    """A tensor with `like`'s shape and layout, on `device` (None: `like`'s).
+
+    `rows` returns the rows from one number to before another; it is called for this rank's rows only.
+    """
+    mesh = like.device_mesh
+    share = -(-like.shape[0] // mesh.size())  # the last ranks may have fewer, or none
+    first = min(mesh.get_local_rank() * share, like.shape[0])
+    own = rows(first, min(first + share, like.shape[0])).to(device or like.device)
+    return DTensor.from_local(
+        own, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )

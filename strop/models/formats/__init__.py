@@ -1,0 +1,1 @@
+"""Model file formats: Hugging Face folders, MLflow models, verl's FSDP checkpoints."""

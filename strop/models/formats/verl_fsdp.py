@@ -1,0 +1,194 @@
+"""Reader of verl's FSDP checkpoints, which have one pickled file of shards for each rank.
+
+    model_world_size_8_rank_0.pt ...   one state dict of DTensors per rank
+    huggingface/                       config.json and the tokenizer; older folders have them at the top level
+    lora_adapter/, lora_train_meta.json   if an adapter was trained
+
+torch reads the pickles with `weights_only`, which builds tensors and their placements and runs no other code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from strop.errors import ModelError
+from strop.models.loading import LOAD_ERRORS, silence_transformers
+
+_SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+_LORA_A = re.compile(r"(.*)\.lora_A\.(?:\w+\.)?weight")
+
+
+def is_verl_fsdp_checkpoint(folder: Path) -> bool:
+    """Whether the folder contains shards of verl's FSDP."""
+    return any(_SHARD.fullmatch(path.name) for path in folder.glob("model_world_size_*.pt"))
+
+
+def find_config_folder(folder: Path, given: Path | None = None) -> Path:
+    """Find the folder with config.json and the tokenizer. Raises `ModelError` if there is none."""
+    candidates = (given,) if given else (folder / "huggingface", folder)
+    for candidate in candidates:
+        if (candidate / "config.json").is_file():
+            return candidate
+    raise ModelError(
+        f"{' and '.join(map(str, candidates))}: there is no config.json of the model. Set hf_model_path to "
+        "the folder of the model that was trained."
+    )
+
+
+def load_verl_fsdp_checkpoint(
+    folder: Path, config_folder: Path, *, lora_alpha: float | None = None
+) -> PreTrainedModel:
+    """Load the full model on the CPU, in the saved dtype, with its adapter merged.
+
+    Raises `ModelError` for shards that are missing, damaged, of another model, or that torch cannot read
+    without running code in them.
+    """
+    weights = _join_shards([_read(path) for path in _shards(folder)], folder)
+    weights = _merge_adapter(weights, folder, lora_alpha)
+    try:
+        with silence_transformers(), torch.device("meta"):
+            config: PreTrainedConfig = AutoConfig.from_pretrained(config_folder)
+            model: PreTrainedModel = _model_class(config, config_folder).from_config(config)
+        missing, unknown = model.load_state_dict(weights, strict=False, assign=True)
+    except LOAD_ERRORS as error:
+        raise ModelError(
+            f"The shards in {folder} do not fit {config_folder / 'config.json'}: {error}"
+        ) from error
+    tied = set(model.all_tied_weights_keys)
+    wrong = [*unknown, *(name for name in missing if name not in tied)]
+    if wrong:
+        raise ModelError(
+            f"The shards in {folder} are not of the model in {config_folder / 'config.json'}: "
+            f"{len(wrong)} tensors are missing or unknown, such as {wrong[0]}."
+        )
+    model.tie_weights()
+    if (config_folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(config_folder)
+    return model
+
+
+def _model_class(config: PreTrainedConfig, config_folder: Path) -> Any:
+    name = (config.architectures or [""])[0]
+    kinds = {"ForCausalLM": AutoModelForCausalLM, "ForTokenClassification": AutoModelForTokenClassification}
+    for ending, kind in kinds.items():
+        if name.endswith(ending):
+            return kind
+    raise ModelError(
+        f"{config_folder / 'config.json'} names the architecture {name or 'nothing'}; Strop merges causal "
+        "language models, and verl's critics (ForTokenClassification)."
+    )
+
+
+def _shards(folder: Path) -> list[Path]:
+    """Files of all ranks, in order."""
+    found = {
+        (int(match[1]), int(match[2])): path
+        for path in folder.iterdir()
+        if (match := _SHARD.fullmatch(path.name))
+    }
+    worlds = {world for world, _ in found}
+    if len(worlds) > 1:
+        raise ModelError(
+            f"{folder} has shards of several runs, of {' and '.join(map(str, sorted(worlds)))} ranks; remove "
+            "all but one run's."
+        )
+    (world,) = worlds
+    missing = [rank for rank in range(world) if (world, rank) not in found]
+    if missing:
+        raise ModelError(f"{folder} lacks model_world_size_{world}_rank_{missing[0]}.pt, of {world} shards.")
+    return [found[world, rank] for rank in range(world)]
+
+
+def _read(path: Path) -> Mapping[str, Tensor]:
+    import torch.distributed.tensor  # registers DTensor as safe to unpickle
+
+    try:
+        read: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(
+            f"{path} contains more than tensors ({reason}). Reading it could run any code, so Strop refuses. If "
+            "you trust it, merge it with verl's own model_merger."
+        ) from error
+    except (OSError, RuntimeError, EOFError) as error:
+        raise ModelError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
+    if not isinstance(read, Mapping) or not all(isinstance(value, Tensor) for value in read.values()):
+        raise ModelError(f"{path} is not a state dict, which maps names to tensors.")
+    return read
+
+
+def _join_shards(shards: Sequence[Mapping[str, Tensor]], folder: Path) -> dict[str, Tensor]:
+    """Full tensors by name."""
+    return {name: _join_tensor([shard[name] for shard in shards], name, folder) for name in shards[0]}
+
+
+def _join_tensor(parts: Sequence[Tensor], name: str, folder: Path) -> Tensor:
+    """Join shards along the mesh's last dimension; over the other dimensions tensors must be replicated."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    first = parts[0]
+    if not isinstance(first, DTensor):
+        return first if len(parts) == 1 else torch.cat(list(parts))
+    *outer, placement = first.placements
+    num_shards = first.device_mesh.mesh.shape[-1]
+    locals_ = [part._local_tensor for part in parts[:num_shards] if isinstance(part, DTensor)]
+    if isinstance(placement, Replicate):
+        full = locals_[0]
+    elif isinstance(placement, Shard):
+        full = torch.cat(locals_, dim=placement.dim)
+    else:
+        raise ModelError(f"{folder}: {name} is placed as {placement}, which Strop cannot join.")
+    if any(not isinstance(each, Replicate) for each in outer) or full.shape != first.shape:
+        raise ModelError(
+            f"{folder}: {name} has shape {tuple(first.shape)} over a mesh of "
+            f"{first.device_mesh.mesh_dim_names}, which its shards do not add up to; Strop joins only shards of "
+            "FSDP."
+        )
+    return full
+
+
+def _merge_adapter(weights: dict[str, Tensor], folder: Path, alpha: float | None) -> dict[str, Tensor]:
+    """W + (alpha / rank) B A for adapted weights; all under the model's own names."""
+    adapted = {match[1]: name for name in weights if (match := _LORA_A.fullmatch(name))}
+    if adapted and alpha is None:
+        alpha = _read_alpha(folder)
+    merged = {}
+    for name, tensor in weights.items():
+        if ".lora_" in name:
+            continue
+        module = name.removesuffix(".weight").removesuffix(".base_layer")
+        if alpha is not None and name.endswith(".weight") and module in adapted:
+            a = weights[adapted[module]].float()
+            b = weights[adapted[module].replace(".lora_A.", ".lora_B.")].float()
+            tensor = (tensor.float() + (alpha / a.shape[0]) * (b @ a)).to(tensor.dtype)
+        merged[name.removeprefix("base_model.model.").replace(".base_layer.", ".")] = tensor
+    return merged
+
+
+def _read_alpha(folder: Path) -> float:
+    """The adapter's alpha, from the files that verl saves with it."""
+    for path in (folder / "lora_train_meta.json", folder / "lora_adapter" / "adapter_config.json"):
+        if path.is_file():
+            alpha = json.loads(path.read_text(encoding="utf-8")).get("lora_alpha")
+            if alpha:
+                return float(alpha)
+    raise ModelError(
+        f"{folder} has an adapter, but neither lora_train_meta.json nor lora_adapter/adapter_config.json gives "
+        "its lora_alpha. Pass the value of the run's configuration, such as lora_alpha=16."
+    )

@@ -1,0 +1,225 @@
+"""Loading of models and tokenizers from Hugging Face folders or from the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from strop.config.schema.model import ModelConfig
+from strop.config.suggest import did_you_mean
+from strop.config.user_code import import_user_module
+from strop.errors import ModelError
+from strop.models.logprobs import check_logits
+from strop.models.packed_attention.forward import enable_packed_attention
+
+LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
+"""Exceptions that transformers raises for invalid model or tokenizer files."""
+
+
+def load_model(
+    section: ModelConfig, *, device: torch.device | str, trainable: bool = True
+) -> PreTrainedModel:
+    """Load a model with parameters in `section.dtype`, ready for packed micro-batches; without an adapter.
+
+    Frozen weights, which are those of a model with an adapter or one that is not `trainable`, have the type
+    of the computation. Parameters have their own storage, not the file's memory-mapped pages, so that a
+    run's arithmetic does not depend on how the file was read.
+
+    Raises `ModelError` for a folder that is missing, incomplete or damaged, and for a model whose log-probs
+    Strop cannot compute.
+    """
+    model = _read(AutoModelForCausalLM, section, device=device, trainable=trainable)
+    check_logits(model)
+    return _prepare_for_training(model, section, trainable=trainable)
+
+
+def load_decoder(section: ModelConfig, *, device: torch.device | str) -> PreTrainedModel:
+    """Load a trainable model without its language-model head."""
+    model = _read(AutoModel, section, device=device, trainable=True)
+    return _prepare_for_training(model, section, trainable=True)
+
+
+def load_classifier(section: ModelConfig, *, labels: int, device: torch.device | str) -> PreTrainedModel:
+    """Load a model for sequence classification, with frozen weights.
+
+    Raises `ModelError` for a folder that is missing, incomplete or damaged, and for another number of labels.
+    """
+    config = load_config(section)
+    if config.num_labels != labels:
+        raise ModelError(
+            f"the model in {section.path} has {config.num_labels} labels "
+            f"({', '.join(map(str, (config.id2label or {}).values()))}), not {labels}. Name a model for "
+            "sequence classification with one label (num_labels in its config.json), whose logit is the "
+            "reward."
+        )
+    return _read(AutoModelForSequenceClassification, section, device=device, trainable=False)
+
+
+def _read(
+    kind: Any,
+    section: ModelConfig,
+    *,
+    device: torch.device | str,
+    trainable: bool,
+) -> PreTrainedModel:
+    """Load with `kind`, an auto class of transformers."""
+    config = load_config(section)
+    frozen = section.lora is not None or not trainable
+    dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype
+    with silence_transformers():
+        try:
+            model, found = kind.from_pretrained(
+                _expanded(section.path),
+                config=config,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                trust_remote_code=section.trust_remote_code,
+                ignore_mismatched_sizes=True,  # rejected below, with their names
+                output_loading_info=True,
+            )
+        except LOAD_ERRORS as error:
+            raise ModelError(f"model.path: no model could be loaded from {section.path}: {error}") from error
+    wrong = [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
+    if wrong:
+        raise ModelError(
+            f"model.path: the weights in {section.path} do not fit its config.json: {len(wrong)} tensors are "
+            f"missing or of another shape, such as {sorted(wrong)[0]}. Is the folder complete?"
+        )
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    model.to(device).requires_grad_(trainable and section.lora is None).eval()
+    return cast(PreTrainedModel, model)
+
+
+def load_config(section: ModelConfig) -> PreTrainedConfig:
+    """The folder's config.json, updated with `section.override`."""
+    _import_user_modules(section)
+    _check_folder(section.path)
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            _expanded(section.path), trust_remote_code=section.trust_remote_code
+        )
+    except LOAD_ERRORS as error:
+        raise ModelError(f"model.path: no model could be loaded from {section.path}: {error}") from error
+    override_config(config, section.override)
+    return config
+
+
+def override_config(config: Any, values: Mapping[str, Any], key: str = "model.override") -> None:
+    """Set values of a config, and recursively those of its sections.
+
+    Raises `ModelError` for a name that the config does not have: transformers would store it and never read it.
+    """
+    for name, value in values.items():
+        current = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
+        names = config if isinstance(config, dict) else config.to_dict()
+        if name not in names and not hasattr(config, name):
+            raise ModelError(
+                f"{key}.{name}: the model's config.json has no {name!r}{did_you_mean(name, names)}."
+            )
+        if isinstance(value, Mapping) and (isinstance(current, dict) or hasattr(current, "to_dict")):
+            override_config(current, value, f"{key}.{name}")
+        elif isinstance(config, dict):
+            config[name] = value
+        else:
+            setattr(config, name, value)
+
+
+def _import_user_modules(section: ModelConfig) -> None:
+    for name in section.imports:
+        import_user_module(name, "model.imports", ModelError)
+
+
+def _expanded(path: str) -> str:
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+def _prepare_for_training(
+    model: PreTrainedModel, section: ModelConfig, *, trainable: bool
+) -> PreTrainedModel:
+    enable_packed_attention(model)
+    if section.gradient_checkpointing and trainable:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def load_tokenizer(section: ModelConfig) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of `section.tokenizer`, or the model's. Raises `ModelError` if there is none."""
+    path = section.tokenizer or section.path
+    key = "model.tokenizer" if section.tokenizer else "model.path"
+    _import_user_modules(section)
+    if _is_local(path) and not Path(path).expanduser().is_dir():
+        raise ModelError(
+            f"{key}: there is no folder {path}. Set it to a tokenizer's folder or to a name on the hub."
+        )
+    try:
+        with silence_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(
+                _expanded(path), trust_remote_code=section.trust_remote_code
+            )
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # as transformers loads an empty folder
+            raise ValueError("it has no vocabulary")
+    except LOAD_ERRORS as error:
+        raise ModelError(
+            f"{key}: no tokenizer could be loaded from {path}: {error}. Put tokenizer.json and "
+            "tokenizer_config.json there, or set model.tokenizer to another folder."
+        ) from error
+    return tokenizer
+
+
+@contextmanager
+def silence_transformers() -> Iterator[None]:
+    """Disable the progress bars and log messages of transformers in the block."""
+    progress_bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if progress_bar:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _is_local(path: str) -> bool:
+    """Whether a path is a local folder and not `owner/name` on the hub."""
+    return Path(path).exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1
+
+
+def _check_folder(path: str) -> None:
+    """Raise `ModelError` with the fault of a local folder, more specific than that of transformers."""
+    if not _is_local(path):
+        return
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ModelError(
+            f"model.path: there is no folder {path}. Set it to a model folder or to a name on the hub."
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model.path: {path} is not a model folder: it has no config.json.")
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")))
+    if pickled:
+        raise ModelError(
+            f"model.path: the weights in {path} are pickled ({pickled[0]}). Loading a pickle can run any code, "
+            "so Strop reads safetensors only. If you trust them, convert them once: "
+            "AutoModelForCausalLM.from_pretrained(old).save_pretrained(new)."
+        )
+    raise ModelError(f"model.path: there are no weights in {path}: it has no *.safetensors file.")

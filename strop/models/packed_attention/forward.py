@@ -1,0 +1,163 @@
+"""Forward pass of a Hugging Face model over packed sequences with shared prompts.
+
+Strop's attention is registered with transformers (`AttentionInterface`) under the name `strop_packed`. It
+takes no mask: visibility follows from the micro-batch's segments. For models that do not support it, the
+micro-batch is padded.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from strop.errors import ModelError
+from strop.models.packed_attention.kernels import AttentionOptions, attention
+from strop.models.packed_attention.layout import SegmentLayout, plan_layout
+from strop.types import MicroBatch
+
+PACKED_ATTENTION = "strop_packed"
+"""The name of the attention in a model's configuration."""
+PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+"""Maximum difference of hidden states between packed and separate sequences, relative to their norm."""
+
+
+def packed_forward(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+    """[T, H] The decoder's last hidden states, before the language-model head.
+
+    Raises `ModelError` for shared prompts if `can_share_prompts` is False.
+    """
+    base = base_model(model)
+    if base.config._attn_implementation == PACKED_ATTENTION:
+        layout = plan_layout(
+            micro_batch.cu_seqlens.tolist(), micro_batch.prefix_of, micro_batch.token_ids.device
+        )
+        return _hidden_states(
+            base, micro_batch.token_ids[None], micro_batch.position_ids[None], strop_layout=layout
+        )[0]
+    return _padded_forward(base, micro_batch)
+
+
+def can_share_prompts(model: nn.Module) -> tuple[bool, str]:
+    """Whether a micro-batch may contain a group's prompt once, and if not, the reason."""
+    base = base_model(model)
+    if base.config._attn_implementation == PACKED_ATTENTION:
+        return True, ""
+    return False, _unsupported_reason(base) or "its attention was not switched to Strop's when it was loaded"
+
+
+def enable_packed_attention(model: PreTrainedModel) -> None:
+    """Switch the model to Strop's attention if that gives the same hidden states as its own."""
+    AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
+    AttentionMaskInterface.register(PACKED_ATTENTION, _no_mask)
+    if _unsupported_reason(model) is None:
+        model.set_attn_implementation(PACKED_ATTENTION)
+
+
+def base_model(model: nn.Module) -> PreTrainedModel:
+    """The Hugging Face model, without a PEFT wrapper."""
+    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
+
+
+def _hidden_states(base: PreTrainedModel, token_ids: Tensor, position_ids: Tensor, **kwargs: Any) -> Tensor:
+    # With a mask or a cache, transformers would treat the packed sequences as one.
+    decoder: nn.Module = base.get_decoder()  # type: ignore[no-untyped-call]
+    output = decoder(input_ids=token_ids, position_ids=position_ids, use_cache=False, **kwargs)
+    return cast(Tensor, output.last_hidden_state)
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    strop_layout: SegmentLayout | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention function for transformers: query [1, H, T, D] and key [1, K, T, D] to [1, T, H, D]."""
+    if strop_layout is None or attention_mask is not None:
+        raise ModelError(
+            "The model uses Strop's attention, which supports only packed micro-batches, but it was called "
+            "without one. Call strop.models.packed_attention.forward.packed_forward, or load the model again "
+            "for another use."
+        )
+    unknown = [name for name in ("s_aux", "position_bias") if options.get(name) is not None]
+    if unknown or options.get("dropout"):
+        raise ModelError(
+            f"Strop's attention does not support the option {unknown or 'dropout'} of {type(module).__name__}."
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return attention(q, k, v, strop_layout, AttentionOptions(scale, sliding_window, softcap))[None], None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Mask function for transformers: `_packed_attention` takes no mask."""
+
+
+def _padded_forward(base: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
+    if any(prefix >= 0 for prefix in micro_batch.prefix_of):
+        raise ModelError(
+            f"{type(base).__name__} cannot share prompts ({can_share_prompts(base)[1]}), but a "
+            "micro-batch shares one. Pack it with share_prompts=False."
+        )
+    lengths = micro_batch.cu_seqlens.diff().long()
+    columns = torch.arange(int(lengths.max()), device=lengths.device)
+    real = columns < lengths[:, None]
+    padded = torch.zeros(real.shape, dtype=torch.long, device=real.device)
+    padded[real] = micro_batch.token_ids
+    positions = columns.expand(real.shape)
+    return _hidden_states(base, padded, positions, attention_mask=real.long())[real]
+
+
+def _unsupported_reason(base: PreTrainedModel) -> str | None:
+    """Reason why the model does not support packed micro-batches with shared prompts; None if it does."""
+    config = base.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        return f"it has layers of kind {', '.join(sorted(kinds))}"
+    dropouts = [name for name in ("attention_dropout", "attn_pdrop") if getattr(config, name, 0.0)]
+    if dropouts:
+        return f"its attention has dropout ({dropouts[0]} in its config.json is not 0)"
+    if not base._supports_attention_backend:
+        return "its attention does not go through transformers' attention interface"
+    return _probe(base)
+
+
+@torch.no_grad()
+def _probe(base: PreTrainedModel) -> str | None:
+    """Compare a prompt of 4 tokens with two completions, packed, with separate sequences."""
+    tokens = torch.arange(9, device=base.device) % base.config.get_text_config().vocab_size
+    prompt, completions = tokens[:4], (tokens[4:6], tokens[6:9])
+    layout = plan_layout([0, 3, 6, 10], [-1, 0, 0], base.device)
+    packed = torch.cat([prompt[:3], prompt[3:], completions[0], prompt[3:], completions[1]])
+    positions = torch.tensor([0, 1, 2, 3, 4, 5, 3, 4, 5, 6], device=base.device)
+    training, own = base.training, base.config._attn_implementation
+    base.train(False)
+    try:
+        # Not "sdpa", which ignores Gemma 2's softcap.
+        base.set_attn_implementation("eager")
+        separate = [
+            _hidden_states(base, s[None], torch.arange(len(s), device=s.device)[None])[0]
+            for s in (torch.cat([prompt, completion]) for completion in completions)
+        ]
+        base.set_attn_implementation(PACKED_ATTENTION)
+        packed_states = _hidden_states(base, packed[None], positions[None], strop_layout=layout)[0]
+    except ModelError as error:
+        return str(error)
+    finally:
+        base.set_attn_implementation(own)
+        base.train(training)
+    expected = torch.cat([separate[0], separate[1][3:]])
+    distance = float((packed_states - expected).float().norm() / expected.float().norm())
+    if distance > PROBE_TOLERANCE[expected.dtype]:
+        return f"packed sequences change its hidden states (relative difference {distance:.2g})"
+    return None

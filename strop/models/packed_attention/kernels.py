@@ -1,0 +1,183 @@
+"""Attention over packed segments in cache-sized blocks, in plain torch for any device.
+
+A query attends to all tokens of its segment's ancestors, and causally to its own segment; the scores of both
+go through one softmax. Scores are not stored: the backward pass recomputes them block by block.
+
+Dimensions, in addition to those of `strop.types`:
+
+    H  query heads     K  key heads     R  query heads per key head (H = K R)     D  head size
+    m  segments of a block    r  rows (queries) of each    A  ancestors' tokens    b  visible keys of the segment itself
+
+Measured on an AVX-512 CPU this is faster than torch 2.13's fused attention, in float32 and bfloat16:
+a block stays in the cache, and the matrix products run at full speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strop.models.packed_attention.layout import SegmentLayout, SegmentRun, TokenRanges
+
+SCORES_PER_BLOCK = {"cpu": 2**19, "cuda": 2**26}
+"""Scores per block: as many as fit into a core's cache, or as keep a GPU busy."""
+MIN_ROWS_PER_BLOCK = 64
+"""Minimum number of rows per block; matrix products with fewer rows are slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """Options of a model's attention."""
+
+    scale: float
+    """Factor of the scores."""
+    window: int | None = None
+    """Number of last tokens that a query sees, itself included; None for all."""
+    softcap: float | None = None
+    """Limit in softcap * tanh(score / softcap), as in Gemma 2; None for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows `first` to `last` of `segments` adjacent segments."""
+
+    start: int
+    segments: int
+    length: int
+    first: int
+    last: int
+    ancestors: TokenRanges
+
+    @property
+    def ancestor_tokens(self) -> int:
+        return _count(self.ancestors)
+
+    def of(self, tensor: Tensor, first: int) -> Tensor:
+        """[m, rows, ...] View of the block's segments in [T, ...], from row `first` to `last`."""
+        tokens = tensor[self.start : self.start + self.segments * self.length]
+        return torch.unflatten(tokens, 0, (self.segments, self.length))[:, first : self.last]
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, options: AttentionOptions
+) -> Tensor:
+    """[T, H, D] from query [T, H, D], key and value [T, K, D]."""
+    out: Tensor = _Attention.apply(query, key, value, layout, options)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, options: AttentionOptions
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.layout, ctx.options = layout, options
+        query, key, value = map(layout.pad, (query, key, value))
+        out = query.new_empty(*query.shape[:2], value.shape[-1])
+        for block in _blocks(layout.runs, query):
+            p, _ = _probabilities(_rows(query, block, key.shape[1]), _keys(key, block), block, options)
+            _write_rows(out, block, p @ _keys(value, block))
+        return layout.unpad(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        layout: SegmentLayout = ctx.layout
+        query, key, value = map(layout.pad, ctx.saved_tensors)
+        grad = layout.pad_with_zeros(grad)
+        grad_query = torch.empty_like(query, memory_format=torch.contiguous_format)
+        grad_key = torch.zeros_like(key, dtype=torch.float32, memory_format=torch.contiguous_format)
+        grad_value = torch.zeros_like(value, dtype=torch.float32, memory_format=torch.contiguous_format)
+        for block in _blocks(layout.runs, query):
+            q, g = _rows(query, block, key.shape[1]), _rows(grad, block, key.shape[1])
+            keys = _keys(key, block)
+            p, slope = _probabilities(q, keys, block, ctx.options)
+            _add_keys(grad_value, block, p.transpose(-1, -2) @ g)
+            dp = g @ _keys(value, block).transpose(-1, -2)
+            ds = torch._softmax_backward_data(dp, p, -1, p.dtype).mul_(slope)
+            _write_rows(grad_query, block, ds @ keys)
+            _add_keys(grad_key, block, ds.transpose(-1, -2) @ q)
+        grads = (grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype))
+        return *map(layout.unpad, grads), None, None
+
+
+def _blocks(runs: tuple[SegmentRun, ...], query: Tensor) -> Iterator[_Block]:
+    """Split runs into blocks of about `SCORES_PER_BLOCK` scores: several segments, or some rows of one."""
+    budget = SCORES_PER_BLOCK[query.device.type] // query.shape[1]
+    for run in runs:
+        keys = _count(run.ancestors) + run.length
+        at_once = min(max(budget // (run.length * keys), 1), run.num_segments)
+        rows = run.length if at_once > 1 else min(max(budget // keys, MIN_ROWS_PER_BLOCK), run.length)
+        for segment in range(0, run.num_segments, at_once):
+            start, segments = run.start + segment * run.length, min(at_once, run.num_segments - segment)
+            for first in range(0, run.length, rows):
+                last = min(first + rows, run.length)
+                yield _Block(start, segments, run.length, first, last, run.ancestors)
+
+
+def _count(ranges: TokenRanges) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def _rows(tensor: Tensor, block: _Block, key_heads: int) -> Tensor:
+    """[K, m, R r, D] A block's rows of a [T, H, D], with the heads that share a key stacked."""
+    rows = torch.unflatten(block.of(tensor, block.first), 2, (key_heads, -1))
+    return rows.permute(2, 0, 3, 1, 4).reshape(key_heads, block.segments, -1, tensor.shape[-1])
+
+
+def _write_rows(tensor: Tensor, block: _Block, rows: Tensor) -> None:
+    """The inverse of `_rows`."""
+    target = torch.unflatten(block.of(tensor, block.first), 2, (len(rows), -1)).permute(2, 0, 3, 1, 4)
+    target.copy_(rows.view(target.shape))
+
+
+def _keys(tensor: Tensor, block: _Block) -> Tensor:
+    """[K, m, A + b, D] Tokens of a [T, K, D] that a block's rows see, ancestors first."""
+    own = block.of(tensor, 0).permute(2, 0, 1, 3)
+    if not block.ancestors:
+        return own.contiguous()
+    above = torch.cat([tensor[start:stop] for start, stop in block.ancestors]).transpose(0, 1)
+    return torch.cat((above[:, None].expand(-1, block.segments, -1, -1), own), dim=2)
+
+
+def _add_keys(total: Tensor, block: _Block, values: Tensor) -> None:
+    """Add [K, m, A + b, D] to a [T, K, D], at the positions of the keys."""
+    count = block.ancestor_tokens
+    block.of(total, 0).add_(values[:, :, count:].permute(1, 2, 0, 3))
+    if not count:
+        return
+    above = values[:, :, :count].sum(1, dtype=total.dtype).transpose(0, 1)
+    done = 0
+    for start, stop in block.ancestors:
+        total[start:stop] += above[done : done + stop - start]
+        done += stop - start
+
+
+def _probabilities(
+    rows: Tensor, keys: Tensor, block: _Block, options: AttentionOptions
+) -> tuple[Tensor, Tensor | float]:
+    """[K, m, R r, A + b] Softmax of the scores, and the derivative of the scores' transform."""
+    scores = (rows @ keys.transpose(-1, -2)).mul_(options.scale)
+    slope: Tensor | float = options.scale
+    if options.softcap is not None:
+        tanh = torch.tanh(scores / options.softcap)
+        slope = (1 - tanh * tanh) * options.scale
+        scores = tanh * options.softcap
+    hidden = _hidden(block, options.window, rows.device)
+    seen = torch.unflatten(scores, 2, (-1, block.last - block.first))
+    seen[..., seen.shape[-1] - hidden.shape[-1] :].masked_fill_(hidden, float("-inf"))
+    return torch.softmax(scores, dim=-1), slope
+
+
+def _hidden(block: _Block, window: int | None, device: torch.device) -> Tensor:
+    """[r, n] True if a row does not see one of the last n keys; it sees all keys before them."""
+    above = block.ancestor_tokens
+    rows = torch.arange(above + block.first, above + block.last, device=device)[:, None]
+    if window is None or window > above + block.last - 1:
+        return rows < rows.T
+    keys = torch.arange(above + block.last, device=device)
+    return (rows < keys) | (rows - keys >= window)

@@ -1,0 +1,30 @@
+"""Weights of a loaded model, for an inference engine in the same process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel
+
+from strop.protocols import SharedWeights
+
+
+def model_weights(model: PreTrainedModel, *, dtype: torch.dtype | None = None) -> SharedWeights:
+    """Handle of a model's weights, without those of its adapters; `dtype` None is the model's own."""
+    return SharedWeights(
+        config=model.config,
+        generation_config=getattr(model, "generation_config", None),
+        device=model.device,
+        dtype=dtype or model.dtype,
+        tensors=partial(named_weights, model),
+    )
+
+
+def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model's tensors under Hugging Face's names, without those of an adapter."""
+    get_base_model = getattr(model, "get_base_model", lambda: model)
+    for name, tensor in get_base_model().state_dict().items():
+        if ".lora_" not in name:
+            yield name.replace(".base_layer.", "."), tensor

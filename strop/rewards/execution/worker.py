@@ -1,0 +1,81 @@
+"""Main module of a reward worker process; `worker_process.py` starts it and `worker_pool.py` sends responses.
+
+The time limit is the watchdog of `faulthandler`: a C thread that needs neither the GIL, nor a signal, nor the
+main thread. It also stops a runaway regular expression, reports the position in the code, and leaves no
+hanging process behind when the parent has died.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import pickle
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+from strop.errors import RewardError
+from strop.rewards.execution.signature import BoundReward, RewardInput, RewardValue, SignatureError
+
+RewardOutcome = RewardValue | str
+"""Value of one function for one response, or the error message."""
+
+_FRAMES_SHOWN = 3
+_MAX_MESSAGE_CHARS = 2000
+_INTERNAL_FILES = (__file__, sys.modules[BoundReward.__module__].__file__)
+
+
+def main() -> None:
+    """Load the functions, then score responses until the parent closes the connection.
+
+    The worker replies to each message with None if it could read the message, else with an error message.
+    After the None for a list of responses it sends one outcome per response and function.
+    """
+    connection, fault_output = Connection(int(sys.argv[1])), int(sys.argv[2])
+    faulthandler.enable(file=fault_output, all_threads=False)
+    try:
+        functions, timeout_seconds = connection.recv()
+        rewards = [function.load() for function in functions]
+        connection.send(None)
+        while True:
+            responses = _receive(connection)
+            connection.send(None)
+            for response in responses:
+                for reward in rewards:
+                    faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=fault_output)
+                    outcome = call_reward(reward, response)
+                    faulthandler.cancel_dump_traceback_later()
+                    connection.send(outcome)
+                    if isinstance(outcome, str):
+                        break
+    except RewardError as error:
+        connection.send(str(error))
+    except (EOFError, ConnectionError):
+        return  # the parent has closed the connection or died
+
+
+def _receive(connection: Connection[object, bytes]) -> list[RewardInput]:
+    message = connection.recv_bytes()
+    try:
+        return list(pickle.loads(message))
+    except Exception as error:
+        raise RewardError(
+            "A column of the tasks cannot be unpickled in the reward worker processes: "
+            f"{type(error).__name__}: {error}. Remove the column from the dataset, or store it as plain data."
+        ) from error
+
+
+def call_reward(reward: BoundReward, response: RewardInput) -> RewardOutcome:
+    """Call a user's function once. Any exception, `SystemExit` included, fails only this rollout."""
+    try:
+        return reward(response)
+    except SignatureError as error:
+        return str(error)
+    except BaseException as error:  # noqa: BLE001  (user code may raise anything)
+        what = "".join(traceback.format_exception_only(error)).strip()
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in _INTERNAL_FILES]
+        where = "".join(traceback.format_list(frames[-_FRAMES_SHOWN:]))
+        return f"raised {what[:_MAX_MESSAGE_CHARS]}\n{where}".rstrip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Pool of worker processes that call reward functions in parallel; a failure affects one response only."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+
+from strop.errors import RewardError
+from strop.rewards.execution.function_spec import RewardFunctionSpec
+from strop.rewards.execution.signature import RewardInput, RewardValue
+from strop.rewards.execution.worker import RewardOutcome
+from strop.rewards.execution.worker_process import RewardWorkerProcess
+
+START_SECONDS = 300.0
+"""Time limit for a worker to load its functions; a user's file may have slow imports."""
+GRACE_SECONDS = 5.0
+"""A worker ends itself at the time limit; one that could not (a stopped process, say) is killed after this."""
+_LARGEST_CHUNK = 64
+_MAX_WORKER_LOSSES = 10
+"""Maximum number of workers in a row that die between two responses, killed from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringFailure:
+    """Why one response has no score, and which function failed."""
+
+    function: str
+    message: str
+
+
+FunctionScores = tuple[RewardValue, ...]
+"""Value of each function for one response, in the order of the functions."""
+
+
+class RewardWorkerPool:
+    """Calls all functions on each submitted response.
+
+    Workers start with the first response and are replaced when they die. Any thread may call `submit`; one
+    thread of the pool talks to the workers.
+    """
+
+    def __init__(
+        self, functions: Sequence[RewardFunctionSpec], *, workers: int, timeout_seconds: float
+    ) -> None:
+        self._functions = tuple(functions)
+        self._size = workers
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        self._submitted: deque[_Job] = deque()
+        self._waiting: deque[_Job] = deque()
+        self._workers: list[_Worker] = []
+        self._losses = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._wake_receiver: Connection[object, object]
+        self._wake_receiver, self._wake_sender = Pipe(duplex=False)
+
+    def submit(self, response: RewardInput) -> Future[FunctionScores | ScoringFailure]:
+        """Queue one response. A function that raises, hangs or ends its process gives a `ScoringFailure`.
+
+        The future raises RewardError if the workers cannot load the functions or receive the response. A
+        future that is cancelled before a worker has the response costs nothing.
+        """
+        job = _Job(response)
+        with self._lock:
+            if self._closed:
+                raise RewardError("The reward worker pool is closed; no response can be scored.")
+            self._submitted.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="reward pool", daemon=True)
+                self._thread.start()
+            if len(self._submitted) == 1:
+                self._wake_sender.send_bytes(b"\0")
+        return job.future
+
+    def close(self) -> None:
+        """Kill all workers and all processes that they started."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._wake_sender.send_bytes(b"\0")
+        if self._thread is not None:
+            for worker in tuple(self._workers):
+                worker.process.kill()  # a send to a worker that hangs returns now
+            self._thread.join()
+        self._wake_sender.close()
+        self._wake_receiver.close()
+
+    def _run(self) -> None:
+        """Body of the pool's thread."""
+        while True:
+            with self._lock:
+                self._waiting.extend(self._submitted)
+                self._submitted.clear()
+                closed = self._closed
+            if closed:
+                break
+            try:
+                self._hire()
+                for worker in tuple(self._workers):
+                    if worker.is_ready and not worker.chunk and self._waiting:
+                        self._give(worker)
+                self._listen()
+            except Exception as error:  # noqa: BLE001  (every caller that waits gets it)
+                self._end_workers(error)
+        self._end_workers(RewardError("The run ended before this response was scored."))
+
+    def _end_workers(self, error: Exception) -> None:
+        """End all workers at once; every response without a score gets the error."""
+        unfinished = [*self._waiting, *(job for worker in self._workers for job in worker.chunk)]
+        for worker in self._workers:
+            worker.process.end()
+        self._workers, self._losses = [], 0
+        self._waiting.clear()
+        for job in unfinished:
+            if job.start():
+                job.future.set_exception(error)
+
+    def _hire(self) -> None:
+        unoccupied = sum(not worker.chunk for worker in self._workers)
+        for _ in range(min(self._size - len(self._workers), len(self._waiting) - unoccupied)):
+            process = RewardWorkerProcess(self._functions, self._timeout_seconds)
+            self._workers.append(_Worker(process, time.monotonic() + START_SECONDS))
+
+    def _give(self, worker: _Worker) -> None:
+        """Chunks shrink as the queue does, so that all workers finish at about the same time."""
+        size = min(_LARGEST_CHUNK, -(-len(self._waiting) // (2 * self._size)))
+        jobs = [self._waiting.popleft() for _ in range(size)]
+        chunk = [job for job in jobs if job.start()]  # without the cancelled ones
+        if not chunk:
+            return
+        worker.chunk.extend(chunk)
+        worker.is_ready = False
+        self._extend_deadline(worker)
+        if not worker.process.send([job.response for job in chunk]):
+            self._replace(worker)
+
+    def _listen(self) -> None:
+        """Wait for a message of a busy worker, the next deadline, or a new response."""
+        busy = [worker for worker in self._workers if worker.chunk or not worker.is_ready]
+        patience = None
+        if busy:
+            patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+        elif self._waiting:
+            patience = 0.0
+        readable = wait([self._wake_receiver, *(worker.process.connection for worker in busy)], patience)
+        if self._wake_receiver in readable:
+            self._wake_receiver.recv_bytes()
+        for worker in busy:
+            if worker.process.connection in readable:
+                self._receive(worker)
+            elif time.monotonic() > worker.deadline:
+                self._replace(worker)
+
+    def _receive(self, worker: _Worker) -> None:
+        try:
+            message = worker.process.connection.recv()
+        except (EOFError, ConnectionError):
+            self._replace(worker)
+            return
+        self._extend_deadline(worker)
+        if worker.is_ready:
+            self._store(worker, message)
+        elif message is None:
+            worker.is_ready = worker.has_loaded = True
+        else:
+            raise RewardError(message)
+
+    def _store(self, worker: _Worker, outcome: RewardOutcome) -> None:
+        self._losses = 0
+        if isinstance(outcome, str):
+            failure = ScoringFailure(self._functions[len(worker.scores)].name, outcome)
+            worker.chunk.popleft().future.set_result(failure)
+        else:
+            worker.scores.append(outcome)
+            if len(worker.scores) < len(self._functions):
+                return
+            worker.chunk.popleft().future.set_result(tuple(worker.scores))
+        worker.scores.clear()
+
+    def _replace(self, worker: _Worker) -> None:
+        """Only the response that was being scored fails; the rest of the chunk goes to other workers."""
+        late = time.monotonic() > worker.deadline
+        limit = self._timeout_seconds if worker.has_loaded else START_SECONDS
+        self._workers.remove(worker)
+        cause = worker.process.end()
+        if late:
+            cause = f"took longer than {limit:g} s and was killed"
+        remaining, worker.chunk = worker.chunk, deque()
+        self._waiting.extendleft(reversed(remaining))
+        if not worker.has_loaded:
+            names = ", ".join(function.name for function in self._functions)
+            raise RewardError(f"The reward worker process, while it loaded {names}, {cause}.")
+        if worker.is_ready:
+            name = self._functions[len(worker.scores)].name
+            self._waiting.popleft().future.set_result(ScoringFailure(name, cause))
+        else:  # it was killed before it began: not the fault of any response
+            self._losses += 1
+            if self._losses > _MAX_WORKER_LOSSES:
+                raise RewardError(
+                    f"{self._losses} reward worker processes died between two responses; the last one {cause}."
+                )
+
+    def _extend_deadline(self, worker: _Worker) -> None:
+        worker.deadline = time.monotonic() + self._timeout_seconds + GRACE_SECONDS
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """One submitted response."""
+
+    response: RewardInput
+    future: Future[FunctionScores | ScoringFailure] = field(default_factory=Future)
+    is_started: bool = False
+
+    def start(self) -> bool:
+        """From now on the future cannot be cancelled. Returns False if it was."""
+        if not self.is_started:
+            self.is_started = self.future.set_running_or_notify_cancel()
+        return self.is_started
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """A process and its current work."""
+
+    process: RewardWorkerProcess
+    deadline: float
+    """Time by which the next message is due."""
+    has_loaded: bool = False
+    """Whether the process has loaded the functions."""
+    is_ready: bool = False
+    """Whether the process has confirmed the last message that was sent to it."""
+    chunk: deque[_Job] = field(default_factory=deque)
+    """Responses that were sent and have no result yet."""
+    scores: list[RewardValue] = field(default_factory=list)
+    """Values of the first of them, from the functions that have returned."""

@@ -1,0 +1,85 @@
+"""Parent side of one reward worker: start the process, send to it, end it, and describe why it died."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import re
+import signal
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+from strop.errors import RewardError
+from strop.rewards.execution.function_spec import RewardFunctionSpec
+from strop.workers.child_process import ErrorReport, describe_exit, spawn_module
+
+_FRAMES_SHOWN = 3
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+ in .+$', re.MULTILINE)
+_INTERNAL_FILES = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("signature", "worker"))
+
+
+class RewardWorkerProcess:
+    """A worker process that calls `functions`, each call under a limit of `timeout_seconds`."""
+
+    def __init__(self, functions: Sequence[RewardFunctionSpec], timeout_seconds: float) -> None:
+        self.connection: Connection[Any, Any]
+        self.connection, child_end = Pipe()
+        self._timeout_seconds = timeout_seconds
+        self._fault_report = ErrorReport()
+        inherited = (child_end.fileno(), self._fault_report.fileno())
+        with child_end:
+            self._process = spawn_module(
+                "strop.rewards.execution.worker",
+                *map(str, inherited),
+                pass_fds=inherited,
+                # one thread per worker, and the same iteration order of sets in every run
+                environment={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+            )
+        self.send((tuple(functions), timeout_seconds))
+
+    def send(self, message: object) -> bool:
+        """Returns False if the worker is dead. Raises RewardError for a message that cannot be pickled."""
+        try:
+            self.connection.send(message)
+        except ConnectionError:
+            return False
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise RewardError(
+                f"A column of the tasks cannot be sent to the reward worker processes: {error}. "
+                "Remove the column from the dataset, or store it as plain data."
+            ) from error
+        return True
+
+    def kill(self) -> None:
+        """Kill the worker and all processes that it started; any thread may call."""
+        # Until the process is waited for, its id cannot be reused.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> str:
+        """Kill the worker and close its connection; returns why it had died or hung before."""
+        if self.connection.closed:
+            return ""
+        self.kill()
+        code = self._process.wait()
+        self.connection.close()
+        faults = self._fault_report.read()
+        self._fault_report.close()
+        return _cause_of_death(code, faults, self._timeout_seconds)
+
+
+def _cause_of_death(code: int, faults: str, timeout_seconds: float) -> str:
+    # `faults` is faulthandler's output; with several threads, the main thread, which calls rewards, is last.
+    frames = _FRAME.finditer(faults.rpartition("Thread 0x")[2])
+    user_frames = itertools.takewhile(lambda frame: frame["file"] not in _INTERNAL_FILES, frames)
+    where = "".join(f"\n{frame[0]}" for frame in itertools.islice(user_frames, _FRAMES_SHOWN))
+    if faults.startswith("Timeout"):
+        return f"took longer than {timeout_seconds:g} s and was stopped, at{where}"
+    if code < 0:
+        return f"ended its process {describe_exit(code)}{', at' if where else ''}{where}"
+    return f"ended its process {describe_exit(code)}"

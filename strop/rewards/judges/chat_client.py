@@ -1,0 +1,132 @@
+"""Client of an OpenAI-compatible chat completions endpoint, with retries."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.message import Message
+from typing import Any
+
+from strop.errors import RewardError
+
+_MAX_WAIT_SECONDS = 60.0
+_MAX_QUOTE_CHARS = 300
+_FATAL_STATUSES = (401, 403, 404)
+"""Every request will fail: the key, the model or the address is wrong."""
+_RETRYABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
+"""Another attempt may succeed."""
+
+
+class RequestRejectedError(RewardError):
+    """The endpoint rejects this one request (too long, say) but accepts others."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeReply:
+    """Reply of the endpoint, and its cost."""
+
+    text: str
+    tokens: int | None
+    """Tokens of request and reply; None if the endpoint does not report them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletionsClient:
+    """Client of `<url>/chat/completions`. Any thread may call."""
+
+    url: str
+    key: str | None
+    timeout_seconds: float
+    retries: int
+    backoff_seconds: float
+    """First wait between attempts, which doubles each time; the endpoint's `Retry-After` takes precedence."""
+
+    def check(self) -> None:
+        """Raises RewardError if the endpoint does not respond or rejects the key. Free of charge."""
+        try:
+            self._open("/models", None).close()
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code in (401, 403):
+                    raise self._fatal_error(f"does not accept the key ({_describe(error)})") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise self._fatal_error(f"does not respond ({_reason(error)})") from error
+
+    def chat(self, body: Mapping[str, Any]) -> JudgeReply:
+        """Send one request.
+
+        Raises RequestRejectedError if the endpoint rejects this request only, and RewardError if it does not
+        respond in any attempt or never will.
+        """
+        for attempt in range(self.retries + 1):
+            wait = self.backoff_seconds * 2**attempt
+            try:
+                with self._open("/chat/completions", json.dumps(body).encode()) as response:
+                    return _parse_reply(response.read())
+            except urllib.error.HTTPError as error:
+                with error:
+                    cause = _describe(error)
+                    if error.code in _FATAL_STATUSES:
+                        raise self._fatal_error(f"responds {cause}") from error
+                    if error.code not in _RETRYABLE_STATUSES:
+                        raise RequestRejectedError(f"was rejected by the endpoint: {cause}") from error
+                    wait = _retry_after(error.headers) or wait
+            except (OSError, http.client.HTTPException) as error:
+                cause = _reason(error)
+            if attempt < self.retries:
+                # Random, so that concurrent requests do not all come again at the same moment.
+                time.sleep(min(wait, _MAX_WAIT_SECONDS) * random.uniform(0.8, 1.2))
+        raise self._fatal_error(f"did not respond in {self.retries + 1} attempts; the last one: {cause}")
+
+    def _open(self, path: str, data: bytes | None) -> http.client.HTTPResponse:
+        headers = {"Content-Type": "application/json"}
+        if self.key is not None:
+            headers["Authorization"] = f"Bearer {self.key}"
+        request = urllib.request.Request(self.url.rstrip("/") + path, data=data, headers=headers)
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self.timeout_seconds)
+        return response
+
+    def _fatal_error(self, what: str) -> RewardError:
+        return RewardError(
+            f"The judge at {self.url} {what}. Start it, or correct `url`, `model` and `api_key_env` under "
+            "reward.judges. The replies so far are stored, and the same command continues from the last "
+            "checkpoint."
+        )
+
+
+def _parse_reply(content: bytes) -> JudgeReply:
+    try:
+        reply = json.loads(content)
+        text = reply["choices"][0]["message"]["content"]
+        tokens = (reply.get("usage") or {}).get("total_tokens")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise RewardError(
+            f"The judge's endpoint does not speak OpenAI's protocol: its reply was {_quoted(content)}."
+        ) from error
+    return JudgeReply(text or "", tokens)
+
+
+def _describe(error: urllib.error.HTTPError) -> str:
+    return f"{error.code} {error.reason}: {_quoted(error.read())}"
+
+
+def _quoted(content: bytes) -> str:
+    return repr(content.decode(errors="replace").strip()[:_MAX_QUOTE_CHARS])
+
+
+def _reason(error: Exception) -> str:
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    return str(cause) or type(cause).__name__
+
+
+def _retry_after(headers: Message) -> float | None:
+    try:
+        return float(headers.get("Retry-After", ""))
+    except ValueError:  # missing, or a date
+        return None

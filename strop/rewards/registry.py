@@ -1,0 +1,31 @@
+"""Registry of the built-in rewards, and the built-in reward of each known task source."""
+
+from __future__ import annotations
+
+BUILTIN_REWARDS: dict[str, str] = {
+    "gsm8k": "strop.rewards.builtin.gsm8k.gsm8k_reward",
+    "math": "strop.rewards.builtin.math.math_reward",
+    "countdown": "strop.rewards.builtin.countdown.countdown_reward",
+    "choice": "strop.rewards.builtin.choice.choice_reward",
+    "format": "strop.rewards.builtin.format.format_reward",
+    "exact": "strop.rewards.builtin.exact.exact_reward",
+    "by_source": "strop.rewards.builtin.by_source.by_source_reward",
+}
+"""Name in a run file -> dotted path of the function."""
+
+REWARD_BY_SOURCE: dict[str, str] = {
+    "openai/gsm8k": "gsm8k",
+    "lighteval/MATH": "math",
+    "DigitalLearningGmbH/MATH-lighteval": "math",
+    "HuggingFaceH4/MATH-500": "math",
+    "math_dapo": "math",
+    "aime*": "math",
+    "numina_aops_forum": "math",
+    "numina_synthetic_math": "math",
+    "numina_amc_aime": "math",
+    "numina_synthetic_amc": "math",
+    "numina_cn_k12": "math",
+    "numina_olympiads": "math",
+    "countdown": "countdown",
+}
+"""Task source, as in verl's `data_source` columns (`*` matches any suffix) -> built-in reward."""

@@ -1,0 +1,130 @@
+"""Weighted sum of reward functions for rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from strop.config.schema.reward import RewardConfig
+from strop.errors import RewardError
+from strop.rewards.execution.function_spec import RewardFunctionSpec
+from strop.rewards.execution.signature import RewardInput
+from strop.rewards.execution.worker_pool import FunctionScores, RewardWorkerPool, ScoringFailure
+from strop.types import Rollout, RolloutGroup, Task
+
+_MAX_WORKERS = 4
+
+
+class Scorer:
+    """Adds the weighted sum of reward functions, called in worker processes, to the reward of rollouts.
+
+    `extra` is one more function, as a Python object, with weight 1. The constructor finds all functions and
+    binds their signatures, so that mistakes show before training: it raises RewardError. Use it as a context
+    manager; any thread may call.
+    """
+
+    def __init__(self, section: RewardConfig, extra: Callable[..., Any] | None = None) -> None:
+        functions = [RewardFunctionSpec.of(f.function, name=f.name, args=f.args) for f in section.functions]
+        weights = [f.weight for f in section.functions]
+        if extra is not None:
+            functions.append(RewardFunctionSpec.of(extra))
+            weights.append(1.0)
+        self.names = tuple(function.name for function in functions)
+        """Names of the functions, which are the names of the reward components."""
+        self._weights = tuple(weights)
+        reject_duplicate_names(self.names)
+        self._pool = RewardWorkerPool(
+            functions,
+            workers=section.workers or min(_cores(), _MAX_WORKERS),
+            timeout_seconds=section.timeout_seconds,
+        )
+
+    async def score_rollout(self, task: Task, rollout: Rollout) -> Rollout:
+        """The rollout with its reward and the named reward components.
+
+        A component is a function's own value, before its weight; `<name>/<part>` are parts that the function
+        names itself. A rollout on which a function fails gets status "error" and the message; a rollout that
+        has this status already is returned unchanged. Raises RewardError if workers cannot load the functions.
+        """
+        if rollout.status == "error":
+            return rollout
+        result = await asyncio.wrap_future(self._pool.submit(_reward_input(task, rollout)))
+        return self._with_result(rollout, result)
+
+    def score(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        """The same groups in the same order, scored; blocks until all are. See `score_rollout`."""
+        pairs = [(group.task, rollout) for group in groups for rollout in group.rollouts]
+        submitted = [
+            None if rollout.status == "error" else self._pool.submit(_reward_input(task, rollout))
+            for task, rollout in pairs
+        ]
+        scored = iter(
+            [
+                rollout if future is None else self._with_result(rollout, future.result())
+                for (_, rollout), future in zip(pairs, submitted, strict=True)
+            ]
+        )
+        return [replace(group, rollouts=tuple(next(scored) for _ in group.rollouts)) for group in groups]
+
+    def close(self) -> None:
+        """End the worker processes and all processes that they started."""
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _with_result(self, rollout: Rollout, result: FunctionScores | ScoringFailure) -> Rollout:
+        if isinstance(result, ScoringFailure):
+            message = f"task {rollout.task_id!r}: the reward {result.function!r} {result.message}"
+            return replace(rollout, status="error", reward=None, reward_parts={}, error=message)
+        # A reward that the workflow gave is part of the sum.
+        parts = dict(rollout.reward_parts)
+        total = rollout.reward or 0.0
+        for name, weight, (value, named) in zip(self.names, self._weights, result, strict=True):
+            total += weight * value
+            parts[name] = value
+            parts.update({f"{name}/{part}": part_value for part, part_value in named.items()})
+        return replace(rollout, reward=total, reward_parts=parts)
+
+
+def _reward_input(task: Task, rollout: Rollout) -> RewardInput:
+    ids = rollout.turns[-1].completion_ids.tobytes() if rollout.turns else b""
+    return RewardInput(
+        text=rollout.text,
+        prompt=task.messages,
+        answer=task.answer,
+        source=task.source,
+        completion_ids=array("i", ids),  # a worker needs no NumPy to unpickle it
+        columns=task.extra,
+        conversation=(*task.messages, *rollout.response_messages),
+    )
+
+
+def reject_duplicate_names(names: Sequence[str]) -> None:
+    """Raises RewardError if two reward components have the same name, or one has the workflow's."""
+    if "workflow" in names:
+        raise RewardError(
+            "reward: a component is named 'workflow', which is the name of the reward that a workflow itself "
+            "returns; give it another name, such as {function: ..., name: ...}."
+        )
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise RewardError(
+            f"reward: two components are named {duplicates[0]!r}; give each a unique name, such as "
+            "{function: ..., name: ...}."
+        )
+
+
+def _cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

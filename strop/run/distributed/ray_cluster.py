@@ -1,0 +1,122 @@
+"""Ray clusters: connection or start, check of the resources, and the actors of a run's roles."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
+from uuid import uuid4
+
+from strop.config.schema import Run
+from strop.config.schema.cluster import RayClusterConfig
+from strop.errors import MissingExtraError, PlacementError
+from strop.run.distributed.placement import ROLE_CPUS, actor_name, actor_placement, role_gpus
+from strop.run.distributed.ray_actor import CLUSTER_MARKER, RayRoleSpec
+from strop.run.distributed.ray_role import RayRoleProcess
+from strop.run.distributed.role import RoleSpec
+from strop.run.distributed.supervisor import RoleSupervisor
+from strop.runs.folder import RunFolder
+from strop.workers.ray_runtime import describe_free_resources, import_ray
+from strop.workers.waiting import wait_until
+from strop.workers.worker import WorkerTarget
+
+_POLL_SECONDS = 0.5
+_CONNECT_TIMEOUT_SECONDS = 10.0
+_OR_HERE = "With --here the run needs no cluster."
+
+
+@contextmanager
+def open_ray_roles(
+    run: Run, section: RayClusterConfig, specs: Sequence[RoleSpec], serve: WorkerTarget, max_restarts: int
+) -> Iterator[list[RoleSupervisor]]:
+    """Start the roles as actors; the end of the context leaves the cluster, or ends one that it started.
+
+    Raises MissingExtraError without Ray, PlacementError for a cluster that cannot be reached or has too few
+    resources, and ConfigError if another actor keeps a name.
+    """
+    gpus = role_gpus(run, section)
+    folder = RunFolder.of(run).path.absolute()
+    (folder / CLUSTER_MARKER).write_text(marker := uuid4().hex)
+    with _connected(run, section) as ray:
+        _wait_for_resources(ray, run, section)
+        roles = []
+        for spec in specs:
+            placement = actor_placement(run, section, gpus[spec.name], cpus=ROLE_CPUS[spec.name])
+            name = actor_name(run, section, spec.name)
+            start = partial(RayRoleProcess, RayRoleSpec(spec, folder, marker), serve, name, placement)
+            roles.append(RoleSupervisor(spec.name, start, max_restarts))
+        yield roles
+        if section.timeline:
+            path = folder / "monitor" / "timeline.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            ray.timeline(str(path))
+
+
+@contextmanager
+def _connected(run: Run, section: RayClusterConfig) -> Iterator[ModuleType]:
+    """Ray, connected to the cluster at `cluster.address`, or to a new one on this machine."""
+    try:
+        ray = import_ray()
+    except MissingExtraError as error:
+        raise MissingExtraError(f"{error}. {_OR_HERE}") from error
+    try:
+        _check_reachable(section.address)
+        ray.init(
+            address=section.address or "local",
+            namespace=section.namespace or f"{run.project}/{run.name}",
+            include_dashboard=None if section.address else False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise PlacementError(
+            f"cluster.address: no Ray cluster answers at {section.address} ({error}). Start one with `ray "
+            "start --head`, write its address, or remove the key: then a cluster is started for the run. "
+            f"{_OR_HERE}"
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Raise OSError if no process listens at the address: Ray itself would retry for minutes."""
+    host, _, port = (address or "").rpartition("//")[2].rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_SECONDS).close()
+
+
+def _wait_for_resources(ray: ModuleType, run: Run, section: RayClusterConfig) -> None:
+    """Wait for nodes, because a cluster at an address may still be growing. Raises PlacementError."""
+    pool = run.rollout.pool
+    cpus = 1 + run.trainer.engine.ranks + (pool.engines if pool else 0)
+
+    def resources() -> tuple[int, int, float]:
+        """Living nodes, those of them with enough GPUs, and the CPUs of all."""
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        fitting = [node for node in alive if node.get("GPU", 0) >= section.gpus_per_node]
+        return len(alive), len(fitting), sum(node.get("CPU", 0) for node in alive)
+
+    def is_enough() -> bool:
+        _, fitting, found = resources()
+        return fitting >= section.nodes and found >= cpus
+
+    timeout = section.start_timeout_seconds if section.address else 0.0
+    if wait_until(is_enough, "the cluster's nodes", timeout_seconds=timeout, interval_seconds=_POLL_SECONDS):
+        return
+    alive, fitting, found = resources()
+    if fitting < section.nodes:
+        raise PlacementError(
+            f"cluster: the run needs {section.nodes} nodes with {section.gpus_per_node} GPUs each, and "
+            f"{fitting} of the cluster's {alive} nodes have that many ({describe_free_resources(ray)} free "
+            "in all). Start more nodes with `ray start --address=...`, or write smaller cluster.nodes and "
+            f"cluster.gpus_per_node. {_OR_HERE}"
+        )
+    raise PlacementError(
+        f"cluster: the run needs {cpus} CPUs, one for the explorer and for each engine of its pool, and "
+        f"one for each of the trainer's ranks; the cluster's {alive} nodes have {found:g} in all. "
+        f"Start more nodes with `ray start --address=...`, or write fewer ranks and engines. {_OR_HERE}"
+    )

@@ -1,0 +1,145 @@
+"""The model of an SFT or DPO run, and its evaluation by loss and by the reward of sampled completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.algorithms.loss_spec import LossSpec
+from strop.config.schema import Run
+from strop.config.schema.algorithm import DpoConfig
+from strop.config.schema.data import EvalTasksetConfig
+from strop.data.offline_dataset import OfflineDataset, is_offline_taskset, load_offline_dataset
+from strop.errors import ConfigError
+from strop.protocols import TrainingEngine
+from strop.run.optimize.reference_logprobs import ReferenceLogprobs, reference_logprobs
+from strop.run.rollout.colocated_policy import ColocatedPolicy, make_colocated_policy, restore_engine
+from strop.run.rollout.evaluation import Evaluation, evaluate
+from strop.run.rollout.inference_engines import open_colocated_engine
+from strop.run.rollout.rollout_services import open_rollout_services
+from strop.run.rollout.tasks import EvalTasksets, load_eval_tasks
+from strop.run.state.run_state import RunState
+from strop.runs.folder import RunFolder
+from strop.training.backends.registry import open_training_engines
+from strop.types import Experience, FloatArray, RolloutGroup, TrainingBatch
+from strop.workers.signals import StopSignal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutData:
+    """Eval tasksets of an SFT or DPO run."""
+
+    answers: tuple[OfflineDataset, ...]
+    """Tasksets with demonstrations or pairs, evaluated by their loss."""
+    sampled: EvalTasksets
+    """Tasksets evaluated by the reward of sampled completions; empty without a reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfflinePolicy:
+    """The model of an SFT or DPO run."""
+
+    engine: TrainingEngine
+    loss: LossSpec
+    state: RunState
+    """State that the weights were restored from."""
+    reference: ReferenceLogprobs | None
+    """Reference log-probs of all rows, for DPO."""
+    policy: ColocatedPolicy | None
+    """Samples from the model; None where no taskset is evaluated by a reward."""
+
+    def reference_of(self, experiences: Sequence[Experience]) -> list[FloatArray] | None:
+        """[L] Reference log-probs of each experience; None where the algorithm needs none."""
+        if self.reference is None:
+            return None
+        return [self.reference[experience.id] for experience in experiences]
+
+    def evaluate(self, run: Run, held_out: HeldOutData, *, step: int) -> Evaluation:
+        """Loss (and DPO's margin and accuracy) on held-out rows, and the reward of sampled completions."""
+        started = time.perf_counter()
+        metrics: dict[str, float] = {}
+        groups: Mapping[str, list[RolloutGroup]] = {}
+        for answers in held_out.answers:
+            experiences = [experience for group in answers.all_groups() for experience in group.experiences]
+            batch = TrainingBatch(experiences, ref_logprobs=self.reference_of(experiences))
+            measured = self.engine.evaluate_loss(batch, self.loss)
+            metrics |= {
+                f"eval/{answers.name}/{name}": measured[name] for name in _EVAL_METRICS if name in measured
+            }
+        if self.policy is not None:
+            self.policy.synchronizer.publish(step)
+            sampled = evaluate(run, self.policy.explorer, held_out.sampled, step=step)
+            metrics, groups = metrics | sampled.metrics, sampled.groups
+        if metrics:
+            metrics["time/evaluate_seconds"] = time.perf_counter() - started
+        return Evaluation(metrics, groups)
+
+
+_EVAL_METRICS = ("loss", "dpo/margin", "dpo/accuracy")
+"""Metrics of the loss that are reported for held-out rows."""
+
+
+def require_eval_data(run: Run, reward: Callable[..., Any] | None) -> None:
+    """Raises `ConfigError` for an eval taskset with neither demonstrations or pairs nor a reward."""
+    for taskset in run.data.eval:
+        if not (is_offline_taskset(taskset) or _is_scored(run, taskset, reward)):
+            raise ConfigError(
+                f"data.eval ({taskset.name}): there is no way to evaluate it. Name its response columns, as in "
+                "data.train, to evaluate by the loss, or write a `reward` that scores sampled completions."
+            )
+
+
+def load_held_out(
+    run: Run, tokenizer: PreTrainedTokenizerBase, reward: Callable[..., Any] | None
+) -> HeldOutData:
+    """Read and check the eval tasksets."""
+    answers = tuple(
+        load_offline_dataset(section, run.data, tokenizer, name=section.name, seed=run.seed, shuffle=False)
+        for section in run.data.eval
+        if is_offline_taskset(section)
+    )
+    sampled = [taskset for taskset in run.data.eval if _is_scored(run, taskset, reward)]
+    return HeldOutData(answers, load_eval_tasks(run, tokenizer, sampled))
+
+
+def _is_scored(run: Run, taskset: EvalTasksetConfig, reward: Callable[..., Any] | None) -> bool:
+    section = run.reward if taskset.reward is None else taskset.reward
+    return not section.is_empty or (reward is not None and taskset.reward is None)
+
+
+@contextmanager
+def open_offline_policy(
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    reward: Callable[..., Any] | None,
+    checkpoint: Path | None,
+    held_out: HeldOutData,
+    stop: StopSignal,
+    train: OfflineDataset | None = None,
+) -> Iterator[OfflinePolicy]:
+    """Load the model, compute DPO's reference log-probs, and then load a checkpoint's weights.
+
+    The reference log-probs come first because the reference is the initial model. A request to `stop`
+    interrupts them with `Interrupted`.
+    """
+    with ExitStack() as stack:
+        engine = stack.enter_context(open_training_engines(run)).policy()
+        reference = None
+        if isinstance(run.algorithm, DpoConfig):
+            datasets = held_out.answers if train is None else (train, *held_out.answers)
+            cache = RunFolder.of(run).path / "reference"
+            reference = reference_logprobs(datasets, engine, run.model, cache, stop.check)
+        state = restore_engine(engine, checkpoint)
+        policy = None
+        if held_out.sampled:
+            services = stack.enter_context(open_rollout_services(run, reward))
+            sampler = stack.enter_context(open_colocated_engine(run, engine, tokenizer))
+            policy = make_colocated_policy(run, engine, state, sampler, tokenizer, services, stop)
+        yield OfflinePolicy(engine, LossSpec.of(run), state, reference, policy)

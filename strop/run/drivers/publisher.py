@@ -1,0 +1,64 @@
+"""Publishers, which pass new weights to the sampler: in this process, or in a separate explorer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from strop.run.state.run_state import RunState
+from strop.sync.publish import InMemorySynchronizer, Publisher
+
+
+class WeightPublisher(Protocol):
+    """Receives the weights after each step."""
+
+    def start(self, state: RunState) -> None:
+        """Called before the first step, with the state that the run starts from."""
+        ...
+
+    def publish(self, step: int) -> None:
+        """Publish the weights after step `step`, where that is due."""
+        ...
+
+    def finish(self) -> None:
+        """Called after the last step; not after an error or a stop."""
+        ...
+
+
+class ColocatedPublisher:
+    """Publishes each step's weights to the inference engine of this process."""
+
+    def __init__(self, synchronizer: InMemorySynchronizer) -> None:
+        self._synchronizer = synchronizer
+
+    def start(self, state: RunState) -> None:
+        """Nothing: the engine has the initial weights."""
+
+    def publish(self, step: int) -> None:
+        """Publish the weights of step `step`."""
+        self._synchronizer.publish(step)
+
+    def finish(self) -> None:
+        """Nothing."""
+
+
+class RemotePublisher:
+    """Publishes weights to a separate explorer process, when the synchronizer's style asks for it."""
+
+    def __init__(self, publisher: Publisher, steps: int) -> None:
+        """`steps` is the run's total number of steps."""
+        self._publisher = publisher
+        self._steps = steps
+
+    def start(self, state: RunState) -> None:
+        """Tell the explorer where the trainer stands, and publish the restored weights where that is due."""
+        self._publisher.report_shortfall(state.group_offset)
+        self._publisher.announce_start()
+        self._publisher.after_step(state.step, self._steps)
+
+    def publish(self, step: int) -> None:
+        """Publish the weights of step `step`, where the style asks for it."""
+        self._publisher.after_step(step, self._steps)
+
+    def finish(self) -> None:
+        """Publish the final weights, and tell the explorer that the trainer has ended."""
+        self._publisher.finish()

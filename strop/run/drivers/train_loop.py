@@ -1,0 +1,245 @@
+"""The training loop: take a step's batch, update, publish the weights; evaluate, record and save when due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import final
+
+from strop.config.schema.record import EvaluateConfig
+from strop.config.units import Amount
+from strop.errors import Interrupted, TrainingError
+from strop.protocols import EngineSnapshot, TrainingEngine
+from strop.run.drivers.batch_source import BatchSource
+from strop.run.drivers.callbacks import CallbackList, RunControl
+from strop.run.drivers.evaluator import Evaluator
+from strop.run.drivers.publisher import WeightPublisher
+from strop.run.optimize.lr_schedule import LrSchedule
+from strop.run.optimize.updater import StepBatch, Updater, UpdateResult
+from strop.run.recording.recorder import Recorder
+from strop.run.rollout.evaluation import Evaluation
+from strop.run.state.best_checkpoint import BestCheckpointRule
+from strop.run.state.checkpoint_manager import CheckpointManager
+from strop.run.state.horizon import Horizon
+from strop.run.state.run_state import RunState
+from strop.workers.signals import StopSignal
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPhase:
+    """Consecutive steps that train on one kind of data: the SFT warm-up, or the rest of the run."""
+
+    source: BatchSource
+    updater: Updater
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSetup:
+    """Everything that an algorithm family and a topology contribute to the training loop, ready to start."""
+
+    engine: TrainingEngine
+    """The policy's engine, which also exports the trained model."""
+    state: RunState
+    """State to start from."""
+    horizon: Horizon
+    phases: Sequence[TrainPhase]
+    """In the order of their steps; the last one ends with the run."""
+    lr_schedule: LrSchedule
+    """Schedule of the policy's updates, which evaluations may change."""
+    snapshot: Callable[[], EngineSnapshot]
+    """Takes a snapshot of all engines between two steps."""
+    publisher: WeightPublisher | None
+    """Receives the weights after each step; None where nothing samples during training."""
+    evaluate: Callable[[int], Evaluation] | None
+    """Evaluates the weights of a step; None where there is no eval taskset, or the explorer evaluates."""
+    stop: StopSignal
+    """Requests to stop the run."""
+    notes: tuple[str, ...]
+    """Messages about data, engines and placement, for the start of the log."""
+
+
+@final
+class TrainLoop:
+    """Runs steps from a state to the end of the run.
+
+    Consumes    the batches of the phases' sources.
+    Waits for   the next batch, evaluations, and the checkpoint before when the next one is saved.
+    Unblocked   by the source; by a stop request, after which it saves its state.
+    """
+
+    def __init__(
+        self,
+        setup: TrainSetup,
+        *,
+        evaluate: EvaluateConfig,
+        rollouts_every: Amount | None,
+        best: BestCheckpointRule | None,
+        checkpoint_every: Amount | None,
+        checkpoints: CheckpointManager,
+        recorder: Recorder,
+        callbacks: CallbackList,
+    ) -> None:
+        """
+        Args:
+            setup: data, engines and state.
+            evaluate: the section `evaluate`.
+            rollouts_every: `record.rollouts_every`.
+            best: which evaluation is the best; None where `checkpoint.best` is not set.
+            checkpoint_every: `checkpoint.every`.
+            checkpoints: writes checkpoints.
+            recorder: writes metrics and rollouts.
+            callbacks: the user's callbacks.
+        """
+        self._setup = setup
+        self._horizon = setup.horizon
+        self._evaluate_section = evaluate
+        self._rollouts_every = rollouts_every
+        self._best = best
+        self._checkpoint_every = checkpoint_every
+        self._checkpoints = checkpoints
+        self._recorder = recorder
+        self._callbacks = callbacks
+        self._evaluator = None if setup.evaluate is None else Evaluator(setup.evaluate, recorder, callbacks)
+        restored = None if best is None else best.restore(setup.state.best, checkpoints.root)
+        self._state = replace(setup.state, best=restored)
+
+    @property
+    def state(self) -> RunState:
+        """State after the last completed step."""
+        return self._state
+
+    def run(self) -> RunState:
+        """Run to the end. On `Interrupted` the state between two steps is saved first."""
+        setup = self._setup
+        setup.lr_schedule.plateau = self._state.plateau
+        for phase in setup.phases:
+            phase.source.load_state(self._state)
+            phase.updater.load_state(self._state)
+        if setup.publisher is not None:
+            setup.publisher.start(self._state)
+        with closing(self._checkpoints):
+            self._callbacks.on_start(RunControl(setup.stop))
+            self._run_steps()
+        if setup.publisher is not None:
+            setup.publisher.finish()
+        for phase in setup.phases:
+            message = phase.source.finish(self._state, self._horizon.steps)
+            if message is not None:
+                self._recorder.log_message(message)
+        return self._state
+
+    def _run_steps(self) -> None:
+        try:
+            if self._state.step == 0 and self._evaluate_section.at_start:
+                self._recorder.log_step(0, self._evaluate(0))
+            if self._state.evaluation_pending:
+                self._recorder.log_step(self._state.step, self._evaluate_after_step())
+            while self._state.step < self._horizon.steps and self._step(self._state.step + 1):
+                pass
+        except Interrupted as interrupted:
+            self._save()
+            self._checkpoints.wait()
+            raise Interrupted(f"{interrupted} {self._resume_hint()}", interrupted.exit_code - 128) from None
+        self._save()
+        self._checkpoints.wait()
+
+    def _resume_hint(self) -> str:
+        if self._state.step == 0:
+            return "No step was completed; the same command starts again."
+        return (
+            f"The state after step {self._state.step} is in {self._checkpoints.root}; the same command "
+            "continues from there."
+        )
+
+    def _step(self, step: int) -> bool:
+        """Train one step, then evaluate, record and save what is due; False where no batch is left."""
+        self._setup.stop.check()
+        self._checkpoints.poll()
+        before = self._state
+        try:
+            trained = self._train(step)
+        except TrainingError as error:
+            latest = self._checkpoints.latest()
+            hint = f"The last good checkpoint is {latest}." if latest else "There is no checkpoint yet."
+            raise type(error)(f"Step {step}: {error} {hint}") from error
+        if trained is None:
+            return False
+        batch, metrics = trained
+        metrics |= {"epoch": step / self._horizon.steps_per_epoch, "version": float(step)}
+        if save_seconds := self._checkpoints.take_save_seconds():
+            metrics["time/save_seconds"] = save_seconds
+        if batch.rollouts and self._is_due(self._rollouts_every, before):
+            self._recorder.log_rollouts(step, batch.rollouts)
+        evaluates = self._is_due(self._evaluate_section.every, before) or step == self._horizon.steps
+        if evaluates:
+            metrics |= self._evaluate_after_step()
+        self._recorder.log_step(step, metrics)
+        self._callbacks.on_step(self._recorder.last)
+        if self._is_due(self._checkpoint_every, before) or (evaluates and self._best is not None):
+            self._save()
+        return True
+
+    def _train(self, step: int) -> tuple[StepBatch, dict[str, float]] | None:
+        """Take the step's batch, update on it and publish the weights; returns the step's metrics."""
+        started = time.perf_counter()
+        phase = next(phase for phase in self._setup.phases if step <= phase.last_step)
+        batch = phase.source.next_batch(step)
+        if batch is None:
+            return None
+        fetched = time.perf_counter()
+        if batch.rollouts:
+            self._callbacks.on_rollouts(batch.rollouts)
+        result = phase.updater.update(batch, step=step, updates_done=self._state.updates)
+        phase.source.mark_trained(batch)
+        metrics = batch.metrics | result.metrics
+        if phase.source.wait_metric is not None:
+            metrics[phase.source.wait_metric] = fetched - started
+        if self._setup.publisher is not None:
+            trained = time.perf_counter()
+            self._setup.publisher.publish(step)
+            metrics["time/publish_seconds"] = time.perf_counter() - trained
+        metrics["time/step_seconds"] = time.perf_counter() - started
+        if batch.rollouts:
+            sampled_tokens = metrics.get("sampled_tokens", 0.0)
+            metrics["tokens_per_second"] = sampled_tokens / metrics["time/step_seconds"]
+        self._state = self._state_after(step, result)
+        return batch, metrics
+
+    def _state_after(self, step: int, result: UpdateResult) -> RunState:
+        state = replace(self._state, step=step, updates=self._state.updates + result.updates)
+        for phase in self._setup.phases:
+            state = phase.updater.save_state(phase.source.save_state(state))
+        return state
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        return {} if self._evaluator is None else self._evaluator.evaluate(step)
+
+    def _evaluate_after_step(self) -> dict[str, float]:
+        """Evaluate, and update the plateau and the best checkpoint; a run stopped meanwhile evaluates again."""
+        state = self._state = replace(self._state, evaluation_pending=True)
+        metrics = self._evaluate(state.step)
+        schedule = self._setup.lr_schedule
+        schedule.observe_evaluation(metrics)
+        best = None if self._best is None else self._best.update(state.best, state.step, metrics)
+        self._state = replace(state, plateau=schedule.plateau, best=best, evaluation_pending=False)
+        return metrics
+
+    def _is_due(self, every: Amount | None, before: RunState) -> bool:
+        return self._horizon.is_due(every, before, self._state)
+
+    def _save(self) -> None:
+        """Save the state between two steps, unless it is saved already."""
+        if self._checkpoints.is_saved(self._state.step):
+            return
+        released = [phase.source.release(self._state) for phase in self._setup.phases]
+
+        def complete(path: Path) -> None:
+            for acknowledge in released:
+                acknowledge()
+            self._callbacks.on_save(path)
+
+        self._checkpoints.save(self._state, complete)

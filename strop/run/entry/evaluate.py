@@ -1,0 +1,110 @@
+"""Evaluation of the eval tasksets with the initial model or a checkpoint's weights, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.config.load.loader import LoadedRun
+from strop.config.load.preflight import require_reward
+from strop.config.schema import Run
+from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.errors import ConfigError
+from strop.protocols import TrainingEngine
+from strop.run.drivers.offline_policy import load_held_out, open_offline_policy, require_eval_data
+from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
+from strop.run.rollout.evaluation import evaluate as evaluate_tasksets
+from strop.run.rollout.tasks import load_eval_tasks
+from strop.run.tokenizer import load_run_tokenizer
+from strop.training.backends.registry import open_training_engines
+from strop.training.checkpoints import checkpoint as checkpoints
+from strop.workers.signals import StopSignal
+
+
+def evaluate(
+    loaded: LoadedRun, checkpoint: Path | None, reward: Callable[..., Any] | None
+) -> dict[str, float]:
+    """Evaluate every eval taskset once: by the reward of sampled completions; under SFT and DPO also by the
+    loss on demonstrations or pairs. Raises `ConfigError` where there is no eval taskset."""
+    with open_evaluator(loaded.run, reward) as evaluate_checkpoint:
+        return evaluate_checkpoint(checkpoint).metrics
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMetrics:
+    """Evaluation of one checkpoint's weights."""
+
+    step: int
+    """Step of the weights; 0 for the initial model."""
+    metrics: dict[str, float]
+
+
+EvaluateCheckpoint = Callable[[Path | None], CheckpointMetrics]
+"""Evaluates a checkpoint's weights. With None it evaluates the initial model, which only the first call can."""
+
+
+@contextmanager
+def open_evaluator(
+    run: Run, reward: Callable[..., Any] | None, stop: StopSignal | None = None
+) -> Iterator[EvaluateCheckpoint]:
+    """Load the model and the eval tasksets once, to evaluate one checkpoint after the other.
+
+    Raises `ConfigError` where there is nothing to evaluate.
+    """
+    if not run.data.eval:
+        raise ConfigError(
+            "There is nothing to evaluate: the run file names no eval taskset. Add one under `data.eval`, "
+            "such as `eval: [{name: test, path: test.jsonl}]`."
+        )
+    stop = stop or StopSignal()
+    opener = _open_offline if isinstance(run.algorithm, SftConfig | DpoConfig) else _open_sampling
+    with opener(run, reward, stop) as evaluate_checkpoint:
+        yield evaluate_checkpoint
+
+
+@contextmanager
+def _open_offline(
+    run: Run, reward: Callable[..., Any] | None, stop: StopSignal
+) -> Iterator[EvaluateCheckpoint]:
+    """Evaluation of an SFT or DPO run."""
+    require_eval_data(run, reward)
+    tokenizer = load_run_tokenizer(run)
+    held_out = load_held_out(run, tokenizer, reward)
+    with stop, open_offline_policy(run, tokenizer, reward, None, held_out, stop) as policy:
+
+        def evaluate_checkpoint(checkpoint: Path | None) -> CheckpointMetrics:
+            step = _restore(policy.engine, checkpoint)
+            return CheckpointMetrics(step, policy.evaluate(run, held_out, step=step).metrics)
+
+        yield evaluate_checkpoint
+
+
+@contextmanager
+def _open_sampling(
+    run: Run, reward: Callable[..., Any] | None, stop: StopSignal
+) -> Iterator[EvaluateCheckpoint]:
+    """Evaluation of a run with rollouts."""
+    require_reward(run, reward)
+    tokenizer = load_run_tokenizer(run)
+    tasks = load_eval_tasks(run, tokenizer, run.data.eval)
+    with (
+        open_training_engines(run) as engines,
+        open_colocated_policy(run, engines, tokenizer, reward, None, stop) as policy,
+    ):
+
+        def evaluate_checkpoint(checkpoint: Path | None) -> CheckpointMetrics:
+            step = _restore(policy.engine, checkpoint)
+            policy.synchronizer.publish(step)
+            return CheckpointMetrics(step, evaluate_tasksets(run, policy.explorer, tasks, step=step).metrics)
+
+        yield evaluate_checkpoint
+
+
+def _restore(engine: TrainingEngine, checkpoint: Path | None) -> int:
+    """Load a checkpoint's weights; returns their step."""
+    if checkpoint is not None:
+        checkpoints.verify(checkpoint)
+    return restore_engine(engine, checkpoint).step

@@ -1,0 +1,170 @@
+"""Exploration in this process for a separate trainer: samples, scores and puts groups into the buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from strop.buffer.factory import clear_buffer, open_buffer
+from strop.config.load.loader import LoadedRun
+from strop.config.load.preflight import require_reward
+from strop.config.save import save_resolved
+from strop.config.schema import Run
+from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
+from strop.protocols import Buffer, InferenceEngine
+from strop.run.distributed.placement import local_address
+from strop.run.distributed.rendezvous import describe_rendezvous, rendezvous
+from strop.run.drivers.continuous_explorer import ContinuousExplorer
+from strop.run.drivers.explorer_loop import StepwiseExplorer, explore_to_end
+from strop.run.drivers.explorer_progress import ExplorerProgress, TrainerEnded
+from strop.run.recording.recorder import Recorder
+from strop.run.rollout.collector import Collector, GroupSettings
+from strop.run.rollout.explorer import Explorer
+from strop.run.rollout.inference_engines import open_separate_engine
+from strop.run.rollout.rollout_services import open_rollout_services
+from strop.run.rollout.tasks import load_tasks
+from strop.run.rollout.workflow_runners import make_workflow_runners
+from strop.run.state.explorer_state import ExplorerState
+from strop.run.state.horizon import compute_horizon
+from strop.run.state.resume import StartPoint, find_start
+from strop.run.state.run_state import RunState
+from strop.run.tokenizer import load_run_tokenizer
+from strop.runs.folder import RunFolder
+from strop.sync.factory import CrossProcessSync, clear_versions, open_weight_receiver
+from strop.sync.publish import Subscriber
+from strop.sync.transport import WeightReceiver
+from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.signals import StopSignal
+
+EXPLORER_MEMBER = "explorer-0"
+"""Name under which the explorer registers in the buffer."""
+
+
+def explore(
+    loaded: LoadedRun, reward: Callable[..., Any] | None = None, stop: StopSignal | None = None
+) -> ExplorerState:
+    """Explore to the end of the run, or resume an earlier start that was stopped or killed.
+
+    Raises `Interrupted` after SIGINT, SIGTERM or a request to `stop`; the state is saved.
+    """
+    run = loaded.run
+    stop = stop or StopSignal()
+    algorithm, section = run.algorithm, run.synchronizer
+    assert not isinstance(algorithm, SftConfig | DpoConfig) and not isinstance(section, MemorySyncConfig)
+    require_reward(run, reward)
+    folder = RunFolder.of(run)
+    own = folder.explorer
+    find_start(run, own)  # only for its checks: an explorer has no checkpoints
+    own.create()
+    tokenizer = load_run_tokenizer(run)
+    tasks = load_tasks(run, tokenizer)
+    horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
+    with (
+        rendezvous(run, tasks.train.fingerprint, "explorer"),
+        stop,
+        open_rollout_services(run, reward) as services,
+        open_separate_engine(run, tokenizer) as sampler,
+    ):
+        runners = make_workflow_runners(run, sampler, tokenizer, services.services)
+        explorer = Explorer(runners, services.rewards, services.event_loop, stop, seed=run.seed)
+        state = ExplorerState.load(own) or _start_new_run(run, section, folder)
+        save_resolved(run, own.run_file)
+        notes = (*tasks.notes(), *describe_rendezvous(run), f"sampling: {sampler.describe()}")
+        start = StartPoint(RunState(step=state.step), None, notes)
+        with (
+            closing(
+                open_weight_receiver(
+                    section, folder.path, host=local_address(run), device=sampler.device, check=stop.check
+                )
+            ) as receiver,
+            closing(
+                open_buffer(
+                    run.buffer,
+                    folder.path,
+                    role="writer",
+                    member_name=EXPLORER_MEMBER,
+                    check=partial(_check_stop_and_trainer, stop, receiver, horizon.steps),
+                )
+            ) as buffer,
+            Recorder(own, loaded, horizon, start) as recorder,
+        ):
+            subscriber = Subscriber(
+                EngineInLoop(sampler, services.event_loop),
+                section.style,
+                receiver,
+                timeout_seconds=section.timeout_seconds,
+                check=stop.check,
+                warmup_steps=run.trainer.warmup_steps,
+            )
+            progress = ExplorerProgress(run, explorer, tasks.eval, state, horizon, own, recorder)
+            loop: StepwiseExplorer | ContinuousExplorer
+            if isinstance(section.style, FixedStyleConfig):
+                loop = StepwiseExplorer(
+                    progress,
+                    Collector(run, algorithm, explorer, tasks.train),
+                    tasks.train,
+                    buffer,
+                    subscriber,
+                    tasks_per_step=run.trainer.tasks_per_step,
+                    warmup_steps=run.trainer.warmup_steps,
+                )
+            else:
+                loop = ContinuousExplorer(
+                    progress,
+                    GroupSettings.of(run, algorithm),
+                    explorer,
+                    tasks.train,
+                    buffer,
+                    subscriber,
+                    warmup_steps=run.trainer.warmup_steps,
+                )
+            return explore_to_end(
+                progress,
+                loop,
+                buffer,
+                subscriber,
+                last=horizon.steps,
+                evaluates=bool(tasks.eval),
+                warmup_steps=run.trainer.warmup_steps,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInLoop:
+    """Loads weights in the event loop of the rollouts, between two steps of the sampler."""
+
+    engine: InferenceEngine
+    event_loop: EventLoopThread
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """See `InferenceEngine.load`."""
+        self.event_loop.call(self.engine.load, weights, version)
+
+
+def _check_stop_and_trainer(stop: StopSignal, receiver: WeightReceiver, last: int) -> None:
+    stop.check()
+    if receiver.final_version() >= last:
+        raise TrainerEnded
+
+
+def _start_new_run(run: Run, section: CrossProcessSync, folder: RunFolder) -> ExplorerState:
+    """Empty the buffer and delete the published weights of an older run."""
+    clear_versions(section, folder.path)
+    with closing(open_buffer(run.buffer, folder.path, role="writer", member_name=EXPLORER_MEMBER)) as buffer:
+        used = _is_used(buffer)
+    if used:
+        clear_buffer(run.buffer, folder.path, member_name=EXPLORER_MEMBER)
+    state = ExplorerState()
+    state.save(folder.explorer)
+    return state
+
+
+def _is_used(buffer: Buffer) -> bool:
+    counts = buffer.counts()
+    return bool(counts.queued or counts.leased or counts.done)

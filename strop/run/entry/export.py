@@ -1,0 +1,78 @@
+"""Export of a checkpoint, written by Strop or verl, as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from strop.config.load.loader import load_run
+from strop.config.schema.model import ModelConfig
+from strop.errors import CheckpointError
+from strop.models.formats.huggingface import export_model
+from strop.models.formats.verl_fsdp import (
+    find_config_folder,
+    is_verl_fsdp_checkpoint,
+    load_verl_fsdp_checkpoint,
+)
+from strop.models.loading import load_tokenizer
+from strop.run.tokenizer import load_run_tokenizer
+from strop.runs.folder import RunFolder
+from strop.training.backends.registry import open_training_engines
+from strop.training.checkpoints import checkpoint as checkpoints
+
+
+def export_checkpoint(folder: Path, to: Path, step: int | None) -> Path:
+    """Export a checkpoint of the run in `folder`; with LoRA, the adapter as well. Returns `to`.
+
+    `step` selects the checkpoint; None takes the newest intact one. Raises `CheckpointError` where there
+    is none.
+    """
+    source = RunFolder(folder)
+    if not source.run_file.is_file():
+        raise CheckpointError(f"{folder} is no run folder: it has no {source.run_file.name}.")
+    found, skipped = checkpoints.latest(source.checkpoints)
+    if step is not None:
+        found = checkpoints.folder_for_step(source.checkpoints, step)
+        if not found.is_dir():
+            raise CheckpointError(f"There is no checkpoint of step {step} in {source.checkpoints}.")
+        checkpoints.verify(found)
+    if found is None:
+        raise CheckpointError(f"No good checkpoint in {source.checkpoints}. {' '.join(skipped)}")
+    run = load_run(source.run_file).run
+    with open_training_engines(run) as engines:
+        engine = engines.policy()
+        engine.load(found)
+        engine.export(to, load_run_tokenizer(run).save_pretrained)
+    return to
+
+
+@dataclass(frozen=True, slots=True)
+class VerlShardOptions:
+    """Values that a folder with verl's shards may lack."""
+
+    model: Path | None = None
+    """Folder of the trained model, where its config.json is not next to the shards."""
+    lora_alpha: float | None = None
+
+
+def merge(folder: Path, to: Path, shards: VerlShardOptions) -> Path:
+    """Export a run folder (its newest checkpoint), one checkpoint in it, or verl's shards. Returns `to`.
+
+    Raises CheckpointError for any other folder.
+    """
+    folder = folder.expanduser()
+    if is_verl_fsdp_checkpoint(folder):
+        config_at = find_config_folder(folder, shards.model)
+        model = load_verl_fsdp_checkpoint(folder, config_at, lora_alpha=shards.lora_alpha)
+        export_model(model, load_tokenizer(ModelConfig(path=str(config_at))).save_pretrained, to)
+        return to
+    if RunFolder(folder).run_file.is_file():
+        return export_checkpoint(folder, to, None)
+    run = folder.parent.parent
+    if RunFolder(run).run_file.is_file():
+        return export_checkpoint(run, to, checkpoints.step_of(folder))
+    reason = "the folder does not exist" if not folder.is_dir() else "it holds neither of these"
+    raise CheckpointError(
+        f"{folder}: {reason}. Name a run folder of Strop's, a checkpoint in it (.../checkpoints/step-000020), "
+        "or a folder with verl's shards (.../global_step_20/actor, with model_world_size_8_rank_0.pt)."
+    )

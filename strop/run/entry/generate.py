@@ -1,0 +1,114 @@
+"""Completions for every prompt of a file, written as a column `responses` that verl's evaluation reads."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strop.config.load.loader import LoadedRun
+from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.data import TasksetConfig
+from strop.config.schema.generation import GenerationConfig
+from strop.config.schema.reward import RewardConfig
+from strop.data.sources.files import resolve_path
+from strop.data.taskset import load_taskset
+from strop.errors import DataError
+from strop.inference.registry import load_engine, running_engine
+from strop.models.loading import load_tokenizer
+from strop.run.rollout.colocated_policy import open_colocated_policy
+from strop.run.rollout.explorer import check_error_fraction
+from strop.run.rollout.sampling import sampling_params
+from strop.run.tokenizer import load_run_tokenizer
+from strop.seeds import derive_seed
+from strop.training.backends.registry import open_training_engines
+from strop.training.checkpoints import checkpoint as checkpoints
+from strop.training.device import find_device
+from strop.types import SampleRequest, Task
+from strop.workers.signals import StopSignal
+
+
+def generate(loaded: LoadedRun, prompts: Path, out: Path, checkpoint: Path | None) -> int:
+    """Sample with a run's model and workflow; returns the number of prompts.
+
+    `rollout.sampling` says how, and `data.train` names the columns of the prompts.
+    """
+    run = loaded.run
+    if checkpoint is not None:
+        checkpoints.verify(checkpoint)
+    section = run.data.train.model_copy(
+        update={"path": str(prompts), "split": None, "subset": None, "answer": None, "source": None}
+    )
+    tokenizer = load_run_tokenizer(run)
+    tasks = load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False).all_tasks()
+    unmeasured = run.data.model_copy(update={"eval": ()})
+    unscored = run.model_copy(update={"reward": RewardConfig(), "data": unmeasured})
+    with (
+        open_training_engines(run) as engines,
+        open_colocated_policy(unscored, engines, tokenizer, None, checkpoint) as policy,
+    ):
+        groups = policy.explorer.sample(
+            tasks,
+            1 if isinstance(run.algorithm, SftConfig | DpoConfig) else run.algorithm.rollouts_per_task,
+            sampling_params(run.rollout.sampling, run.data.max_response_tokens),
+            purpose="generate",
+            step=policy.state.step,
+        )
+    check_error_fraction(groups, run.rollout.max_error_fraction)
+    responses = [[rollout.text for rollout in group.rollouts] for group in groups]
+    _write(str(out), section, tasks, responses)
+    return len(groups)
+
+
+def generate_file(section: GenerationConfig) -> int:
+    """Sample with a model alone, one turn per prompt; returns the number of prompts.
+
+    Raises `Interrupted` between two batches.
+    """
+    tokenizer = load_tokenizer(section.model)
+    data = section.data
+    tasks = load_taskset(data.train, data, tokenizer, seed=section.seed, shuffle=False).all_tasks()
+    engine = load_engine(section.engine, section.model, tokenizer, find_device("auto"))
+    responses: list[list[str]] = []
+    with running_engine(engine), StopSignal() as stop:
+        for first in range(0, len(tasks), section.tasks_per_batch):
+            requests = list(_requests(section, tasks, first))
+            completions = asyncio.run(engine.sample(requests))
+            texts = [str(tokenizer.decode(c.token_ids, skip_special_tokens=True)) for c in completions]
+            each = section.rollouts_per_task
+            responses += [texts[start : start + each] for start in range(0, len(texts), each)]
+            stop.check()
+    _write(section.output, data.train, tasks, responses)
+    return len(tasks)
+
+
+def _requests(section: GenerationConfig, tasks: Sequence[Task], first: int) -> Iterator[SampleRequest]:
+    """Requests of one batch. A completion's seed depends on its prompt's position in the file."""
+    sampling = sampling_params(section.sampling, section.data.max_response_tokens)
+    for number, task in enumerate(tasks[first : first + section.tasks_per_batch], start=first):
+        for index in range(section.rollouts_per_task):
+            seed = derive_seed(section.seed, "generate", number, index)
+            yield SampleRequest(f"{number}-{index}", task.prompt_ids, sampling, seed)
+
+
+def _write(
+    out: str, section: TasksetConfig, tasks: Sequence[Task], responses: Sequence[Sequence[str]]
+) -> None:
+    """Write the rows of the tasks with their completions, as one Parquet file."""
+    rows = [
+        {section.prompt: [dict(message) for message in task.messages]}
+        | dict(task.extra)
+        | {"responses": list(texts)}
+        for task, texts in zip(tasks, responses, strict=True)
+    ]
+    location = resolve_path(out)
+    try:
+        location.filesystem.makedirs(posixpath.dirname(location.path), exist_ok=True)
+        with location.filesystem.open(location.path, "wb") as file:
+            pq.write_table(pa.Table.from_pylist(rows), file)
+    except OSError as error:
+        raise DataError(f"{location.display_path} cannot be written: {error.strerror or error}.") from error

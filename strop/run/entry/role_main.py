@@ -1,0 +1,69 @@
+"""Code that runs one role of a distributed run in its own process, and that process's main module."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+from typing import assert_never
+
+from strop.errors import StropError
+from strop.run.distributed.ray_actor import serve_role
+from strop.run.distributed.role import RoleEntry, RoleSpec
+from strop.workers.worker import Channel
+
+
+def run_role(spec: RoleSpec) -> None:
+    """Run a role to its end. Each is imported here, so that the buffer's process starts without torch."""
+    match spec.name:
+        case "buffer":
+            from strop.run.distributed.buffer_process import run_buffer
+
+            run_buffer(spec.loaded)
+        case "explorer":
+            from strop.run.entry.explore import explore
+
+            explore(spec.loaded, spec.reward)
+        case "trainer":
+            from strop.run.entry.train import train
+
+            train(spec.loaded)
+        case _:
+            assert_never(spec.name)
+
+
+def serve(channel: Channel) -> None:
+    """Run the role of a Ray actor."""
+    serve_role(channel, run_role)
+
+
+ROLE_ENTRY = RoleEntry("strop.run.entry.role_main", serve)
+
+
+def main() -> None:
+    """Run the role whose `RoleSpec` arrives on stdin; write a `StropError` to the file descriptor `argv[1]`.
+
+    `argv[2]` is the role's name, for lists of processes.
+    """
+    spec: RoleSpec = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_exit_with_launcher, args=(sys.stdin.fileno(),), daemon=True).start()
+    report = int(sys.argv[1])
+    sys.argv = spec.argv
+    try:
+        run_role(spec)
+    except StropError as error:
+        with os.fdopen(report, "w") as file:
+            file.write(str(error))
+        sys.exit(error.exit_code)
+
+
+def _exit_with_launcher(stdin: int) -> None:
+    """The launcher writes nothing more to stdin, so this read returns when the launcher has ended."""
+    os.read(stdin, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Starts a loaded run in its mode: in one process, as several processes, or as one process of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strop.config.load.loader import LoadedRun
+from strop.config.schema import Run
+from strop.errors import ConfigError, Interrupted
+from strop.run.entry.result import RunResult
+from strop.run.state.resume import find_start
+from strop.runs.folder import RunFolder
+from strop.runs.status import all_finished, last_row
+from strop.workers.signals import StopSignal
+
+
+def start_run(
+    loaded: LoadedRun,
+    reward: Callable[..., Any] | None = None,
+    *,
+    stop: StopSignal | None = None,
+    callbacks: Sequence[Any] = (),
+) -> RunResult:
+    """Run to the end, or continue where an earlier start of the same run stopped.
+
+    Each mode is imported where it is used: a process that only launches others starts without torch.
+
+    Args:
+        loaded: the run.
+        reward: a function added to the rewards that the run file names.
+        stop: requests to stop this run; None for signals only.
+        callbacks: the user's callbacks.
+
+    Raises:
+        ConfigError: callbacks in a mode that has no training loop in this process.
+        Interrupted: the run was stopped by a signal. After `stop.request_stop()` the result says
+            `stopped` instead.
+    """
+    run = loaded.run
+    stop = stop or StopSignal()
+    if callbacks:
+        _require_training_loop(run)
+    folder = RunFolder.of(run)
+    try:
+        if run.mode in ("both", "train") and not _launches_processes(run):
+            return _train(loaded, reward, stop, callbacks)
+        return _start_other(loaded, reward, stop)
+    except Interrupted:
+        if not stop.requested_by_code:
+            raise
+        row = last_row(folder)
+        step = int(row.get("step", 0))
+        return RunResult(folder.path, None, step, step, row, stopped=True)
+
+
+def _train(
+    loaded: LoadedRun, reward: Callable[..., Any] | None, stop: StopSignal, callbacks: Sequence[Any]
+) -> RunResult:
+    from strop.run.entry.train import train
+
+    folder = RunFolder.of(loaded.run)
+    trained = train(loaded, reward, stop=stop, callbacks=callbacks)
+    return RunResult(
+        folder.path,
+        folder.model,
+        trained.state.step,
+        trained.model_step,
+        last_row(folder),
+        stopped=trained.stopped,
+    )
+
+
+def _start_other(loaded: LoadedRun, reward: Callable[..., Any] | None, stop: StopSignal) -> RunResult:
+    """Modes without a training loop in this process."""
+    run = loaded.run
+    folder = RunFolder.of(run)
+    if run.mode == "bench":
+        from strop.run.entry.bench import bench
+
+        rows = bench(loaded, reward, stop)
+        return RunResult(folder.path, None, len(rows), rows[-1].step, rows[-1].metrics)
+    if run.mode == "explore":
+        from strop.run.entry.explore import explore
+
+        steps = explore(loaded, reward, stop).step
+        return RunResult(folder.explorer.path, None, steps, steps, last_row(folder))
+    from strop.run.distributed.launch import launch
+    from strop.run.entry.role_main import ROLE_ENTRY
+
+    steps = launch(loaded, reward, ROLE_ENTRY, stop)
+    return RunResult(folder.path, folder.model, steps, steps, last_row(folder))
+
+
+def _launches_processes(run: Run) -> bool:
+    return run.is_distributed and run.mode == "both"
+
+
+def _require_training_loop(run: Run) -> None:
+    if run.mode in ("bench", "explore"):
+        raise ConfigError(f"callbacks belong to a training loop, and `mode: {run.mode}` has none. Omit them.")
+    if _launches_processes(run):
+        raise ConfigError(
+            "callbacks are called in the process of the training loop, but this run starts explorer and "
+            f"trainer as processes of their own (synchronizer.type: {run.synchronizer.type}). Omit the "
+            "callbacks and read metrics.jsonl in the run folder, or write `synchronizer: memory`."
+        )
+
+
+def finished_result(loaded: LoadedRun) -> RunResult | None:
+    """Result of an earlier start of the same run that reached the end, or None.
+
+    Raises `RunFolderError` where the folder holds a run of another configuration.
+    """
+    run = loaded.run
+    folder = RunFolder.of(run)
+    if run.resume != "auto":
+        return None
+    start = find_start(run, folder)
+    folders = (folder, folder.explorer) if _launches_processes(run) else (folder,)
+    if start.checkpoint is None or not all_finished(folders):
+        return None
+    best = start.state.best
+    step = start.state.step
+    return RunResult(folder.path, folder.model, step, best.step if best else step, last_row(folder))

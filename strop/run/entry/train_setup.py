@@ -1,0 +1,261 @@
+"""Opens what a training loop needs: for own rollouts, for offline data, and for a separate explorer.
+
+Each function composes a batch source, updaters, a publisher and an evaluation into a `TrainSetup`. Inside
+its context, SIGINT, SIGTERM and a request to `stop` raise `Interrupted` between two updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from strop.algorithms.loss_spec import LossSpec
+from strop.buffer.factory import clear_buffer, open_buffer
+from strop.config.schema import Run
+from strop.config.schema.algorithm import (
+    DpoConfig,
+    MixConfig,
+    RolloutAlgorithmConfig,
+    SftConfig,
+)
+from strop.config.schema.batch_selection import WarmupSelectionConfig
+from strop.config.schema.synchronizer import MemorySyncConfig
+from strop.data.offline_dataset import load_offline_dataset
+from strop.errors import CheckpointError
+from strop.protocols import EngineSnapshot, TrainingEngine
+from strop.run.distributed.placement import local_address, rank_placement
+from strop.run.distributed.rendezvous import describe_rendezvous, rendezvous
+from strop.run.drivers.batch_source import BatchSource, OfflineSource, RolloutSource, WarmUpSource
+from strop.run.drivers.buffer_source import open_buffer_source
+from strop.run.drivers.offline_policy import load_held_out, open_offline_policy
+from strop.run.drivers.publisher import ColocatedPublisher, RemotePublisher
+from strop.run.drivers.train_loop import TrainPhase, TrainSetup
+from strop.run.optimize.critic import CRITIC_FOLDER, Critic, open_critic
+from strop.run.optimize.expert_data import ExpertData
+from strop.run.optimize.lr_schedule import LrSchedule
+from strop.run.optimize.offline_updater import OfflineUpdater
+from strop.run.optimize.policy_optimizer import PolicyOptimizer
+from strop.run.optimize.rollout_updater import RolloutUpdater
+from strop.run.rollout.collector import Collector
+from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
+from strop.run.rollout.evaluation import Evaluation, evaluate
+from strop.run.rollout.explorer import Explorer
+from strop.run.rollout.tasks import RunTasks, load_tasks
+from strop.run.state.checkpoint_saver import CompositeSnapshot, saves_engines_in_parallel
+from strop.run.state.explorer_state import ExplorerState
+from strop.run.state.horizon import Horizon, compute_horizon
+from strop.run.state.resume import StartPoint
+from strop.runs.folder import RunFolder
+from strop.sync.factory import SYNC_FOLDER, open_weight_sender
+from strop.sync.publish import Publisher
+from strop.training.backends.registry import open_training_engines
+from strop.training.device import find_device
+from strop.workers.signals import StopSignal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TRAINER_MEMBER = "trainer"
+"""Name under which the trainer of a distributed run registers in the buffer."""
+
+
+@contextmanager
+def open_rollout_setup(
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    reward: Callable[..., Any] | None,
+    start: StartPoint,
+    folder: RunFolder,
+    stop: StopSignal,
+) -> Iterator[TrainSetup]:
+    """Training on rollouts that this process samples."""
+    algorithm = run.algorithm
+    assert not isinstance(algorithm, SftConfig | DpoConfig)
+    if start.state.step > run.trainer.warmup_steps and not start.state.tasks_taken:
+        raise CheckpointError(
+            f"{start.checkpoint} was written by a run whose explorer was a separate process, so it does not "
+            "say which tasks come next. To start from its weights, set model.path to that run's `model` "
+            "folder."
+        )
+    tasks = load_tasks(run, tokenizer)
+    horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
+    clear_buffer(run.buffer, folder.path)
+    with (
+        open_training_engines(run) as engines,
+        open_colocated_policy(run, engines, tokenizer, reward, start.checkpoint, stop) as policy,
+        closing(open_buffer(run.buffer, folder.path, check=stop.check)) as buffer,
+    ):
+        critic = open_critic(run, engines, tokenizer, horizon, start.checkpoint)
+        collector = Collector(run, algorithm, policy.explorer, tasks.train)
+        lr_schedule = LrSchedule(run.trainer, horizon, run.data.eval)
+        source = RolloutSource(collector, tasks.train, buffer)
+        yield TrainSetup(
+            engine=policy.engine,
+            state=policy.state,
+            horizon=horizon,
+            phases=_phases(run, algorithm, policy.engine, critic, tasks, horizon, lr_schedule, source),
+            lr_schedule=lr_schedule,
+            snapshot=partial(_snapshot, run, policy.engine, critic),
+            publisher=ColocatedPublisher(policy.synchronizer),
+            evaluate=_evaluate_tasksets(run, policy.explorer, tasks) if tasks.eval else None,
+            stop=stop,
+            notes=(*tasks.notes(), *policy.notes),
+        )
+
+
+@contextmanager
+def open_offline_setup(
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    reward: Callable[..., Any] | None,
+    start: StartPoint,
+    stop: StopSignal,
+) -> Iterator[TrainSetup]:
+    """Training on demonstrations or preference pairs: SFT and DPO."""
+    data, trainer = run.data, run.trainer
+    train = load_offline_dataset(
+        data.train, data, tokenizer, name="train", seed=run.seed, shuffle=data.shuffle
+    )
+    held_out = load_held_out(run, tokenizer, reward)
+    horizon = compute_horizon(run, train.steps_per_epoch(trainer.tasks_per_step))
+    with (
+        stop,
+        open_offline_policy(run, tokenizer, reward, start.checkpoint, held_out, stop, train) as policy,
+    ):
+        lr_schedule = LrSchedule(trainer, horizon, data.eval)
+        updater = OfflineUpdater(
+            PolicyOptimizer(policy.engine, LossSpec.of(run), lr_schedule),
+            tasks_per_update=trainer.tasks_per_update or trainer.tasks_per_step,
+            max_updates=horizon.updates,
+            reference=policy.reference_of,
+        )
+        source = OfflineSource(train, trainer.tasks_per_step)
+        datasets = (train, *held_out.answers)
+        yield TrainSetup(
+            engine=policy.engine,
+            state=policy.state,
+            horizon=horizon,
+            phases=[TrainPhase(source, updater, horizon.steps)],
+            lr_schedule=lr_schedule,
+            snapshot=policy.engine.snapshot,
+            publisher=None,
+            evaluate=lambda step: policy.evaluate(run, held_out, step=step),
+            stop=stop,
+            notes=(*map(str, datasets), *(policy.policy.notes if policy.policy else ())),
+        )
+
+
+@contextmanager
+def open_distributed_setup(
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    start: StartPoint,
+    folder: RunFolder,
+    stop: StopSignal,
+) -> Iterator[TrainSetup]:
+    """Training on rollouts that a separate explorer process samples and scores; it also evaluates."""
+    algorithm, section = run.algorithm, run.synchronizer
+    assert not isinstance(algorithm, SftConfig | DpoConfig) and not isinstance(section, MemorySyncConfig)
+    tasks = load_tasks(run, tokenizer)
+    horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
+    host, device = local_address(run), find_device(run.trainer.engine.device)
+    explored = ExplorerState.load(folder.explorer)
+    with (
+        rendezvous(run, tasks.train.fingerprint, "trainer"),
+        stop,
+        open_training_engines(run, rank_placement(run)) as engines,
+        closing(
+            open_weight_sender(section, folder.path, host=host, device=device, checkpoint=start.checkpoint)
+        ) as sender,
+    ):
+        engine = engines.policy()
+        state = restore_engine(engine, start.checkpoint)
+        critic = open_critic(run, engines, tokenizer, horizon, start.checkpoint)
+        pinned = explored.next_version if explored else None
+        publisher = Publisher(
+            engine, section.style, sender, warmup_steps=run.trainer.warmup_steps, pinned_version=pinned
+        )
+
+        def check() -> None:  # called while the trainer waits, when no update is in progress
+            stop.check()
+            publisher.serve_request()
+
+        with closing(
+            open_buffer(run.buffer, folder.path, role="reader", member_name=TRAINER_MEMBER, check=check)
+        ) as buffer:
+            lr_schedule = LrSchedule(run.trainer, horizon, run.data.eval)
+            source = open_buffer_source(run, buffer, publisher.report_shortfall)
+            yield TrainSetup(
+                engine=engine,
+                state=state,
+                horizon=horizon,
+                phases=_phases(run, algorithm, engine, critic, tasks, horizon, lr_schedule, source),
+                lr_schedule=lr_schedule,
+                snapshot=partial(_snapshot, run, engine, critic, publisher),
+                publisher=RemotePublisher(publisher, horizon.steps),
+                evaluate=None,
+                stop=stop,
+                notes=(*tasks.notes(), *describe_rendezvous(run)),
+            )
+
+
+def _phases(
+    run: Run,
+    algorithm: RolloutAlgorithmConfig,
+    engine: TrainingEngine,
+    critic: Critic | None,
+    tasks: RunTasks,
+    horizon: Horizon,
+    lr_schedule: LrSchedule,
+    source: BatchSource,
+) -> list[TrainPhase]:
+    """The SFT warm-up, where `trainer.batch_selection` asks for one, and the steps with rollouts."""
+    expert = None
+    if isinstance(algorithm, MixConfig):
+        demonstrations = tasks.auxiliary[run.data.demonstrations_named(algorithm.expert).name]
+        expert = ExpertData(demonstrations, algorithm, run.trainer)
+    updater = RolloutUpdater(
+        PolicyOptimizer(engine, LossSpec.of(run), lr_schedule),
+        algorithm,
+        run.trainer,
+        horizon,
+        max_response_tokens=run.data.max_response_tokens,
+        seed=run.seed,
+        critic=critic,
+        expert=expert,
+    )
+    rollouts = TrainPhase(source, updater, horizon.steps)
+    selection = run.trainer.batch_selection
+    if not isinstance(selection, WarmupSelectionConfig):
+        return [rollouts]
+    tasks_per_update = run.trainer.tasks_per_update or run.trainer.tasks_per_step
+    per_update = selection.demonstrations_per_update or tasks_per_update * algorithm.rollouts_per_task
+    demonstrations = tasks.auxiliary[run.data.demonstrations_named(selection.demonstrations).name]
+    warm_up = TrainPhase(
+        WarmUpSource(demonstrations, per_update=per_update, updates_per_step=horizon.updates_per_step),
+        OfflineUpdater(
+            PolicyOptimizer(engine, LossSpec(SftConfig(), run.data.max_response_tokens), lr_schedule),
+            tasks_per_update=per_update,
+        ),
+        run.trainer.warmup_steps,
+    )
+    return [warm_up, rollouts]
+
+
+def _evaluate_tasksets(run: Run, explorer: Explorer, tasks: RunTasks) -> Callable[[int], Evaluation]:
+    return lambda step: evaluate(run, explorer, tasks.eval, step=step)
+
+
+def _snapshot(
+    run: Run, engine: TrainingEngine, critic: Critic | None, publisher: Publisher | None = None
+) -> CompositeSnapshot:
+    """Snapshot of the policy, the critic, and the published versions that the explorer still needs."""
+    parts: dict[str, EngineSnapshot] = {".": engine.snapshot()}
+    if critic is not None:
+        parts[CRITIC_FOLDER] = critic.snapshot()
+    versions = None if publisher is None else publisher.snapshot()
+    if versions is not None:
+        parts[SYNC_FOLDER] = versions
+    return CompositeSnapshot(parts, parallel=saves_engines_in_parallel(run))

@@ -1,0 +1,73 @@
+"""Conversion between experiences and the flat tensors that advantage estimators take and return.
+
+Shapes: `L` tokens of one sequence, `K` target tokens of all experiences of a step, end to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+import numpy as np
+import torch
+
+from strop.algorithms.rollout_batch import RolloutBatch
+from strop.types import Experience, FloatArray
+
+
+def make_rollout_batch(
+    experiences: Sequence[Experience], *, baselines: Mapping[str, float] | None = None
+) -> RolloutBatch:
+    """The rewards of a step's rollouts. A rollout counts once, however many experiences its turns gave.
+
+    Args:
+        experiences: those of one rollout next to each other, in the order of its turns.
+        baselines: reward of the task's greedy completion, by group.
+    """
+    rollouts = [list(same) for _, same in groupby(experiences, key=lambda e: (e.group, e.index))]
+    numbers: dict[str, int] = {}
+    group = [numbers.setdefault(rollout[0].group, len(numbers)) for rollout in rollouts]
+    greedy = None if baselines is None else [baselines[rollout[0].group] for rollout in rollouts]
+    return RolloutBatch(
+        rewards=torch.tensor([rollout[0].reward for rollout in rollouts], dtype=torch.float32),
+        group=torch.tensor(group, dtype=torch.int64),
+        tokens=torch.tensor([sum(e.response_tokens for e in rollout) for rollout in rollouts]),
+        baselines=None if greedy is None else torch.tensor(greedy, dtype=torch.float32),
+        intermediate_rewards=_turn_rewards(experiences),
+    )
+
+
+def _turn_rewards(experiences: Sequence[Experience]) -> torch.Tensor | None:
+    """[K] Rewards of single turns, at each turn's last target; None where no turn has a reward."""
+    if all(experience.turn_rewards is None for experience in experiences):
+        return None
+    values = []
+    for experience in experiences:
+        padded = zeros_for(experience)
+        if experience.turn_rewards is not None:
+            padded[experience.turn_ends] = experience.turn_rewards
+        values.append(padded)
+    return gather_targets(values, experiences)
+
+
+def gather_targets(values: Sequence[FloatArray], experiences: Sequence[Experience]) -> torch.Tensor:
+    """[K] The values at the targets, from one array [L] per experience."""
+    picked = [each[e.loss_mask] for each, e in zip(values, experiences, strict=True)]
+    return torch.from_numpy(np.concatenate(picked))
+
+
+def split_by_experience(values: torch.Tensor, experiences: Sequence[Experience]) -> list[FloatArray]:
+    """One array [L] per experience from [K]: the inverse of `gather_targets`, 0 where there is no target."""
+    flat = values.numpy().astype(np.float32)
+    ends = np.cumsum([e.response_tokens for e in experiences])
+    result = []
+    for experience, targets in zip(experiences, np.split(flat, ends[:-1]), strict=True):
+        padded = np.zeros(len(experience.token_ids), dtype=np.float32)
+        padded[experience.loss_mask] = targets
+        result.append(padded)
+    return result
+
+
+def zeros_for(experience: Experience) -> FloatArray:
+    """[L] Zeros."""
+    return np.zeros(len(experience.token_ids), dtype=np.float32)

@@ -1,0 +1,85 @@
+"""Optimizer updates on offline data: SFT, DPO, and the SFT warm-up before rollouts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
+from strop.run.optimize.updater import StepBatch, UpdateResult
+from strop.run.state.run_state import RunState
+from strop.types import Experience, ExperienceGroup, FloatArray, TrainingBatch
+
+LookupReference = Callable[[Sequence[Experience]], list[FloatArray] | None]
+"""Returns the reference log-probs [L] of each experience; None where the loss needs none."""
+
+
+class OfflineUpdater:
+    """Trains on demonstrations or preference pairs. It has no state: no advantages, no old log-probs."""
+
+    def __init__(
+        self,
+        policy: PolicyOptimizer,
+        *,
+        tasks_per_update: int,
+        max_updates: int | None = None,
+        reference: LookupReference = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            policy: runs the updates with the algorithm's loss.
+            tasks_per_update: number of rows in one update, for batches without `update_sizes`.
+            max_updates: number of updates of the whole run; None for no limit.
+            reference: reference log-probs of experiences, for DPO.
+        """
+        self._policy = policy
+        self._tasks_per_update = tasks_per_update
+        self._max_updates = max_updates
+        self._reference = reference
+
+    def load_state(self, state: RunState) -> None:
+        """Nothing: there is no state."""
+
+    def save_state(self, state: RunState) -> RunState:
+        """The same state."""
+        return state
+
+    def update(self, batch: StepBatch, *, step: int, updates_done: int) -> UpdateResult:
+        """Train on each row once, in the batch's order."""
+        started = time.perf_counter()
+        minibatches = self._minibatches(batch)
+        if self._max_updates is not None:
+            minibatches = minibatches[: self._max_updates - updates_done]
+        rows = [
+            self._update(experiences, step, updates_done + number)
+            for number, experiences in enumerate(minibatches)
+        ]
+        seconds = time.perf_counter() - started
+        tokens = float(sum(len(e.token_ids) for group in batch.groups for e in group.experiences))
+        return UpdateResult(
+            len(rows),
+            mean_metrics(rows)
+            | {
+                "updates": float(len(rows)),
+                "trained_tokens": tokens,
+                "tokens_per_second": tokens / seconds,
+                "time/update_seconds": seconds,
+            },
+        )
+
+    def _minibatches(self, batch: StepBatch) -> list[list[Experience]]:
+        """The experiences of each update."""
+        groups, size = batch.groups, self._tasks_per_update
+        sizes = batch.update_sizes
+        if sizes is None:
+            sizes = [len(groups[first : first + size]) for first in range(0, len(groups), size)]
+        rest = iter(groups)
+        return [_experiences([next(rest) for _ in range(count)]) for count in sizes]
+
+    def _update(self, experiences: Sequence[Experience], step: int, update: int) -> dict[str, float]:
+        batch = TrainingBatch(experiences, ref_logprobs=self._reference(experiences))
+        return self._policy.update(batch, step=step, update=update)
+
+
+def _experiences(groups: Sequence[ExperienceGroup]) -> list[Experience]:
+    return [experience for group in groups for experience in group.experiences]

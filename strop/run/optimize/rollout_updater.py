@@ -1,0 +1,251 @@
+"""Optimizer updates on rollouts: log-probs, advantages, the critic, and the policy's updates of one step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from strop.algorithms import registry
+from strop.algorithms.kl import estimate_kl, mean_rollout_kl
+from strop.algorithms.rollout_batch import RolloutBatch
+from strop.config.schema.algorithm import KlEstimator, PpoConfig, RolloutAlgorithmConfig
+from strop.config.schema.trainer import TrainerConfig
+from strop.run.optimize.advantage_inputs import (
+    gather_targets,
+    make_rollout_batch,
+    split_by_experience,
+    zeros_for,
+)
+from strop.run.optimize.critic import Critic
+from strop.run.optimize.expert_data import ExpertData
+from strop.run.optimize.minibatches import plan_minibatches, shuffle_seed
+from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
+from strop.run.optimize.updater import StepBatch, UpdateResult
+from strop.run.state.horizon import Horizon
+from strop.run.state.run_state import RunState
+from strop.types import Experience, ExperienceGroup, FloatArray, TrainingBatch
+
+
+class RolloutUpdater:
+    """Computes advantages and drives the policy, and the critic of PPO, through a step's updates."""
+
+    def __init__(
+        self,
+        policy: PolicyOptimizer,
+        algorithm: RolloutAlgorithmConfig,
+        trainer: TrainerConfig,
+        horizon: Horizon,
+        *,
+        max_response_tokens: int,
+        seed: int,
+        critic: Critic | None = None,
+        expert: ExpertData | None = None,
+    ) -> None:
+        """
+        Args:
+            policy: runs the policy's updates with the algorithm's loss.
+            algorithm: the section `algorithm`.
+            trainer: the section `trainer`.
+            horizon: length of the run.
+            max_response_tokens: `data.max_response_tokens`, for the overlong penalty.
+            seed: the run's seed.
+            critic: the critic, for PPO.
+            expert: expert demonstrations, for mix.
+        """
+        self._policy = policy
+        self._algorithm = algorithm
+        self._trainer = trainer
+        self._horizon = horizon
+        self._max_response_tokens = max_response_tokens
+        self._shuffle_seed = shuffle_seed(trainer, seed) if trainer.shuffle_each_epoch else None
+        self._critic = critic
+        self._expert = expert
+        self._kl = registry.make_kl_controller(algorithm)
+
+    def load_state(self, state: RunState) -> None:
+        """Continue with the saved KL coefficient and expert position."""
+        self._kl = registry.make_kl_controller(self._algorithm, state.kl_coef)
+        if self._expert is not None:
+            self._expert.position = state.expert_position
+
+    def save_state(self, state: RunState) -> RunState:
+        """The state with the KL coefficient and the expert position."""
+        return replace(
+            state,
+            kl_coef=None if self._kl is None else self._kl.coef,
+            expert_position=self._expert.position if self._expert else 0,
+        )
+
+    def update(self, batch: StepBatch, *, step: int, updates_done: int) -> UpdateResult:
+        """Train on all groups of one step. Without any experience there is no update."""
+        groups = batch.groups
+        experiences = [experience for group in groups for experience in group.experiences]
+        if not experiences:
+            return UpdateResult(0, {})
+        minibatches = self._plan_minibatches(groups, step, updates_done)
+        started = time.perf_counter()
+        reference = self._reference_logprobs(experiences)
+        old = self._old_logprobs(experiences, minibatches)
+        logprobs_ended = time.perf_counter()
+        baselines = {group.id: group.baseline for group in groups if group.baseline is not None}
+        scored, metrics = self._score(experiences, old, reference, baselines or None)
+        advantages, advantage_metrics = self._advantages(groups, experiences, scored, step)
+        metrics |= advantage_metrics
+        updates_started = time.perf_counter()
+        rows = [
+            self._update(
+                experiences,
+                advantages,
+                minibatch,
+                old if number else None,
+                reference,
+                step,
+                updates_done + number,
+            )
+            for number, minibatch in enumerate(minibatches)
+        ]
+        if rows:
+            metrics |= mean_metrics(rows)
+        metrics |= {
+            **_staleness(experiences, step),
+            "updates": float(len(rows)),
+            "time/logprobs_seconds": logprobs_ended - started,
+            "time/update_seconds": time.perf_counter() - updates_started,
+        }
+        return UpdateResult(len(rows), metrics)
+
+    def _score(
+        self,
+        experiences: Sequence[Experience],
+        old: Sequence[FloatArray] | None,
+        reference: Sequence[FloatArray] | None,
+        baselines: Mapping[str, float] | None,
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """Rewards, minus the KL penalty of `algorithm.kl_reward` where it is set; and the penalty's metrics."""
+        algorithm = self._algorithm
+        metrics: dict[str, float] = {}
+        scored = make_rollout_batch(experiences, baselines=baselines)
+        if self._kl is not None and algorithm.kl_reward is not None:
+            kl = self._divergence(experiences, old, reference, algorithm.kl_reward.estimator)
+            scored = replace(scored, kl_penalties=self._kl.coef * kl)
+            metrics["kl_reward/kl"] = mean_rollout_kl(kl, scored.tokens)
+            metrics["kl_reward/coef"] = self._kl.coef
+            self._kl = self._kl.update(metrics["kl_reward/kl"], len(scored.rewards))
+        return scored, metrics
+
+    def _divergence(
+        self,
+        experiences: Sequence[Experience],
+        old: Sequence[FloatArray] | None,
+        reference: Sequence[FloatArray] | None,
+        estimator: KlEstimator,
+    ) -> torch.Tensor:
+        """[K] KL from the reference model, by the weights at the start of the step."""
+        if estimator == "full":
+            return gather_targets(self._policy.engine.reference_kl(experiences), experiences)
+        assert old is not None and reference is not None
+        current, target = gather_targets(old, experiences), gather_targets(reference, experiences)
+        return estimate_kl(current, target, estimator)
+
+    def _advantages(
+        self,
+        groups: Sequence[ExperienceGroup],
+        experiences: Sequence[Experience],
+        scored: RolloutBatch,
+        step: int,
+    ) -> tuple[list[FloatArray], dict[str, float]]:
+        """[L] of each experience, and metrics. PPO's critic predicts values first and trains on the returns."""
+        algorithm, limit = self._algorithm, self._max_response_tokens
+        started = time.perf_counter()
+        metrics: dict[str, float] = {}
+        if isinstance(algorithm, PpoConfig):
+            assert self._critic is not None
+            predicted = self._critic.values(experiences)
+            values = gather_targets(predicted, experiences)
+            estimate = registry.compute_advantages_and_returns(
+                algorithm, scored, values, max_response_tokens=limit
+            )
+            advantages, returns = estimate.advantages, split_by_experience(estimate.returns, experiences)
+            metrics = self._critic.update(groups, predicted, returns, step=step)
+            metrics["time/critic_seconds"] = time.perf_counter() - started
+        else:
+            advantages = registry.compute_advantages(algorithm, scored, max_response_tokens=limit)
+        metrics["advantages/mean"] = float(advantages.mean())
+        metrics["advantages/std"] = float(advantages.std(correction=0))
+        return split_by_experience(advantages, experiences), metrics
+
+    def _plan_minibatches(
+        self, groups: Sequence[ExperienceGroup], step: int, updates_done: int
+    ) -> list[list[int]]:
+        """Indices of each update's experiences; no update in the steps that train only the critic."""
+        if step <= self._horizon.critic_steps:
+            return []
+        trainer = self._trainer
+        updates = plan_minibatches(
+            groups,
+            per_update=trainer.tasks_per_update or trainer.tasks_per_step,
+            epochs=trainer.epochs_per_step,
+            shuffle_seed=None if self._shuffle_seed is None else (self._shuffle_seed, step),
+        )
+        return updates[: self._horizon.updates - updates_done]
+
+    def _reference_logprobs(self, experiences: Sequence[Experience]) -> list[FloatArray] | None:
+        if not registry.needs_reference_logprobs(self._algorithm):
+            return None
+        return self._logprobs(experiences, range(len(experiences)), reference=True)
+
+    def _old_logprobs(
+        self, experiences: Sequence[Experience], updates: Sequence[Sequence[int]]
+    ) -> list[FloatArray] | None:
+        """Log-probs by the weights at the start of the step, of what is trained on after the first update.
+
+        In the first update they equal the current log-probs, so no forward pass is spent on them, unless
+        a KL penalty in the reward is estimated from the log-probs of all experiences.
+        """
+        chosen = sorted({number for update in updates[1:] for number in update})
+        penalty = self._algorithm.kl_reward
+        if penalty is not None and penalty.estimator != "full":
+            chosen = list(range(len(experiences)))
+        return self._logprobs(experiences, chosen, reference=False) if chosen else None
+
+    def _logprobs(
+        self, experiences: Sequence[Experience], chosen: Sequence[int], *, reference: bool
+    ) -> list[FloatArray]:
+        """[L] of each chosen experience; zeros for the other experiences."""
+        picked = [experiences[i] for i in chosen]
+        found = dict(zip(chosen, self._policy.engine.logprobs(picked, reference=reference), strict=True))
+        return [found[i] if i in found else zeros_for(e) for i, e in enumerate(experiences)]
+
+    def _update(
+        self,
+        experiences: Sequence[Experience],
+        advantages: Sequence[FloatArray],
+        minibatch: Sequence[int],
+        old: Sequence[FloatArray] | None,
+        reference: Sequence[FloatArray] | None,
+        step: int,
+        update: int,
+    ) -> dict[str, float]:
+        """One update of the policy, on a minibatch and, under mix, the expert's next demonstrations."""
+        expert = [] if self._expert is None else self._expert.take()
+        zeros = [zeros_for(experience) for experience in expert]
+        return self._policy.update(
+            TrainingBatch(
+                [*(experiences[i] for i in minibatch), *expert],
+                advantages=[*(advantages[i] for i in minibatch), *zeros],
+                old_logprobs=[*(old[i] for i in minibatch), *zeros] if old else None,
+                ref_logprobs=[*(reference[i] for i in minibatch), *zeros] if reference else None,
+            ),
+            step=step,
+            update=update,
+        )
+
+
+def _staleness(experiences: Sequence[Experience], step: int) -> dict[str, float]:
+    """Age, in steps, of the weights that sampled each experience, relative to the weights being trained."""
+    ages = [step - 1 - min(experience.versions) for experience in experiences]
+    return {"staleness/mean": float(np.mean(ages)), "staleness/max": float(max(ages))}

@@ -1,0 +1,1 @@
+"""Recording of a run while it runs: metrics, rollouts, sessions, and the monitors that display them."""

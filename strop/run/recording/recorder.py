@@ -1,0 +1,182 @@
+"""Recorder: writes a run's metrics, rollouts and sessions into its folder, and passes them to the monitors.
+
+    run.json          sessions of the run: start, command line, host, outcome
+    metrics.jsonl     one row per step
+    tensorboard/      the same metrics as TensorBoard events
+    rollouts/         step-000010.parquet: all rollouts of selected training steps
+    eval/<name>/      step-000010.parquet: all rollouts of an evaluation
+
+A resumed run appends to the same files. Rows and rollouts of steps after the one that it resumes from are
+deleted first, so that the files end up as those of an uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from strop.config.load.loader import LoadedRun
+from strop.config.redact import redact
+from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.errors import Interrupted, RunFolderError
+from strop.run.recording.environment import command_line, machine_info, peak_memory_mb
+from strop.run.recording.monitor import Monitor, SessionInfo
+from strop.run.recording.registry import make_monitors
+from strop.run.state.horizon import Horizon
+from strop.run.state.resume import StartPoint
+from strop.runs.folder import RunFolder
+from strop.runs.metrics import metric_of
+from strop.runs.metrics_file import append_metrics, last_metrics, truncate_metrics
+from strop.runs.rollout_file import delete_rollouts_after, rollout_path, write_rollouts
+from strop.runs.sessions import SessionOutcome, begin_session, end_session
+from strop.types import RolloutGroup
+
+
+class Recorder:
+    """Records one session of a run, as a context manager.
+
+    Log a step's metrics before saving its checkpoint: a run that resumes from the checkpoint expects the row.
+    Every failure to write raises `RunFolderError`.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        loaded: LoadedRun,
+        length: Horizon,
+        start: StartPoint,
+        stream: TextIO | None = None,
+        monitors: Sequence[Monitor] | None = None,
+    ) -> None:
+        self.last: dict[str, float] = {}
+        """Row of the last logged step."""
+        self._folder = folder
+        self._loaded = loaded
+        self._length = length
+        self._start = start
+        self._stream = stream or sys.stdout
+        self._monitors = make_monitors(loaded.run.record.monitors) if monitors is None else tuple(monitors)
+        self._files = ExitStack()
+
+    def __enter__(self) -> Self:
+        session = self._session_info()
+        last_kept = session.first_step - 1
+        with _reporting_write_errors(self._folder.path):
+            begin_session(self._folder.path, self._session_record(session))
+            self.last = last_metrics(truncate_metrics(self._folder.metrics, last_kept))
+            delete_rollouts_after(self._folder, last_kept)
+            self._rows = self._files.enter_context(self._folder.metrics.open("a", encoding="utf-8"))
+            for monitor in self._monitors:
+                monitor.start(session)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        outcome: SessionOutcome = "finished" if error is None else "failed"
+        if isinstance(error, Interrupted | KeyboardInterrupt):
+            outcome = "interrupted"
+        message = None if error is None else str(error) or type(error).__name__
+        # An exit stack runs every callback, even after one of them has failed.
+        with _reporting_write_errors(self._folder.path), ExitStack() as stack:
+            stack.callback(end_session, self._folder.path, outcome, message)
+            stack.callback(self._files.close)
+            for monitor in reversed(self._monitors):
+                stack.callback(monitor.finish, outcome, message)
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one step's row and pass it to the monitors.
+
+        Raises `KeyError` for a metric without a definition.
+        """
+        self.last = {"step": float(step), **metrics, "memory/peak_mb": peak_memory_mb()}
+        for name in self.last:
+            metric_of(name)
+        with _reporting_write_errors(self._folder.metrics):
+            append_metrics(self._rows, step, {k: v for k, v in self.last.items() if k != "step"})
+        for monitor in self._monitors:
+            with _reporting_write_errors(self._folder.path):
+                monitor.log(step, self.last)
+
+    def log_message(self, line: str) -> None:
+        """Pass a line of text to the monitors."""
+        for monitor in self._monitors:
+            with _reporting_write_errors(self._folder.path):
+                monitor.message(line)
+
+    def log_rollouts(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        """Write all rollouts of a training step."""
+        self._write_rollouts(self._folder.rollouts, step, groups)
+
+    def log_evaluation(self, name: str, step: int, groups: Sequence[RolloutGroup]) -> None:
+        """Write all rollouts of an eval taskset, and pass them to the monitors."""
+        self._write_rollouts(self._folder.evaluations(name), step, groups)
+        for monitor in self._monitors:
+            with _reporting_write_errors(self._folder.path):
+                monitor.samples(name, step, groups)
+
+    def _write_rollouts(self, folder: Path, step: int, groups: Sequence[RolloutGroup]) -> None:
+        path = rollout_path(folder, step)
+        with _reporting_write_errors(path):
+            write_rollouts(path, step, groups)
+
+    def _session_info(self) -> SessionInfo:
+        done = self._start.state.step
+        return SessionInfo(
+            run=self._loaded.run,
+            folder=self._folder.path,
+            title=self._title(),
+            notes=self._notes(),
+            steps=self._length.steps,
+            steps_done=done if done > 0 else 0,
+            environment={"command": command_line(), **machine_info()},
+            stream=self._stream,
+        )
+
+    def _title(self) -> str:
+        run = self._loaded.run
+        size = f"{run.trainer.tasks_per_step} tasks"
+        if not isinstance(run.algorithm, SftConfig | DpoConfig):
+            size += f" x {run.algorithm.rollouts_per_task} rollouts"
+        return f"{run.project} / {run.name}: {self._length.steps} steps of {size}, in {self._folder.path}"
+
+    def _notes(self) -> tuple[str, ...]:
+        if self._start.state.step >= self._length.steps:
+            return (
+                *self._start.notes,
+                f"All {self._length.steps} steps are already done: nothing is left to do.",
+            )
+        return self._start.notes
+
+    def _session_record(self, session: SessionInfo) -> dict[str, Any]:
+        environment = dict(session.environment)
+        return {
+            "project": session.run.project,
+            "name": session.run.name,
+            "steps": session.steps,
+            "from_step": session.steps_done,
+            "command": environment.pop("command"),
+            "notes": [*self._loaded.notes, *self._start.notes],
+            "set_aside": [
+                {"key": one.key, "value": redact(one.value, one.key), "instead": one.replacement}
+                for one in self._loaded.overridden
+            ],
+            **environment,
+        }
+
+
+@contextmanager
+def _reporting_write_errors(path: Path) -> Iterator[None]:
+    """Convert an `OSError` into a `RunFolderError` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"The record of the run cannot be written to {path}: {error.strerror or error}. The run stops, "
+            "so that no results are lost. Free space on that disk or change `output`; the same command then "
+            "resumes from the last checkpoint."
+        ) from error

@@ -1,1 +1,0 @@
-"""What is shown and written down of a run while it runs."""

@@ -1,0 +1,149 @@
+"""Collection of the groups of one step, and the choice of groups to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from strop.algorithms.groups import has_reward_variance
+from strop.algorithms.registry import needs_greedy_baseline
+from strop.config.schema import Run
+from strop.config.schema.algorithm import DynamicSamplingConfig, RolloutAlgorithmConfig
+from strop.errors import RewardError
+from strop.run.rollout.explorer import ExplorationResult, Explorer, ScoredGroup, check_error_fraction
+from strop.run.rollout.sampling import sampling_params
+from strop.run.rollout.tasks import TrainTaskSource
+from strop.types import ExperienceGroup, RolloutGroup, SamplingParams, Task
+from strop.workflows.experiences import group_to_experiences
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Settings of the run file for the sampling of groups."""
+
+    tasks_per_step: int
+    rollouts_per_task: int
+    sampling: SamplingParams
+    greedy: SamplingParams | None
+    """Sampling of the greedy baseline rollout; None if the algorithm has no such baseline."""
+    dynamic: DynamicSamplingConfig | None
+    max_error_fraction: float
+
+    @classmethod
+    def of(cls, run: Run, algorithm: RolloutAlgorithmConfig) -> GroupSettings:
+        """Settings of a run."""
+        sampling = sampling_params(run.rollout.sampling, run.data.max_response_tokens)
+        return cls(
+            tasks_per_step=run.trainer.tasks_per_step,
+            rollouts_per_task=algorithm.rollouts_per_task,
+            sampling=sampling,
+            greedy=replace(sampling, temperature=0.0) if needs_greedy_baseline(algorithm) else None,
+            dynamic=getattr(algorithm, "dynamic_sampling", None),
+            max_error_fraction=run.rollout.max_error_fraction,
+        )
+
+    @property
+    def rollouts_per_group(self) -> int:
+        """Rollouts of a group, the greedy one included."""
+        return self.rollouts_per_task + (self.greedy is not None)
+
+    @property
+    def max_tries(self) -> int:
+        """Maximum number of times that a step takes tasks, to replace filtered groups."""
+        return self.dynamic.max_tries if self.dynamic else 1
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedStep:
+    """All groups that a step sampled, and those to train on."""
+
+    sampled: list[RolloutGroup]
+    learnable: list[ExperienceGroup]
+    metrics: dict[str, float]
+
+
+class Collector:
+    """Takes tasks and has the explorer sample them until a step has enough groups."""
+
+    def __init__(
+        self, run: Run, algorithm: RolloutAlgorithmConfig, explorer: Explorer, tasks: TrainTaskSource
+    ) -> None:
+        self._settings = GroupSettings.of(run, algorithm)
+        self._explorer = explorer
+        self._tasks = tasks
+
+    def collect(self, step: int) -> CollectedStep:
+        """Sample and score a step. Raises `RolloutError` if too many of its rollouts fail."""
+        size = self._settings.tasks_per_step
+        sampled: list[RolloutGroup] = []
+        learnable: list[ExperienceGroup] = []
+        seconds = {"time/sample_seconds": 0.0, "time/reward_seconds": 0.0}
+        for _ in range(self._settings.max_tries):
+            tasks = self._take(size - len(learnable))
+            explored = self._explore(tasks, step, first=len(sampled))
+            seconds["time/sample_seconds"] += explored.sample_seconds
+            seconds["time/reward_seconds"] += explored.reward_seconds
+            sampled += explored.groups
+            learnable += self._learnable(tasks, explored.groups, step)
+            if len(learnable) == size:
+                break
+        metrics = dict(seconds)
+        if self._settings.dynamic is not None:
+            metrics["groups/filtered"] = float(len(sampled) - len(learnable))
+        return CollectedStep(sampled, learnable, metrics)
+
+    def _take(self, count: int) -> list[Task]:
+        while not (tasks := self._tasks.take(count)):
+            self._explorer.check()
+        return tasks
+
+    def _explore(self, tasks: Sequence[Task], step: int, *, first: int) -> ExplorationResult:
+        settings = self._settings
+        explored = self._explorer.run(
+            tasks, settings.rollouts_per_task, settings.sampling, purpose="train", step=step, first=first
+        )
+        check_error_fraction(explored.groups, settings.max_error_fraction)
+        return explored
+
+    def _learnable(
+        self, tasks: Sequence[Task], groups: Sequence[RolloutGroup], step: int
+    ) -> list[ExperienceGroup]:
+        greedy: Sequence[RolloutGroup | None] = [None] * len(groups)
+        if self._settings.greedy is not None:
+            explored = self._explorer.run(tasks, 1, self._settings.greedy, purpose="greedy", step=step)
+            check_error_fraction(explored.groups, self._settings.max_error_fraction)
+            greedy = explored.groups
+        scored = [ScoredGroup(group, baseline) for group, baseline in zip(groups, greedy, strict=True)]
+        found = [learnable_group(each, self._settings) for each in scored]
+        return [group for group in found if group is not None]
+
+
+def learnable_group(scored: ScoredGroup, settings: GroupSettings) -> ExperienceGroup | None:
+    """The group's experiences; None if the group is filtered.
+
+    Dynamic sampling filters groups without reward variance (DAPO, arXiv 2503.14476). With a greedy baseline, a
+    group whose greedy rollout failed is filtered.
+    """
+    if settings.greedy is not None:
+        assert scored.greedy is not None
+        baseline = scored.greedy.rollouts[0].reward
+        return None if baseline is None else group_to_experiences(scored.group, baseline)
+    if settings.dynamic is not None:
+        values = _compared_values(scored.group, settings.dynamic.metric)
+        if not has_reward_variance(values):
+            return None
+    return group_to_experiences(scored.group)
+
+
+def _compared_values(group: RolloutGroup, metric: str | None) -> list[float]:
+    """Values by which the group's rollouts differ: rewards, or one reward component. Failed ones have none."""
+    scored = [rollout for rollout in group.rollouts if rollout.reward is not None]
+    if metric is None:
+        return [rollout.reward for rollout in scored if rollout.reward is not None]
+    for rollout in scored:
+        if metric not in rollout.reward_parts:
+            raise RewardError(
+                f"algorithm.dynamic_sampling.metric: the reward of task {group.task.id!r} has no component "
+                f"{metric!r}; it has {', '.join(rollout.reward_parts)}."
+            )
+    return [rollout.reward_parts[metric] for rollout in scored]

@@ -1,0 +1,98 @@
+"""The policy in one process: its training engine, and the explorer that samples from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.config.schema import Run
+from strop.protocols import InferenceEngine, TrainingEngine
+from strop.run.rollout.explorer import Explorer
+from strop.run.rollout.inference_engines import open_colocated_engine
+from strop.run.rollout.rollout_services import RolloutServices, open_rollout_services
+from strop.run.rollout.workflow_runners import make_workflow_runners
+from strop.run.state.run_state import RunState
+from strop.sync.publish import InMemorySynchronizer
+from strop.training.backends.registry import TrainingBackend
+from strop.workers.signals import StopSignal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class ColocatedPolicy:
+    """The policy in one process: `engine` trains it, `explorer` samples from it."""
+
+    engine: TrainingEngine
+    explorer: Explorer
+    synchronizer: InMemorySynchronizer
+    state: RunState
+    """State of the run whose weights the policy has."""
+    stop: StopSignal
+    """Stop requests, which end every wait."""
+    notes: tuple[str, ...]
+    """Notes for the console: how sampling and training compute."""
+
+
+@contextmanager
+def open_colocated_policy(
+    run: Run,
+    engines: TrainingBackend,
+    tokenizer: PreTrainedTokenizerBase,
+    reward: Callable[..., Any] | None = None,
+    checkpoint: Path | None = None,
+    stop: StopSignal | None = None,
+) -> Iterator[ColocatedPolicy]:
+    """Find the rewards and the workflow, load the model and a checkpoint's weights, and publish them.
+
+    Inside the context, SIGINT, SIGTERM and a request to `stop` raise `Interrupted` at the next safe point.
+    """
+    with stop or StopSignal() as stop, open_rollout_services(run, reward) as helpers:
+        engine = engines.policy()
+        state = restore_engine(engine, checkpoint)
+        with open_colocated_engine(run, engine, tokenizer) as sampler:
+            yield make_colocated_policy(run, engine, state, sampler, tokenizer, helpers, stop)
+
+
+def restore_engine(engine: TrainingEngine, checkpoint: Path | None) -> RunState:
+    """Load a checkpoint into an engine; without a checkpoint, return the initial state."""
+    if checkpoint is None:
+        return RunState()
+    engine.load(checkpoint)
+    return RunState.load(checkpoint)
+
+
+def make_colocated_policy(
+    run: Run,
+    engine: TrainingEngine,
+    state: RunState,
+    sampler: InferenceEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    helpers: RolloutServices,
+    stop: StopSignal,
+) -> ColocatedPolicy:
+    """An explorer on the sampler, with the engine's weights published to it."""
+    runners = make_workflow_runners(run, sampler, tokenizer, helpers.services)
+    policy = ColocatedPolicy(
+        engine=engine,
+        explorer=Explorer(runners, helpers.rewards, helpers.event_loop, stop, seed=run.seed),
+        synchronizer=InMemorySynchronizer(engine, sampler),
+        state=state,
+        stop=stop,
+        notes=_notes(engine, sampler),
+    )
+    policy.synchronizer.publish(state.step)
+    return policy
+
+
+def _notes(engine: TrainingEngine, sampler: InferenceEngine) -> tuple[str, ...]:
+    shared = (
+        "a group's shared prompt is encoded once"
+        if engine.supports_shared_prompts
+        else f"each response's prompt is encoded separately ({engine.shared_prompts_obstacle})"
+    )
+    return (f"sampling: {sampler.describe()}", f"training: {engine.description}; {shared}")

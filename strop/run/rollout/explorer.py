@@ -1,0 +1,273 @@
+"""The explorer: samples and scores groups of rollouts for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from strop.errors import RolloutError
+from strop.run.rollout.group_ids import group_id
+from strop.run.rollout.reward_manager import RewardManager
+from strop.seeds import derive_seed
+from strop.types import Rollout, RolloutGroup, SamplingParams, Task
+from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
+from strop.workers.signals import StopSignal
+from strop.workflows.runner import WorkflowRunner
+
+_POLL_SECONDS = 0.1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ExplorationResult:
+    """Scored groups of one exploration, and its durations."""
+
+    groups: list[RolloutGroup]
+    sample_seconds: float
+    """Time from the start to the end of the last rollout; scoring overlaps it."""
+    reward_seconds: float
+    """Time waited for scores after the last rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """A group with rewards, and the greedy rollout of its task if the algorithm compares with one."""
+
+    group: RolloutGroup
+    greedy: RolloutGroup | None
+
+
+class PendingGroup:
+    """A group that is being sampled or scored."""
+
+    def __init__(self, task: Task, step: int, number: int, rollouts: int) -> None:
+        self.task = task
+        self.step = step
+        self.number = number
+        """Position of the task within its step."""
+        self.rollouts_sampling = rollouts
+        """Number of rollouts that are not sampled yet."""
+        self.sampled = 0.0
+        """Time at which the last rollout so far was sampled."""
+        self.completed = 0.0
+        """Time at which the group was scored."""
+        self.result: Future[ScoredGroup]
+
+    @property
+    def id(self) -> str:
+        """Id of the group."""
+        return group_id("train", self.step, self.number)
+
+
+class Explorer:
+    """Runs a workflow for every rollout of every task, concurrently, and scores each rollout when it completes.
+
+    All rollouts run in one event loop, which lives as long as the run. They begin in the order (task, index),
+    each with a seed derived from its position, so that timing does not change a result.
+    """
+
+    def __init__(
+        self,
+        runners: Mapping[str, WorkflowRunner],
+        rewards: Mapping[str, RewardManager],
+        event_loop: EventLoopThread,
+        stop: StopSignal,
+        *,
+        seed: int,
+    ) -> None:
+        """`runners` and `rewards` by purpose; purposes without an entry use that of `train`."""
+        self._runners = runners
+        self._rewards = rewards
+        self._event_loop = event_loop
+        self._stop = stop
+        self._seed = seed
+        self._slots: dict[WorkflowRunner, asyncio.Semaphore] = {}
+        # The current device is a property of the thread.
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            event_loop.call(torch.cuda.set_device, torch.cuda.current_device())
+
+    @property
+    def max_concurrent_rollouts(self) -> int | None:
+        """Maximum number of concurrent training rollouts; None for no limit."""
+        return self._runner("train").max_concurrent_rollouts
+
+    def check(self) -> None:
+        """Raises `Interrupted` if a stop was requested."""
+        self._stop.check()
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        rollouts_per_task: int,
+        sampling: SamplingParams,
+        *,
+        purpose: str,
+        step: int,
+        first: int = 0,
+    ) -> ExplorationResult:
+        """Sample and score groups, in the order of the tasks.
+
+        Group numbers begin with `first`, for a step that is sampled by several calls. Raises `Interrupted` if
+        a stop was requested; unfinished rollouts are dropped.
+        """
+        manager = self._rewards.get(purpose, self._rewards["train"])
+        started = time.perf_counter()
+        groups, sampled = self._run_groups(tasks, rollouts_per_task, sampling, purpose, step, first, manager)
+        self._stop.check()
+        return ExplorationResult(groups, sampled - started, time.perf_counter() - sampled)
+
+    def sample(
+        self,
+        tasks: Sequence[Task],
+        rollouts_per_task: int,
+        sampling: SamplingParams,
+        *,
+        purpose: str,
+        step: int,
+        first: int = 0,
+    ) -> list[RolloutGroup]:
+        """Groups without scores. Raises `Interrupted` like `run`."""
+        return self._run_groups(tasks, rollouts_per_task, sampling, purpose, step, first, None)[0]
+
+    def start_group(
+        self,
+        pending: PendingGroup,
+        rollouts_per_task: int,
+        sampling: SamplingParams,
+        greedy: SamplingParams | None,
+        notify: Callable[[], None],
+    ) -> None:
+        """Start a training group and return; `greedy` adds a greedy rollout of the task.
+
+        `notify` is called in the event loop's thread whenever a rollout is sampled and when the group is
+        complete.
+        """
+        pending.result = self._event_loop.submit(
+            self._group(pending, rollouts_per_task, sampling, greedy, notify)
+        )
+        pending.result.add_done_callback(lambda _: notify())
+
+    def cancel(self, pending: Sequence[PendingGroup]) -> None:
+        """Cancel groups; rollouts that are not complete are dropped."""
+        for group in pending:
+            group.result.cancel()
+
+    def _run_groups(
+        self,
+        tasks: Sequence[Task],
+        rollouts_per_task: int,
+        sampling: SamplingParams,
+        purpose: str,
+        step: int,
+        first: int,
+        manager: RewardManager | None,
+    ) -> tuple[list[RolloutGroup], float]:
+        """The groups, and the time at which the last rollout was sampled."""
+        sampled = time.perf_counter()
+
+        async def one(task: Task, number: int, index: int) -> Rollout:
+            nonlocal sampled
+            rollout = await self._rollout(task, purpose, step, number, index, sampling)
+            sampled = time.perf_counter()
+            return rollout if manager is None else await manager.score_rollout(task, rollout)
+
+        async def all_groups() -> list[RolloutGroup]:
+            rollouts = await gather_or_cancel(
+                [
+                    one(task, number, index)
+                    for number, task in enumerate(tasks, start=first)
+                    for index in range(rollouts_per_task)
+                ]
+            )
+            groups = [
+                RolloutGroup(
+                    group_id(purpose, step, first + place),
+                    task,
+                    tuple(rollouts[place * rollouts_per_task : (place + 1) * rollouts_per_task]),
+                )
+                for place, task in enumerate(tasks)
+            ]
+            return groups if manager is None else await manager.score_batch(groups)
+
+        return self._event_loop.run(self._until_stopped(all_groups())), sampled
+
+    async def _until_stopped(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Result of the coroutine; on a stop request it is cancelled, and `Interrupted` is raised."""
+        task = asyncio.ensure_future(coroutine)
+        while not task.done():
+            await asyncio.wait([task], timeout=_POLL_SECONDS)
+            if self._stop.received is not None and not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+                self._stop.check()
+        return task.result()
+
+    async def _group(
+        self,
+        pending: PendingGroup,
+        rollouts_per_task: int,
+        sampling: SamplingParams,
+        greedy: SamplingParams | None,
+        notify: Callable[[], None],
+    ) -> ScoredGroup:
+        manager, task = self._rewards["train"], pending.task
+
+        async def one(purpose: str, index: int, sampling: SamplingParams) -> Rollout:
+            rollout = await self._rollout(task, purpose, pending.step, pending.number, index, sampling)
+            pending.rollouts_sampling -= 1
+            pending.sampled = time.perf_counter()
+            notify()
+            return await manager.score_rollout(task, rollout)
+
+        rollouts = await gather_or_cancel(
+            [
+                *(one("train", index, sampling) for index in range(rollouts_per_task)),
+                *([] if greedy is None else [one("greedy", 0, greedy)]),
+            ]
+        )
+        groups = [RolloutGroup(pending.id, task, tuple(rollouts[:rollouts_per_task]))]
+        if greedy is not None:
+            name = group_id("greedy", pending.step, pending.number)
+            groups.append(RolloutGroup(name, task, tuple(rollouts[rollouts_per_task:])))
+        group, *others = await manager.score_batch(groups)
+        pending.completed = time.perf_counter()
+        return ScoredGroup(group, others[0] if others else None)
+
+    async def _rollout(
+        self, task: Task, purpose: str, step: int, number: int, index: int, sampling: SamplingParams
+    ) -> Rollout:
+        runner = self._runner(purpose)
+        name = group_id(purpose, step, number)
+        seed = derive_seed(self._seed, purpose, step, number, index)
+        async with self._slot(runner):
+            return await runner.run(task, name, index, sampling, seed)
+
+    def _runner(self, purpose: str) -> WorkflowRunner:
+        return self._runners.get(purpose, self._runners["train"])
+
+    def _slot(self, runner: WorkflowRunner) -> AbstractAsyncContextManager[None]:
+        limit = runner.max_concurrent_rollouts
+        if limit is None:
+            return nullcontext()
+        if runner not in self._slots:
+            self._slots[runner] = asyncio.Semaphore(limit)
+        return self._slots[runner]
+
+
+def check_error_fraction(groups: Sequence[RolloutGroup], max_fraction: float) -> None:
+    """Raises `RolloutError` if too large a fraction of the rollouts failed; quotes the first failure."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    failed = [rollout for rollout in rollouts if rollout.status == "error"]
+    if failed and len(failed) > max_fraction * len(rollouts):
+        raise RolloutError(
+            f"{len(failed)} of {len(rollouts)} rollouts failed, more than rollout.max_error_fraction "
+            f"({max_fraction:g}) allows. The first one, of task {failed[0].task_id}: {failed[0].error}"
+        )

@@ -1,0 +1,100 @@
+"""Services that rollouts use: event loop, rewards, auxiliary models, endpoint, environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from strop.config.effective_reward import effective_reward
+from strop.config.schema import Run
+from strop.config.schema.reward import RewardConfig
+from strop.inference.endpoint.server import EndpointServer
+from strop.run.rollout.reward_manager import RewardManager
+from strop.runs.folder import RunFolder
+from strop.training.device import find_device
+from strop.workers.event_loop_thread import EventLoopThread
+from strop.workflows.services import WorkflowServices
+
+if TYPE_CHECKING:
+    from strop.inference.auxiliary_model import AuxiliaryModel
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutServices:
+    """Open services of a run."""
+
+    event_loop: EventLoopThread
+    """Event loop in which all rollouts run, as long as the run lives."""
+    rewards: Mapping[str, RewardManager]
+    """Rewards by purpose; purposes without an entry use that of `train`."""
+    services: WorkflowServices
+    """Endpoint and auxiliary models for workflows."""
+
+
+@contextmanager
+def open_rollout_services(run: Run, reward: Callable[..., Any] | None) -> Iterator[RolloutServices]:
+    """Find the rewards, load auxiliary models, and set `rollout.env`. The judges' cache is in the run's folder;
+    `reward` is one more reward function. Raises what `RewardManager` raises, and `ModelError`."""
+    with ExitStack() as opened:
+        opened.enter_context(_environment(run.rollout.env))
+        event_loop = EventLoopThread("rollouts")
+        opened.callback(event_loop.close)
+        auxiliary = _auxiliary_models(run)
+        for model in auxiliary.values():
+            opened.callback(model.close)
+        endpoint = EndpointServer(run.rollout.endpoint.port)
+        opened.callback(endpoint.close)
+        services = WorkflowServices(endpoint, run.rollout.endpoint.model, auxiliary)
+        yield RolloutServices(event_loop, _rewards(run, reward, services, opened), services)
+
+
+def _rewards(
+    run: Run, reward: Callable[..., Any] | None, services: WorkflowServices, opened: ExitStack
+) -> dict[str, RewardManager]:
+    cache = RunFolder.of(run).judge_cache
+
+    def open_manager(section: RewardConfig, extra: Callable[..., Any] | None) -> RewardManager:
+        access = None
+        if any(judge.url == "auxiliary" for judge in section.judges):
+            access = opened.enter_context(services.admit())
+        return opened.enter_context(RewardManager(section, extra, replies=cache, auxiliary=access))
+
+    evals = {
+        f"eval-{taskset.name}": open_manager(taskset.reward, None)
+        for taskset in run.data.eval
+        if taskset.reward is not None
+    }
+    return {"train": open_manager(effective_reward(run), reward), **evals}
+
+
+def _auxiliary_models(run: Run) -> dict[str, AuxiliaryModel]:
+    if not run.rollout.auxiliary_models:
+        return {}
+    from strop.inference.auxiliary_model import AuxiliaryModel
+
+    return {
+        section.name: AuxiliaryModel(
+            section,
+            find_device(section.device, f"rollout.auxiliary_models ({section.name}).device"),
+            seed=run.seed,
+        )
+        for section in run.rollout.auxiliary_models
+    }
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables inside the context, and restore them afterwards."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

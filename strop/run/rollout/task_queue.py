@@ -1,0 +1,113 @@
+"""Training tasks from a database table that other programs fill during the run."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from strop.config.redact import redact_text
+from strop.config.schema import Run
+from strop.config.schema import data as schema
+from strop.data.encoding.chat_template import PromptEncoder
+from strop.data.encoding.truncation import fit_prompts
+from strop.data.sources.rows import InMemoryRows
+from strop.data.sources.sql_table import is_database_url, read_table_slice
+from strop.data.taskset import to_prompt, to_task
+from strop.errors import DataError
+from strop.run.state.horizon import compute_horizon
+from strop.types import Task
+from strop.workers.waiting import TimedWait, never_stop
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class TaskQueue:
+    """First-in, first-out source of tasks, each taken once; `position` is its entire state.
+
+    Consumes    the table's rows, from row `position` on.
+    Waits for   a step's worth of rows, and for a database that is temporarily unreachable.
+    Unblocked   by the program that fills the table; after `queue.timeout_seconds` it raises an error.
+    """
+
+    def __init__(self, run: Run, queue: schema.TaskQueueConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises `DataError` if the table does not exist; it may be empty."""
+        section = run.data.train
+        assert isinstance(section.path, str)
+        self._shown = f"{redact_text(section.path)}, table {section.table}"
+        if not is_database_url(section.path):
+            raise DataError(
+                f"data.queue: {section.path} is not a database URL. A task queue is a table: write, for example, "
+                "`path: sqlite:///tasks.db` and `table: tasks` under data.train."
+            )
+        read_table_slice(section.path, section.table, first=0, count=1)
+        self.position = 0
+        """Number of rows read since the start, those filtered for their length included."""
+        self._section = section
+        self._data = run.data
+        self._encoder = PromptEncoder(tokenizer, run.data.chat_template)
+        self._steps = compute_horizon(run, 1).steps
+        self._timeout_seconds = queue.timeout_seconds
+        self._wait: TimedWait | None = None
+
+    def __str__(self) -> str:
+        return f"train: a queue, {self._shown}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the queue: its table."""
+        return f"the queue {self._section.table}"
+
+    def steps_per_epoch(self, _n: int) -> int:
+        """All steps of the run, because each task is taken once."""
+        return self._steps
+
+    def take(self, n: int) -> list[Task]:
+        """The next `n` tasks; an empty list, after a short sleep, if the table has fewer.
+
+        Raises `DataError` after `queue.timeout_seconds`, and for a row that lacks a column or, under
+        `overlong: error`, is too long.
+        """
+        tasks: list[Task] = []
+        first = self.position
+        while len(tasks) < n:
+            wanted = n - len(tasks)
+            try:
+                rows = self._read(first, wanted)
+            except DataError as error:
+                return self._wait_for_rows(str(error))
+            if len(rows) < wanted:
+                return self._wait_for_rows(f"{len(tasks) + len(rows)} of {n} are in the table")
+            tasks += self._tasks_of(rows, first)
+            first += wanted
+        self.position, self._wait = first, None
+        return tasks
+
+    def _read(self, first: int, count: int) -> InMemoryRows:
+        assert isinstance(self._section.path, str)
+        return read_table_slice(self._section.path, self._section.table, first=first, count=count)
+
+    def _tasks_of(self, rows: InMemoryRows, first: int) -> list[Task]:
+        """Tasks of the rows whose prompts fit, or were truncated to fit."""
+        section, rule, limit = self._section, self._data.overlong, self._data.max_prompt_tokens
+        prompts = self._encoder.encode_all(
+            [to_prompt(rows[index], rows.where(index), section) for index in range(len(rows))]
+        )
+        kept = [i for i, prompt in enumerate(prompts) if rule != "filter" or len(prompt) <= limit]
+        fitted = fit_prompts((prompts[i] for i in kept), rule, limit, lambda number: rows.where(kept[number]))
+        return [
+            to_task(f"train:{first + index}", rows[index], rows.where(index), section, prompt)
+            for index, prompt in zip(kept, fitted.prompts, strict=True)
+        ]
+
+    def _wait_for_rows(self, why: str) -> list[Task]:
+        self._wait = self._wait or TimedWait(self._timeout_seconds, never_stop)
+        if self._wait.remaining_seconds <= 0:
+            raise DataError(
+                f"The task queue ({self._shown}) has not filled a step in "
+                f"{self._wait.elapsed_seconds:.0f} s: {why}. Check the program that fills the table. The same "
+                "command continues from the last checkpoint; increase data.queue.timeout_seconds if tasks "
+                "arrive more slowly."
+            )
+        time.sleep(self._wait.next_sleep_seconds(f"tasks in {self._shown} ({why})"))
+        return []

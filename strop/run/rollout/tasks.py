@@ -1,0 +1,81 @@
+"""Training tasks, eval tasksets and demonstrations of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from strop.config.schema import Run
+from strop.config.schema.data import EvalTasksetConfig
+from strop.data.offline_dataset import OfflineDataset, load_offline_dataset
+from strop.data.taskset import TaskSet, load_taskset
+from strop.run.rollout.task_queue import TaskQueue
+from strop.types import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+EvalTasksets = tuple[tuple[EvalTasksetConfig, TaskSet], ...]
+
+
+class TrainTaskSource(Protocol):
+    """Source of training tasks: a taskset that is complete from the start, or a queue that grows."""
+
+    position: int
+    """Number of tasks taken so far, over all epochs; save it, and set it for an exact resume."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the tasks; explorer and trainer of one run must have the same."""
+        ...
+
+    def steps_per_epoch(self, n: int) -> int:
+        """Number of steps of `n` tasks in one epoch."""
+        ...
+
+    def take(self, n: int) -> list[Task]:
+        """The next `n` tasks; an empty list if they are not there yet and the caller has to ask again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunTasks:
+    """Training tasks, eval tasksets and demonstrations."""
+
+    train: TrainTaskSource
+    eval: EvalTasksets
+    auxiliary: Mapping[str, OfflineDataset]
+    """Demonstrations that are trained on before or together with rollouts, by name."""
+
+    def notes(self) -> tuple[str, ...]:
+        """One line per taskset: its number of tasks, and how many were filtered or truncated."""
+        others = (*self.auxiliary.values(), *(taskset for _, taskset in self.eval))
+        return tuple(map(str, (self.train, *others)))
+
+
+def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunTasks:
+    """Read and check all tasksets."""
+    data = run.data
+    train: TrainTaskSource
+    if data.queue is None:
+        train = load_taskset(data.train, data, tokenizer, seed=run.seed, shuffle=data.shuffle)
+    else:
+        train = TaskQueue(run, data.queue, tokenizer)
+    auxiliary = {
+        section.name: load_offline_dataset(
+            section, data, tokenizer, name=section.name, seed=run.seed, shuffle=data.shuffle
+        )
+        for section in data.demonstrations
+    }
+    return RunTasks(train, load_eval_tasks(run, tokenizer, data.eval), auxiliary)
+
+
+def load_eval_tasks(
+    run: Run, tokenizer: PreTrainedTokenizerBase, sections: Sequence[EvalTasksetConfig]
+) -> EvalTasksets:
+    """Read and check eval tasksets."""
+    return tuple(
+        (section, load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False))
+        for section in sections
+    )

@@ -1,0 +1,37 @@
+"""Workflow runners of a run, by purpose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strop.config.schema import Run
+from strop.config.schema.workflow import WorkflowConfig
+from strop.data.encoding.turn_encoder import TurnEncoder
+from strop.protocols import InferenceEngine
+from strop.workflows.registry import load_workflow
+from strop.workflows.runner import WorkflowRunner
+from strop.workflows.services import WorkflowServices
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def make_workflow_runners(
+    run: Run, engine: InferenceEngine, tokenizer: PreTrainedTokenizerBase, services: WorkflowServices
+) -> dict[str, WorkflowRunner]:
+    """Runners by purpose: `train`, and `eval-<name>` for each eval taskset.
+
+    Raises `ConfigError` for a workflow that cannot be found or constructed.
+    """
+    encoder = TurnEncoder(tokenizer, run.data.chat_template)
+
+    def runner(section: WorkflowConfig) -> WorkflowRunner:
+        bound = load_workflow(section)
+        return WorkflowRunner(bound, engine, encoder, run.rollout, run.max_sequence_tokens, services)
+
+    train = runner(run.rollout.workflow)
+    evals = {
+        f"eval-{taskset.name}": train if taskset.workflow is None else runner(taskset.workflow)
+        for taskset in run.data.eval
+    }
+    return {"train": train, **evals}

@@ -1,0 +1,112 @@
+"""Checkpoints of a run: when the state between two steps is saved, what is in them, which are kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from strop.config.schema.checkpoint import CheckpointConfig
+from strop.protocols import EngineSnapshot, FileChecksum
+from strop.run.state.checkpoint_mirror import CheckpointMirror
+from strop.run.state.checkpoint_saver import CheckpointSaver
+from strop.run.state.run_state import RunState
+from strop.runs.folder import RunFolder
+from strop.training.checkpoints import checkpoint
+
+ExportModel = Callable[[Path], None]
+"""Writes the model as a Hugging Face folder."""
+EXPORT_FOLDER = "model"
+"""Subfolder of a checkpoint with the Hugging Face folder that `checkpoint.export` asks for."""
+
+
+class CheckpointManager:
+    """Writes the checkpoints of one run, prunes old ones and copies them to the mirror."""
+
+    def __init__(
+        self,
+        section: CheckpointConfig,
+        folder: RunFolder,
+        snapshot: Callable[[], EngineSnapshot],
+        *,
+        mirror: CheckpointMirror | None,
+        export: ExportModel | None,
+        saved_step: int,
+    ) -> None:
+        """
+        Args:
+            section: the section `checkpoint`.
+            folder: the run's folder.
+            snapshot: takes a snapshot of all engines between two steps.
+            mirror: a second location for checkpoints.
+            export: writes the model into each checkpoint; None where `checkpoint.export` is off.
+            saved_step: the step whose state the run starts from.
+        """
+        self.root = folder.checkpoints
+        """Folder of all checkpoints."""
+        self._section = section
+        self._folder = folder
+        self._snapshot = snapshot
+        self._mirror = mirror
+        self._export = export
+        self._saved_step = saved_step
+        self._saver = CheckpointSaver(async_save=section.async_save)
+        self._save_seconds = 0.0
+
+    def is_saved(self, step: int) -> bool:
+        """Whether the state after this step is the one saved last, or the one that the run started from."""
+        return step == self._saved_step
+
+    def save(self, state: RunState, then: Callable[[Path], None]) -> None:
+        """Save the state between two steps.
+
+        `then` is called in this thread with the checkpoint's folder, once the checkpoint is complete.
+        """
+        started = time.perf_counter()
+        self._saver.wait()
+        pending = checkpoint.begin(self.root, state.step)
+        write = self._snapshot().begin_write(pending.folder, copied=self._section.async_save)
+        final = checkpoint.folder_for_step(self.root, state.step)
+        self._saver.save(partial(self._commit, pending, write, state), partial(then, final))
+        self._save_seconds = time.perf_counter() - started
+        self._saved_step = state.step
+
+    def take_save_seconds(self) -> float:
+        """Seconds that the last save blocked the loop; 0 once they were taken."""
+        seconds, self._save_seconds = self._save_seconds, 0.0
+        return seconds
+
+    def latest(self) -> Path | None:
+        """The newest intact checkpoint."""
+        return checkpoint.latest(self.root)[0]
+
+    def poll(self) -> None:
+        """Complete a background save that has ended. Raises what the save raised."""
+        self._saver.poll()
+
+    def wait(self) -> None:
+        """Wait for a background save. Raises what the save raised."""
+        self._saver.wait()
+
+    def close(self) -> None:
+        """Let a background save finish, however the run ended."""
+        self._saver.close()
+
+    def _commit(
+        self,
+        pending: checkpoint.PendingCheckpoint,
+        write: Callable[[], Mapping[str, FileChecksum]],
+        state: RunState,
+    ) -> None:
+        def fill(folder: Path) -> Mapping[str, FileChecksum]:
+            written = write()
+            state.save(folder)
+            if self._export is not None:
+                self._export(folder / EXPORT_FOLDER)
+            return written
+
+        best = state.best.step if state.best else None
+        checkpoint.commit(pending, fill, keep=self._section.keep, best=best)
+        if self._mirror is not None:
+            self._mirror.sync(self._folder)

@@ -1,0 +1,95 @@
+"""Length of a run in steps and updates, and when an interval is due."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from strop.config.schema import Run
+from strop.config.schema.algorithm import PpoConfig
+from strop.config.units import Amount
+from strop.errors import ConfigError
+from strop.run.state.run_state import RunState
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """Length of a run, derived from `trainer.duration` and the number of training tasks."""
+
+    steps: int
+    """Total number of steps."""
+    updates: int
+    """Total number of the policy's optimizer updates; the limit may cut the last step short."""
+    steps_per_epoch: int
+    updates_per_step: int
+    """Number of updates in a full step."""
+    critic_steps: int = 0
+    """Number of steps at the start that train only the critic and do no update of the policy."""
+
+    @property
+    def learning_steps(self) -> int:
+        """Number of steps that train the policy."""
+        return self.steps - self.critic_steps
+
+    def is_due(self, every: Amount | None, before: RunState, after: RunState) -> bool:
+        """Whether a multiple of `every` lies between two states; never for None."""
+        if every is None:
+            return False
+        match every.unit:
+            case "steps":
+                return _crosses_multiple(before.step, after.step, every.count)
+            case "updates":
+                return _crosses_multiple(before.updates, after.updates, every.count)
+            case "epochs":
+                interval = max(1, round(every.count * self.steps_per_epoch))
+                return _crosses_multiple(before.step, after.step, interval)
+        raise ValueError(f"an interval cannot be in {every.unit}")
+
+    def in_unit(self, amount: Amount, unit: str) -> int:
+        """`10 steps`, `20 updates` or `5 %` of the policy's training, as a number of `steps` or `updates`."""
+        total = self.learning_steps if unit == "steps" else self.updates
+        if amount.unit == "%":
+            return int(total * amount.count / 100)
+        if amount.unit == unit:
+            return int(amount.count)
+        if unit == "updates":
+            return int(amount.count) * self.updates_per_step
+        return math.ceil(amount.count / self.updates_per_step)
+
+
+def _crosses_multiple(before: int, after: int, every: float) -> bool:
+    return before // every < after // every
+
+
+def compute_horizon(run: Run, steps_per_epoch: int) -> Horizon:
+    """The length that `trainer.duration` sets. Raises `ConfigError` where it is less than one step."""
+    trainer = run.trainer
+    per_update = trainer.tasks_per_update or trainer.tasks_per_step
+    updates_per_step = trainer.tasks_per_step // per_update * trainer.epochs_per_step
+    critic_steps = run.algorithm.critic.warmup_steps if isinstance(run.algorithm, PpoConfig) else 0
+    count, unit = trainer.duration.count, trainer.duration.unit
+    match unit:
+        case "epochs":
+            steps = round(count * steps_per_epoch)
+        case "steps":
+            steps = int(count)
+        case _:
+            steps = critic_steps + math.ceil(count / updates_per_step)
+    if steps < 1:
+        raise ConfigError(
+            f"trainer.duration ({trainer.duration}) is less than one step: an epoch has {steps_per_epoch} "
+            f"steps of {trainer.tasks_per_step} tasks. Write a longer duration, or fewer tasks_per_step."
+        )
+    if steps <= critic_steps:
+        raise ConfigError(
+            f"algorithm.critic.warmup_steps ({critic_steps}) leaves none of the {steps} steps to train the "
+            "policy. Write fewer, or a longer trainer.duration."
+        )
+    warmup_steps = trainer.warmup_steps
+    if steps <= warmup_steps:
+        raise ConfigError(
+            f"trainer.batch_selection.steps ({warmup_steps}) leaves none of the {steps} steps for rollouts. "
+            "Write fewer, or a longer trainer.duration."
+        )
+    updates = int(count) if unit == "updates" else (steps - critic_steps) * updates_per_step
+    return Horizon(steps, updates, steps_per_epoch, updates_per_step, critic_steps)

@@ -1,0 +1,512 @@
+"""Definition of every metric. `python -m strop.runs.metrics` prints `docs/metrics.md`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+MetricCategory = Literal[
+    "Progress",
+    "Reward",
+    "Evaluation",
+    "Rollouts",
+    "Lengths",
+    "Loss",
+    "Critic",
+    "Divergence and entropy",
+    "Ratio and clipping",
+    "Optimizer",
+    "Sampler-trainer mismatch",
+    "Speed and memory",
+    "Time",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Definition of one number in `metrics.jsonl`."""
+
+    panel: MetricCategory
+    """Section of the documentation and of the report."""
+    unit: str
+    """Unit; empty for a dimensionless number."""
+    better: Literal["higher", "lower"] | None
+    """Direction of improvement; None if neither direction is better."""
+    definition: str
+
+
+METRICS: dict[str, Metric] = {
+    # Angle brackets contain a name from the run file; `k` is a number.
+    "step": Metric("Progress", "steps", None, "Steps done; row 0 is before the first step."),
+    "epoch": Metric("Progress", "epochs", None, "Steps done, divided by the steps of one epoch."),
+    "updates": Metric("Progress", "updates", None, "Optimizer updates of this step."),
+    "version": Metric(
+        "Progress",
+        "steps",
+        None,
+        "Version of the weights that the sampler has after this step.",
+    ),
+    "reward/mean": Metric("Reward", "", "higher", "Mean reward of the step's scored rollouts."),
+    "reward/std": Metric(
+        "Reward", "", None, "Standard deviation (divided by n) of the rewards of the step's scored rollouts."
+    ),
+    "reward/min": Metric("Reward", "", "higher", "Lowest reward of a scored rollout in this step."),
+    "reward/max": Metric("Reward", "", "higher", "Highest reward of a scored rollout in this step."),
+    "reward/part/<name>": Metric(
+        "Reward", "", "higher", "Mean of one component of the reward over the rollouts that have it."
+    ),
+    "eval/<name>/reward": Metric(
+        "Evaluation",
+        "",
+        "higher",
+        "Mean reward over the scored rollouts of an eval taskset; its accuracy if rewards are 0 or 1.",
+    ),
+    "eval/<name>/pass@k": Metric(
+        "Evaluation",
+        "fraction",
+        "higher",
+        "Fraction of an eval taskset's tasks of which at least one of k rollouts has a reward of 1 or more.",
+    ),
+    "eval/<name>/loss": Metric(
+        "Evaluation", "", "lower", "Loss on an eval taskset's demonstrations or pairs: sft_loss or dpo_loss."
+    ),
+    "eval/<name>/dpo/margin": Metric(
+        "Evaluation", "nats", "higher", "Mean margin (see dpo/margin) on an eval taskset's pairs."
+    ),
+    "eval/<name>/dpo/accuracy": Metric(
+        "Evaluation",
+        "fraction",
+        "higher",
+        "Fraction of an eval taskset's pairs whose chosen response has the higher implied reward.",
+    ),
+    "eval/<name>/response_tokens": Metric(
+        "Evaluation", "tokens", None, "Mean length of an eval taskset's scored responses."
+    ),
+    "eval/<name>/truncated_fraction": Metric(
+        "Evaluation",
+        "fraction",
+        "lower",
+        "Fraction of an eval taskset's scored responses that the token limit truncated.",
+    ),
+    "eval/<name>/error_fraction": Metric(
+        "Evaluation",
+        "fraction",
+        "lower",
+        "Fraction of an eval taskset's rollouts that failed; they have no reward.",
+    ),
+    "eval/<name>/timeout_fraction": Metric(
+        "Evaluation",
+        "fraction",
+        "lower",
+        "Fraction of an eval taskset's rollouts that exceeded their time limit.",
+    ),
+    "rollouts/count": Metric("Rollouts", "rollouts", None, "Rollouts of this step, including failed ones."),
+    "rollouts/error_fraction": Metric(
+        "Rollouts",
+        "fraction",
+        "lower",
+        "Fraction of the step's rollouts that failed; they have no reward and are not trained on.",
+    ),
+    "rollouts/workflow_error_fraction": Metric(
+        "Rollouts",
+        "fraction",
+        "lower",
+        "Fraction of the step's rollouts that failed with an error of their workflow.",
+    ),
+    "rollouts/timeout_fraction": Metric(
+        "Rollouts",
+        "fraction",
+        "lower",
+        "Fraction of the step's rollouts that exceeded their time limit.",
+    ),
+    "rollouts/retries": Metric(
+        "Rollouts", "", "lower", "Attempts at this step's rollouts after the first attempt of each."
+    ),
+    "rollouts/turns": Metric(
+        "Rollouts", "", None, "Mean number of model calls per scored rollout of this step."
+    ),
+    "rollouts/truncated_fraction": Metric(
+        "Rollouts", "fraction", "lower", "Fraction of the scored rollouts that the token limit truncated."
+    ),
+    "groups/zero_variance_fraction": Metric(
+        "Rollouts",
+        "fraction",
+        "lower",
+        "Fraction of the groups whose rewards are all equal, so that they give no training signal.",
+    ),
+    "groups/filtered": Metric(
+        "Rollouts",
+        "groups",
+        "lower",
+        "Groups that dynamic sampling dropped because all their rewards are equal.",
+    ),
+    "groups/trained": Metric(
+        "Rollouts",
+        "groups",
+        None,
+        "Groups that this step trained on, if the trainer takes them by arrival.",
+    ),
+    "groups/missing": Metric(
+        "Rollouts",
+        "groups",
+        "lower",
+        "Number of groups by which the step falls short of trainer.tasks_per_step, because "
+        "they did not arrive within buffer.read_timeout_seconds or at all.",
+    ),
+    "groups/reused": Metric(
+        "Rollouts",
+        "groups",
+        None,
+        "Groups of this step that were trained on before, since the trainer was started, from "
+        "a buffer that reuses groups.",
+    ),
+    "groups/stale_dropped": Metric(
+        "Rollouts",
+        "groups",
+        "lower",
+        "Groups that trainer.batch_selection dropped while it filled this step.",
+    ),
+    "groups/evicted": Metric(
+        "Rollouts",
+        "groups",
+        "lower",
+        "Groups that the buffer has dropped for lack of capacity since the step before.",
+    ),
+    "groups/queued": Metric(
+        "Rollouts",
+        "groups",
+        None,
+        "Groups in the buffer that are not taken yet, after this step's groups were taken.",
+    ),
+    "prompt_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's prompts."),
+    "response_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's scored responses."),
+    "response_tokens/max": Metric("Lengths", "tokens", None, "Length of the step's longest scored response."),
+    "trained_tokens": Metric(
+        "Lengths", "tokens", None, "Tokens of this step's demonstrations or pairs, prompts included."
+    ),
+    "sampled_tokens": Metric("Lengths", "tokens", None, "Tokens of all scored responses of this step."),
+    "loss": Metric(
+        "Loss",
+        "",
+        None,
+        "Quantity that the update minimizes: policy_loss + kl_loss - entropy_bonus; sft_loss; "
+        "dpo_loss; under mix (1 - mu) times the first plus mu times the second. Mean over "
+        "updates.",
+    ),
+    "policy_loss": Metric(
+        "Loss",
+        "",
+        None,
+        "The configured policy loss, aggregated; by default PPO's clipped surrogate (arXiv 1707.06347).",
+    ),
+    "custom/<name>": Metric(
+        "Loss",
+        "",
+        None,
+        "Metric of a user's own loss function (`algorithm.loss`), summed over the micro-batches of an update.",
+    ),
+    "sft_loss": Metric(
+        "Loss",
+        "nats per token",
+        "lower",
+        "Cross entropy of the demonstrations' response tokens, mean over tokens; under mix "
+        "that of the expert's tokens, before mu.",
+    ),
+    "dpo_loss": Metric(
+        "Loss", "nats per pair", "lower", "Mean over pairs of -log sigmoid(margin) (arXiv 2305.18290)."
+    ),
+    "dpo/margin": Metric("Loss", "nats", "higher", "Chosen minus rejected implied reward, mean over pairs."),
+    "dpo/accuracy": Metric(
+        "Loss",
+        "fraction",
+        "higher",
+        "Fraction of the pairs whose chosen response has the higher implied reward.",
+    ),
+    "dpo/chosen_reward": Metric(
+        "Loss",
+        "nats",
+        None,
+        "Implied reward beta log(policy / reference) of the chosen responses, mean over pairs.",
+    ),
+    "dpo/rejected_reward": Metric(
+        "Loss",
+        "nats",
+        None,
+        "Implied reward beta log(policy / reference) of the rejected responses, mean over pairs.",
+    ),
+    "kl_loss": Metric(
+        "Loss", "", None, "kl_loss.coef times the configured estimate of KL(policy || reference), aggregated."
+    ),
+    "entropy_bonus": Metric(
+        "Loss", "", None, "entropy_coef times the entropy of the response tokens, aggregated."
+    ),
+    "advantages/mean": Metric("Loss", "", None, "Mean advantage over the step's targets."),
+    "advantages/std": Metric(
+        "Loss", "", None, "Standard deviation (divided by n) of the advantages of the step's targets."
+    ),
+    "critic/loss": Metric(
+        "Critic",
+        "",
+        "lower",
+        "Half the squared error of the critic's values, with PPO's value clipping if "
+        "configured; mean over targets.",
+    ),
+    "critic/explained_variance": Metric(
+        "Critic",
+        "",
+        "higher",
+        "Explained variance of the returns: 1 - Var(returns - values) / Var(returns) over the "
+        "step's targets, with the values before the step's updates: 1 is a perfect critic, 0 "
+        "a constant one. Absent if the returns do not vary.",
+    ),
+    "critic/values": Metric(
+        "Critic", "", None, "Mean over targets of the critic's values, before the step's updates."
+    ),
+    "critic/returns": Metric(
+        "Critic",
+        "",
+        None,
+        "Mean over targets of the critic's regression targets: advantages (not whitened) + values.",
+    ),
+    "critic/clip_fraction": Metric(
+        "Critic",
+        "fraction",
+        None,
+        "Fraction of targets at which value_clip is active; they have no gradient.",
+    ),
+    "critic/lr": Metric("Critic", "", None, "Critic's learning rate, mean over its updates of the step."),
+    "critic/grad_norm": Metric(
+        "Critic", "", None, "Norm of the critic's gradient before clipping, mean over its updates."
+    ),
+    "kl/ref": Metric(
+        "Divergence and entropy",
+        "nats per token",
+        None,
+        "KL(policy || reference), mean over targets: the distance that training has moved the "
+        "model. By Schulman's k3, or over the whole vocabulary if `kl_loss.estimator` is "
+        "`full`.",
+    ),
+    "approx_kl": Metric(
+        "Divergence and entropy",
+        "nats per token",
+        None,
+        "KL(policy at the step's start || at the update) by k3, mean over targets; 0 in a first update.",
+    ),
+    "kl_reward/kl": Metric(
+        "Divergence and entropy",
+        "nats per token",
+        None,
+        "KL(policy || reference) at the step's start by kl_reward.estimator; mean over rollouts of means.",
+    ),
+    "kl_reward/coef": Metric(
+        "Divergence and entropy", "", None, "Coefficient of this divergence in the reward penalty."
+    ),
+    "entropy": Metric(
+        "Divergence and entropy",
+        "nats per token",
+        None,
+        "Entropy of the tempered next-token distribution, mean over targets.",
+    ),
+    "ratio/mean": Metric(
+        "Ratio and clipping", "", None, "Mean over targets of new over old probability; 1 in expectation."
+    ),
+    "clip_fraction": Metric(
+        "Ratio and clipping",
+        "fraction",
+        None,
+        "Fraction of targets at which a bound of the policy loss is active. Only CISPO keeps "
+        "a gradient there.",
+    ),
+    "clip_fraction/low": Metric(
+        "Ratio and clipping",
+        "fraction",
+        None,
+        "Fraction of targets at which the ratio is below 1 - clip_low (and the advantage "
+        "negative, except for CISPO).",
+    ),
+    "clip_fraction/high": Metric(
+        "Ratio and clipping",
+        "fraction",
+        None,
+        "Fraction of targets at which the ratio is above 1 + clip_high (and the advantage "
+        "positive, except for CISPO).",
+    ),
+    "clip_fraction/dual": Metric(
+        "Ratio and clipping",
+        "fraction",
+        None,
+        "Fraction of targets with a negative advantage and a ratio above dual_clip.",
+    ),
+    "lr": Metric("Optimizer", "", None, "Learning rate, mean over the step's updates."),
+    "grad_norm": Metric("Optimizer", "", None, "Norm of the gradient before clipping, mean over updates."),
+    "logprob_diff/mean_abs": Metric(
+        "Sampler-trainer mismatch",
+        "nats per token",
+        "lower",
+        "Mean over targets of |sampler's log-prob - trainer's log-prob at the step's start|, "
+        "both at the sampling temperature. Rounding alone gives about 1e-6 in float32 and "
+        "1e-2 in bfloat16; larger values are an error.",
+    ),
+    "logprob_diff/mean_square": Metric(
+        "Sampler-trainer mismatch",
+        "nats squared per token",
+        "lower",
+        "Mean over targets of the square of this difference; it grows if a few tokens differ much.",
+    ),
+    "importance/mean": Metric(
+        "Sampler-trainer mismatch",
+        "",
+        None,
+        "Mean over targets of the weight min(trainer's probability / sampler's probability, "
+        "cap): 1 if both are equal.",
+    ),
+    "importance/capped_fraction": Metric(
+        "Sampler-trainer mismatch", "fraction", "lower", "Fraction of targets whose weight is the cap."
+    ),
+    "staleness/mean": Metric(
+        "Sampler-trainer mismatch",
+        "steps",
+        "lower",
+        "Steps between the oldest weights that sampled an experience and the weights at the "
+        "start of its training step; mean over the step's experiences. 0 in synchronous runs.",
+    ),
+    "staleness/max": Metric(
+        "Sampler-trainer mismatch", "steps", "lower", "Maximum staleness over the step's experiences."
+    ),
+    "sampled_version": Metric(
+        "Progress",
+        "steps",
+        None,
+        "Version of the weights that sampled the step's first group, if the explorer is a separate process.",
+    ),
+    "tokens_per_second": Metric(
+        "Speed and memory",
+        "tokens per second",
+        "higher",
+        "sampled_tokens divided by time/step_seconds (by time/explore_seconds if the explorer "
+        "is a separate process); for sft and dpo trained_tokens.",
+    ),
+    "memory/peak_mb": Metric(
+        "Speed and memory",
+        "MB",
+        "lower",
+        "Peak resident memory (RSS) of the process so far, in units of 10^6 bytes.",
+    ),
+    "time/step_seconds": Metric(
+        "Time", "seconds", "lower", "Duration of the step, without evaluation and saving."
+    ),
+    "time/explore_seconds": Metric(
+        "Time",
+        "seconds",
+        "lower",
+        "Sampling and scoring, if the explorer is a separate process; under styles other than fixed, where "
+        "steps overlap, the time between the completion of the previous step and of this one.",
+    ),
+    "time/buffer_write_seconds": Metric(
+        "Time",
+        "seconds",
+        "lower",
+        "Writing the step's groups into the buffer, including the wait for free capacity, if "
+        "the explorer is a separate process.",
+    ),
+    "time/wait_for_groups_seconds": Metric(
+        "Time",
+        "seconds",
+        "lower",
+        "Trainer's wait for the step's groups, if it is a separate process.",
+    ),
+    "time/wait_for_weights_seconds": Metric(
+        "Time",
+        "seconds",
+        "lower",
+        "Explorer's wait for the weights of the step, if it is a separate process.",
+    ),
+    "time/load_weights_seconds": Metric(
+        "Time",
+        "seconds",
+        "lower",
+        "Fetching these weights and loading them into the sampler, if the explorer is a separate process.",
+    ),
+    "time/sample_seconds": Metric(
+        "Time",
+        "seconds",
+        "lower",
+        "From the start of the step's first rollout to the end of its last one; scoring of completed rollouts "
+        "overlaps it.",
+    ),
+    "time/reward_seconds": Metric(
+        "Time",
+        "seconds",
+        "lower",
+        "Waiting for scores after the step's last rollout; scoring before that is not included.",
+    ),
+    "time/logprobs_seconds": Metric(
+        "Time",
+        "seconds",
+        "lower",
+        "Passes without gradient: log-probs of the reference and of the old policy.",
+    ),
+    "time/critic_seconds": Metric("Time", "seconds", "lower", "Values and all updates of the critic."),
+    "time/update_seconds": Metric(
+        "Time", "seconds", "lower", "Forward, backward and optimizer of all policy updates."
+    ),
+    "time/publish_seconds": Metric(
+        "Time", "seconds", "lower", "Transport of the new weights to the sampler."
+    ),
+    "time/evaluate_seconds": Metric(
+        "Time", "seconds", "lower", "Evaluation of the eval tasksets, in steps that evaluate."
+    ),
+    "time/save_seconds": Metric(
+        "Time",
+        "seconds",
+        "lower",
+        "Writing a checkpoint; reported in the next row, because a row is written before its checkpoint.",
+    ),
+}
+
+
+@cache
+def metric_of(name: str) -> Metric:
+    """The definition of a metric as it is named in a row. Raises `KeyError` if there is no definition."""
+    if name in METRICS:
+        return METRICS[name]
+    for pattern, metric in METRICS.items():
+        if _regex(pattern).fullmatch(name):
+            return metric
+    raise KeyError(f"the metric {name!r} has no definition in strop/runs/metrics.py")
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace("<name>", ".+").replace("@k", r"@\d+"))
+
+
+def metrics_page() -> str:
+    """Return the text of `docs/metrics.md`."""
+    lines = [
+        "# Metrics",
+        "",
+        "Each row of `metrics.jsonl` is one step: a flat JSON object of numbers, `null` where one is not "
+        "finite. A row holds only the metrics that the step measured.",
+        "",
+        "This page is generated from `strop/runs/metrics.py`: `python -m strop.runs.metrics > docs/metrics.md`.",
+    ]
+    for panel in dict.fromkeys(metric.panel for metric in METRICS.values()):
+        lines += [
+            "",
+            f"## {panel}",
+            "",
+            "| metric | unit | better | definition |",
+            "| --- | --- | --- | --- |",
+        ]
+        for name, metric in METRICS.items():
+            if metric.panel == panel:
+                # A bar would end the cell of the table.
+                definition = metric.definition.replace("|", r"\|")
+                lines.append(f"| `{name}` | {metric.unit} | {metric.better or ''} | {definition} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(metrics_page(), end="")

@@ -1,0 +1,74 @@
+"""Reader of run folders: metrics, sessions, configuration and rollout files of a run, finished or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from strop.errors import RunFolderError
+from strop.runs.folder import RunFolder
+from strop.runs.metrics_file import MetricsRow, merge_rows, read_metrics
+from strop.runs.sessions import read_sessions
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """Contents of a run folder."""
+
+    folder: RunFolder
+    rows: list[MetricsRow]
+    """Metrics, one row per step; rows of a separate explorer process are merged in."""
+    sessions: list[dict[str, Any]]
+    """Sessions of `run.json`, oldest first."""
+    run_file: str
+    """Text of the resolved run file; empty if there is none."""
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Return the steps that have a metric, and its values at these steps."""
+        found = [(int(row["step"] or 0), row[name]) for row in self.rows if row.get(name) is not None]
+        return [step for step, _ in found], [float(value or 0.0) for _, value in found]
+
+    def names(self) -> list[str]:
+        """Return the names of all metrics, in the order of their first appearance."""
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    def configuration(self) -> dict[str, Any]:
+        """Parse the resolved run file; empty if there is none."""
+        return yaml.safe_load(self.run_file) or {}
+
+    def eval_files(self) -> dict[str, list[Path]]:
+        """List the rollout files of each eval taskset, oldest first."""
+        files: dict[str, list[Path]] = {}
+        found = (folder.path.glob("eval/*/step-*.parquet") for folder in (self.folder, self.folder.explorer))
+        for path in sorted(chain.from_iterable(found)):
+            files.setdefault(path.parent.name, []).append(path)
+        return files
+
+    @property
+    def eval_answers(self) -> int:
+        """Number of fixed eval tasks whose responses the report shows (`record.eval_answers`)."""
+        return int(self.configuration().get("record", {}).get("eval_answers", 0))
+
+    def rollout_files(self) -> list[Path]:
+        """List the rollout files of training steps, oldest first."""
+        found = (folder.rollouts.glob("step-*.parquet") for folder in (self.folder, self.folder.explorer))
+        return sorted(chain.from_iterable(found))
+
+
+def read_run(path: Path) -> RunData:
+    """Read a run folder. Raises `RunFolderError` if it is not a run folder, or if a file in it is damaged."""
+    folder = RunFolder(path)
+    rows, sessions = read_metrics(folder.metrics), read_sessions(path)
+    if folder.explorer.metrics.exists():
+        rows = merge_rows(read_metrics(folder.explorer.metrics), rows)
+    if not rows and not sessions:
+        raise RunFolderError(
+            f"{path} is not a run folder: it has neither metrics.jsonl nor run.json. A run writes both into "
+            "<output>/<project>/<name>."
+        )
+    run_file = folder.run_file.read_text(encoding="utf-8") if folder.run_file.exists() else ""
+    return RunData(folder, rows, sessions, run_file)

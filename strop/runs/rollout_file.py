@@ -1,0 +1,107 @@
+"""Rollouts as Parquet: one row per rollout with prompt, response, reward and status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strop.runs.folder import RunFolder
+from strop.types import Message, Rollout, RolloutGroup, Task
+from strop.workers.atomic_write import atomic_path
+
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("task_id", pa.string()),
+        ("group", pa.string()),
+        ("index", pa.int32()),
+        ("source", pa.string()),
+        ("prompt", pa.string()),
+        ("answer", pa.string()),
+        ("text", pa.string()),
+        ("messages", pa.string()),
+        ("reward", pa.float64()),
+        ("reward_parts", pa.map_(pa.string(), pa.float64())),
+        ("status", pa.string()),
+        ("error", pa.string()),
+        ("turns", pa.int32()),
+        ("response_tokens", pa.int32()),
+        ("versions", pa.list_(pa.int32())),
+    ]
+)
+"""Columns of a rollout file. `answer` is text, or JSON if the task's answer is not text; `messages` is JSON,
+and null if `text` is the complete conversation; `reward` is null for a failed rollout."""
+
+
+def rollout_path(folder: Path, step: int) -> Path:
+    """Return the path of a step's rollout file."""
+    return folder / f"step-{step:06d}.parquet"
+
+
+def delete_rollouts_after(folder: RunFolder, step: int) -> None:
+    """Delete the rollout files of all steps after `step`, of training and of evaluations."""
+    for path in (*folder.rollouts.glob("step-*.parquet"), *folder.path.glob("eval/*/step-*.parquet")):
+        if int(path.stem.removeprefix("step-")) > step:
+            path.unlink()
+
+
+def write_rollouts(path: Path, step: int, groups: Sequence[RolloutGroup]) -> None:
+    """Write the rollouts of several groups. The file is complete when it appears."""
+    rows = [row for group in groups for row in _rows(step, group)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path, durable=True) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd")
+
+
+def read_rollouts(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a rollout file."""
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return rows
+
+
+def prompt_text(task: Task) -> str:
+    """Format a task's messages as text: a single user message without a heading, others under their roles."""
+    if len(task.messages) == 1 and task.messages[0].get("role") in ("user", "", None):
+        return _as_text(task.messages[0].get("content"))
+    return conversation_text(task.messages)
+
+
+def conversation_text(messages: Sequence[Message]) -> str:
+    """Format messages as text, each under its role."""
+    return "\n\n".join(f"[{m.get('role', '')}]\n{_as_text(m.get('content'))}" for m in messages)
+
+
+def _rows(step: int, group: RolloutGroup) -> Iterator[dict[str, Any]]:
+    task = group.task
+    for rollout in group.rollouts:
+        yield {
+            "step": step,
+            "task_id": task.id,
+            "group": group.id,
+            "index": rollout.index,
+            "source": task.source,
+            "prompt": prompt_text(task),
+            "answer": None if task.answer is None else _as_text(task.answer),
+            "text": rollout.text,
+            "messages": _as_text(rollout.messages) if rollout.messages else None,
+            "reward": rollout.reward,
+            "reward_parts": list(rollout.reward_parts.items()),
+            "status": rollout.status,
+            "error": rollout.error,
+            "turns": len(rollout.turns),
+            "response_tokens": _response_tokens(rollout),
+            "versions": list(rollout.versions),
+        }
+
+
+def _response_tokens(rollout: Rollout) -> int:
+    return sum(len(turn.completion_ids) for turn in rollout.turns)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,85 @@
+"""Buckets: weights packed end to end into few large byte tensors, each of which is sent at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+BUCKET_BYTES = 64 << 20
+_ALIGNMENT_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlot:
+    """The position of one weight in its bucket."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    """Offset of the first byte."""
+
+    def view(self, content: Tensor) -> Tensor:
+        """The weight as a view of the bucket's memory."""
+        part = content[self.offset : self.offset + self.dtype.itemsize * prod(self.shape)]
+        return part.view(self.dtype).view(self.shape)
+
+    def to_json(self) -> list[Any]:
+        """The slot as JSON."""
+        return [self.name, str(self.dtype).removeprefix("torch."), list(self.shape), self.offset]
+
+    @classmethod
+    def from_json(cls, values: list[Any]) -> TensorSlot:
+        """The slot that `to_json` was called on."""
+        name, dtype, shape, offset = values
+        return cls(name, cast(torch.dtype, getattr(torch, dtype)), tuple(shape), offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Some of the weights, in one tensor."""
+
+    slots: tuple[TensorSlot, ...]
+    data: Tensor
+    """[bytes] u8"""
+
+    def metadata(self) -> dict[str, Any]:
+        """All but the data, as JSON for `allocate`."""
+        return {"bytes": len(self.data), "slots": [slot.to_json() for slot in self.slots]}
+
+    @classmethod
+    def allocate(cls, metadata: dict[str, Any], device: torch.device) -> Bucket:
+        """A bucket with uninitialized data, to be received."""
+        slots = tuple(TensorSlot.from_json(slot) for slot in metadata["slots"])
+        return cls(slots, torch.empty(metadata["bytes"], dtype=torch.uint8, device=device))
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights as views of the bucket's memory."""
+        return ((slot.name, slot.view(self.data)) for slot in self.slots)
+
+
+def pack_buckets(weights: Iterable[tuple[str, Tensor]], device: torch.device) -> tuple[Bucket, ...]:
+    """Copy weights to `device`, into buckets of `BUCKET_BYTES`; a larger weight has a bucket of its own."""
+    buckets: list[Bucket] = []
+    slots: list[TensorSlot] = []
+    data, used = torch.empty(0, dtype=torch.uint8), 0
+    for name, weight in weights:
+        size = weight.numel() * weight.element_size()
+        offset = -(-used // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if offset + size > len(data):
+            if slots:
+                buckets.append(Bucket(tuple(slots), data[:used]))
+            data = torch.empty(max(size, BUCKET_BYTES), dtype=torch.uint8, device=device)
+            slots, offset = [], 0
+        slot = TensorSlot(name, weight.dtype, tuple(weight.shape), offset)
+        slot.view(data).copy_(weight.detach())
+        slots.append(slot)
+        used = offset + size
+    if slots:
+        buckets.append(Bucket(tuple(slots), data[:used]))
+    return tuple(buckets)

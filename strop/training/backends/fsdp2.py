@@ -1,0 +1,236 @@
+"""The FSDP2 backend: training engines on several ranks, controlled from the first rank's process.
+
+The controller plans micro-batches from lengths and sends each rank its own experiences and the loss as data;
+the rank builds its micro-batches and holds a shard of every parameter, gradient and optimizer state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.losses.value_losses import ValueLoss
+from strop.config.schema import Run
+from strop.config.schema.critic import CriticConfig
+from strop.config.schema.trainer import Fsdp2EngineConfig
+from strop.config.units import Amount
+from strop.data.packing import MicroBatchPlan, plan_micro_batches
+from strop.protocols import CriticEngine, SharedWeights, TrainingEngine
+from strop.training.critic_model import CriticModel
+from strop.training.device import find_rank_device_type
+from strop.training.optimized_model import sum_metrics
+from strop.training.parallel.mesh import ParallelDims
+from strop.training.policy_model import PolicyModel
+from strop.training.ranks.group import RankGroup
+from strop.training.ranks.messages import (
+    CRITIC,
+    POLICY,
+    BuildCritic,
+    BuildPolicy,
+    ComputeTokenValues,
+    CriticForwardBackward,
+    EvaluateLoss,
+    JoinExport,
+    JoinIterWeights,
+    LoadCheckpoint,
+    OptimizerStep,
+    PolicyForwardBackward,
+    SetLr,
+    SetWeightDecay,
+)
+from strop.training.ranks.share import RankShare, interleave, plan_rank_shares
+from strop.training.ranks.snapshot import ShardedSnapshot
+from strop.training.specs import CriticSpec, PolicySpec
+from strop.types import Experience, FloatArray, GlobalCounts, TrainingBatch
+from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement
+
+_Quantity = Literal["logprobs", "reference_logprobs", "reference_kl", "values"]
+
+
+class _ShardedEngine:
+    """Operations that the policy's and the critic's engine share."""
+
+    def __init__(self, group: RankGroup, model: str, spec: PolicySpec | CriticSpec) -> None:
+        self._group = group
+        self._model = model
+        self._microbatch: Amount = spec.microbatch
+        self._save_concurrency = spec.checkpoint.save_concurrency
+        self.supports_shared_prompts: bool = group.worker.model(model).supports_shared_prompts
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the next update."""
+        self._group.run(SetLr(self._model, lr))
+
+    def step(self) -> float:
+        """Clip by the norm over all ranks, and update; returns the norm before clipping."""
+        norm: float = self._group.run(OptimizerStep(self._model))[0]
+        return norm
+
+    def snapshot(self) -> ShardedSnapshot:
+        """The state on all ranks, for a checkpoint."""
+        return ShardedSnapshot(self._group, self._model, self._save_concurrency)
+
+    def load(self, folder: Path) -> None:
+        """Restore the state that a snapshot wrote, on any number of ranks.
+
+        Dropout continues exactly where the number of ranks is the same. Raises CheckpointError for another
+        model's state.
+        """
+        self._group.run(LoadCheckpoint(self._model, folder))
+
+    def _plan(self, experiences: Sequence[Experience]) -> list[MicroBatchPlan]:
+        return plan_micro_batches(experiences, self._microbatch, share_prompts=self.supports_shared_prompts)
+
+    def _shares(self, batch: TrainingBatch, plans: Sequence[MicroBatchPlan]) -> list[RankShare]:
+        """The share of each rank; the ranks of one data-parallel rank get the same."""
+        dims = self._group.dims
+        shares = plan_rank_shares(batch, plans, dims.dp)
+        return [shares[dims.data_rank(rank)] for rank in range(dims.ranks)]
+
+    def _token_values(
+        self, experiences: Sequence[Experience], quantity: _Quantity, check: Callable[[], None]
+    ) -> list[FloatArray]:
+        """[L] of each experience; the ranks compute one micro-batch each at a time, with `check` in between."""
+        batch, plans = TrainingBatch(experiences), self._plan(experiences)
+        found: dict[int, FloatArray] = {}
+        for start in range(0, len(plans), self._group.dims.dp):
+            shares = self._shares(batch, plans[start : start + self._group.dims.dp])
+            for values in self._group.run_each([ComputeTokenValues(share, quantity) for share in shares]):
+                found |= values
+            check()
+        return [found[number] for number in range(len(experiences))]
+
+
+class Fsdp2Engine(_ShardedEngine):
+    """A policy's training engine on several ranks."""
+
+    def __init__(self, group: RankGroup, run: Run) -> None:
+        spec = PolicySpec.of(run)
+        group.run(BuildPolicy(spec))
+        super().__init__(group, POLICY, spec)
+        self.policy: PolicyModel = group.worker.model(POLICY)
+        """The first rank's shard."""
+        self.shared_prompts_obstacle = self.policy.shared_prompts_obstacle
+        self._dtype: torch.dtype = getattr(torch, run.model.compute_dtype or run.model.dtype)
+        kind = "processes" if group.device.type == "cpu" else "GPUs"
+        note = f"; {self.policy.note}" if self.policy.note else ""
+        self.description = f"sharded over {group.dims.ranks} {kind} (FSDP2){note}"
+
+    def forward_backward(
+        self, batch: TrainingBatch, loss: LossSpec, counts: GlobalCounts | None = None
+    ) -> Mapping[str, float]:
+        """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself."""
+        counts = counts or GlobalCounts.of(batch.experiences)
+        shares = self._shares(batch, self._plan(batch.experiences))
+        return sum_metrics(
+            self._group.run_each([PolicyForwardBackward(share, loss, counts) for share in shares])
+        )
+
+    def evaluate_loss(self, batch: TrainingBatch, loss: LossSpec) -> Mapping[str, float]:
+        """The loss over a batch and its metrics, without a gradient."""
+        counts = GlobalCounts.of(batch.experiences)
+        shares = self._shares(batch, self._plan(batch.experiences))
+        rows = self._group.run_each([EvaluateLoss(share, loss, counts) for share in shares])
+        return sum_metrics(interleave(rows))
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Set the weight decay of the next update."""
+        self._group.run(SetWeightDecay(POLICY, weight_decay))
+
+    def logprobs(
+        self,
+        experiences: Sequence[Experience],
+        *,
+        reference: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[FloatArray]:
+        """[L] of each experience: log-probs of its targets under the current weights or the reference model."""
+        return self._token_values(experiences, "reference_logprobs" if reference else "logprobs", check)
+
+    def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
+        return self._token_values(experiences, "reference_kl", lambda: None)
+
+    def iter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full weights, adapters merged, in the compute dtype; gathered one tensor at a time."""
+        with self._group.on_others(JoinIterWeights()):
+            for name, weight in self.policy.iter_weights():
+                yield name, weight.to(self._dtype) if weight.is_floating_point() else weight
+
+    def shared_weights(self) -> SharedWeights:
+        """Handle of the weights; since they are sharded, its tensors are copies."""
+        base = self.policy.compute_model
+        return SharedWeights(
+            config=base.config,
+            generation_config=base.generation_config,
+            device=base.device,
+            dtype=self._dtype,
+            tensors=self.iter_weights,
+        )
+
+    def export(self, folder: Path, add_files: Callable[[Path], object] = lambda folder: None) -> None:
+        """Write a Hugging Face folder. Raises ModelError where it cannot be written."""
+        with self._group.on_others(JoinExport()):
+            self.policy.export(folder, add_files)
+
+
+class Fsdp2CriticEngine(_ShardedEngine):
+    """A critic's training engine on several ranks."""
+
+    def __init__(self, group: RankGroup, run: Run, critic: CriticConfig) -> None:
+        spec = CriticSpec.of(run, critic)
+        group.run(BuildCritic(spec))
+        super().__init__(group, CRITIC, spec)
+        self.critic: CriticModel = group.worker.model(CRITIC)
+        """The first rank's shard."""
+
+    def forward_backward(
+        self, batch: TrainingBatch, loss: ValueLoss, counts: GlobalCounts | None = None
+    ) -> Mapping[str, float]:
+        """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself."""
+        counts = counts or GlobalCounts.of(batch.experiences)
+        shares = self._shares(batch, self._plan(batch.experiences))
+        return sum_metrics(
+            self._group.run_each([CriticForwardBackward(share, loss, counts) for share in shares])
+        )
+
+    def values(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: value of the state before each target, under the current weights."""
+        return self._token_values(experiences, "values", lambda: None)
+
+
+class Fsdp2Backend:
+    """Builds the engines of one run on a group of ranks."""
+
+    def __init__(self, run: Run, group: RankGroup) -> None:
+        self._run = run
+        self._group = group
+
+    def policy(self) -> TrainingEngine:
+        """The policy's engine."""
+        return Fsdp2Engine(self._group, self._run)
+
+    def critic(self, section: CriticConfig) -> CriticEngine:
+        """The critic's engine."""
+        return Fsdp2CriticEngine(self._group, self._run, section)
+
+
+@contextmanager
+def open_fsdp2(run: Run, placement: WorkerPlacement = LOCAL) -> Iterator[Fsdp2Backend]:
+    """The backend of `trainer.engine.type: fsdp2`; at the end of the context its ranks end.
+
+    Ranks other than the first start at `placement`. Raises PlacementError for devices that do not exist.
+    """
+    section = run.trainer.engine
+    assert isinstance(section, Fsdp2EngineConfig)
+    dims = ParallelDims(dp=section.ranks)
+    local_ranks = 1 if isinstance(placement, RayPlacement) else dims.ranks
+    device = find_rank_device_type(section.device, local_ranks)
+    with closing(RankGroup(dims, device, placement)) as group:
+        yield Fsdp2Backend(run, group)

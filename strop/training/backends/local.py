@@ -1,0 +1,180 @@
+"""The local backend: training engines in one process, on the CPU or one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.losses.value_losses import ValueLoss
+from strop.config.schema import Run
+from strop.config.schema.critic import CriticConfig
+from strop.data.packing import build_micro_batch, pack, plan_micro_batches, unpack
+from strop.protocols import CriticEngine, EngineSnapshot, SharedWeights, TrainingEngine
+from strop.training.critic_model import CriticModel
+from strop.training.optimized_model import sum_metrics
+from strop.training.parallel.parallelize import single_device
+from strop.training.policy_model import PolicyModel
+from strop.training.specs import CriticSpec, PolicySpec
+from strop.types import Experience, FloatArray, GlobalCounts, MicroBatch, TrainingBatch
+from strop.workers.start import LOCAL, WorkerPlacement
+
+
+class LocalEngine:
+    """A policy's training engine in this process. Raises ModelError for a model that cannot be trained."""
+
+    def __init__(self, run: Run) -> None:
+        spec = PolicySpec.of(run)
+        self.policy = PolicyModel(spec, single_device(run.trainer.engine.device))
+        self._microbatch = spec.microbatch
+        self.supports_shared_prompts = self.policy.supports_shared_prompts
+        self.shared_prompts_obstacle = self.policy.shared_prompts_obstacle
+        self.description = f"on {self.policy.device}"
+
+    def forward_backward(
+        self, batch: TrainingBatch, loss: LossSpec, counts: GlobalCounts | None = None
+    ) -> Mapping[str, float]:
+        """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself."""
+        return self.policy.forward_backward(
+            self._micro_batches(batch),
+            loss.build(),
+            counts or GlobalCounts.of(batch.experiences),
+            entropy=loss.needs_entropy,
+            divergence=loss.needs_divergence,
+        )
+
+    def evaluate_loss(self, batch: TrainingBatch, loss: LossSpec) -> Mapping[str, float]:
+        """The loss over a batch and its metrics, without a gradient."""
+        counts = GlobalCounts.of(batch.experiences)
+        return sum_metrics(self.policy.evaluate_loss(self._micro_batches(batch), loss.build(), counts))
+
+    def logprobs(
+        self,
+        experiences: Sequence[Experience],
+        *,
+        reference: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[FloatArray]:
+        """[L] of each experience: log-probs of its targets under the current weights or the reference model."""
+        return self._token_values(
+            experiences, lambda batches: self.policy.logprobs(batches, reference=reference, check=check)
+        )
+
+    def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
+        return self._token_values(experiences, self.policy.reference_kl)
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the next update."""
+        self.policy.set_lr(lr)
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Set the weight decay of the next update."""
+        self.policy.set_weight_decay(weight_decay)
+
+    def step(self) -> float:
+        """Clip the gradient, update the weights, clear the gradient; returns the norm before clipping."""
+        return self.policy.step()
+
+    def iter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full weights, adapters merged, with Hugging Face names, in the compute dtype."""
+        return self.policy.iter_weights()
+
+    def shared_weights(self) -> SharedWeights:
+        """Handle of the weights; an inference engine on the same device reads them in place."""
+        return self.policy.shared_weights()
+
+    def export(self, folder: Path, add_files: Callable[[Path], object] = lambda folder: None) -> None:
+        """Write a Hugging Face folder. Raises ModelError where it cannot be written."""
+        self.policy.export(folder, add_files)
+
+    def snapshot(self) -> EngineSnapshot:
+        """Weights, optimizer state and random states, for a checkpoint."""
+        return self.policy.snapshot()
+
+    def load(self, folder: Path) -> None:
+        """Restore the state that a snapshot wrote. Raises CheckpointError for another model's state."""
+        self.policy.load(folder)
+
+    def _micro_batches(self, batch: TrainingBatch) -> Iterator[MicroBatch]:
+        plans = plan_micro_batches(
+            batch.experiences, self._microbatch, share_prompts=self.supports_shared_prompts
+        )
+        return (build_micro_batch(plan, batch, self.policy.device) for plan in plans)
+
+    def _token_values(
+        self,
+        experiences: Sequence[Experience],
+        compute: Callable[[Sequence[MicroBatch]], list[Tensor]],
+    ) -> list[FloatArray]:
+        micro_batches = list(self._micro_batches(TrainingBatch(experiences)))
+        return unpack(micro_batches, compute(micro_batches), experiences)
+
+
+class LocalCriticEngine:
+    """A critic's training engine in this process. Raises ModelError for a model that cannot be trained."""
+
+    def __init__(self, run: Run, critic: CriticConfig) -> None:
+        spec = CriticSpec.of(run, critic)
+        self.critic = CriticModel(spec, single_device(run.trainer.engine.device))
+        self._microbatch = spec.microbatch
+
+    def forward_backward(
+        self, batch: TrainingBatch, loss: ValueLoss, counts: GlobalCounts | None = None
+    ) -> Mapping[str, float]:
+        """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself."""
+        counts = counts or GlobalCounts.of(batch.experiences)
+        return self.critic.forward_backward(self._pack(batch), loss, counts)
+
+    def values(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: value of the state before each target, under the current weights."""
+        micro_batches = self._pack(TrainingBatch(experiences))
+        return unpack(micro_batches, self.critic.values(micro_batches), experiences)
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the next update."""
+        self.critic.set_lr(lr)
+
+    def step(self) -> float:
+        """Clip the gradient, update the weights, clear the gradient; returns the norm before clipping."""
+        return self.critic.step()
+
+    def snapshot(self) -> EngineSnapshot:
+        """Weights and optimizer state, for a checkpoint."""
+        return self.critic.snapshot()
+
+    def load(self, folder: Path) -> None:
+        """Restore the state that a snapshot wrote. Raises CheckpointError for another model's state."""
+        self.critic.load(folder)
+
+    def _pack(self, batch: TrainingBatch) -> list[MicroBatch]:
+        return pack(
+            batch,
+            self._microbatch,
+            share_prompts=self.critic.supports_shared_prompts,
+            device=self.critic.device,
+        )
+
+
+class LocalBackend:
+    """Builds the engines of one run in this process."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def policy(self) -> TrainingEngine:
+        """The policy's engine."""
+        return LocalEngine(self._run)
+
+    def critic(self, section: CriticConfig) -> CriticEngine:
+        """The critic's engine."""
+        return LocalCriticEngine(self._run, section)
+
+
+@contextmanager
+def open_local(run: Run, placement: WorkerPlacement = LOCAL) -> Iterator[LocalBackend]:
+    """The backend of `trainer.engine.type: local`; it has no other processes, so `placement` is not used."""
+    yield LocalBackend(run)

@@ -1,0 +1,42 @@
+"""Registry of training backends, by `trainer.engine.type`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from strop.config.schema import Run
+from strop.config.schema.critic import CriticConfig
+from strop.protocols import CriticEngine, TrainingEngine
+from strop.training.backends.fsdp2 import open_fsdp2
+from strop.training.backends.local import open_local
+from strop.workers.start import LOCAL, WorkerPlacement
+
+
+class TrainingBackend(Protocol):
+    """Builds the training engines of one run."""
+
+    def policy(self) -> TrainingEngine:
+        """The policy's engine, with a reference model where the algorithm needs one."""
+        ...
+
+    def critic(self, section: CriticConfig) -> CriticEngine:
+        """The critic's engine."""
+        ...
+
+
+OpenBackend = Callable[[Run, WorkerPlacement], AbstractContextManager[TrainingBackend]]
+
+TRAINING_BACKENDS: Mapping[str, OpenBackend] = {"local": open_local, "fsdp2": open_fsdp2}
+"""Opener of each backend, by `trainer.engine.type`."""
+
+
+def open_training_engines(
+    run: Run, placement: WorkerPlacement = LOCAL
+) -> AbstractContextManager[TrainingBackend]:
+    """The backend that `trainer.engine` selects; at the end of the context its processes end.
+
+    Ranks other than this process start at `placement`. Raises PlacementError for devices that do not exist.
+    """
+    return TRAINING_BACKENDS[run.trainer.engine.type](run, placement)

@@ -1,0 +1,1 @@
+"""Checkpoints: folders, files, and the tensors in them."""

@@ -1,0 +1,64 @@
+"""The critic on one rank: values, gradients, and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from strop.errors import ModelError
+from strop.models.packed_attention.forward import can_share_prompts
+from strop.models.value_model import token_values
+from strop.protocols import ValueLossFn
+from strop.training.optimized_model import OptimizedModel, sum_metrics
+from strop.training.parallel.parallelize import Parallelizer
+from strop.training.specs import CriticSpec
+from strop.types import GlobalCounts, MicroBatch
+
+
+class CriticModel(OptimizedModel):
+    """A value model and its optimizer. Raises ModelError for a model that cannot be loaded or trained.
+
+    Building it leaves torch's random state, which the policy's checkpoint holds, as it was.
+    """
+
+    def __init__(self, spec: CriticSpec, parallelizer: Parallelizer) -> None:
+        self.device = parallelizer.device
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(spec.seed)
+            try:
+                loaded = parallelizer.load_critic(spec.model)
+            except ModelError as error:
+                raise ModelError(f"algorithm.critic: {error}") from error
+        self._call = loaded.call
+        super().__init__(
+            loaded.model,
+            spec.optimizer,
+            compute_copy=loaded.compute_copy,
+            max_grad_norm=spec.max_grad_norm,
+            checkpoint=spec.checkpoint,
+            model_key=spec.model_key,
+            trainer_key="algorithm.critic",
+        )
+        self.supports_shared_prompts, _ = can_share_prompts(loaded.decoder)
+
+    def forward_backward(
+        self, micro_batches: Iterable[MicroBatch], loss_fn: ValueLossFn, counts: GlobalCounts
+    ) -> Mapping[str, float]:
+        """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself.
+
+        Raises TrainingError for a loss that is NaN or infinite, before any gradient of it is added.
+        """
+        self.train()
+        rows = []
+        for micro_batch in micro_batches:
+            values = self._call(token_values, micro_batch)
+            rows.append(self.backward(loss_fn(micro_batch, values, counts), micro_batch, counts))
+        return sum_metrics(rows)
+
+    @torch.no_grad()
+    def values(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
+        """[T] values of each micro-batch, under the current weights."""
+        self.model.eval()
+        return [self._call(token_values, micro_batch) for micro_batch in micro_batches]

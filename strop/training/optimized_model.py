@@ -1,0 +1,200 @@
+"""A model with its optimizer on one rank: backward pass, clipping, updates, and state on disk.
+
+`PolicyModel` and `CriticModel` add what they compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from strop.config.schema.checkpoint import CheckpointConfig
+from strop.config.schema.optimizer import OptimizerConfig, ScheduleFreeSgdConfig
+from strop.errors import CheckpointError, TrainingError
+from strop.models.dtensor import full_tensor
+from strop.training.checkpoints.file_names import (
+    OPTIMIZER_SCALARS_FILE,
+    OPTIMIZER_TENSORS_FILE,
+    WEIGHTS_FILE,
+)
+from strop.training.checkpoints.sharded_tensors import ShardedTensors
+from strop.training.checkpoints.snapshot import LocalSnapshot
+from strop.training.mixed_precision import ComputeCopy, trainable_parameters
+from strop.training.optimizers.build import ScheduleFreeOptimizer, build_optimizer
+from strop.training.optimizers.fused_backward import FusedBackward, require_single_micro_batch
+from strop.training.optimizers.state import load_optimizer_state, optimizer_scalars, optimizer_tensors
+from strop.types import GlobalCounts, LossOutput, MicroBatch
+
+
+class OptimizedModel:
+    """A model with its optimizer, in one precision or in mixed precision."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerConfig,
+        *,
+        compute_copy: ComputeCopy | None,
+        max_grad_norm: float | None,
+        checkpoint: CheckpointConfig,
+        model_key: str,
+        trainer_key: str,
+    ) -> None:
+        """`compute_copy` runs forward and backward passes in place of `model`. `model_key` and `trainer_key`
+        are the keys of the model's and the trainer's section in the run file, for error messages."""
+        self.master = model
+        """Model whose parameters the optimizer updates, in `dtype`."""
+        self._compute_copy = compute_copy
+        self.model: nn.Module = compute_copy.model if compute_copy else model
+        """Model that runs forward passes, in `compute_dtype`; the master itself where the two are equal."""
+        self._parameters = trainable_parameters(self.master)
+        self._optimizer = build_optimizer(optimizer, self._parameters)
+        self._averaging: ScheduleFreeOptimizer | None = None
+        if isinstance(optimizer, ScheduleFreeSgdConfig):
+            self._averaging = cast(ScheduleFreeOptimizer, self._optimizer)
+        self._fused: FusedBackward | None = None
+        if optimizer.fused_backward:
+            computing = trainable_parameters(self.model)
+            self._fused = FusedBackward(self._optimizer, self._parameters, computing)
+        self._max_grad_norm = max_grad_norm
+        self._checkpoint = checkpoint
+        self._model_key, self._trainer_key = model_key, trainer_key
+
+    def train(self) -> None:
+        """Switch to training mode. A schedule-free optimizer computes gradients at other weights than the
+        average that is sampled from and saved."""
+        self.model.train()
+        if self._averaging and not self._averaging.param_groups[0]["train_mode"]:
+            self._averaging.train()
+            self._refresh()
+
+    def backward(self, result: LossOutput, micro_batch: MicroBatch, counts: GlobalCounts) -> dict[str, float]:
+        """Add one micro-batch's gradient; returns the loss's metrics and `loss` itself. A fused optimizer
+        updates the weights here.
+
+        Raises TrainingError for a loss that is NaN or infinite, before any gradient of it is added, and for a
+        micro-batch that is not the whole update where the optimizer is fused.
+        """
+        values = torch.stack([result.loss.detach(), *result.metrics.values()]).tolist()
+        metrics = dict(zip(("loss", *result.metrics), values, strict=True))
+        if not math.isfinite(metrics["loss"]):
+            raise TrainingError(_not_finite(metrics, micro_batch, self._trainer_key))
+        if self._fused:
+            require_single_micro_batch(micro_batch, counts)
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        if self._compute_copy and not self._fused:
+            self._compute_copy.collect_gradients()
+        return metrics
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the next update; a fused update starts with `forward_backward`."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Set the weight decay of the next update."""
+        for group in self._optimizer.param_groups:
+            group["weight_decay"] = weight_decay
+
+    def step(self) -> float:
+        """Clip the gradient, update the weights, clear the gradient; returns the norm before clipping.
+
+        Raises TrainingError for a norm that is NaN or infinite, before any weight changes (except with a fused
+        optimizer, which has already changed them).
+        """
+        if self._fused:
+            return self._end_fused(self._fused.pop_grad_norm())
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        norm = full_tensor(nn.utils.get_total_norm(gradients))
+        if not torch.isfinite(norm):
+            raise TrainingError(
+                f"The norm of the gradient is {float(norm)}; no update was made and the weights are unchanged. "
+                "The losses were finite: look for extreme log-probs or advantages, or lower the learning rate "
+                f"({self._trainer_key}.optimizer.lr)."
+            )
+        if self._max_grad_norm is not None:
+            nn.utils.clip_grads_with_norm_(self._parameters.values(), self._max_grad_norm, norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if not self._show_average():
+            self._refresh()
+        return float(norm)
+
+    def snapshot(self) -> LocalSnapshot:
+        """Trained weights (with LoRA the adapter only), and the optimizer's state unless
+        `checkpoint.save_optimizer` is false."""
+        self._show_average()
+        tensors: dict[str, Mapping[str, Tensor]] = {WEIGHTS_FILE: self._parameters}
+        texts = {}
+        if self._checkpoint.save_optimizer:
+            tensors[OPTIMIZER_TENSORS_FILE] = dict(optimizer_tensors(self._optimizer, self._names))
+            texts[OPTIMIZER_SCALARS_FILE] = optimizer_scalars(self._optimizer, self._names)
+        return LocalSnapshot(tensors, texts, self._checkpoint.save_concurrency)
+
+    def load(self, folder: Path) -> None:
+        """Restore the state that a snapshot wrote; the optimizer's only if `checkpoint.resume_optimizer`.
+
+        Raises CheckpointError for another model's state.
+        """
+        saved = ShardedTensors(folder, WEIGHTS_FILE)
+        if saved.shapes != {name: p.shape for name, p in self._parameters.items()}:
+            raise CheckpointError(
+                f"{folder / WEIGHTS_FILE} holds the weights of another model than this run trains: "
+                f"`{self._model_key}` in the run file has changed since the checkpoint was written."
+            )
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(saved.read_like(name, parameter))
+        if self._checkpoint.save_optimizer and self._checkpoint.resume_optimizer:
+            load_optimizer_state(folder, self._optimizer, self._names)
+        self._refresh()
+
+    @property
+    def _names(self) -> dict[Tensor, str]:
+        return {parameter: name for name, parameter in self._parameters.items()}
+
+    def _refresh(self) -> None:
+        if self._compute_copy:
+            self._compute_copy.refresh()
+
+    def _show_average(self) -> bool:
+        """Write a schedule-free optimizer's average into the weights; returns whether they changed."""
+        if not (self._averaging and self._averaging.param_groups[0]["train_mode"]):
+            return False
+        self._averaging.eval()
+        self._refresh()
+        return True
+
+    def _end_fused(self, norm: Tensor) -> float:
+        if not torch.isfinite(norm):
+            raise TrainingError(
+                f"The norm of the gradient is {float(norm)}, and the weights were already updated with it during "
+                "the backward pass: they are no longer usable. The loss was finite: look for extreme log-probs or "
+                f"advantages, or lower the learning rate ({self._trainer_key}.optimizer.lr)."
+            )
+        return float(norm)
+
+
+def sum_metrics(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of each metric over micro-batches or ranks."""
+    totals: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            totals[name] = totals.get(name, 0.0) + value
+    return totals
+
+
+def _not_finite(metrics: Mapping[str, float], micro_batch: MicroBatch, trainer_key: str) -> str:
+    experiences = [str(e) for e in micro_batch.experience if e >= 0]
+    others = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "loss")
+    return (
+        f"The loss of a micro-batch is {metrics['loss']}; no update was made and the weights are unchanged. "
+        f"The micro-batch held the batch's experiences {', '.join(experiences)}; its other metrics were: "
+        f"{others or 'none'}. Look for extreme rewards or log-probs in them, or lower the learning "
+        f"rate ({trainer_key}.optimizer.lr)."
+    )

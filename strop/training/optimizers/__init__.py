@@ -1,0 +1,1 @@
+"""Optimizers: construction, updates during the backward pass, and state on disk."""

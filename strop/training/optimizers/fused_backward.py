@@ -1,0 +1,59 @@
+"""Updates during the backward pass: each parameter is updated once its gradient is complete, which is then freed.
+
+At most one parameter's gradient is in memory at a time (LOMO, arXiv 2306.09782). In return, gradients cannot be
+accumulated over micro-batches, nor clipped by their norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from strop.errors import TrainingError
+from strop.types import GlobalCounts, MicroBatch
+
+
+class FusedBackward:
+    """Hooks an optimizer into the backward pass of a model."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        masters: Mapping[str, nn.Parameter],
+        computing: Mapping[str, nn.Parameter],
+    ) -> None:
+        """`optimizer` updates `masters`; `computing` are the same parameters, or their copies in another dtype."""
+        self._optimizer = optimizer
+        self._norms: list[Tensor] = []
+        for name, parameter in computing.items():
+            parameter.register_post_accumulate_grad_hook(partial(self._update, masters[name]))  # type: ignore[no-untyped-call]
+
+    def pop_grad_norm(self) -> Tensor:
+        """Norm of the gradients since the last call; 0 without any."""
+        norm = torch.stack(self._norms).norm() if self._norms else torch.zeros(())
+        self._norms.clear()
+        return norm
+
+    @torch.no_grad()
+    def _update(self, master: nn.Parameter, computing: Tensor) -> None:
+        assert computing.grad is not None
+        master.grad, gradient = computing.grad.to(master.dtype), computing.grad
+        self._norms.append(gradient.norm(dtype=torch.float32))
+        self._optimizer.step()  # updates this parameter only: no other has a gradient
+        computing.grad = master.grad = None
+        if computing is not master:
+            computing.copy_(master)
+
+
+def require_single_micro_batch(micro_batch: MicroBatch, counts: GlobalCounts) -> None:
+    """Raises TrainingError for a micro-batch that is not the whole update."""
+    own, total = int(micro_batch.loss_mask.sum()), counts.tokens + counts.expert_tokens
+    if own != total:
+        raise TrainingError(
+            "lomo and adalomo update the weights during the backward pass, so an update must be one micro-batch; "
+            f"this one holds {own} of the update's {total} trained tokens. The weights are unchanged. Write a "
+            "larger `microbatch` or a smaller `tasks_per_update`, or use another optimizer."
+        )

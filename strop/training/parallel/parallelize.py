@@ -1,0 +1,105 @@
+"""Loading of trained models onto devices: whole on one device; see `fsdp2` for shards on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from strop.config.schema.model import ModelConfig
+from strop.models.loading import load_model
+from strop.models.lora import add_lora
+from strop.models.value_model import load_value_model
+from strop.training.device import find_device
+from strop.training.mixed_precision import ComputeCopy, make_compute_copy
+
+T = TypeVar("T")
+
+
+class ModelCall(Protocol):
+    """Calls a function with a model and further arguments, while the model's parameters are available."""
+
+    def __call__(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A trained model on its devices."""
+
+    model: nn.Module
+    """Model with the trained parameters."""
+    decoder: nn.Module
+    """The Hugging Face model in it, with its adapter."""
+    call: ModelCall
+    compute_copy: ComputeCopy | None = None
+    """Copy in the compute dtype; None where the model itself runs forward passes."""
+    note: str = ""
+    """Remark on how the model was loaded, for the run's description; empty for none."""
+
+
+class Parallelizer(Protocol):
+    """Loads models onto the devices of this process's ranks."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this rank, on which micro-batches are built."""
+        ...
+
+    def load_policy(self, section: ModelConfig) -> LoadedModel:
+        """The trained policy, with a new adapter where the section has `lora`. Raises ModelError."""
+        ...
+
+    def load_reference(self, section: ModelConfig) -> ModelCall:
+        """A frozen model. Raises ModelError."""
+        ...
+
+    def load_critic(self, section: ModelConfig) -> LoadedModel:
+        """A trained `ValueModel`. Raises ModelError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SingleDevice:
+    """Loads models whole onto one device."""
+
+    device: torch.device
+
+    def load_policy(self, section: ModelConfig) -> LoadedModel:
+        base = load_model(section, device=self.device)
+        model = with_adapter(base, section)
+        copy = make_compute_copy(model, section)
+        return LoadedModel(model, model, DirectCall(copy.model if copy else model), copy)
+
+    def load_reference(self, section: ModelConfig) -> ModelCall:
+        return DirectCall(load_model(section, device=self.device, trainable=False))
+
+    def load_critic(self, section: ModelConfig) -> LoadedModel:
+        model = load_value_model(section, device=self.device)
+        copy = make_compute_copy(model, section)
+        return LoadedModel(model, model.decoder, DirectCall(copy.model if copy else model), copy)
+
+
+def single_device(device: Literal["auto", "cpu", "cuda"]) -> SingleDevice:
+    """The device of this process. Raises PlacementError where there is no GPU and one is required."""
+    return SingleDevice(find_device(device))
+
+
+def with_adapter(base: Any, section: ModelConfig) -> nn.Module:
+    """The model with a new adapter where the section has `lora`; otherwise the model itself."""
+    if section.lora is None:
+        model: nn.Module = base
+        return model
+    return add_lora(base, section.lora, getattr(torch, section.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class DirectCall:
+    """The call of a model that is whole in this process."""
+
+    model: nn.Module
+
+    def __call__(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return function(self.model, *args, **kwargs)

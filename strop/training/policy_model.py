@@ -1,0 +1,180 @@
+"""The trained policy on one rank: log-probs, gradients, its reference model, and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from strop.models.chunked_head import ReferenceStates
+from strop.models.formats.huggingface import export_model
+from strop.models.fused_storage import fuse_storage
+from strop.models.logprobs import reference_states, token_outputs
+from strop.models.lora import merged_weights, without_adapter
+from strop.models.packed_attention.forward import base_model, can_share_prompts
+from strop.protocols import LossFn, SharedWeights
+from strop.training.checkpoints.file_names import RNG_FILE
+from strop.training.checkpoints.snapshot import LocalSnapshot
+from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
+from strop.training.optimized_model import OptimizedModel, sum_metrics
+from strop.training.parallel.parallelize import ModelCall, Parallelizer
+from strop.training.specs import PolicySpec
+from strop.types import GlobalCounts, MicroBatch, TokenOutputs
+
+
+class PolicyModel(OptimizedModel):
+    """The policy, its optimizer and its reference model; whole, or one rank's shard.
+
+    Raises ModelError for a model that cannot be loaded or trained.
+    """
+
+    def __init__(self, spec: PolicySpec, parallelizer: Parallelizer) -> None:
+        self.device = parallelizer.device
+        torch.manual_seed(spec.seed)
+        loaded = parallelizer.load_policy(spec.model)
+        self._call = loaded.call
+        super().__init__(
+            loaded.model,
+            spec.optimizer,
+            compute_copy=loaded.compute_copy,
+            max_grad_norm=spec.max_grad_norm,
+            checkpoint=spec.checkpoint,
+            model_key="model",
+            trainer_key="trainer",
+        )
+        self.note = loaded.note
+        """Remark on how the model was loaded; empty for none."""
+        self.supports_shared_prompts, self.shared_prompts_obstacle = can_share_prompts(self.model)
+        self._reference: ModelCall | None = None
+        if spec.needs_reference and spec.model.lora is None:
+            self._reference = parallelizer.load_reference(spec.model)
+
+    def forward_backward(
+        self,
+        micro_batches: Iterable[MicroBatch],
+        loss_fn: LossFn,
+        counts: GlobalCounts,
+        *,
+        entropy: bool,
+        divergence: bool = False,
+    ) -> Mapping[str, float]:
+        """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself.
+
+        `entropy` and `divergence` request these fields of `TokenOutputs`. Raises TrainingError for a loss that
+        is NaN or infinite, before any gradient of it is added.
+        """
+        self.train()
+        rows = []
+        for micro_batch in micro_batches:
+            reference = self._reference_states(micro_batch) if divergence else None
+            outputs = self._call(token_outputs, micro_batch, entropy=entropy, reference=reference)
+            rows.append(self.backward(loss_fn(micro_batch, outputs, counts), micro_batch, counts))
+        return sum_metrics(rows)
+
+    @torch.no_grad()
+    def evaluate_loss(
+        self, micro_batches: Iterable[MicroBatch], loss_fn: LossFn, counts: GlobalCounts
+    ) -> list[dict[str, float]]:
+        """The loss's metrics and `loss` itself for each micro-batch that has targets, without a gradient."""
+        rows = []
+        for micro_batch in micro_batches:
+            (logprobs,) = self.logprobs([micro_batch])
+            if micro_batch.loss_mask.any():
+                result = loss_fn(micro_batch, TokenOutputs(logprobs), counts)
+                values = {"loss": result.loss, **result.metrics}
+                rows.append({name: float(value) for name, value in values.items()})
+        return rows
+
+    @torch.no_grad()
+    def logprobs(
+        self,
+        micro_batches: Iterable[MicroBatch],
+        *,
+        reference: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Tensor]:
+        """[T] log-probs of each micro-batch, under the current weights or the reference model.
+
+        `check` is called between micro-batches and may raise.
+        """
+        self.model.eval()
+        call, adapter_state = self._as_reference() if reference else (self._call, nullcontext())
+        found = []
+        with adapter_state:
+            for micro_batch in micro_batches:
+                found.append(call(token_outputs, micro_batch, entropy=False).logprobs)
+                check()
+        return found
+
+    @torch.no_grad()
+    def reference_kl(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
+        """[T] KL(current weights || reference) of each micro-batch, over the whole vocabulary."""
+        self.model.eval()
+        found = []
+        for micro_batch in micro_batches:
+            reference = self._reference_states(micro_batch)
+            outputs = self._call(token_outputs, micro_batch, entropy=False, reference=reference)
+            assert outputs.divergence is not None
+            found.append(outputs.divergence)
+        return found
+
+    @property
+    def compute_model(self) -> PreTrainedModel:
+        """The Hugging Face model that runs forward passes."""
+        return base_model(self.model)
+
+    def iter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full weights, adapters merged, with Hugging Face names, in the compute dtype.
+
+        Where the model is sharded, all ranks iterate together.
+        """
+        return merged_weights(self.model)
+
+    def shared_weights(self) -> SharedWeights:
+        """Handle of the weights for an inference engine in this process, with fused projections."""
+        base = self.compute_model
+        fuse_storage(base)
+        return SharedWeights(
+            config=base.config,
+            generation_config=base.generation_config,
+            device=base.device,
+            dtype=base.dtype,
+            tensors=self.iter_weights,
+        )
+
+    def export(self, folder: Path, add_files: Callable[[Path], object] = lambda folder: None) -> None:
+        """Write a Hugging Face folder. Raises ModelError where it cannot be written."""
+        export_model(self.master, add_files, folder)
+
+    def snapshot(self) -> LocalSnapshot:
+        """Trained weights, the optimizer's state, and torch's random states."""
+        state = super().snapshot()
+        return replace(state, tensors={**state.tensors, RNG_FILE: get_rng_state(self.device)})
+
+    def load(self, folder: Path, rng_file: str = RNG_FILE) -> None:
+        """Restore the state that a snapshot wrote. Raises CheckpointError for another model's state."""
+        super().load(folder)
+        set_rng_state(self.device, read_tensors(folder / rng_file))
+
+    def _reference_states(self, micro_batch: MicroBatch) -> ReferenceStates:
+        training = self.model.training
+        self.model.eval()
+        call, adapter_state = self._as_reference()
+        with adapter_state:
+            states = call(reference_states, micro_batch)
+        self.model.train(training)
+        return states
+
+    def _as_reference(self) -> tuple[ModelCall, AbstractContextManager[None]]:
+        """The reference model's call, and the context of the call: with LoRA, the adapter is disabled in it."""
+        if isinstance(self.model, PeftModel):
+            return self._call, without_adapter(self.model)
+        if self._reference is None:
+            raise ValueError("this engine was built for an algorithm without a reference model")
+        return self._reference, nullcontext()

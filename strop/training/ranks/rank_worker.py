@@ -1,0 +1,75 @@
+"""One rank: its process group and its models, and the loop that runs the controller's messages."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from strop.training.critic_model import CriticModel
+from strop.training.parallel.fsdp2 import Fsdp2Parallelizer
+from strop.training.policy_model import PolicyModel
+from strop.training.ranks.messages import (
+    CRITIC,
+    POLICY,
+    RankMessage,
+    RankResult,
+    RankSpec,
+    SaveCheckpoint,
+)
+from strop.training.ranks.rendezvous import init_process_group
+from strop.training.ranks.sharded_save import shard_writers, write_shard
+from strop.training.specs import CriticSpec, PolicySpec
+from strop.workers.messages import RemoteFailure
+from strop.workers.worker import Channel
+
+
+class RankWorker:
+    """A rank with its models, by name."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        """Joins the other ranks; returns once all of them are there."""
+        self.rank = spec.rank
+        self.device, self.store = init_process_group(spec)
+        self.node = platform.node()
+        """Name of the rank's node."""
+        self._parallelizer = Fsdp2Parallelizer.on_ranks(self.device, spec.dims)
+        self._models: dict[str, Any] = {}
+
+    def build_policy(self, spec: PolicySpec) -> None:
+        """Build this rank's shard of the policy."""
+        self._models[POLICY] = PolicyModel(spec, self._parallelizer)
+        torch.manual_seed(spec.seed + self.rank)  # dropout differs between ranks
+
+    def build_critic(self, spec: CriticSpec) -> None:
+        """Build this rank's shard of the critic."""
+        self._models[CRITIC] = CriticModel(spec, self._parallelizer)
+
+    def model(self, name: str) -> Any:
+        """The model with a name."""
+        return self._models[name]
+
+    def begin_save(self, save: SaveCheckpoint) -> Callable[[], None]:
+        """Take a snapshot; the returned function writes it, in any thread, and reports to the other ranks."""
+        files = shard_writers(save, self.model(save.model).snapshot())
+        return partial(write_shard, save, files, self.store)
+
+
+def run_rank_worker(channel: Channel) -> None:
+    """Process of a rank other than the first: run messages until the controller ends or this rank fails."""
+    worker = RankWorker(channel.receive())
+    reply: RankResult | RemoteFailure = RankResult(worker.node)
+    while not isinstance(reply, RemoteFailure):
+        channel.send(reply)
+        reply = _run(channel.receive(), worker)
+    channel.send(reply)
+
+
+def _run(message: RankMessage, worker: RankWorker) -> RankResult | RemoteFailure:
+    try:
+        return RankResult(message.run(worker))
+    except Exception as error:  # noqa: BLE001  (the controller raises it)
+        return RemoteFailure.from_exception(error)

@@ -1,0 +1,58 @@
+"""Process group of the ranks: rendezvous, timeouts, and the network interface of gloo."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import torch
+from torch import distributed
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from strop.training.ranks.messages import RankSpec
+from strop.workers.network import find_free_port, interface_of, node_address, source_address
+
+COLLECTIVE_TIMEOUT_SECONDS = 1800.0
+"""Maximum time that a rank waits for the others in a collective operation."""
+_GLOO_INTERFACE_ENV = "GLOO_SOCKET_IFNAME"
+
+
+def init_process_group(spec: RankSpec) -> tuple[torch.device, Store]:
+    """Join the process group, once all ranks are there; returns this rank's device, and the ranks' key-value
+    store, which any thread may use."""
+    backend = "gloo" if spec.device == "cpu" else "cpu:gloo,cuda:nccl"
+    device = torch.device(spec.device, *([spec.device_index] if spec.device == "cuda" else []))
+    if spec.device == "cuda":
+        torch.cuda.set_device(device)
+    set_gloo_interface(spec.init_method)
+    store, _, _ = next(rendezvous(spec.init_method, spec.rank, spec.dims.ranks))
+    distributed.init_process_group(
+        backend,
+        store=store,
+        rank=spec.rank,
+        world_size=spec.dims.ranks,
+        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_SECONDS),
+    )
+    return device, store
+
+
+def cluster_init_method() -> str:
+    """URL of a free address of this node."""
+    host = node_address()
+    return f"tcp://{host}:{find_free_port(host)}"
+
+
+def set_gloo_interface(init_method: str) -> None:
+    """Make gloo use the network interface that reaches the rendezvous.
+
+    By default gloo uses the interface of the machine's host name, which can be unreachable from other nodes.
+    A value that the user has set is kept.
+    """
+    address = urlsplit(init_method)
+    if address.hostname is None or address.port is None or _GLOO_INTERFACE_ENV in os.environ:
+        return
+    name = interface_of(source_address(address.hostname, address.port))
+    if name is not None:
+        os.environ[_GLOO_INTERFACE_ENV] = name

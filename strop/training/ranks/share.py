@@ -1,0 +1,106 @@
+"""Distribution of a batch over data-parallel ranks: each rank packs its own experiences.
+
+Every rank runs the same number of forward passes, since each of them is a collective operation; a rank with
+fewer micro-batches runs an idle one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from strop.data.packing import (
+    MicroBatchPlan,
+    build_micro_batch,
+    planned_experiences,
+    renumber,
+    unpack_numbered,
+)
+from strop.types import FloatArray, GlobalCounts, LossOutput, MicroBatch, TrainingBatch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """One data-parallel rank's experiences of a batch, and the micro-batches that it makes of them."""
+
+    batch: TrainingBatch
+    numbers: tuple[int, ...]
+    """Number of each experience in the full batch."""
+    plans: tuple[MicroBatchPlan | None, ...]
+    """Micro-batches, with experiences numbered as in `batch`; None for an idle one."""
+
+    def micro_batches(self, device: torch.device) -> Iterator[MicroBatch]:
+        """The rank's micro-batches, built one at a time; they number experiences as in the full batch."""
+        for plan in self.plans:
+            if plan is None:
+                yield _idle_micro_batch(device)
+                continue
+            built = build_micro_batch(plan, self.batch, device)
+            yield replace(
+                built, experience=tuple(self.numbers[i] if i >= 0 else -1 for i in built.experience)
+            )
+
+    def unpack(self, micro_batches: Sequence[MicroBatch], values: Sequence[Tensor]) -> dict[int, FloatArray]:
+        """[T] values of the rank's micro-batches as [L] values by the experience's number in the full batch."""
+        experiences = dict(zip(self.numbers, self.batch.experiences, strict=True))
+        return unpack_numbered(micro_batches, values, experiences)
+
+
+def plan_rank_shares(batch: TrainingBatch, plans: Sequence[MicroBatchPlan], ranks: int) -> list[RankShare]:
+    """Each data-parallel rank's share: rank r gets micro-batches r, r + ranks, r + 2 ranks, ..."""
+    padded = [*plans, *[None] * (-len(plans) % ranks)]
+    return [_share(batch, padded[rank::ranks]) for rank in range(ranks)]
+
+
+def _share(batch: TrainingBatch, plans: Sequence[MicroBatchPlan | None]) -> RankShare:
+    numbers = planned_experiences(plan for plan in plans if plan is not None)
+    local = {number: i for i, number in enumerate(numbers)}
+    return RankShare(
+        batch=batch.select(numbers),
+        numbers=tuple(numbers),
+        plans=tuple(None if plan is None else renumber(plan, local) for plan in plans),
+    )
+
+
+def interleave(by_rank: Sequence[Sequence[T]]) -> list[T]:
+    """Results of the ranks' micro-batches in the order of the full batch's micro-batches."""
+    longest = max(len(results) for results in by_rank)
+    return [results[i] for i in range(longest) for results in by_rank if i < len(results)]
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSafeLoss:
+    """A loss that is 0 for an idle micro-batch, with a gradient, so that the rank joins the backward pass."""
+
+    loss_fn: Callable[[MicroBatch, Any, GlobalCounts], LossOutput]
+
+    def __call__(self, micro_batch: MicroBatch, outputs: Any, counts: GlobalCounts) -> LossOutput:
+        if micro_batch.loss_mask.any():
+            return self.loss_fn(micro_batch, outputs, counts)
+        values: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logprobs
+        return LossOutput(values.sum(), {})
+
+
+def _idle_micro_batch(device: torch.device) -> MicroBatch:
+    """Two tokens, neither of them a target."""
+    zeros = torch.zeros(2, device=device)
+    return MicroBatch(
+        token_ids=torch.zeros(2, dtype=torch.int64, device=device),
+        position_ids=torch.arange(2, device=device),
+        cu_seqlens=torch.tensor([0, 2], dtype=torch.int32, device=device),
+        prefix_of=(-1,),
+        experience=(-1,),
+        role=(None,),
+        weight=torch.ones(1, device=device),
+        loss_mask=torch.zeros(2, dtype=torch.bool, device=device),
+        temperature=torch.ones(2, device=device),
+        sampler_logprobs=zeros,
+        policy_logprobs=zeros,
+        advantages=zeros,
+    )

@@ -1,0 +1,73 @@
+"""Specifications of trained models: the settings that every rank builds the same model from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strop.algorithms import registry
+from strop.config.schema import Run
+from strop.config.schema.checkpoint import CheckpointConfig
+from strop.config.schema.critic import CriticConfig
+from strop.config.schema.model import ModelConfig
+from strop.config.schema.optimizer import OptimizerConfig
+from strop.config.units import Amount
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """Settings of the trained policy, its optimizer and its reference model."""
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    max_grad_norm: float | None
+    """Maximum gradient norm; None for no clipping."""
+    microbatch: Amount
+    """Maximum size of a micro-batch."""
+    checkpoint: CheckpointConfig
+    seed: int
+    """Seed of new adapter weights and of dropout."""
+    needs_reference: bool
+    """Whether a reference model is available: a frozen copy, or with LoRA the model without its adapter."""
+
+    @classmethod
+    def of(cls, run: Run) -> PolicySpec:
+        """The policy of a run."""
+        return cls(
+            model=run.model,
+            optimizer=run.trainer.optimizer,
+            max_grad_norm=run.trainer.max_grad_norm,
+            microbatch=run.trainer.microbatch,
+            checkpoint=run.checkpoint,
+            seed=run.seed,
+            needs_reference=registry.needs_reference_model(run.algorithm),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CriticSpec:
+    """Settings of a critic and its optimizer."""
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    max_grad_norm: float | None
+    """Maximum gradient norm; None for no clipping."""
+    microbatch: Amount
+    """Maximum size of a micro-batch."""
+    checkpoint: CheckpointConfig
+    seed: int
+    """Seed of new adapter weights."""
+    model_key: str
+    """Key of the model's section in the run file, for error messages."""
+
+    @classmethod
+    def of(cls, run: Run, critic: CriticConfig) -> CriticSpec:
+        """The critic of a run; its model is the policy's unless the section has its own."""
+        return cls(
+            model=critic.model or run.model,
+            optimizer=critic.optimizer,
+            max_grad_norm=critic.max_grad_norm,
+            microbatch=critic.microbatch or run.trainer.microbatch,
+            checkpoint=run.checkpoint,
+            seed=run.seed,
+            model_key="algorithm.critic.model" if critic.model else "model",
+        )

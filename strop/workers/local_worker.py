@@ -1,0 +1,60 @@
+"""Workers that are processes of this machine, as the parent sees them."""
+
+from __future__ import annotations
+
+import pickle
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from strop.errors import WorkerDiedError
+from strop.workers.child_process import describe_exit, spawn_module
+from strop.workers.worker import WorkerTarget
+
+_CHILD_MODULE = "strop.workers.local_worker_main"
+
+
+class LocalWorker:
+    """A `Worker` at the other end of a pipe. Only its parent sends it pickles."""
+
+    def __init__(self, name: str, serve: WorkerTarget) -> None:
+        self.name = name
+        self._connection: Connection[Any, Any]
+        self._connection, child_end = Pipe()
+        with child_end:
+            descriptor = child_end.fileno()
+            self._process = spawn_module(_CHILD_MODULE, str(descriptor), name, pass_fds=[descriptor])
+        self.pid = self._process.pid
+        self.send(serve)
+
+    def send(self, message: object) -> None:
+        """See `Worker`."""
+        try:
+            self._connection.send_bytes(pickle.dumps(message))
+        except ConnectionError:
+            raise self._died() from None
+
+    def receive(self) -> Any:
+        """See `Worker`."""
+        try:
+            return pickle.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            raise self._died() from None
+
+    def poll(self, seconds: float) -> bool:
+        """See `Worker`."""
+        return self._connection.poll(seconds)
+
+    def check_alive(self) -> None:
+        """See `Worker`."""
+        if self._process.poll() is not None:
+            raise self._died()
+
+    def kill(self) -> None:
+        """See `Worker`. The pipe stays open until this object is deleted: another thread may still wait in
+        `receive`, and gets WorkerDiedError there."""
+        self._process.kill()
+        self._process.wait()
+
+    def _died(self) -> WorkerDiedError:
+        code = self._process.wait()
+        return WorkerDiedError(self.name, describe_exit(code), killed=code < 0)

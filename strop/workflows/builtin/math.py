@@ -1,0 +1,31 @@
+"""`math`: one response to a mathematical problem, with a system message about the answer's format."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from strop.types import Task
+from strop.workflows.chat import Chat
+
+SYSTEM_PROMPTS = {
+    "boxed": "Solve the problem step by step. Put your final answer within \\boxed{}.",
+    "tags": "Reason about the problem first, inside <think> and </think>. Then write the final answer, "
+    "within \\boxed{}, inside <answer> and </answer>.",
+}
+
+
+class MathWorkflow:
+    """One response to the task's prompt, preceded by a system message.
+
+    If the run file has no reward, the reward is `math`, and with `style: tags` also a tenth of `format`.
+    """
+
+    def __init__(self, style: Literal["boxed", "tags"] = "boxed", system: str | None = None) -> None:
+        """`system` replaces the style's system message; a task that has a system message keeps it."""
+        self._system = SYSTEM_PROMPTS[style] if system is None else system
+
+    async def run(self, task: Task, chat: Chat) -> None:
+        """Sample one response, scored by the run's reward."""
+        if all(message["role"] != "system" for message in task.messages):
+            chat = chat.start([{"role": "system", "content": self._system}, *task.messages], task.tools)
+        await chat.reply()

@@ -1,0 +1,100 @@
+"""The policy as a chat model of the endpoint: every call is recorded as a turn of one rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+
+from strop.data.encoding.chat_template import Tools
+from strop.data.encoding.tool_calls import parse_chat_reply
+from strop.errors import DataError, ModelError
+from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED, BadRequest, ChatRequest
+from strop.inference.endpoint.response import ChatResponse
+from strop.types import Message
+from strop.workflows.result import ContextLengthExceeded
+from strop.workflows.session import Conversation, RolloutSession
+
+_Key = tuple[str, ...]
+"""Identity of a conversation: tools and message contents, without fields that a client adds."""
+
+
+class RecordedPolicy:
+    """A `ChatModel`: a request that continues an earlier reply continues that reply's exact tokens.
+
+    `rollout.max_sequence_tokens` limits a reply, and so does the request's `max_tokens`. The run file sets the
+    sampling parameters, because training must know them: a request's temperature and top_p are ignored.
+    """
+
+    def __init__(self, session: RolloutSession, loop: asyncio.AbstractEventLoop) -> None:
+        """`loop` is the event loop in which the session's engine samples."""
+        self._session = session
+        self._loop = loop
+        self._conversations: dict[_Key, Conversation] = {}
+        self._pending: set[asyncio.Task[ChatResponse]] = set()
+        self._closed = False
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        """Raises `BadRequest` if the conversation cannot continue, or is too long."""
+        response = asyncio.run_coroutine_threadsafe(self._start(request), self._loop)
+        return await asyncio.wrap_future(response)
+
+    def close(self) -> None:
+        """End the rollout: pending requests are cancelled. Call it in the session's event loop."""
+        self._closed = True
+        for task in self._pending:
+            task.cancel()
+
+    async def _start(self, request: ChatRequest) -> ChatResponse:
+        if self._closed:
+            raise BadRequest("this rollout is over", status=401)
+        task = self._loop.create_task(self._respond(request))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+        return await task
+
+    async def _respond(self, request: ChatRequest) -> ChatResponse:
+        session = self._session
+        try:
+            conversation = self._conversation(request)
+            limit = request.max_tokens or max(1, session.remaining_tokens(conversation))
+            answered = await session.reply(conversation, max_tokens=limit, stop=request.stop)
+        except ContextLengthExceeded as error:
+            raise BadRequest(str(error), code=CONTEXT_LENGTH_EXCEEDED) from error
+        except (DataError, ModelError) as error:
+            raise BadRequest(str(error)) from error
+        assert answered.turn is not None
+        parsed = parse_chat_reply(str(answered.messages[-1]["content"]), request.tools, session.template)
+        reply = ChatResponse(
+            id=f"{session.name}-{len(session.turns)}",
+            content=parsed.content,
+            finish=answered.turn.finish_reason,
+            prompt_tokens=len(answered.turn.prompt_ids),
+            completion_tokens=len(answered.turn.completion_ids),
+            calls=parsed.calls,
+        )
+        self._conversations[_key([*request.messages, reply.message()], request.tools)] = answered
+        return reply
+
+    def _conversation(self, request: ChatRequest) -> Conversation:
+        """Longest recorded conversation that the request continues; a new one if there is none."""
+        for end in range(len(request.messages) - 1, 0, -1):
+            known = self._conversations.get(_key(request.messages[:end], request.tools))
+            if known is not None:
+                return self._session.extend(known, request.messages[end:])
+        return self._session.start(request.messages, request.tools)
+
+
+def _key(messages: Sequence[Message], tools: Tools) -> _Key:
+    return (json.dumps(tools, sort_keys=True, default=str), *map(_identity, messages))
+
+
+def _identity(message: Message) -> str:
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    named = [[function["name"], _object(function["arguments"])] for function in calls]
+    fields = [message["role"], message.get("content") or "", named, message.get("tool_call_id")]
+    return json.dumps(fields, sort_keys=True, default=str)
+
+
+def _object(arguments: str | Mapping[str, object]) -> object:
+    return json.loads(arguments) if isinstance(arguments, str) else arguments

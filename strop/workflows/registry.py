@@ -1,0 +1,92 @@
+"""Registry of the built-in workflows, and loading of a workflow by name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from strop.config.schema.workflow import WorkflowConfig
+from strop.config.user_code import ImportPath
+from strop.errors import ConfigError
+from strop.workflows.builtin.agent import AgentWorkflow
+from strop.workflows.builtin.environment import EnvironmentWorkflow
+from strop.workflows.builtin.math import MathWorkflow
+from strop.workflows.builtin.single_turn import SingleTurnWorkflow
+from strop.workflows.builtin.tools import ToolCallingWorkflow
+from strop.workflows.threads import is_async
+
+BUILTIN_WORKFLOWS: dict[str, Callable[..., Any]] = {
+    "single_turn": SingleTurnWorkflow,
+    "math": MathWorkflow,
+    "environment": EnvironmentWorkflow,
+    "tools": ToolCallingWorkflow,
+    "agent": AgentWorkflow,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BoundWorkflow:
+    """A workflow with its arguments bound."""
+
+    name: str
+    """Name of the workflow in the run file."""
+    function: Callable[..., Any]
+    """Function of a task and a chat."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it runs in the event loop; otherwise each rollout has a thread."""
+        return is_async(self.function)
+
+
+def load_workflow(section: WorkflowConfig) -> BoundWorkflow:
+    """Load a function `(task, chat, **args)`, or the method `run(task, chat)` of a class constructed with `args`.
+
+    Raises `ConfigError` if it does not exist, cannot be constructed, or does not accept its arguments.
+    """
+    found = BUILTIN_WORKFLOWS.get(section.name) or _import_path(section.name).load()
+    if not inspect.isclass(found):
+        _check(section, found, "task", "chat", **section.args)
+        return BoundWorkflow(section.name, functools.partial(found, **section.args))
+    run = getattr(_construct(section, found), "run", None)
+    if not callable(run):
+        raise ConfigError(
+            f"rollout.workflow {section.name!r}: the class {found.__name__} has no method `run`. Write "
+            "`async def run(self, task, chat)` or `def run(self, task, chat)`."
+        )
+    _check(section, run, "task", "chat")
+    return BoundWorkflow(section.name, run)
+
+
+def _construct(section: WorkflowConfig, kind: type[Any]) -> Any:
+    _check(section, kind, **section.args)
+    try:
+        return kind(**section.args)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"rollout.workflow {section.name!r}: {kind.__name__}(...) raised {raised}."
+        ) from error
+
+
+def _check(section: WorkflowConfig, function: Callable[..., Any], /, *given: str, **args: Any) -> None:
+    """Raises `ConfigError` if the function cannot be called with these arguments."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*given, **args)
+    except TypeError as error:
+        options = [name for name in signature.parameters if name not in ("task", "chat")]
+        raise ConfigError(
+            f"rollout.workflow {section.name!r}: {error}. A function, or the method `run` of a class, is called "
+            "with task and chat; function or class get `args` from the run file. Supported args: "
+            f"{', '.join(options) or 'none'}."
+        ) from error
+
+
+def _import_path(name: str) -> ImportPath:
+    return ImportPath(name, f"rollout.workflow {name!r}", "workflow", BUILTIN_WORKFLOWS, ConfigError)

@@ -1,0 +1,197 @@
+"""Tests of Trinity's `algorithm` section: presets of each `algorithm_type`, functions and their arguments."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from strop.config.schema.algorithm import (
+    ClippedLossConfig,
+    GspoLossConfig,
+    KlLossConfig,
+    KlRewardConfig,
+    MixConfig,
+    OpmdLossConfig,
+    PpoConfig,
+)
+from strop.config.schema.critic import CriticConfig
+from strop.config.schema.model import ModelConfig
+from strop.config.schema.optimizer import AdamWConfig
+from strop.config.schema.schedule import ConstantScheduleConfig, CosineScheduleConfig
+from strop.config.units import Amount
+from strop.errors import ConfigError
+
+from .trinity_file import ACTOR, read, value
+
+pytestmark = pytest.mark.usefixtures("trinity_file")
+NO_WARMUP = Amount(0.0, "%")
+PPO = "algorithm.algorithm_type=ppo"
+CRITIC = "trainer.trainer_config.critic"
+MIX = (
+    "algorithm.algorithm_type=mix",
+    "+buffer.trainer_input.auxiliary_buffers.sft_dataset={path: expert.jsonl, "
+    "format: {prompt_key: q, response_key: a}}",
+)
+
+
+def test_ppo_critic_defaults_equal_the_page() -> None:
+    run = read(PPO, "~algorithm.repeat_times").run
+    assert isinstance(run.algorithm, PpoConfig)
+    assert (run.algorithm.rollouts_per_task, run.algorithm.gamma, run.algorithm.lam) == (1, 1.0, 1.0)
+    assert run.algorithm.kl_loss == KlLossConfig(estimator="k2", coef=0.001)
+    assert run.algorithm.critic == CriticConfig(
+        model=ModelConfig(path="m", gradient_checkpointing=True, compute_dtype="bfloat16"),
+        value_clip=0.5,
+        epochs_per_step=1,
+        microbatch=Amount(32768, "tokens"),
+        optimizer=AdamWConfig(lr=1e-5, weight_decay=0.01),
+        schedule=ConstantScheduleConfig(warmup=NO_WARMUP),
+        max_grad_norm=1.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "expected"),
+    [
+        (["model.critic_model_path=c"], "model.path", "c"),
+        (["model.critic_model_path=''"], "model.path", "m"),
+        ([f"{CRITIC}.model.enable_gradient_checkpointing=False"], "model.gradient_checkpointing", False),
+        ([f"{CRITIC}.optim.lr=3e-5"], "optimizer.lr", 3e-5),
+        ([f"{CRITIC}.cliprange_value=0.2"], "value_clip", 0.2),
+        ([f"{CRITIC}.grad_clip=0.5"], "max_grad_norm", 0.5),
+        ([f"{CRITIC}.model.override_config={{a: 1}}"], "model.override", {"a": 1}),
+        (["trainer.trainer_config.actor_rollout_ref.model.external_lib=x"], "model.imports", ("x",)),
+        ([f"{CRITIC}.optim.min_lr_ratio=null"], "schedule.type", "constant"),
+        ([f"{CRITIC}.ppo_epochs=3"], "epochs_per_step", 3),
+        ([f"{ACTOR}.ppo_epochs=3"], "epochs_per_step", 3),
+        ([f"{ACTOR}.use_dynamic_bsz=False"], "microbatch", Amount(8, "sequences")),
+        (["trainer.trainer_config.trainer.critic_warmup=4"], "warmup_steps", 4),
+        (
+            [f"{CRITIC}.optim.warmup_style=cosine", f"{CRITIC}.optim.min_lr_ratio=0.1"],
+            "schedule",
+            CosineScheduleConfig(warmup=NO_WARMUP, min_ratio=0.1),
+        ),
+    ],
+)
+def test_the_critics_keys(overrides: list[str], field: str, expected: Any) -> None:
+    assert value(read(PPO, *overrides), f"algorithm.critic.{field}") == expected
+
+
+def test_advantage_fn_selects_the_algorithm() -> None:
+    """The page has a fragment of grpo with the advantage function of ppo, which has a critic."""
+    page = read("algorithm.advantage_fn=ppo").run.algorithm
+    assert isinstance(page, PpoConfig) and page.rollouts_per_task == 8
+    assert value(read(PPO, "algorithm.advantage_fn=grpo"), "algorithm.type") == "grpo"
+
+
+def test_mix_is_grpo_with_expert_responses() -> None:
+    run = read(*MIX, "algorithm.policy_loss_fn_args={mu: 0.3, clip_range: 0.1}").run
+    assert isinstance(run.algorithm, MixConfig)
+    (expert,) = run.data.demonstrations
+    assert run.algorithm.expert == expert.name == "sft_dataset"
+    assert (run.algorithm.mu, run.algorithm.expert_fraction, run.algorithm.rollouts_per_task) == (0.3, 0.5, 8)
+    assert run.algorithm.policy_loss == ClippedLossConfig(clip_low=0.1, clip_high=0.1, dual_clip=None)
+    assert (expert.path, expert.prompt, expert.response) == ("expert.jsonl", "q", "a")
+    source = read(*MIX).sources["data.demonstrations.0.path"]
+    assert str(source).startswith("override +buffer.trainer_input.auxiliary")
+
+
+def test_train_batch_size_counts_expert_responses() -> None:
+    """4 tasks x 8 rollouts and the same number of expert responses; a quarter of 43 is 11, which leaves
+    32."""
+    ratio = "+algorithm.sample_strategy_args.expert_data_ratio"
+    assert value(read(*MIX, "buffer.train_batch_size=64"), "algorithm.expert_fraction") == 0.5
+    loaded = read(*MIX, "buffer.train_batch_size=43", f"{ratio}=0.25")
+    assert (value(loaded, "algorithm.expert_fraction"), loaded.run.trainer.tasks_per_step) == (11 / 43, 4)
+    with pytest.raises(ConfigError, match=r"\(32\) with 16 expert responses.*Write 64, or remove it"):
+        read(*MIX, "buffer.train_batch_size=32")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "expected"),
+    [
+        (["algorithm.policy_loss_fn=ppo"], "policy_loss", ClippedLossConfig(dual_clip=None)),
+        (["algorithm.policy_loss_fn_args.clip_ratio_c=3.0"], "policy_loss.dual_clip", 3.0),
+        (["algorithm.policy_loss_fn_args.clip_range_high=0.28"], "policy_loss.clip_high", 0.28),
+        (["algorithm.policy_loss_fn=gspo"], "policy_loss", GspoLossConfig(clip_low=3e-4, clip_high=4e-4)),
+        (["algorithm.policy_loss_fn=gspo"], "aggregation", "seq-mean-token-mean"),
+        (
+            ["algorithm.policy_loss_fn=gspo", "algorithm.policy_loss_fn_args.clip_range=0.01"],
+            "policy_loss",
+            GspoLossConfig(clip_low=0.01, clip_high=0.01),
+        ),
+        (["algorithm.policy_loss_fn=opmd"], "policy_loss", OpmdLossConfig(tau=1.0)),
+        (
+            ["algorithm.policy_loss_fn_args.loss_agg_mode=seq-mean-token-sum"],
+            "aggregation",
+            "seq-mean-token-sum",
+        ),
+        (["algorithm.sample_strategy=default"], "type", "grpo"),
+        (
+            ["algorithm.kl_penalty_fn=abs", "algorithm.kl_penalty_fn_args.kl_coef=0.2"],
+            "kl_reward",
+            KlRewardConfig(estimator="abs", coef=0.2),
+        ),
+        (["algorithm.entropy_loss_fn_args.entropy_coef=0.01"], "entropy_coef", 0.01),
+        (
+            ["algorithm.entropy_loss_fn=none", "algorithm.entropy_loss_fn_args.entropy_coef=0.01"],
+            "entropy_coef",
+            0.0,
+        ),
+        (
+            [
+                "algorithm.algorithm_type=opmd",
+                "algorithm.advantage_fn_args={opmd_baseline: logavgexp, tau: 0.5}",
+            ],
+            "baseline.tau",
+            0.5,
+        ),
+    ],
+)
+def test_functions_and_their_arguments(overrides: list[str], field: str, expected: Any) -> None:
+    assert value(read(*overrides), f"algorithm.{field}") == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["algorithm.policy_loss_fn=mix"],
+            r"policy_loss_fn mix is incompatible with .* grpo; write one of ppo",
+        ),
+        ([*MIX, "algorithm.policy_loss_fn=ppo"], "write policy_loss_fn mix"),
+        ([*MIX, "algorithm.advantage_fn=rloo"], "write advantage_fn: grpo"),
+        ([*MIX[:1]], r"reads the auxiliary buffer .*sft_dataset, but no buffer is configured"),
+        ([*MIX, "algorithm.sample_strategy_args.sft_dataset_name=other"], "but the buffers are sft_dataset"),
+        ([*MIX, "+buffer.trainer_input.auxiliary_buffers.sft_dataset.capacity=3"], "no such key"),
+        ([*MIX, "+buffer.trainer_input.auxiliary_buffers.sft_dataset.pat=3"], "no such key"),
+        ([*MIX, "algorithm.sample_strategy=warmup"], "is incompatible with algorithm_type mix; write mix"),
+        (["algorithm.sample_strategy=mix"], "is incompatible with algorithm_type grpo"),
+        (["algorithm.advantage_fn_args.std_threshold=0.1"], "unknown argument"),
+        (["algorithm.policy_loss_fn_args.mask_clip=0.1"], "unknown argument"),
+        (
+            [*MIX, "algorithm.entropy_loss_fn=default", "algorithm.entropy_loss_fn_args.entropy_coef=0.1"],
+            "write entropy_loss_fn: mix",
+        ),
+        ([PPO, f"{CRITIC}.shuffle=True"], r"write actor_rollout_ref\.actor\.shuffle"),
+        ([PPO, f"{CRITIC}.optim.total_training_steps=7"], r"write trainer\.total_steps"),
+        ([f"{ACTOR}.clip_ratio=0.3"], r"write Trinity's key algorithm\.policy_loss_fn_args\.clip_range"),
+        ([f"{ACTOR}.ppo_mini_batch_size=8"], r"a step is one update of buffer\.train_batch_size"),
+        ([PPO, "trainer.trainer_config.trainer.max_critic_ckpt_to_keep=2"], "the same number for this key"),
+    ],
+)
+def test_incompatible_options_are_refused(overrides: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
+        read(*overrides)
+    assert "\n\n" not in str(caught.value)
+
+
+def test_inactive_keys_have_notices() -> None:
+    notes = read(f"{CRITIC}.optim.lr=1e-4", "algorithm.advantage_fn_args.lam=0.9", *MIX[1:]).notes
+    assert Counter(note.partition("inactive, because ")[2] for note in notes) == {
+        "the advantages are grpo's.": 2,
+        "algorithm_type grpo with sample_strategy default reads no demonstrations.": 3,
+    }
+    assert read(PPO, f"{CRITIC}.optim.lr=1e-4").notes == ()

@@ -1,0 +1,67 @@
+"""Tests of Trinity's workflows and of the explorer's rollout limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from strop.config.effective_reward import effective_reward
+from strop.config.schema.workflow import WorkflowConfig
+from strop.dialects.ledger.writer import write_dialect
+from strop.dialects.trinity.reader import LEDGER
+from strop.errors import ConfigError
+
+from .trinity_file import TASKSET, read
+
+pytestmark = pytest.mark.usefixtures("trinity_file")
+EVAL = "buffer.explorer_input.eval_tasksets.0"
+TAGS = WorkflowConfig(name="math", args={"style": "tags"})
+
+
+@pytest.mark.parametrize(
+    ("workflow", "reward", "expected", "scored"),
+    [
+        ("simple_workflow", "countdown_reward", WorkflowConfig(), ["countdown"]),
+        ("math_workflow", "countdown_reward", WorkflowConfig(), ["countdown"]),
+        ("math_workflow", "math_reward", TAGS, ["math", "format"]),
+        ("math_workflow", "null", TAGS, ["math", "format"]),
+        ("math_boxed_workflow", "null", WorkflowConfig(name="math", args={"style": "boxed"}), ["math"]),
+        ("mine.py:talk", "null", WorkflowConfig(name="mine.py:talk"), []),
+        ("mine.py:talk", "exact", WorkflowConfig(name="mine.py:talk"), ["exact"]),
+    ],
+)
+def test_workflow_and_reward(workflow: str, reward: str, expected: WorkflowConfig, scored: list[str]) -> None:
+    run = read(f"+buffer.default_workflow_type={workflow}", f"buffer.default_reward_fn_type={reward}").run
+    assert run.rollout.workflow == expected and run.data.eval[0].workflow is None
+    assert [part.function for part in effective_reward(run).functions] == scored
+    assert write_dialect(LEDGER, run).unsupported == ()
+
+
+def test_a_taskset_has_its_own_workflow_and_arguments() -> None:
+    own = f"+{EVAL}={{default_workflow_type: 'm.py:W', workflow_args: {{turns: 3}}}}"
+    run = read(own.replace("+", "", 1), f"+{TASKSET}.workflow_args={{a: 1}}").run
+    assert run.data.eval[0].workflow == WorkflowConfig(name="m.py:W", args={"turns": 3})
+    assert run.rollout.workflow == WorkflowConfig(args={"a": 1})
+    assert write_dialect(LEDGER, run).unsupported == ()
+
+
+def test_rollout_limits_retries_and_environment() -> None:
+    explorer = (
+        "{max_timeout: 60, max_retry_times: 5, env_vars: {A: 1}, rollout_model: {enable_history: true}}"
+    )
+    rollout = read(f"+explorer={explorer}").run.rollout
+    assert (rollout.timeout_seconds, rollout.retries, rollout.env) == (60, 5, {"A": "1"})
+    plain = read().run.rollout
+    assert (plain.timeout_seconds, plain.retries) == (3600, 2)
+
+
+def test_max_model_len_bounds_a_whole_conversation() -> None:
+    assert read("model.max_model_len=96").run.rollout.max_sequence_tokens is None
+    assert read("model.max_model_len=200").run.rollout.max_sequence_tokens == 200
+    assert read("model.max_model_len=90").run.rollout.max_sequence_tokens == 90
+
+
+def test_unknown_workflow_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unknown workflow alfworld; .* of your own"):
+        read("+buffer.default_workflow_type=alfworld")
+    with pytest.raises(ConfigError, match="write default_reward_fn_type"):
+        read("+buffer.default_workflow_type=simple_workflow", "buffer.default_reward_fn_type=null")

@@ -1,0 +1,335 @@
+"""Contract of inference engines: every implementation of the protocol passes these tests.
+
+A new engine is added to `ENGINES`. What its capabilities deny must be refused with an `InferenceError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from strop.config.schema.rollout import NativeEngineConfig
+from strop.errors import InferenceError
+from strop.inference.native import NativeEngine
+from strop.inference.pool import EnginePool, EngineSpec
+from strop.inference.registry import running_engine
+from strop.models.tiny import make_model
+from strop.protocols import InferenceEngine, WeightBroadcast
+from strop.types import Completion, SampleRequest, SamplingParams
+from strop.workers.start import LocalPlacement
+from tests.inference.helpers import full_logits, policy_logprobs, random_prompts, requests_for, same, sample
+
+PROMPTS = random_prompts(4, 9, 15, 6)
+STOP_TOKENS = tuple(range(0, 300, 3))
+
+
+@dataclass(frozen=True)
+class NativeFactory:
+    """Builds a native engine on a model folder, also in another process."""
+
+    folder: Path
+
+    def __call__(self) -> NativeEngine:
+        torch.set_num_threads(1)
+        model = AutoModelForCausalLM.from_pretrained(self.folder)
+        tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        return NativeEngine.from_model(model, NativeEngineConfig(kv_cache_tokens=4096), tokenizer)
+
+
+def pool_of(engines: int) -> Callable[[Path], EnginePool]:
+    def build(folder: Path) -> EnginePool:
+        specs = [EngineSpec(f"engine-{number}", NativeFactory(folder)) for number in range(engines)]
+        return EnginePool(specs, LocalPlacement(), max_restarts=0)
+
+    return build
+
+
+ENGINES: dict[str, tuple[str, Callable[[Path], InferenceEngine]]] = {
+    "native": ("qwen2", lambda folder: NativeFactory(folder)()),
+    "hugging face forward": ("gemma", lambda folder: NativeFactory(folder)()),
+    "pool of 1": ("qwen2", pool_of(1)),
+    "pool of 2": ("qwen2", pool_of(2)),
+}
+"""Model family and constructor of each implementation; the constructor does not start the engine."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A started engine, and the same model in Hugging Face's implementation."""
+
+    engine: InferenceEngine
+    model: PreTrainedModel
+    folder: Path
+
+    def load_initial_weights(self, version: int = 0) -> None:
+        self.engine.load(self.model.named_parameters(), version)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    family, build = ENGINES[request.param]
+    folder = make_model(tmp_path_factory.mktemp("contract") / "model", ["two and two is four"], family=family)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(5)
+    model.save_pretrained(folder)
+    with running_engine(build(folder)) as engine:
+        yield Subject(engine, model, folder)
+
+
+def scaled(model: PreTrainedModel, factor: float) -> PreTrainedModel:
+    """A copy of the model with other weights."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(factor)
+    return other
+
+
+def assert_sampled_by(
+    model: PreTrainedModel, requests: list[SampleRequest], completions: list[Completion]
+) -> None:
+    """Each completion answers the request at its index, with the model's log-probs."""
+    for request, completion in zip(requests, completions, strict=True):
+        expected = policy_logprobs(model, request, completion)
+        np.testing.assert_allclose(completion.policy_logprobs, expected, atol=1e-4, rtol=0)
+
+
+def test_describe_names_the_model_in_one_line(subject: Subject):
+    description = subject.engine.describe()
+    assert subject.model.config.model_type in description.lower() and "\n" not in description
+
+
+def test_start_may_be_called_again(subject: Subject):
+    subject.engine.start()
+    assert sample(subject.engine, []) == []
+
+
+def test_completions_have_the_order_of_their_requests_and_the_models_logprobs(subject: Subject):
+    requests = requests_for(PROMPTS, SamplingParams(temperature=0.8, max_tokens=20), samples=3)
+    completions = sample(subject.engine, requests)
+    assert_sampled_by(subject.model, requests, completions)
+    for completion in completions:
+        np.testing.assert_array_equal(completion.sampler_logprobs, completion.policy_logprobs)
+
+
+def test_concurrent_calls_get_their_own_completions(subject: Subject):
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=12), samples=2)
+
+    async def gather() -> list[Completion]:
+        calls = await asyncio.gather(*(subject.engine.sample([request]) for request in requests))
+        return [completion for (completion,) in calls]
+
+    assert_sampled_by(subject.model, requests, asyncio.run(gather()))
+
+
+def test_seeds_fix_the_completions(subject: Subject):
+    sampling = SamplingParams(max_tokens=16, ignore_eos=True)
+    first, again = (sample(subject.engine, requests_for(PROMPTS, sampling, samples=2)) for _ in range(2))
+    other = sample(subject.engine, requests_for(PROMPTS, sampling, samples=2, seed=1000))
+    if subject.engine.capabilities.determinism != "none":
+        assert all(map(same, first, again))
+    assert not all(map(same, first, other))
+
+
+def test_greedy_sampling_takes_the_most_likely_tokens(subject: Subject):
+    requests = requests_for(PROMPTS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    for request, completion in zip(requests, sample(subject.engine, requests), strict=True):
+        logits = full_logits(subject.model, request.prompt_ids, completion.token_ids)
+        assert completion.token_ids.tolist() == logits.argmax(-1).tolist()
+
+
+def test_sampler_logprobs_are_those_of_the_filtered_distribution(subject: Subject):
+    requests = requests_for(PROMPTS, SamplingParams(top_k=3, max_tokens=12, ignore_eos=True))
+    completions = sample(subject.engine, requests)
+    if subject.engine.capabilities.exact_policy_logprobs:
+        assert_sampled_by(subject.model, requests, completions)
+    for request, completion in zip(requests, completions, strict=True):
+        logits = full_logits(subject.model, request.prompt_ids, completion.token_ids)
+        highest = logits.topk(3).values
+        chosen = logits.gather(1, torch.from_numpy(completion.token_ids).long()[:, None])
+        expected = (chosen - highest.logsumexp(-1, keepdim=True))[:, 0]
+        np.testing.assert_allclose(completion.sampler_logprobs, expected, atol=1e-4)
+
+
+def test_max_tokens_is_the_exact_limit(subject: Subject):
+    sampling = SamplingParams(max_tokens=7, ignore_eos=True)
+    for completion in sample(subject.engine, requests_for(PROMPTS, sampling)):
+        assert len(completion.token_ids) == 7 and completion.finish_reason == "length"
+
+
+def test_stop_tokens_end_a_completion_and_are_part_of_it(subject: Subject):
+    sampling = SamplingParams(max_tokens=40, stop_token_ids=STOP_TOKENS, ignore_eos=True)
+    completions = sample(subject.engine, requests_for(PROMPTS, sampling, samples=3))
+    for completion in completions:
+        *inner, last = completion.token_ids.tolist()
+        assert not set(STOP_TOKENS) & set(inner)
+        assert completion.finish_reason == ("stop" if last in STOP_TOKENS else "length")
+    assert any(completion.finish_reason == "stop" for completion in completions)
+
+
+def test_min_tokens_delays_the_stop(subject: Subject):
+    sampling = SamplingParams(max_tokens=40, min_tokens=6, stop_token_ids=STOP_TOKENS)
+    for completion in sample(subject.engine, requests_for(PROMPTS, sampling, samples=3)):
+        assert len(completion.token_ids) > 6
+        assert not np.isin(completion.token_ids[:6], STOP_TOKENS).any()
+
+
+def test_stop_strings_end_a_completion(subject: Subject):
+    tokenizer = AutoTokenizer.from_pretrained(subject.folder)
+    free = sample(
+        subject.engine, requests_for(PROMPTS, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    )
+    texts = [tokenizer.decode(completion.token_ids[9:11]) for completion in free]
+    stop = next(text for text in texts if text and "\ufffd" not in text)
+    sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, stop=(stop,))
+    stopped = sample(subject.engine, requests_for(PROMPTS, sampling))
+    for whole, cut in zip(free, stopped, strict=True):
+        assert cut.token_ids.tolist() == whole.token_ids[: len(cut.token_ids)].tolist()
+        found = stop in tokenizer.decode(cut.token_ids)
+        assert found == (cut.finish_reason == "stop")
+    assert any(cut.finish_reason == "stop" for cut in stopped)
+
+
+def test_an_invalid_request_fails_its_call_alone(subject: Subject):
+    valid, other = requests_for(PROMPTS[:2], SamplingParams(max_tokens=8))
+    invalid = SampleRequest("bad", other.prompt_ids, SamplingParams(max_tokens=0), seed=0)
+
+    async def both():
+        calls = subject.engine.sample([invalid]), subject.engine.sample([valid])
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    error, completions = asyncio.run(both())
+    assert isinstance(error, InferenceError) and "request 'bad': max_tokens is 0" in str(error)
+    assert len(completions) == 1
+
+
+def test_load_sets_weights_and_version(subject: Subject):
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=12))
+    other = scaled(subject.model, 0.9)
+    subject.engine.load(other.named_parameters(), 4)
+    completions = sample(subject.engine, requests)
+    assert {completion.version for completion in completions} == {4}
+    assert_sampled_by(other, requests, completions)
+    subject.load_initial_weights(version=5)
+    assert_sampled_by(subject.model, requests, sample(subject.engine, requests))
+
+
+def test_load_path_reads_a_model_folder_or_is_refused(subject: Subject, tmp_path: Path):
+    other = scaled(subject.model, 0.8)
+    other.save_pretrained(tmp_path)
+    if "path" not in subject.engine.capabilities.weight_transports:
+        with pytest.raises(InferenceError, match="load"):
+            subject.engine.load_path(tmp_path, 6)
+        return
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=12))
+    subject.engine.load_path(tmp_path, 6)
+    completions = sample(subject.engine, requests)
+    subject.load_initial_weights()
+    assert {completion.version for completion in completions} == {6}
+    assert_sampled_by(other, requests, completions)
+
+
+def test_load_process_group_is_refused_without_the_capability(subject: Subject):
+    if "process_group" in subject.engine.capabilities.weight_transports:
+        pytest.skip("this engine needs a test with a sender")
+    broadcast = WeightBroadcast("tcp://127.0.0.1:1", "gloo", world_size=2, first_rank=1, tensors=())
+    with pytest.raises(InferenceError, match=r"cannot join a process group; .* pass the tensors to load"):
+        subject.engine.load_process_group(broadcast, 1)
+
+
+def test_pause_holds_requests_until_resume(subject: Subject):
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=16, ignore_eos=True))
+
+    async def paused() -> list[Completion]:
+        subject.engine.pause()
+        call = asyncio.create_task(subject.engine.sample(requests))
+        done, _ = await asyncio.wait([call], timeout=0.2)
+        assert not done
+        subject.engine.resume()
+        return await call
+
+    expected = sample(subject.engine, requests)
+    assert all(map(same, expected, asyncio.run(paused())))
+
+
+def test_released_memory_is_restored(subject: Subject):
+    if not subject.engine.capabilities.memory_release:
+        with pytest.raises(InferenceError):
+            subject.engine.release_memory()
+        return
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=16, ignore_eos=True))
+    expected = sample(subject.engine, requests)
+
+    async def released() -> list[Completion]:
+        subject.engine.release_memory()
+        with pytest.raises(InferenceError, match="call restore_memory first"):
+            subject.load_initial_weights()
+        subject.engine.restore_memory()
+        subject.load_initial_weights()
+        return await subject.engine.sample(requests)
+
+    assert all(map(same, expected, asyncio.run(released())))
+
+
+def test_requests_wait_while_memory_is_released(subject: Subject):
+    if not subject.engine.capabilities.memory_release:
+        pytest.skip("memory_release is not supported")
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=16, ignore_eos=True))
+
+    async def released() -> list[Completion]:
+        subject.engine.release_memory()
+        call = asyncio.create_task(subject.engine.sample(requests))
+        done, _ = await asyncio.wait([call], timeout=0.2)
+        assert not done
+        subject.engine.restore_memory()
+        subject.load_initial_weights()
+        return await call
+
+    assert_sampled_by(subject.model, requests, asyncio.run(released()))
+
+
+def test_memory_is_not_released_while_completions_are_running(subject: Subject):
+    if not subject.engine.capabilities.memory_release:
+        pytest.skip("memory_release is not supported")
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=200, ignore_eos=True))
+
+    async def running() -> list[Completion]:
+        call = asyncio.create_task(subject.engine.sample(requests))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        with pytest.raises(InferenceError, match=r"release_memory was called with 4 .*; await or cancel"):
+            subject.engine.release_memory()
+        return await call
+
+    assert len(asyncio.run(running())) == len(requests)
+
+
+def test_close_fails_pending_and_later_calls(subject: Subject):
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=200, ignore_eos=True))
+
+    async def closed() -> object:
+        subject.engine.pause()
+        call = asyncio.create_task(subject.engine.sample(requests))
+        await asyncio.wait([call], timeout=0.1)
+        subject.engine.close()
+        (result,) = await asyncio.gather(call, return_exceptions=True)
+        return result
+
+    error = asyncio.run(closed())
+    assert isinstance(error, InferenceError) and "has been closed" in str(error)
+    with pytest.raises(InferenceError, match="has been closed"):
+        sample(subject.engine, requests)
+    with pytest.raises(InferenceError, match="has been closed"):
+        subject.load_initial_weights()
+    subject.engine.close()

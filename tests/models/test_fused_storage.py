@@ -1,0 +1,105 @@
+"""Fused storage: equal values and parameters on one tensor."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from strop.models.fused_storage import concatenated_view, fuse_storage
+
+TRIOS = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
+
+
+def small(family: str = "qwen2", tied: bool = True):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "mistral", "gemma", "phi"])
+def test_siblings_are_consecutive_with_equal_values(family):
+    model = small(family)
+    before = copy.deepcopy(model)
+    parameters = list(model.parameters())
+    fuse_storage(model)
+    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+    for old, new in zip(before.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(old, new, rtol=0, atol=0)
+    attention = model.model.layers[1].self_attn
+    weights = [getattr(attention, name).weight for name in TRIOS["self_attn"]]
+    together = concatenated_view(weights)
+    assert together is not None
+    torch.testing.assert_close(together, torch.cat(weights))
+    assert together.data_ptr() == weights[0].data_ptr()
+    storage = together.untyped_storage().data_ptr()
+    fuse_storage(model)
+    assert attention.q_proj.weight.untyped_storage().data_ptr() == storage, "fusing twice moves nothing"
+
+
+def test_training_updates_fused_storage_in_place():
+    model = small()
+    plain = copy.deepcopy(model)
+    fuse_storage(model)
+    tokens = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(0))
+    for each in (model, plain):
+        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2)
+        for _ in range(3):
+            each(tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    mlp = model.model.layers[0].mlp
+    assert concatenated_view([mlp.gate_proj.weight, mlp.up_proj.weight]) is not None
+
+
+def test_tied_embeddings_stay_tied():
+    model = small(tied=True)
+    fuse_storage(model)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_base_layers_of_an_adapter_are_fused():
+    model = get_peft_model(small(), LoraConfig(r=2, target_modules="all-linear"))
+    fuse_storage(model)
+    attention = model.get_base_model().model.layers[0].self_attn
+    weights = [getattr(attention, name).base_layer.weight for name in TRIOS["self_attn"]]
+    assert concatenated_view(weights) is not None
+
+
+def test_a_fused_model_saves_and_loads(tmp_path: Path):
+    model = small()
+    fuse_storage(model)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_separate_tensors_have_no_concatenated_view():
+    whole = torch.arange(24.0).view(6, 4)
+    assert concatenated_view([whole[:2], whole[2:]]) is not None
+    assert concatenated_view([whole[:2], whole[3:]]) is None
+    assert concatenated_view([whole[2:], whole[:2]]) is None
+    assert concatenated_view([whole[:2], whole[2:].clone()]) is None
+    assert concatenated_view([whole[:2, :2], whole[2:, :2]]) is None
+    assert concatenated_view([whole[:2], whole[2:].to(torch.float64)]) is None
+    torch.testing.assert_close(concatenated_view([whole[:3], whole[3:5], whole[5:]]), whole)

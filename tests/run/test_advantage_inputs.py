@@ -1,0 +1,53 @@
+"""Experiences as estimators want them, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from strop.run.optimize.advantage_inputs import gather_targets, make_rollout_batch, split_by_experience
+from strop.types import Experience
+
+
+def experience(group: str, index: int, mask: list[int], reward: float, turn: int = 0) -> Experience:
+    nothing = np.zeros(len(mask), dtype=np.float32)
+    return Experience(
+        id=f"{group}-{index}.{turn}",
+        task_id=group,
+        group=group,
+        index=index,
+        turn=turn,
+        token_ids=np.arange(len(mask), dtype=np.int32),
+        loss_mask=np.array(mask, dtype=np.bool_),
+        sampler_logprobs=nothing,
+        policy_logprobs=nothing,
+        reward=reward,
+        status="ok",
+        temperature=1.0,
+        versions=(0,),
+    )
+
+
+EXPERIENCES = [
+    experience("b", 0, [0, 1, 1], 1.0),
+    # A rollout whose two turns are sequences of their own; the first has the user's words within.
+    experience("b", 2, [0, 1, 0, 1], 0.5, turn=0),
+    experience("b", 2, [0, 0, 1], 0.5, turn=1),
+    experience("a", 0, [0, 1], 0.0),
+]
+
+
+def test_a_rollout_counts_once_however_many_experiences_it_gave() -> None:
+    scored = make_rollout_batch(EXPERIENCES, baselines={"a": 0.25, "b": 0.75})
+    assert scored.rewards.tolist() == [1.0, 0.5, 0.0]
+    assert scored.group.tolist() == [0, 0, 1]
+    assert scored.tokens.tolist() == [2, 3, 1]
+    assert scored.baselines is not None
+    assert scored.baselines.tolist() == [0.75, 0.75, 0.25]
+
+
+def test_values_go_to_the_targets_and_back() -> None:
+    values = torch.arange(1.0, 7)
+    placed = split_by_experience(values, EXPERIENCES)
+    assert [each.tolist() for each in placed] == [[0, 1, 2], [0, 3, 0, 4], [0, 0, 5], [0, 6]]
+    assert torch.equal(gather_targets(placed, EXPERIENCES), values)

@@ -1,0 +1,47 @@
+"""Split of a step's groups into updates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from strop.config.load.loader import load_values
+from strop.run.optimize.minibatches import plan_minibatches, shuffle_seed
+from strop.types import ExperienceGroup
+from tests.models.models import experience
+
+
+def groups(*sizes: int) -> list[ExperienceGroup]:
+    one = experience([3], [4])
+    return [
+        ExperienceGroup(str(g), tuple(replace(one, group=str(g), index=i) for i in range(size)))
+        for g, size in enumerate(sizes)
+    ]
+
+
+def test_the_shuffle_seed_overrides_the_run_seed() -> None:
+    run = load_values({"model": {"path": "m"}, "data": {"train": {"path": "t"}}, "seed": 3}).run
+    assert shuffle_seed(run.trainer, run.seed) == 3
+    trainer = run.trainer.model_copy(update={"shuffle_seed": 0})
+    assert shuffle_seed(trainer, run.seed) == 0
+
+
+def test_groups_stay_whole_and_in_order() -> None:
+    plan = plan_minibatches(groups(2, 1, 3), per_update=2, epochs=2, shuffle_seed=None)
+    assert plan == [[0, 1, 2], [3, 4, 5]] * 2
+
+
+def test_an_update_without_experiences_is_left_out() -> None:
+    assert plan_minibatches(groups(0, 2, 0), per_update=1, epochs=1, shuffle_seed=None) == [[0, 1]]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_each_epoch_has_its_own_reproducible_order(step: int) -> None:
+    sizes = [1] * 20
+    plan = plan_minibatches(groups(*sizes), per_update=20, epochs=2, shuffle_seed=(5, step))
+    assert plan == plan_minibatches(groups(*sizes), per_update=20, epochs=2, shuffle_seed=(5, step))
+    assert plan != plan_minibatches(groups(*sizes), per_update=20, epochs=2, shuffle_seed=(5, 3))
+    first, second = plan
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(20))

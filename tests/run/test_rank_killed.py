@@ -1,0 +1,75 @@
+"""A rank that is killed while a checkpoint is being written: the one before is the last, and from it the run
+goes on to the end that it would have come to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from strop.models.tiny import make_model
+from strop.training.checkpoints import checkpoint
+
+from .test_distributed import rows_of
+from .test_launch import start
+
+STEPS = 5
+
+
+def settings(values, model: Path, name: str, beside: bool) -> dict:
+    """Large enough that a part is not written in an instant."""
+    return values(
+        name=name,
+        model={"path": str(model)},
+        trainer__engine={"type": "fsdp2", "ranks": 2, "device": "cpu"},
+        trainer__duration=f"{STEPS} steps",
+        checkpoint={"every": "1 steps", "keep": None, "async_save": beside, "save_concurrency": "thread"},
+        evaluate={"at_start": False, "every": "never"},
+    )
+
+
+def finish(process) -> str:
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return said
+
+
+def kill_in_a_save(process, root: Path, step: int, rank: int) -> None:
+    """SIGKILL as soon as anything of the step's checkpoint is being written."""
+    deadline = time.monotonic() + 120
+    while not any(path.is_file() for path in root.glob(f".step-{step:06d}.*/*")):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.001)
+    other = next(p for p in psutil.Process(process.pid).children() if "rank-1" in p.cmdline())
+    (other if rank else process).kill()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("large") / "model"
+    return make_model(folder, ["max 1 2"], vocab_size=300, hidden_size=256, layers=4)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("rank", "beside"), [(0, True), (1, True), (1, False)])
+def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(values, tmp_path, model, rank, beside):
+    finish(start(tmp_path, settings(values, model, "whole", beside)))
+    whole = tmp_path / "runs" / "strop" / "whole"
+    killed = settings(values, model, "killed", beside)
+    folder = whole.with_name("killed")
+    root = folder / "checkpoints"
+    process = start(tmp_path, killed)
+    kill_in_a_save(process, root, 3, rank)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert rank == 0 or "Rank 1 of the trainer ended by signal 9 (Killed)" in said
+    assert not checkpoint.folder_for_step(root, 3).exists()
+    assert checkpoint.latest(root) == (checkpoint.folder_for_step(root, 2), ())
+    assert "Resuming after step 2" in finish(start(tmp_path, killed))
+    assert rows_of(folder) == rows_of(whole)
+    assert not list(root.glob(".step-*")), "what was half written is gone"
+    for file in whole.rglob("*.safetensors"):
+        assert (folder / file.relative_to(whole)).read_bytes() == file.read_bytes(), file.name

@@ -1,0 +1,287 @@
+"""The recorder: rows, sessions, rollouts and monitors, also of a resumed run."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from strop.config.load.loader import load_values
+from strop.config.schema.record import RecordConfig
+from strop.errors import Interrupted, RunFolderError
+from strop.run.recording.monitor import Monitor, SessionInfo
+from strop.run.recording.recorder import Recorder
+from strop.run.recording.registry import MONITORS
+from strop.run.state.horizon import Horizon
+from strop.run.state.resume import StartPoint
+from strop.run.state.run_state import RunState
+from strop.runs.folder import RunFolder
+from strop.runs.sessions import SessionOutcome, read_sessions
+from strop.types import Rollout, RolloutGroup, SamplingParams, Task, Turn
+
+
+def recorder(
+    folder: Path,
+    *,
+    after: int = 0,
+    steps: int = 6,
+    monitors: tuple[str, ...] = (),
+    answers: int = 0,
+    using: Sequence[Monitor] | None = None,
+) -> Recorder:
+    values: dict[str, Any] = {
+        "model": {"path": "model"},
+        "data": {"train": {"path": "tasks.jsonl"}},
+        "reward": "gsm8k",
+        "record": {"monitors": list(monitors), "eval_answers": answers},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    start = StartPoint(RunState(step=after), None, ())
+    return Recorder(
+        RunFolder(folder), load_values(values), Horizon(steps, steps, 3, 1), start, io.StringIO(), using
+    )
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def rollout(index: int, *, reward: float | None = 1.0, error: str | None = None) -> Rollout:
+    tokens = np.arange(3 + index, dtype=np.int32)
+    logprobs = np.zeros(len(tokens), dtype=np.float32)
+    turn = Turn(np.arange(2, dtype=np.int32), tokens, logprobs, logprobs, "stop", version=4)
+    return Rollout(
+        id=f"r{index}",
+        task_id="t1",
+        group="g1",
+        index=index,
+        turns=() if error else (turn,),
+        text=f"answer {index} & <b>bold</b>",
+        status="error" if error else "ok",
+        sampling=SamplingParams(),
+        reward=reward,
+        reward_parts={} if error else {"gsm8k": 1.0, "format": 0.5},
+        error=error,
+    )
+
+
+def group(*rollouts: Rollout, answer: Any = "4") -> RolloutGroup:
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"})
+    return RolloutGroup("g1", Task("t1", messages, np.arange(2, dtype=np.int32), answer, "sums"), rollouts)
+
+
+def test_one_row_per_step(tmp_path: Path) -> None:
+    with recorder(tmp_path) as record:
+        record.log_step(0, {"eval/sums/reward": 0.25})
+        record.log_step(1, {"reward/mean": 0.1 + 0.2, "grad_norm": math.inf})
+        # Every row is flushed: a kill at this point loses none.
+        assert [row["step"] for row in rows(tmp_path)] == [0, 1]
+    assert rows(tmp_path)[1] == {
+        "step": 1,
+        "reward/mean": 0.30000000000000004,
+        "grad_norm": None,
+        "memory/peak_mb": record.last["memory/peak_mb"],
+    }
+    assert record.last["memory/peak_mb"] > 1
+
+
+def test_a_metric_without_a_definition_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="reward/meen"), recorder(tmp_path) as record:
+        record.log_step(1, {"reward/meen": 1.0})
+
+
+def test_a_resumed_run_deletes_the_steps_that_it_repeats(tmp_path: Path) -> None:
+    with recorder(tmp_path) as record:
+        for step in range(5):
+            record.log_step(step, {"reward/mean": step / 7})
+            record.log_rollouts(step, [group(rollout(0))])
+            record.log_evaluation("sums", step, [group(rollout(0))])
+    before = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "rewa')  # a kill during the write
+    with recorder(tmp_path, after=3) as record:
+        assert record.last["step"] == 3
+        assert sorted(p.name for p in (tmp_path / "rollouts").iterdir())[-1] == "step-000003.parquet"
+        assert sorted(p.name for p in (tmp_path / "eval" / "sums").iterdir())[-1] == "step-000003.parquet"
+        record.log_step(4, {"reward/mean": 0.0})
+    after = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    assert after[:4] == before[:4]
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4]
+
+
+def test_a_run_that_starts_over_deletes_all_rows(tmp_path: Path) -> None:
+    """The run was killed before its first checkpoint, so step 0 is measured again."""
+    with recorder(tmp_path) as record:
+        record.log_step(0, {"eval/sums/reward": 0.25})
+        record.log_step(1, {})
+    with recorder(tmp_path) as record:
+        record.log_step(0, {"eval/sums/reward": 0.25})
+    assert [row["step"] for row in rows(tmp_path)] == [0]
+
+
+def test_a_damaged_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
+    with pytest.raises(RunFolderError, match="line 2"), recorder(tmp_path, after=3):
+        pass
+
+
+def test_every_session_has_an_outcome(tmp_path: Path) -> None:
+    with recorder(tmp_path):
+        pass
+    with pytest.raises(Interrupted), recorder(tmp_path, after=2):
+        raise Interrupted("SIGTERM received.", 15)
+    with pytest.raises(ValueError, match="a fault"), recorder(tmp_path, after=2):
+        raise ValueError("a fault")
+    recorder(tmp_path, after=3).__enter__()  # killed: no outcome is recorded
+    with recorder(tmp_path, after=4):
+        pass
+    sessions = read_sessions(tmp_path)
+    ended = [(session["from_step"], session["outcome"], session["message"]) for session in sessions]
+    assert ended == [
+        (0, "finished", None),
+        (2, "interrupted", "SIGTERM received."),
+        (2, "failed", "a fault"),
+        (3, "killed", None),
+        (4, "finished", None),
+    ]
+    assert sessions[0]["packages"]["strop"] and sessions[0]["host"]["cores"] >= 1
+    assert sessions[0]["started"] <= sessions[0]["ended"]
+
+
+def test_secrets_in_the_command_line_are_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/strop", "train", "run.yaml", "reward.args.api_key=hunter2"])
+    with recorder(tmp_path):
+        pass
+    assert read_sessions(tmp_path)[0]["command"] == "strop train run.yaml 'reward.args.api_key=***'"
+    assert "hunter2" not in (tmp_path / "run.json").read_text()
+
+
+def test_rollouts_as_parquet(tmp_path: Path) -> None:
+    groups = [group(rollout(0), rollout(1, reward=None, error="it failed")), group(rollout(2), answer=[1, 2])]
+    with recorder(tmp_path) as record:
+        record.log_rollouts(7, groups)
+    path = tmp_path / "rollouts" / "step-000007.parquet"
+    found = pq.read_table(path).to_pylist()
+    assert found[0] == {
+        "step": 7,
+        "task_id": "t1",
+        "group": "g1",
+        "index": 0,
+        "source": "sums",
+        "prompt": "[system]\nBe brief.\n\n[user]\n2+2?",
+        "answer": "4",
+        "text": "answer 0 & <b>bold</b>",
+        "messages": None,
+        "reward": 1.0,
+        "reward_parts": [("gsm8k", 1.0), ("format", 0.5)],
+        "status": "ok",
+        "error": None,
+        "turns": 1,
+        "response_tokens": 3,
+        "versions": [4],
+    }
+    assert (found[1]["reward"], found[1]["error"], found[1]["versions"]) == (None, "it failed", [])
+    assert found[2]["answer"] == "[1, 2]"
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
+    with recorder(tmp_path, monitors=("tensorboard",)) as record:
+        for step in range(1, 5):
+            record.log_step(step, {"reward/mean": float(step)})
+    with recorder(tmp_path, after=2, monitors=("tensorboard",)) as record:
+        record.log_step(3, {"reward/mean": 30.0})
+    events = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_tensorboard_has_evaluation_responses(tmp_path: Path) -> None:
+    with recorder(tmp_path, monitors=("tensorboard",), answers=2) as record:
+        record.log_evaluation("sums", 1, [group(rollout(0))])
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (shown,) = events.Tensors("eval/sums/answers/text_summary")
+    assert shown.step == 1 and b"| prompt | expected | answer | reward |" in shown.tensor_proto.string_val[0]
+
+
+def test_only_the_configured_monitors_are_started(tmp_path: Path) -> None:
+    with recorder(tmp_path) as record:
+        record.log_step(1, {"reward/mean": 1.0})
+    assert not (tmp_path / "tensorboard").exists()
+
+
+class _ListMonitor:
+    """Monitor that collects its calls."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fails = fails
+
+    def _add(self, name: str, *values: Any) -> None:
+        if name == self.fails:
+            raise OSError(28, "No space left on device")
+        self.calls.append((name, *values))
+
+    def start(self, session: SessionInfo) -> None:
+        self._add("start", session.first_step, session.steps)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._add("log", step, metrics["reward/mean"])
+
+    def samples(self, name: str, step: int, groups: Sequence[RolloutGroup]) -> None:
+        self._add("samples", name, step, len(groups))
+
+    def message(self, line: str) -> None:
+        self._add("message", line)
+
+    def finish(self, outcome: SessionOutcome, message: str | None) -> None:
+        self._add("finish", outcome, message)
+
+
+def test_every_monitor_receives_steps_samples_and_the_outcome(tmp_path: Path) -> None:
+    monitors = (_ListMonitor(), _ListMonitor())
+    with recorder(tmp_path, after=2, using=monitors) as record:
+        record.log_step(3, {"reward/mean": 0.5})
+        record.log_evaluation("sums", 3, [group(rollout(0))])
+        record.log_message("a line")
+    for monitor in monitors:
+        assert monitor.calls == [
+            ("start", 3, 6),
+            ("log", 3, 0.5),
+            ("samples", "sums", 3, 1),
+            ("message", "a line"),
+            ("finish", "finished", None),
+        ]
+
+
+def test_a_monitor_that_cannot_write_ends_the_run_and_the_others_finish(tmp_path: Path) -> None:
+    monitors = (_ListMonitor(fails="log"), _ListMonitor())
+    with pytest.raises(RunFolderError, match="No space left"), recorder(tmp_path, using=monitors) as record:
+        record.log_step(1, {"reward/mean": 0.5})
+    assert [monitor.calls[-1][:2] for monitor in monitors] == [("finish", "failed")] * 2
+    assert read_sessions(tmp_path)[0]["outcome"] == "failed"
+    assert [row["step"] for row in rows(tmp_path)] == [1]
+
+
+def test_the_registry_has_every_monitor_of_the_schema() -> None:
+    (kind, _) = get_args(RecordConfig.model_fields["monitors"].annotation)
+    assert set(get_args(kind)) == set(MONITORS)
+
+
+def test_a_write_error_is_one_paragraph(tmp_path: Path) -> None:
+    (tmp_path / "eval").touch()
+    with (
+        pytest.raises(RunFolderError, match=r"cannot be written .*eval") as caught,
+        recorder(tmp_path) as record,
+    ):
+        record.log_evaluation("sums", 1, [group(rollout(0))])
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,172 @@
+"""Gradients of every loss, summed over processes that each have some of an update's micro-batches.
+
+    python -m tests.training.gradient_sum_worker MODEL OUT RENDEZVOUS RANK WORLD
+
+`test_gradient_sum.py` starts this. Rank 0 writes gradients and metrics, each under its case's name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter
+from safetensors.torch import save_file
+from torch import Tensor
+
+from strop.algorithms import registry
+from strop.algorithms.losses.value_losses import ValueLoss
+from strop.config.schema.algorithm import Aggregation, AlgorithmConfig, KlEstimator, PpoConfig
+from strop.config.units import Amount
+from strop.data.packing import pack
+from strop.training.critic_model import CriticModel
+from strop.training.optimized_model import OptimizedModel
+from strop.training.parallel.parallelize import single_device
+from strop.training.policy_model import PolicyModel
+from strop.training.specs import CriticSpec
+from strop.types import Experience, FloatArray, GlobalCounts, MicroBatch, TrainingBatch
+from tests.models.models import experience
+from tests.training.test_local_engine import make_policy, make_run
+
+LONGEST = 12
+POLICY_LOSSES: Sequence[Mapping[str, Any]] = (
+    {"type": "clip", "clip_low": 0.1, "clip_high": 0.2},
+    {"type": "gspo", "clip_low": 0.05, "clip_high": 0.05},
+    {"type": "cispo", "clip_low": 0.1, "clip_high": 0.1},
+    {"type": "gpg"},
+    {"type": "opmd", "tau": 0.5},
+)
+PARTS: Mapping[str, Mapping[str, Any]] = {
+    **{f"kl {name}": {"kl_loss": {"estimator": name, "coef": 0.5}} for name in get_args(KlEstimator)},
+    "entropy": {"entropy_coef": 0.1},
+    "token correction": {"importance_correction": {"level": "token", "cap": 1.1}},
+    "sequence correction": {"importance_correction": {"level": "sequence", "cap": 1.5}},
+}
+
+
+def cases() -> dict[str, AlgorithmConfig]:
+    """Algorithm sections, by name of the case."""
+    sections = {
+        f"{loss['type']}, {aggregation}": {"type": "grpo", "policy_loss": loss, "aggregation": aggregation}
+        for loss in POLICY_LOSSES
+        for aggregation in get_args(Aggregation)
+    }
+    sections |= {part: {"type": "grpo", **section} for part, section in PARTS.items()}
+    sections |= {"sft": {"type": "sft"}, "dpo": {"type": "dpo"}, "mix": {"type": "mix", "mu": 0.3}}
+    read = TypeAdapter(AlgorithmConfig)
+    return {name: read.validate_python(section) for name, section in sections.items()}
+
+
+def experiences(kind: str) -> list[Experience]:
+    """Rollouts; pairs for dpo, demonstrations for sft, and both rollouts and demonstrations for mix."""
+    random = np.random.default_rng(0)
+    found: list[Experience] = []
+    for group in range(5):
+        prompt = random.integers(5, 250, 6)
+        for index in range(2 if kind == "dpo" else 3):
+            answer = random.integers(5, 250, random.integers(2, LONGEST))
+            fields: dict[str, Any] = {"group": str(group), "index": index, "temperature": 0.9}
+            if kind == "dpo":
+                fields |= {"role": ("chosen", "rejected")[index], "pair": str(group)}
+            if kind == "sft" or (kind == "mix" and group > 2):
+                fields["role"] = "sft"
+            found.append(experience(prompt, answer, **fields))
+    return found
+
+
+def near(logprobs: Sequence[FloatArray], seed: int) -> list[FloatArray]:
+    """Log-probs of a slightly different policy."""
+    random = np.random.default_rng(seed)
+    return [each + random.normal(scale=0.2, size=len(each)).astype(np.float32) for each in logprobs]
+
+
+def micro_batches(
+    engine: PolicyModel | CriticModel, kind: str, logprobs: list[FloatArray]
+) -> list[MicroBatch]:
+    """Many small micro-batches, with all inputs that any loss reads."""
+    batch = [
+        replace(e, sampler_logprobs=sampler, policy_logprobs=sampler)
+        for e, sampler in zip(experiences(kind), near(logprobs, 1), strict=True)
+    ]
+    return pack(
+        TrainingBatch(
+            batch,
+            advantages=near([np.zeros_like(each) for each in logprobs], 2),
+            old_logprobs=near(logprobs, 3),
+            ref_logprobs=near(logprobs, 4),
+            values=near(logprobs, 5),
+            returns=near(logprobs, 6),
+        ),
+        Amount(40, "tokens"),
+        share_prompts=engine.supports_shared_prompts,
+        device=engine.device,
+    )
+
+
+def summed(engine: OptimizedModel, metrics: Mapping[str, float]) -> tuple[Tensor, Tensor]:
+    """Gradient and metrics, summed over all processes; the gradient is cleared."""
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in engine.master.parameters()]
+    gradient = torch.cat([part.flatten() for part in parts])
+    values = torch.tensor(list(metrics.values()), dtype=torch.float64)
+    engine.master.zero_grad()
+    if dist.is_initialized():
+        dist.all_reduce(gradient)
+        dist.all_reduce(values)
+    return gradient, values
+
+
+def gradients(folder: Path, rank: int, world: int) -> dict[str, Tensor]:
+    """Gradients by case; each process has every `world`-th micro-batch, starting at its rank."""
+    engine = make_policy(make_run(folder, algorithm={"type": "grpo", "kl_loss": {}}))
+    noise = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in engine.master.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=noise), alpha=0.05)
+    critic = CriticModel(CriticSpec.of(make_run(folder), PpoConfig().critic), single_device("cpu"))
+    # As unlikely as the tokens of a random model are.
+    guess = {
+        kind: [np.full(len(e.token_ids), -5.6, dtype=np.float32) for e in experiences(kind)]
+        for kind in ("grpo", "sft", "dpo", "mix")
+    }
+    learn = {
+        name: (
+            engine,
+            section.type,
+            partial(
+                engine.forward_backward,
+                loss_fn=registry.make_loss_fn(section, max_response_tokens=LONGEST),
+                entropy=registry.needs_entropy(section),
+                divergence=registry.needs_divergence(section),
+            ),
+        )
+        for name, section in cases().items()
+    }
+    learn["value"] = (critic, "grpo", partial(critic.forward_backward, loss_fn=ValueLoss(0.1)))
+    found: dict[str, Tensor] = {}
+    for name, (learner, kind, forward_backward) in learn.items():
+        mine = micro_batches(learner, kind, guess[kind])[rank::world]
+        assert mine, "fewer micro-batches than processes"
+        metrics = forward_backward(mine, counts=GlobalCounts.of(experiences(kind)))
+        found[f"{name}: gradient"], found[f"{name}: metrics"] = summed(learner, metrics)
+    return found
+
+
+def main(folder: str, out: str, rendezvous: str, rank: str, world: str) -> None:
+    """Main function of one process."""
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=int(world))
+    assert dist.get_world_size() == int(world)
+    found = gradients(Path(folder), int(rank), int(world))
+    if rank == "0":
+        save_file(found, out)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,68 @@
+"""Loading of workflows by name: built-in and user ones, classes and functions."""
+
+import pytest
+
+from strop.config.schema.workflow import WorkflowConfig
+from strop.errors import ConfigError
+from strop.workflows.registry import BUILTIN_WORKFLOWS, load_workflow
+
+MINE = """
+class Mine:
+    def __init__(self, times=1):
+        self.times = times
+    async def run(self, task, chat):
+        return float(self.times)
+
+class Lame:
+    pass
+
+def plain(task, chat, bonus=0.0):
+    return bonus
+
+async def modern(task, chat):
+    return None
+
+def alone():
+    return 1
+"""
+
+
+@pytest.mark.parametrize("name", [name for name in BUILTIN_WORKFLOWS if name not in ("environment", "agent")])
+def test_builtin_workflows_run_in_the_event_loop(name):
+    assert load_workflow(WorkflowConfig(name=name)).is_async
+
+
+def test_class_or_function_in_a_user_file(user_file):
+    file = user_file(MINE)
+    mine = load_workflow(WorkflowConfig(name=f"{file}:Mine", args={"times": 3}))
+    assert mine.is_async
+    assert mine.function.__self__.times == 3
+    plain = load_workflow(WorkflowConfig(name=f"{file}:plain", args={"bonus": 0.5}))
+    assert not plain.is_async
+    assert plain.function("task", "chat") == 0.5
+    assert load_workflow(WorkflowConfig(name=f"{file}:modern")).is_async
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "words"),
+    [
+        ("Mien", {}, "Did you mean 'Mine'"),
+        ("Mine", {"tims": 3}, r"unexpected keyword argument 'tims'.*Supported args: times\."),
+        ("Lame", {}, "the class Lame has no method `run`"),
+        ("alone", {}, "too many positional arguments. A function, or the method `run` of a class, is called"),
+        ("plain", {"bonos": 1}, "unexpected keyword argument 'bonos'"),
+    ],
+)
+def test_invalid_workflows_are_rejected(user_file, name, args, words):
+    with pytest.raises(ConfigError, match=words):
+        load_workflow(WorkflowConfig(name=f"{user_file(MINE)}:{name}", args=args))
+
+
+def test_misspelled_name_gets_a_suggestion():
+    with pytest.raises(ConfigError, match="did you mean 'single_turn'"):
+        load_workflow(WorkflowConfig(name="single_trun"))
+
+
+def test_errors_of_a_constructor_are_reported():
+    with pytest.raises(ConfigError, match="max_turns is 0; write 1 or more"):
+        load_workflow(WorkflowConfig(name="tools", args={"max_turns": 0}))
