@@ -34,6 +34,7 @@ NON_LEARNING_FIELDS = (
     "record",
     "reward.timeout_seconds",
     "reward.workers",
+    "reward.worker",
     "reward.judge_calls",
     "reward.models.*.device",
     "reward.models.*.microbatch",

@@ -11,11 +11,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from strop.config.schema.reward import RewardConfig
+from strop.config.schema.reward_worker import RewardWorkerConfig
 from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.signature import RewardInput
 from strop.rewards.execution.worker_pool import FunctionScores, RewardWorkerPool, ScoringFailure
+from strop.rewards.execution.worker_process import WorkerIsolation
 from strop.types import Rollout, RolloutGroup, Task
+from strop.workers.process_limits import ProcessLimits, total_memory_bytes
 
 _MAX_WORKERS = 4
 
@@ -42,6 +45,7 @@ class Scorer:
             functions,
             workers=section.workers or min(_cores(), _MAX_WORKERS),
             timeout_seconds=section.timeout_seconds,
+            isolation=_worker_isolation(section.worker),
         )
 
     async def score_rollout(self, task: Task, rollout: Rollout) -> Rollout:
@@ -95,6 +99,12 @@ class Scorer:
             parts[name] = value
             parts.update({f"{name}/{part}": part_value for part, part_value in named.items()})
         return replace(rollout, reward=total, reward_parts=parts)
+
+
+def _worker_isolation(section: RewardWorkerConfig) -> WorkerIsolation:
+    memory = total_memory_bytes() / 2 if section.memory_gb is None else section.memory_gb * 1e9
+    limits = ProcessLimits(int(memory), int(section.file_gb * 1e9), section.processes)
+    return WorkerIsolation(limits, (*section.environment, *section.more_environment))
 
 
 def _reward_input(task: Task, rollout: Rollout) -> RewardInput:

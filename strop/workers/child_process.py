@@ -12,20 +12,28 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO
 
 
-def child_environment(**more: str) -> dict[str, str]:
-    """Environment variables for a child interpreter: those of this process, its module path, and `more`."""
+def child_environment(inherited: Sequence[str] = ("*",), **more: str) -> dict[str, str]:
+    """Environment variables for a child interpreter: those of this process whose name matches one of the
+    `inherited` patterns, its module path, and `more`."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path, **more}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if any(fnmatchcase(name, pattern) for pattern in inherited)
+    }
+    return {**kept, "PYTHONPATH": path, **more}
 
 
 def spawn_module(
     module: str,
     *arguments: str,
     pass_fds: Sequence[int] = (),
+    inherited_environment: Sequence[str] = ("*",),
     environment: Mapping[str, str] | None = None,
     stdin: int = subprocess.DEVNULL,
     stdout: int | None = None,
@@ -33,7 +41,7 @@ def spawn_module(
 ) -> subprocess.Popen[bytes]:
     """Start `python -m module arguments...` in its own session, so that Ctrl-C reaches only this process.
 
-    `pass_fds` are file descriptors that the child inherits; `environment` is added to `child_environment`.
+    `pass_fds` are file descriptors that the child inherits; see `child_environment` for its variables.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],
@@ -41,7 +49,7 @@ def spawn_module(
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        env=child_environment(**(environment or {})),
+        env=child_environment(inherited_environment, **(environment or {})),
         start_new_session=True,
     )
 

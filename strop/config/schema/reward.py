@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from strop.config.schema.base import Section
 from strop.config.schema.judge import JudgeCallsConfig, JudgeConfig
+from strop.config.schema.reward_worker import RewardWorkerConfig
 from strop.config.units import Amount, MicroBatchSize
 
 
@@ -69,6 +70,8 @@ class RewardConfig(Section):
     as failed."""
     workers: int = Field(0, ge=0)
     """Number of processes that compute functions in parallel; 0 is one per CPU core, at most four."""
+    worker: RewardWorkerConfig = RewardWorkerConfig()
+    """Resources and environment of each of these processes."""
 
     @property
     def is_empty(self) -> bool:

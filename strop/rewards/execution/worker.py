@@ -1,4 +1,4 @@
-"""Main module of a reward worker process; `worker_process.py` starts it and `worker_pool.py` sends responses.
+"""Role of a reward worker process; `worker_process.py` starts it and `worker_pool.py` sends responses.
 
 The time limit is the watchdog of `faulthandler`: a C thread that needs neither the GIL, nor a signal, nor the
 main thread. It also stops a runaway regular expression, reports the position in the code, and leaves no
@@ -8,13 +8,19 @@ hanging process behind when the parent has died.
 from __future__ import annotations
 
 import faulthandler
+import os
 import pickle
 import sys
 import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 from strop.errors import RewardError
+from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.signature import BoundReward, RewardInput, RewardValue, SignatureError
+from strop.workers.process_limits import ProcessLimits
 
 RewardOutcome = RewardValue | str
 """Value of one function for one response, or the error message."""
@@ -24,36 +30,57 @@ _MAX_MESSAGE_CHARS = 2000
 _INTERNAL_FILES = (__file__, sys.modules[BoundReward.__module__].__file__)
 
 
-def main() -> None:
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """First message to a reward worker."""
+
+    functions: tuple[RewardFunctionSpec, ...]
+    timeout_seconds: float
+    """Time limit of one function on one response."""
+    limits: ProcessLimits
+
+
+def serve(connection: Connection[Any, Any], fault_output: int) -> None:
     """Load the functions, then score responses until the parent closes the connection.
 
     The worker replies to each message with None if it could read the message, else with an error message.
     After the None for a list of responses it sends one outcome per response and function.
     """
-    connection, fault_output = Connection(int(sys.argv[1])), int(sys.argv[2])
     faulthandler.enable(file=fault_output, all_threads=False)
     try:
-        functions, timeout_seconds = connection.recv()
-        rewards = [function.load() for function in functions]
+        settings: WorkerSettings = connection.recv()
+        settings.limits.apply()
+        rewards = [function.load() for function in settings.functions]
         connection.send(None)
         while True:
             responses = _receive(connection)
             connection.send(None)
             for response in responses:
-                for reward in rewards:
-                    faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=fault_output)
-                    outcome = call_reward(reward, response)
-                    faulthandler.cancel_dump_traceback_later()
+                for outcome in _outcomes(rewards, response, settings.timeout_seconds, fault_output):
                     connection.send(outcome)
-                    if isinstance(outcome, str):
-                        break
     except RewardError as error:
         connection.send(str(error))
     except (EOFError, ConnectionError):
         return  # the parent has closed the connection or died
 
 
-def _receive(connection: Connection[object, bytes]) -> list[RewardInput]:
+def _outcomes(
+    rewards: Sequence[BoundReward], response: RewardInput, timeout_seconds: float, fault_output: int
+) -> Iterator[RewardOutcome]:
+    """Outcome of each function, up to the first one that fails."""
+    process = os.getpid()
+    for reward in rewards:
+        faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=fault_output)
+        outcome = call_reward(reward, response)
+        if os.getpid() != process:
+            os._exit(0)  # a fork of the worker, made by the function
+        faulthandler.cancel_dump_traceback_later()
+        yield outcome
+        if isinstance(outcome, str):
+            return
+
+
+def _receive(connection: Connection[Any, Any]) -> list[RewardInput]:
     message = connection.recv_bytes()
     try:
         return list(pickle.loads(message))
@@ -75,7 +102,3 @@ def call_reward(reward: BoundReward, response: RewardInput) -> RewardOutcome:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in _INTERNAL_FILES]
         where = "".join(traceback.format_list(frames[-_FRAMES_SHOWN:]))
         return f"raised {what[:_MAX_MESSAGE_CHARS]}\n{where}".rstrip()
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,7 @@ from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.signature import RewardInput, RewardValue
 from strop.rewards.execution.worker import RewardOutcome
-from strop.rewards.execution.worker_process import RewardWorkerProcess
+from strop.rewards.execution.worker_process import RewardWorkerProcess, WorkerIsolation
 
 START_SECONDS = 300.0
 """Time limit for a worker to load its functions; a user's file may have slow imports."""
@@ -45,11 +45,17 @@ class RewardWorkerPool:
     """
 
     def __init__(
-        self, functions: Sequence[RewardFunctionSpec], *, workers: int, timeout_seconds: float
+        self,
+        functions: Sequence[RewardFunctionSpec],
+        *,
+        workers: int,
+        timeout_seconds: float,
+        isolation: WorkerIsolation,
     ) -> None:
         self._functions = tuple(functions)
         self._size = workers
         self._timeout_seconds = timeout_seconds
+        self._isolation = isolation
         self._lock = threading.Lock()
         self._submitted: deque[_Job] = deque()
         self._waiting: deque[_Job] = deque()
@@ -125,7 +131,7 @@ class RewardWorkerPool:
     def _hire(self) -> None:
         unoccupied = sum(not worker.chunk for worker in self._workers)
         for _ in range(min(self._size - len(self._workers), len(self._waiting) - unoccupied)):
-            process = RewardWorkerProcess(self._functions, self._timeout_seconds)
+            process = RewardWorkerProcess(self._functions, self._timeout_seconds, self._isolation)
             self._workers.append(_Worker(process, time.monotonic() + START_SECONDS))
 
     def _give(self, worker: _Worker) -> None:

@@ -8,24 +8,45 @@ import os
 import pickle
 import re
 import signal
+import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
 from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
+from strop.rewards.execution.worker import WorkerSettings
 from strop.workers.child_process import ErrorReport, describe_exit, spawn_module
+from strop.workers.process_limits import ProcessLimits
 
 _FRAMES_SHOWN = 3
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+ in .+$', re.MULTILINE)
 _INTERNAL_FILES = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("signature", "worker"))
+_STOP_SECONDS = 5.0
+"""Time in which the supervisor kills the worker's descendants, after which it is killed itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIsolation:
+    """Resources and environment variables of a reward worker."""
+
+    limits: ProcessLimits
+    environment: tuple[str, ...]
+    """Patterns of the environment variables that the worker inherits."""
 
 
 class RewardWorkerProcess:
-    """A worker process that calls `functions`, each call under a limit of `timeout_seconds`."""
+    """A worker process that calls `functions`, each call under a limit of `timeout_seconds`.
 
-    def __init__(self, functions: Sequence[RewardFunctionSpec], timeout_seconds: float) -> None:
+    The process that is started supervises the worker: when the worker ends, it kills all processes that the
+    worker has started. Until then they may hold the worker's end of the pipe, so the pipe closes with them.
+    """
+
+    def __init__(
+        self, functions: Sequence[RewardFunctionSpec], timeout_seconds: float, isolation: WorkerIsolation
+    ) -> None:
         self.connection: Connection[Any, Any]
         self.connection, child_end = Pipe()
         self._timeout_seconds = timeout_seconds
@@ -33,13 +54,14 @@ class RewardWorkerProcess:
         inherited = (child_end.fileno(), self._fault_report.fileno())
         with child_end:
             self._process = spawn_module(
-                "strop.rewards.execution.worker",
+                "strop.rewards.execution.worker_main",
                 *map(str, inherited),
                 pass_fds=inherited,
+                inherited_environment=isolation.environment,
                 # one thread per worker, and the same iteration order of sets in every run
                 environment={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
             )
-        self.send((tuple(functions), timeout_seconds))
+        self.send(WorkerSettings(tuple(functions), timeout_seconds, isolation.limits))
 
     def send(self, message: object) -> bool:
         """Returns False if the worker is dead. Raises RewardError for a message that cannot be pickled."""
@@ -55,18 +77,22 @@ class RewardWorkerProcess:
         return True
 
     def kill(self) -> None:
-        """Kill the worker and all processes that it started; any thread may call."""
+        """Have the supervisor kill the worker and all processes that it started; any thread may call."""
         # Until the process is waited for, its id cannot be reused.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.kill(self._process.pid, signal.SIGTERM)
 
     def end(self) -> str:
         """Kill the worker and close its connection; returns why it had died or hung before."""
         if self.connection.closed:
             return ""
         self.kill()
-        code = self._process.wait()
+        try:
+            code = self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            code = self._process.wait()
         self.connection.close()
         faults = self._fault_report.read()
         self._fault_report.close()
