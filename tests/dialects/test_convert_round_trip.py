@@ -67,7 +67,9 @@ def test_round_trip(name: str) -> None:
             _check(job, dialect, to)
 
     check()
-    assert counts["read"] > counts["drawn"] / 5, f"too few of the generated configurations are valid: {counts}"
+    assert counts["read"] > counts["drawn"] / 5, (
+        f"too few of the generated configurations are valid: {counts}"
+    )
 
 
 def _check(job: Job, dialect: str, to: str) -> None:
