@@ -1,28 +1,81 @@
-"""Reading and writing of `metrics.jsonl`: one JSON row of metrics per step."""
+"""Reading and writing of `metrics.jsonl`: one JSON row of metrics per step.
+
+A row is flushed to disk before the run goes on. A row that could not be written completely is removed; one that
+a kill left incomplete has no newline, and readers ignore it. A row changes only by replacing the file.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 from strop.config.aliases import current_metric
 from strop.errors import RunFolderError
-from strop.workers.atomic_write import atomic_write
+from strop.workers.atomic_write import atomic_path, fsync_path
 
 MetricsRow = dict[str, float | None]
 """Metrics of one step by name; None for a value that was not finite."""
 
 
-def append_metrics(file: TextIO, step: int, metrics: Mapping[str, float]) -> None:
-    """Append the row of a step. The row is on disk when this returns."""
-    row = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    file.write(json.dumps({"step": step} | row) + "\n")
-    file.flush()
-    os.fsync(file.fileno())
+class MetricsWriter:
+    """Appends rows to a metrics file, and replaces the last one."""
+
+    def __init__(self, path: Path, last_kept: int) -> None:
+        """Open the file, and delete the rows after step `last_kept`. Raises `RunFolderError` if it is damaged."""
+        self._path = path
+        self._last_start = 0
+        """Offset of the last row in the file."""
+        self.last = last_metrics(truncate_metrics(path, last_kept))
+        """Metrics of the last row; empty if there is none."""
+        if path.exists():
+            content = path.read_bytes()
+            self._last_start = content.rfind(b"\n", 0, -1) + 1
+        self._file = path.open("ab", buffering=0)
+        fsync_path(path.parent)
+
+    def append(self, row: Mapping[str, float]) -> None:
+        """Append a row, which has a `step`. It is on disk when this returns."""
+        start = os.fstat(self._file.fileno()).st_size
+        try:
+            _write_all(self._file.fileno(), _encode(row))
+            os.fsync(self._file.fileno())
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file.fileno(), start)
+            raise
+        self._last_start = start
+        self.last = dict(row)
+
+    def replace_last(self, row: Mapping[str, float]) -> None:
+        """Replace the last row; readers see the old row or the new one."""
+        with atomic_path(self._path) as temporary:
+            shutil.copyfile(self._path, temporary)
+            with temporary.open("r+b") as file:
+                file.truncate(self._last_start)
+                file.seek(self._last_start)
+                file.write(_encode(row))
+        self._file.close()
+        self._file = self._path.open("ab", buffering=0)
+        self.last = dict(row)
+
+    def close(self) -> None:
+        """Close the file; every row is on disk already."""
+        self._file.close()
+
+
+def _encode(row: Mapping[str, float]) -> bytes:
+    values = {name: value if math.isfinite(value) else None for name, value in row.items()}
+    return (json.dumps(values | {"step": int(row["step"])}) + "\n").encode()
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:
@@ -32,22 +85,7 @@ def read_metrics(path: Path) -> list[MetricsRow]:
     Raises:
         RunFolderError: another line is not a row; the message names the line.
     """
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    rows = []
-    # The last element is empty, or the incomplete line that a killed process left.
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            row = {current_metric(name): value for name, value in json.loads(line).items()}
-            row["step"] = int(row["step"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunFolderError(
-                f"{path}, line {number} is not a row of metrics ({error}). Remove that line, or move the "
-                "file away; the run's checkpoints do not depend on it."
-            ) from error
-        rows.append(row)
-    return rows
+    return [_parse(path, number, line) for number, line in enumerate(_complete_lines(path), start=1)]
 
 
 def merge_rows(*files: list[MetricsRow]) -> list[MetricsRow]:
@@ -65,9 +103,50 @@ def last_metrics(rows: Sequence[MetricsRow]) -> dict[str, float]:
 
 
 def truncate_metrics(path: Path, step: int) -> list[MetricsRow]:
-    """Delete the rows after `step`, and keep the others byte for byte; returns the rows kept."""
-    rows = [row for row in read_metrics(path) if (row["step"] or 0) <= step]
-    if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        atomic_write(path, "".join(lines[: len(rows)]), durable=True)
-    return rows
+    """Delete the rows after `step`, and keep the others byte for byte; returns the rows kept.
+
+    Damaged lines after the row of `step` are deleted too, since the run repeats those steps. Raises
+    `RunFolderError` for a damaged line before it.
+    """
+    if not path.exists():
+        return []
+    kept: list[tuple[bytes, MetricsRow]] = []
+    for number, line in enumerate(_complete_lines(path), start=1):
+        try:
+            row = _parse(path, number, line)
+        except RunFolderError:
+            if any(row["step"] == step for _, row in kept):
+                break
+            raise
+        if (row["step"] or 0) <= step:
+            kept.append((line, row))
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(b"".join(line + b"\n" for line, _ in kept))
+    return [row for _, row in kept]
+
+
+def _complete_lines(path: Path) -> list[bytes]:
+    """Lines that end with a newline, without it; none if there is no file."""
+    try:
+        # The last element is empty, or the incomplete line that a killed process left.
+        return path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunFolderError(
+            f"{path} cannot be read: {error.strerror or error}. It should be the file with one row of metrics "
+            "per step. Move it away; the run's checkpoints do not depend on it."
+        ) from error
+
+
+def _parse(path: Path, number: int, line: bytes) -> MetricsRow:
+    try:
+        values = json.loads(line.decode("utf-8"))
+        row: MetricsRow = {current_metric(name): value for name, value in values.items()}
+        row["step"] = int(values["step"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(
+            f"{path}, line {number} is not a row of metrics ({error}). Remove that line, or move the "
+            "file away; the run's checkpoints do not depend on it."
+        ) from error
+    return row

@@ -54,7 +54,7 @@ def write_rollouts(path: Path, step: int, groups: Sequence[RolloutGroup]) -> Non
     """Write the rollouts of several groups. The file is complete when it appears."""
     rows = [row for group in groups for row in _rows(step, group)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path, durable=True) as temporary:
+    with atomic_path(path) as temporary:
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd")
 
 

@@ -43,10 +43,7 @@ class FolderVersionStore:
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Write a version atomically. Raises `CheckpointError` if it cannot be written."""
         tensors = {name: tensor.detach().contiguous() for name, tensor in weights}
-        with (
-            _storage_errors(self.folder, "written"),
-            atomic_path(self._path(version), durable=True) as temporary,
-        ):
+        with _storage_errors(self.folder, "written"), atomic_path(self._path(version)) as temporary:
             save_file(tensors, temporary)
 
     def delete(self, versions: Collection[int]) -> None:

@@ -1,6 +1,9 @@
 """Rewards for the tests' runs, named by file."""
 
+import os
+import signal
 import time
+from pathlib import Path
 
 
 def digit_share(completion, answer):
@@ -42,6 +45,16 @@ def breaks_on_some(completion, answer):
 
 def constant(completion, answer):
     return 1.0
+
+
+def signals_the_run(completion, answer):
+    """Sends the signal whose number is in the file `STROP_TEST_SIGNAL` to the run, once."""
+    file = Path(os.environ["STROP_TEST_SIGNAL"])
+    if file.exists():
+        number = int(file.read_text())
+        file.unlink()
+        os.kill(os.getppid(), signal.Signals(number))
+    return digit_share(completion, answer)
 
 
 def slowly(completion, answer):

@@ -9,11 +9,10 @@ import pytest
 from strop.workers.atomic_write import atomic_path, atomic_write
 
 
-@pytest.mark.parametrize("durable", [False, True])
-def test_a_file_is_replaced_and_no_temporary_file_is_left(tmp_path: Path, durable: bool) -> None:
+def test_a_file_is_replaced_and_no_temporary_file_is_left(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for content in ("{}\n", "größer\n"):
-        atomic_write(path, content, durable=durable)
+        atomic_write(path, content)
         assert path.read_text(encoding="utf-8") == content
     assert list(tmp_path.iterdir()) == [path]
 

@@ -24,9 +24,10 @@ class Evaluator:
         self._callbacks = callbacks or CallbackList(())
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Metrics of all tasksets; the caller writes them into the step's row."""
+        """Evaluate all tasksets and add their metrics to the row of `step`; returns these metrics."""
         evaluation = self._evaluate(step)
         for name, groups in evaluation.groups.items():
             self._recorder.log_evaluation(name, step, groups)
+        self._recorder.add_to_step(step, evaluation.metrics)
         self._callbacks.on_evaluate(step, evaluation.metrics)
         return evaluation.metrics

@@ -68,7 +68,7 @@ class ExplorerProgress:
 
     def evaluate(self, version: int) -> None:
         """Evaluate the weights that the sampler has, and record the result."""
-        self._recorder.log_step(version, self._evaluator.evaluate(version))
+        self._evaluator.evaluate(version)
         self.save(replace(self.state, evaluated_version=version))
 
     def record(self, step: int, sampled: Sequence[RolloutGroup], metrics: dict[str, float]) -> None:

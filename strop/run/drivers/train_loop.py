@@ -135,9 +135,10 @@ class TrainLoop:
     def _run_steps(self) -> None:
         try:
             if self._state.step == 0 and self._evaluate_section.at_start:
-                self._recorder.log_step(0, self._evaluate(0))
+                self._evaluate_initial()
             if self._state.evaluation_pending:
-                self._recorder.log_step(self._state.step, self._evaluate_after_step())
+                self._evaluate_after_step()
+                self._callbacks.on_step(self._recorder.last)
             while self._state.step < self._horizon.steps and self._step(self._state.step + 1):
                 pass
         except Interrupted as interrupted:
@@ -174,10 +175,10 @@ class TrainLoop:
             metrics["time/save_seconds"] = save_seconds
         if batch.rollouts and self._is_due(self._rollouts_every, before):
             self._recorder.log_rollouts(step, batch.rollouts)
+        self._recorder.log_step(step, metrics)
         evaluates = self._is_due(self._evaluate_section.every, before) or step == self._horizon.steps
         if evaluates:
-            metrics |= self._evaluate_after_step()
-        self._recorder.log_step(step, metrics)
+            self._evaluate_after_step()
         self._callbacks.on_step(self._recorder.last)
         if self._is_due(self._checkpoint_every, before) or (evaluates and self._best is not None):
             self._save()
@@ -215,25 +216,27 @@ class TrainLoop:
             state = phase.updater.save_state(phase.source.save_state(state))
         return state
 
-    def _evaluate(self, step: int) -> dict[str, float]:
-        return {} if self._evaluator is None else self._evaluator.evaluate(step)
+    def _evaluate_initial(self) -> None:
+        if self._evaluator is None:
+            self._recorder.log_step(0, {})
+        else:
+            self._evaluator.evaluate(0)
 
-    def _evaluate_after_step(self) -> dict[str, float]:
+    def _evaluate_after_step(self) -> None:
         """Evaluate, and update the plateau and the best checkpoint; a run stopped meanwhile evaluates again."""
         state = self._state = replace(self._state, evaluation_pending=True)
-        metrics = self._evaluate(state.step)
+        metrics = {} if self._evaluator is None else self._evaluator.evaluate(state.step)
         schedule = self._setup.lr_schedule
         schedule.observe_evaluation(metrics)
         best = None if self._best is None else self._best.update(state.best, state.step, metrics)
         self._state = replace(state, plateau=schedule.plateau, best=best, evaluation_pending=False)
-        return metrics
 
     def _is_due(self, every: Amount | None, before: RunState) -> bool:
         return self._horizon.is_due(every, before, self._state)
 
     def _save(self) -> None:
         """Save the state between two steps, unless it is saved already."""
-        if self._checkpoints.is_saved(self._state.step):
+        if self._checkpoints.is_saved(self._state):
             return
         released = [phase.source.release(self._state) for phase in self._setup.phases]
 

@@ -119,7 +119,7 @@ def _make_loop(
         setup.snapshot,
         mirror=CheckpointMirror.of(run),
         export=export if run.checkpoint.export else None,
-        saved_step=setup.state.step,
+        saved=setup.state,
     )
     return TrainLoop(
         setup,

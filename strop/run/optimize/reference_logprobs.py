@@ -60,5 +60,5 @@ def _digest(experiences: Sequence[Experience], model: ModelConfig) -> str:
 def _write(path: Path, logprobs: torch.Tensor) -> None:
     """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path, durable=True) as temporary:
+    with atomic_path(path) as temporary:
         save_file({_TENSOR_NAME: logprobs}, temporary)

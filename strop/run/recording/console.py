@@ -212,9 +212,9 @@ class TimeRemaining:
         self._ends.append((done, time.monotonic()))
 
     def step(self, step: int) -> None:
-        """Record the end of a step. The row before the first step restarts the clock."""
+        """Record the end of a step, or of its evaluation. The row before the first step restarts the clock."""
         if self._ends and self._ends[-1][0] == step:
-            self._ends.clear()
+            self._ends.pop()
         self._ends.append((step, time.monotonic()))
 
     def seconds(self) -> float | None:

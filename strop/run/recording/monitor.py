@@ -51,7 +51,10 @@ class Monitor(Protocol):
         """Begin a session; rows from `session.first_step` on replace those of an earlier session."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one step; values may be NaN or infinite."""
+        """Record metrics of one step; values may be NaN or infinite.
+
+        A step that is evaluated has a second call with the metrics of the evaluation, once it has ended.
+        """
 
     def samples(self, name: str, step: int, groups: Sequence[RolloutGroup]) -> None:
         """Record the rollouts of one evaluation of the eval taskset `name`."""

@@ -30,7 +30,7 @@ from strop.run.state.horizon import Horizon
 from strop.run.state.resume import StartPoint
 from strop.runs.folder import RunFolder
 from strop.runs.metrics import metric_of
-from strop.runs.metrics_file import append_metrics, last_metrics, truncate_metrics
+from strop.runs.metrics_file import MetricsWriter
 from strop.runs.rollout_file import delete_rollouts_after, rollout_path, write_rollouts
 from strop.runs.sessions import SessionOutcome, begin_session, end_session
 from strop.types import RolloutGroup
@@ -52,8 +52,6 @@ class Recorder:
         stream: TextIO | None = None,
         monitors: Sequence[Monitor] | None = None,
     ) -> None:
-        self.last: dict[str, float] = {}
-        """Row of the last logged step."""
         self._folder = folder
         self._loaded = loaded
         self._length = length
@@ -67,9 +65,9 @@ class Recorder:
         last_kept = session.first_step - 1
         with _reporting_write_errors(self._folder.path):
             begin_session(self._folder.path, self._session_record(session))
-            self.last = last_metrics(truncate_metrics(self._folder.metrics, last_kept))
             delete_rollouts_after(self._folder, last_kept)
-            self._rows = self._files.enter_context(self._folder.metrics.open("a", encoding="utf-8"))
+            self._rows = MetricsWriter(self._folder.metrics, last_kept)
+            self._files.callback(self._rows.close)
             for monitor in self._monitors:
                 monitor.start(session)
         return self
@@ -88,19 +86,38 @@ class Recorder:
             for monitor in reversed(self._monitors):
                 stack.callback(monitor.finish, outcome, message)
 
+    @property
+    def last(self) -> Mapping[str, float]:
+        """Row of the last logged step."""
+        return self._rows.last
+
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one step's row and pass it to the monitors.
 
         Raises `KeyError` for a metric without a definition.
         """
-        self.last = {"step": float(step), **metrics, "memory/peak_mb": peak_memory_mb()}
-        for name in self.last:
-            metric_of(name)
+        row = _row(step, metrics)
         with _reporting_write_errors(self._folder.metrics):
-            append_metrics(self._rows, step, {k: v for k, v in self.last.items() if k != "step"})
+            self._rows.append(row)
+        self._notify(step, row)
+
+    def add_to_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics to the row of `step`, if it is the last row; otherwise write them as a row.
+
+        The monitors receive the added metrics only. Raises `KeyError` for a metric without a definition.
+        """
+        if self.last.get("step") != step:
+            self.log_step(step, metrics)
+            return
+        row = _row(step, metrics)
+        with _reporting_write_errors(self._folder.metrics):
+            self._rows.replace_last({**self.last, **row})
+        self._notify(step, row)
+
+    def _notify(self, step: int, row: Mapping[str, float]) -> None:
         for monitor in self._monitors:
             with _reporting_write_errors(self._folder.path):
-                monitor.log(step, self.last)
+                monitor.log(step, row)
 
     def log_message(self, line: str) -> None:
         """Pass a line of text to the monitors."""
@@ -167,6 +184,13 @@ class Recorder:
             ],
             **environment,
         }
+
+
+def _row(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+    row = {"step": float(step), **metrics, "memory/peak_mb": peak_memory_mb()}
+    for name in row:
+        metric_of(name)
+    return row
 
 
 @contextmanager

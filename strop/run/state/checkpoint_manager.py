@@ -32,7 +32,7 @@ class CheckpointManager:
         *,
         mirror: CheckpointMirror | None,
         export: ExportModel | None,
-        saved_step: int,
+        saved: RunState,
     ) -> None:
         """
         Args:
@@ -41,7 +41,7 @@ class CheckpointManager:
             snapshot: takes a snapshot of all engines between two steps.
             mirror: a second location for checkpoints.
             export: writes the model into each checkpoint; None where `checkpoint.export` is off.
-            saved_step: the step whose state the run starts from.
+            saved: the state that the run starts from.
         """
         self.root = folder.checkpoints
         """Folder of all checkpoints."""
@@ -50,13 +50,17 @@ class CheckpointManager:
         self._snapshot = snapshot
         self._mirror = mirror
         self._export = export
-        self._saved_step = saved_step
+        self._saved = saved
         self._saver = CheckpointSaver(async_save=section.async_save)
         self._save_seconds = 0.0
 
-    def is_saved(self, step: int) -> bool:
-        """Whether the state after this step is the one saved last, or the one that the run started from."""
-        return step == self._saved_step
+    def is_saved(self, state: RunState) -> bool:
+        """Whether the state is the one saved last, or the one that the run started from.
+
+        A state saved in an evaluation is saved again after it.
+        """
+        saved = self._saved
+        return (state.step, state.evaluation_pending) == (saved.step, saved.evaluation_pending)
 
     def save(self, state: RunState, then: Callable[[Path], None]) -> None:
         """Save the state between two steps.
@@ -70,7 +74,7 @@ class CheckpointManager:
         final = checkpoint.folder_for_step(self.root, state.step)
         self._saver.save(partial(self._commit, pending, write, state), partial(then, final))
         self._save_seconds = time.perf_counter() - started
-        self._saved_step = state.step
+        self._saved = state
 
     def take_save_seconds(self) -> float:
         """Seconds that the last save blocked the loop; 0 once they were taken."""
