@@ -199,9 +199,7 @@ class EngineHandle:
             case RequestCompleted():
                 self._resolve(reply.request_id, reply.completion)
             case EngineFailure():
-                error_type = reply.error_type or InferenceError
-                prefix = "" if reply.error_type else f"{self.name} failed:\n"
-                error = error_type(prefix + reply.message)
+                error = reply.failure.to_error(self.name, InferenceError)
                 if reply.request_id is None:
                     self._give_up(error)
                 else:

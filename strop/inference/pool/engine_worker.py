@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -13,7 +12,6 @@ from typing import assert_never
 
 import torch
 
-from strop.errors import StropError
 from strop.inference.pool.messages import (
     CancelRequests,
     CommandCompleted,
@@ -31,6 +29,7 @@ from strop.inference.pool.messages import (
 from strop.inference.weight_files import read_weights
 from strop.protocols import InferenceEngine
 from strop.types import SampleRequest
+from strop.workers.messages import RemoteFailure
 from strop.workers.shared_file import SharedFileHandle
 from strop.workers.worker import Channel
 
@@ -66,8 +65,8 @@ class _EngineWorker:
             try:
                 self._handle(message)
             except Exception as error:  # noqa: BLE001  (sent to the pool, which raises it)
-                self._reply(_failure(None, error))
-        self._reply(_failure(None, message))
+                self._reply(EngineFailure(None, RemoteFailure.from_exception(error)))
+        self._reply(EngineFailure(None, RemoteFailure.from_exception(message)))
         if self._created is not None:
             self._created.close()
 
@@ -113,7 +112,7 @@ class _EngineWorker:
             (completion,) = await self._engine.sample([request])
             self._reply(RequestCompleted(request_id, completion))
         except Exception as error:  # noqa: BLE001  (sent to the pool, which raises it)
-            self._reply(_failure(request_id, error))
+            self._reply(EngineFailure(request_id, RemoteFailure.from_exception(error)))
 
     def _forget_task(self, request_id: int, _: asyncio.Task[None]) -> None:
         del self._tasks[request_id]
@@ -126,9 +125,3 @@ class _EngineWorker:
 def _read(weights: SharedFileHandle) -> Iterator[tuple[str, torch.Tensor]]:
     with weights.open() as path:
         yield from read_weights(path)
-
-
-def _failure(request_id: int | None, error: Exception) -> EngineFailure:
-    if isinstance(error, StropError):
-        return EngineFailure(request_id, str(error), type(error))
-    return EngineFailure(request_id, "".join(traceback.format_exception(error)), None)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.errors import StropError
 from strop.protocols import EngineCapabilities, InferenceEngine
 from strop.types import Completion, SampleRequest
+from strop.workers.messages import RemoteFailure
 from strop.workers.shared_file import SharedFileHandle
 
 
@@ -103,10 +103,7 @@ class EngineFailure:
 
     request_id: int | None
     """Id of the request that raised it; None if another command did, after which the engine is unusable."""
-    message: str
-    """Text of a `StropError`; the traceback of any other exception."""
-    error_type: type[StropError] | None
-    """Class of the exception if it is a `StropError`."""
+    failure: RemoteFailure
 
 
 EngineReply = EngineCreated | CommandCompleted | RequestCompleted | EngineFailure

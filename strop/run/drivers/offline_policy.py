@@ -20,7 +20,7 @@ from strop.run.optimize.reference_logprobs import ReferenceLogprobs, reference_l
 from strop.run.rollout.colocated_policy import ColocatedPolicy, make_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import Evaluation, evaluate
 from strop.run.rollout.inference_engines import open_colocated_engine
-from strop.run.rollout.rollout_services import open_rollout_services
+from strop.run.rollout.rollout_services import open_rollout_services, reward_sources
 from strop.run.rollout.tasks import EvalTasksets, load_eval_tasks
 from strop.run.state.run_state import RunState
 from strop.runs.folder import RunFolder
@@ -139,7 +139,7 @@ def open_offline_policy(
         state = restore_engine(engine, checkpoint)
         policy = None
         if held_out.sampled:
-            services = stack.enter_context(open_rollout_services(run, reward))
+            services = stack.enter_context(open_rollout_services(run, reward_sources(run, reward)))
             sampler = stack.enter_context(open_colocated_engine(run, engine, tokenizer))
             policy = make_colocated_policy(run, engine, state, sampler, tokenizer, services, stop)
         yield OfflinePolicy(engine, LossSpec.of(run), state, reference, policy)

@@ -17,6 +17,7 @@ from strop.protocols import TrainingEngine
 from strop.run.drivers.offline_policy import load_held_out, open_offline_policy, require_eval_data
 from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import evaluate as evaluate_tasksets
+from strop.run.rollout.rollout_services import reward_sources
 from strop.run.rollout.tasks import load_eval_tasks
 from strop.run.tokenizer import load_run_tokenizer
 from strop.training.backends.registry import open_training_engines
@@ -92,7 +93,7 @@ def _open_sampling(
     tasks = load_eval_tasks(run, tokenizer, run.data.eval)
     with (
         open_training_engines(run) as engines,
-        open_colocated_policy(run, engines, tokenizer, reward, None, stop) as policy,
+        open_colocated_policy(run, engines, tokenizer, reward_sources(run, reward), None, stop) as policy,
     ):
 
         def evaluate_checkpoint(checkpoint: Path | None) -> CheckpointMetrics:

@@ -27,7 +27,7 @@ from strop.run.recording.recorder import Recorder
 from strop.run.rollout.collector import Collector, GroupSettings
 from strop.run.rollout.explorer import Explorer
 from strop.run.rollout.inference_engines import open_separate_engine
-from strop.run.rollout.rollout_services import open_rollout_services
+from strop.run.rollout.rollout_services import open_rollout_services, reward_sources
 from strop.run.rollout.tasks import load_tasks
 from strop.run.rollout.workflow_runners import make_workflow_runners
 from strop.run.state.explorer_state import ExplorerState
@@ -68,7 +68,7 @@ def explore(
     with (
         rendezvous(run, tasks.train.fingerprint, "explorer"),
         stop,
-        open_rollout_services(run, reward) as services,
+        open_rollout_services(run, reward_sources(run, reward)) as services,
         open_separate_engine(run, tokenizer) as sampler,
     ):
         runners = make_workflow_runners(run, sampler, tokenizer, services.services)

@@ -14,7 +14,6 @@ from strop.config.load.loader import LoadedRun
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.generation import GenerationConfig
-from strop.config.schema.reward import RewardConfig
 from strop.data.sources.files import resolve_path
 from strop.data.taskset import load_taskset
 from strop.errors import DataError
@@ -22,6 +21,7 @@ from strop.inference.registry import load_engine, running_engine
 from strop.models.loading import load_tokenizer
 from strop.run.rollout.colocated_policy import open_colocated_policy
 from strop.run.rollout.explorer import check_error_fraction
+from strop.run.rollout.rollout_services import UNSCORED
 from strop.run.rollout.sampling import sampling_params
 from strop.run.tokenizer import load_run_tokenizer
 from strop.seeds import derive_seed
@@ -45,11 +45,9 @@ def generate(loaded: LoadedRun, prompts: Path, out: Path, checkpoint: Path | Non
     )
     tokenizer = load_run_tokenizer(run)
     tasks = load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False).all_tasks()
-    unmeasured = run.data.model_copy(update={"eval": ()})
-    unscored = run.model_copy(update={"reward": RewardConfig(), "data": unmeasured})
     with (
         open_training_engines(run) as engines,
-        open_colocated_policy(unscored, engines, tokenizer, None, checkpoint) as policy,
+        open_colocated_policy(run, engines, tokenizer, UNSCORED, checkpoint) as policy,
     ):
         groups = policy.explorer.sample(
             tasks,

@@ -42,6 +42,7 @@ from strop.run.rollout.collector import Collector
 from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import Evaluation, evaluate
 from strop.run.rollout.explorer import Explorer
+from strop.run.rollout.rollout_services import reward_sources
 from strop.run.rollout.tasks import RunTasks, load_tasks
 from strop.run.state.checkpoint_saver import CompositeSnapshot, saves_engines_in_parallel
 from strop.run.state.explorer_state import ExplorerState
@@ -84,7 +85,9 @@ def open_rollout_setup(
     clear_buffer(run.buffer, folder.path)
     with (
         open_training_engines(run) as engines,
-        open_colocated_policy(run, engines, tokenizer, reward, start.checkpoint, stop) as policy,
+        open_colocated_policy(
+            run, engines, tokenizer, reward_sources(run, reward), start.checkpoint, stop
+        ) as policy,
         closing(open_buffer(run.buffer, folder.path, check=stop.check)) as buffer,
     ):
         critic = open_critic(run, engines, tokenizer, horizon, start.checkpoint)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strop.config.schema import Run
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.run.rollout.explorer import Explorer
 from strop.run.rollout.inference_engines import open_colocated_engine
-from strop.run.rollout.rollout_services import RolloutServices, open_rollout_services
+from strop.run.rollout.rollout_services import RewardSource, RolloutServices, open_rollout_services
 from strop.run.rollout.workflow_runners import make_workflow_runners
 from strop.run.state.run_state import RunState
 from strop.sync.publish import InMemorySynchronizer
@@ -43,15 +43,15 @@ def open_colocated_policy(
     run: Run,
     engines: TrainingBackend,
     tokenizer: PreTrainedTokenizerBase,
-    reward: Callable[..., Any] | None = None,
+    rewards: Mapping[str, RewardSource],
     checkpoint: Path | None = None,
     stop: StopSignal | None = None,
 ) -> Iterator[ColocatedPolicy]:
-    """Find the rewards and the workflow, load the model and a checkpoint's weights, and publish them.
+    """Open the rewards and the workflow, load the model and a checkpoint's weights, and publish them.
 
     Inside the context, SIGINT, SIGTERM and a request to `stop` raise `Interrupted` at the next safe point.
     """
-    with stop or StopSignal() as stop, open_rollout_services(run, reward) as helpers:
+    with stop or StopSignal() as stop, open_rollout_services(run, rewards) as helpers:
         engine = engines.policy()
         state = restore_engine(engine, checkpoint)
         with open_colocated_engine(run, engine, tokenizer) as sampler:

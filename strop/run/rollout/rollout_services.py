@@ -34,10 +34,35 @@ class RolloutServices:
     """Endpoint and auxiliary models for workflows."""
 
 
+@dataclass(frozen=True, slots=True)
+class RewardSource:
+    """A reward section, and one more reward function from Python."""
+
+    section: RewardConfig
+    function: Callable[..., Any] | None = None
+
+
+UNSCORED: Mapping[str, RewardSource] = {"train": RewardSource(RewardConfig())}
+"""Rewards of rollouts that are sampled and not scored."""
+
+
+def reward_sources(run: Run, reward: Callable[..., Any] | None) -> Mapping[str, RewardSource]:
+    """Rewards of a run by purpose; `reward` is one more function, for training and for eval tasksets without a
+    reward of their own."""
+    evals = {
+        f"eval-{taskset.name}": RewardSource(taskset.reward)
+        for taskset in run.data.eval
+        if taskset.reward is not None
+    }
+    return {"train": RewardSource(effective_reward(run), reward), **evals}
+
+
 @contextmanager
-def open_rollout_services(run: Run, reward: Callable[..., Any] | None) -> Iterator[RolloutServices]:
-    """Find the rewards, load auxiliary models, and set `rollout.env`. The judges' cache is in the run's folder;
-    `reward` is one more reward function. Raises what `RewardManager` raises, and `ModelError`."""
+def open_rollout_services(run: Run, rewards: Mapping[str, RewardSource]) -> Iterator[RolloutServices]:
+    """Find the rewards, load auxiliary models, and set `rollout.env`. The judges' cache is in the run's folder.
+
+    Raises what `RewardManager` raises, and `ModelError`.
+    """
     with ExitStack() as opened:
         opened.enter_context(_environment(run.rollout.env))
         event_loop = EventLoopThread("rollouts")
@@ -48,26 +73,23 @@ def open_rollout_services(run: Run, reward: Callable[..., Any] | None) -> Iterat
         endpoint = EndpointServer(run.rollout.endpoint.port)
         opened.callback(endpoint.close)
         services = WorkflowServices(endpoint, run.rollout.endpoint.model, auxiliary)
-        yield RolloutServices(event_loop, _rewards(run, reward, services, opened), services)
+        yield RolloutServices(event_loop, _open_rewards(run, rewards, services, opened), services)
 
 
-def _rewards(
-    run: Run, reward: Callable[..., Any] | None, services: WorkflowServices, opened: ExitStack
+def _open_rewards(
+    run: Run, rewards: Mapping[str, RewardSource], services: WorkflowServices, opened: ExitStack
 ) -> dict[str, RewardManager]:
     cache = RunFolder.of(run).judge_cache
 
-    def open_manager(section: RewardConfig, extra: Callable[..., Any] | None) -> RewardManager:
+    def open_manager(source: RewardSource) -> RewardManager:
         access = None
-        if any(judge.url == "auxiliary" for judge in section.judges):
+        if any(judge.url == "auxiliary" for judge in source.section.judges):
             access = opened.enter_context(services.admit())
-        return opened.enter_context(RewardManager(section, extra, replies=cache, auxiliary=access))
+        return opened.enter_context(
+            RewardManager(source.section, source.function, replies=cache, auxiliary=access)
+        )
 
-    evals = {
-        f"eval-{taskset.name}": open_manager(taskset.reward, None)
-        for taskset in run.data.eval
-        if taskset.reward is not None
-    }
-    return {"train": open_manager(effective_reward(run), reward), **evals}
+    return {purpose: open_manager(source) for purpose, source in rewards.items()}
 
 
 def _auxiliary_models(run: Run) -> dict[str, AuxiliaryModel]:
