@@ -310,12 +310,10 @@ def _workers(parent: psutil.Process) -> list[psutil.Process]:
 
 
 SCRIPT = """
-import signal, subprocess, sys, time
+import subprocess, sys
 from strop.config.schema.reward import RewardConfig
 from strop.rewards.scorer import Scorer
 from tests.rewards.builders import group
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts with & is deaf to it
 
 def hangs(completion):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
