@@ -11,11 +11,11 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 quickstart: .venv/base
 	$(BIN)/python examples/quickstart/quickstart.py $(ARGS)
 
-test: .venv/dev
-	$(BIN)/pytest -n 2 -m "not learning and not faults" --durations=20 $(ARGS)
+test: .venv/dev  ## the fast tests; four processes on two cores, because a test waits for other processes half of its time
+	$(BIN)/pytest -n 4 --dist worksteal -m "not learning and not faults" --durations=20 $(ARGS)
 
 coverage: .venv/dev  ## the same tests with line coverage and its floor; doubles their CPU time
-	$(BIN)/pytest -n 2 -m "not learning and not faults" --cov --cov-report=term:skip-covered $(ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal -m "not learning and not faults" --cov --cov-report=term:skip-covered $(ARGS)
 
 slow: .venv/dev  ## learning tests and fault tests, which CI runs too
 	$(BIN)/pytest -n 2 -m "learning or faults" $(ARGS)

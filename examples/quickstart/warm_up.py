@@ -13,6 +13,7 @@ from strop.data.offline_dataset import load_offline_dataset
 from strop.models.loading import load_tokenizer
 from strop.run.rollout.colocated_policy import ColocatedPolicy, open_colocated_policy
 from strop.run.rollout.evaluation import evaluate
+from strop.run.rollout.rollout_services import reward_sources
 from strop.run.rollout.tasks import load_eval_tasks
 from strop.training.backends.registry import open_training_engines
 from strop.types import Experience, TrainingBatch
@@ -36,7 +37,7 @@ def warm_up(loaded: LoadedRun, to: Path) -> None:
     columns = (TextColumn("warming up"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeElapsedColumn())
     with (
         open_training_engines(run) as engines,
-        open_colocated_policy(run, engines, tokenizer) as policy,
+        open_colocated_policy(run, engines, tokenizer, reward_sources(run, None)) as policy,
         Progress(*columns) as progress,
     ):
         bar = progress.add_task("", total=ENOUGH, shown="")

@@ -26,7 +26,7 @@ def make_batch(lengths: Sequence[tuple[int, int]], *, seed: int = 0, on_policy: 
         cu_seqlens=ends.to(torch.int32),
         prefix_of=(-1,) * len(lengths),
         experience=tuple(range(len(lengths))),
-        role=("rl",) * len(lengths),
+        role=tuple("rl" for _ in lengths),
         weight=torch.rand(len(lengths), generator=generator) + 0.5,
         loss_mask=mask,
         temperature=torch.ones(total),

@@ -58,4 +58,4 @@ def detached_loss(micro_batch: MicroBatch, outputs: TokenOutputs, counts: Global
 
 def needs_old_logprobs(micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
     """Fails in a step's first update, where old log-probs are None."""
-    return LossOutput((outputs.logprobs - micro_batch.old_logprobs).sum(), {})
+    return LossOutput((outputs.logprobs - micro_batch.old_logprobs).sum(), {})  # type: ignore[operator]

@@ -34,7 +34,16 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         if self._user is not None:
             shutil.chown(self._folder, self._user)
-        initdb = [binaries / "initdb", "-D", self._folder / "data", "-U", "strop", "-A", "trust", "-N"]
+        initdb: list[str | Path] = [
+            binaries / "initdb",
+            "-D",
+            self._folder / "data",
+            "-U",
+            "strop",
+            "-A",
+            "trust",
+            "-N",
+        ]
         initdb += ["--encoding=UTF8", "--locale=C"]  # whatever the locale of the tests
         done = subprocess.run(initdb, capture_output=True, user=self._user, cwd=self._folder, check=False)
         assert done.returncode == 0, done.stderr.decode()
@@ -76,7 +85,7 @@ class Server:
         shutil.rmtree(self._folder)
 
     def _answers(self) -> bool:
-        ready = [self._binaries / "pg_isready", "-h", self._folder, "-U", "strop", "-q"]
+        ready: list[str | Path] = [self._binaries / "pg_isready", "-h", self._folder, "-U", "strop", "-q"]
         return subprocess.run(ready, check=False).returncode == 0
 
 

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from strop.buffer.factory import open_buffer, serve_buffer
 from strop.config.schema.buffer import BufferConfig as Section
+from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
 from strop.errors import BufferExhausted
 from tests.buffer.groups import ids, make_group
 
@@ -47,6 +48,7 @@ def read(section: Section, folder: Path, name: str) -> None:
 
 def serve(section: Section, folder: Path, name: str) -> None:
     """Serve the buffer until the process is killed."""
+    assert isinstance(section, QueueBufferConfig | PriorityBufferConfig)
     with serve_buffer(section, folder, "127.0.0.1"):
         time.sleep(3600)
 

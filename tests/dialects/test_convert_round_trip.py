@@ -21,7 +21,7 @@ from strop.errors import ConfigError
 
 from .random_configs import BASES, Values, configurations
 
-EXAMPLES = 10
+EXAMPLES = 6
 """Number of examples per dialect; each example reads and writes about ten configurations."""
 
 

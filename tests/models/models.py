@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ FAMILIES = (
 )
 """All of them can share prompts. Gemma 2 bends scores and logits, Cohere and Granite scale logits, Phi's
 head has a bias, and Gemma 2 and 3 and Mistral have a window of 6 tokens here."""
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 6},
     "gemma2": {"sliding_window": 6, "final_logit_softcapping": 2.0, "attn_logit_softcapping": 1.5},
     "gemma3_text": {"sliding_window": 6},
@@ -40,7 +41,7 @@ OPTIONS = {
 }
 
 
-def make(family: str, **options: object) -> PreTrainedModel:
+def make(family: str, **options: Any) -> PreTrainedModel:
     """A model of two layers with large weights, so that attention affects the outputs."""
     config = AutoConfig.for_model(
         family,
@@ -56,8 +57,8 @@ def make(family: str, **options: object) -> PreTrainedModel:
             "pad_token_id": 0,
             "bos_token_id": 1,
             "eos_token_id": 2,
+            "attn_implementation": "eager",
         }
-        | {"attn_implementation": "eager"}
         | OPTIONS.get(family, {})
         | options,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ class Nodes:
     @contextmanager
     def joined(self, run: str = "small") -> Iterator[None]:
         """Inside, this process belongs to it too, in the namespace of that run."""
-        ray.init(self.address, namespace=f"strop/{run}", log_to_driver=False, logging_level="ERROR")
+        ray.init(self.address, namespace=f"strop/{run}", log_to_driver=False, logging_level=logging.ERROR)
         try:
             yield
         finally:

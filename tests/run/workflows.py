@@ -3,24 +3,26 @@
 import asyncio
 import os
 import time
+from typing import Any
 
-from strop.workflows import WorkflowResult
+from strop.types import Task
+from strop.workflows import Chat, SyncChat, WorkflowResult
 
 
 class Echo:
     """Wants digits, and asks once more; each reply earns its share of digits."""
 
-    async def reset(self, task):
+    async def reset(self, task: Task) -> None:
         self.turns = 0
         await asyncio.sleep(0)
 
-    async def step(self, reply):
+    async def step(self, reply: str) -> tuple[str | None, float]:
         self.turns += 1
         reward = sum(c.isdigit() for c in reply) / max(1, len(reply))
         return ("again" if self.turns < 2 else None), reward
 
 
-def flaky(task, chat):
+def flaky(task: Task, chat: SyncChat) -> float:
     """Breaks on the first task, hangs on the second, and gives the others a reward."""
     number = int(task.id.rpartition(":")[2])
     if number == 1:
@@ -31,24 +33,24 @@ def flaky(task, chat):
     return float(1 + len(reply))
 
 
-async def breaks(task, chat):
+async def breaks(task: Task, chat: Chat) -> None:
     await chat.reply()
     raise RuntimeError("no luck")
 
 
-def mood(task, chat):
+def mood(task: Task, chat: SyncChat) -> float:
     chat.reply()
     return float(os.environ["MOOD"])
 
 
-async def asks_a_helper(task, chat):
+async def asks_a_helper(task: Task, chat: Chat) -> WorkflowResult:
     reply = await chat.reply()
     said = await chat.ask("helper", f"how good is {reply}?", max_tokens=4)
     assert said == await chat.ask("helper", f"how good is {reply}?", max_tokens=4)
     return WorkflowResult(reward=float(len(said)), parts={"helper": 1.0})
 
 
-def agent(task, client):
+def agent(task: Task, client: Any) -> float:
     """Knows nothing of Strop."""
     messages = list(task.messages)
     reply = client.chat.completions.create(model="policy", messages=messages, max_tokens=4)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -39,7 +40,7 @@ def main() -> None:
 def _break_off(after: int, how: int) -> None:
     broadcast, done = WeightProcessGroup.broadcast, 0
 
-    def counted(self, content, check):
+    def counted(self: WeightProcessGroup, content: torch.Tensor, check: Callable[[], None]) -> None:
         nonlocal done
         if done == after:
             self._group.broadcast(content[: len(content) // 2].clone(), 0)
@@ -47,7 +48,7 @@ def _break_off(after: int, how: int) -> None:
         done += 1
         broadcast(self, content, check)
 
-    WeightProcessGroup.broadcast = counted
+    WeightProcessGroup.broadcast = counted  # type: ignore[method-assign,assignment]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -77,7 +77,7 @@ def experiences(kind: str) -> list[Experience]:
                 fields |= {"role": ("chosen", "rejected")[index], "pair": str(group)}
             if kind == "sft" or (kind == "mix" and group > 2):
                 fields["role"] = "sft"
-            found.append(experience(prompt, answer, **fields))
+            found.append(experience(prompt.tolist(), answer.tolist(), **fields))
     return found
 
 
@@ -135,7 +135,7 @@ def gradients(folder: Path, rank: int, world: int) -> dict[str, Tensor]:
         kind: [np.full(len(e.token_ids), -5.6, dtype=np.float32) for e in experiences(kind)]
         for kind in ("grpo", "sft", "dpo", "mix")
     }
-    learn = {
+    learn: dict[str, tuple[PolicyModel | CriticModel, str, Callable[..., Mapping[str, float]]]] = {
         name: (
             engine,
             section.type,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ class Says:
         text = self.texts[len(self.requests) % len(self.texts)]
         self.requests.append(request)
         ids = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
-        finish = "stop" if len(ids) <= request.sampling.max_tokens else "length"
+        finish: Literal["stop", "length"] = "stop" if len(ids) <= request.sampling.max_tokens else "length"
         ids = ids[: request.sampling.max_tokens]
         logprobs = np.full(len(ids), -1.0, np.float32)
         return Completion(np.array(ids, np.int32), logprobs, logprobs, finish, 0)
@@ -70,12 +71,12 @@ class World:
     def says(self, *texts: str) -> Says:
         return Says(self.tokenizer, texts)
 
-    def task(self, prompt: str = "two and two", **columns: object) -> Task:
+    def task(self, prompt: str = "two and two", **columns: Any) -> Task:
         messages = ({"role": "user", "content": prompt},)
         return Task("t", messages, self.encoder.encode_prompt(messages), **columns)
 
     def runner(
-        self, engine: object, workflow: str, args: dict | None = None, **section: object
+        self, engine: Any, workflow: str, args: dict[str, Any] | None = None, **section: Any
     ) -> WorkflowRunner:
         limit = section.pop("max_sequence_tokens", 400)
         bound = load_workflow(WorkflowConfig(name=workflow, args=args or {}))
@@ -85,7 +86,7 @@ class World:
     def services(self) -> WorkflowServices:
         return WorkflowServices(EndpointServer(), "policy")
 
-    def run(self, engine: object, workflow: str, args: dict | None = None, **section: object) -> Rollout:
+    def run(self, engine: Any, workflow: str, args: dict[str, Any] | None = None, **section: Any) -> Rollout:
         """One rollout of the task."""
         sampling = section.pop("sampling", SamplingParams(max_tokens=400))
         task = section.pop("task", None) or self.task()
