@@ -207,8 +207,8 @@ def test_interpolations_of_deprecated_keys(tmp_path: Path, monkeypatch: pytest.M
     assert any(
         "${trainer.passes} is deprecated; write ${trainer.epochs_per_step}." in n for n in loaded.notes
     )
-    values["name"] = "a\\${trainer.passes}"
-    assert load_yaml(tmp_path, values).run.name == "a${trainer.passes}"
+    values["output"] = "a\\${trainer.passes}"
+    assert load_yaml(tmp_path, values).run.output == "a${trainer.passes}"
 
 
 def test_stages_and_anchors(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_only_the_first_model_must_exist_before_the_start(tmp_path: Path) -> Non
             r"run.yaml:13: stages.1.name: 'warm-up' is the name of another stage too",
         ),
         (("name: rl", "mode: both"), r"stages.1.name: expected a name"),
-        (("name: rl", "name: a/b"), r"stages.1.name: expected a name without slashes"),
+        (("name: rl", "name: a/b"), r"stages.1.name: 'a/b' .* cannot be the name"),
         (("algorithm: sft", "algoritm: sft"), r"run.yaml:9: stages.0.algoritm: unknown key; did you mean"),
         (("algorithm: sft", "output: here"), r"stages.0.output: a stage cannot set this key"),
         (("duration: 3 steps", "duraton: 3 steps"), r"run.yaml:12: trainer.duraton: unknown key"),

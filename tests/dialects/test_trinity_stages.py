@@ -54,7 +54,7 @@ def test_the_pages_stages() -> None:
     ("text", "expected"),
     [
         ("stages: [{stage_name: a}, {stage_name: a}]", "is already the name of another stage"),
-        ("stages: [{mode: train}]", "write a name without slashes; got None"),
+        ("stages: [{mode: train}]", "expected a name, got None"),
         ("stages: [{stage_name: a, algorithms: {}}]", "did you mean 'algorithm'"),
         ("stages: [{stage_name: a, model: {}}]", "for the whole file"),
         (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.config.load.config_tree import ConfigTree, Source, to_plain
+from strop.config.names import check_file_name
 from strop.config.schema.run import Run
 from strop.config.schema.stage import StageConfig
 from strop.config.suggest import closest, did_you_mean
@@ -45,10 +46,10 @@ def _written(tree: ConfigTree) -> list[Any]:
     names = [stage.get("name") for stage in stages]
     for index, (stage, name) in enumerate(zip(stages, names, strict=True)):
         here = f"{tree.sources[(STAGES_KEY, str(index))]}: {STAGES_KEY}.{index}"
-        if not isinstance(name, str) or not name or name.startswith(".") or set(name) & {"/", "\\"}:
-            raise ConfigError(
-                f"{here}.name: expected a name without slashes for the stage's folder, got {name!r}."
-            )
+        try:
+            check_file_name(name)
+        except ValueError as error:
+            raise ConfigError(f"{here}.name: {error}.") from None
         if name in names[:index]:
             raise ConfigError(f"{here}.name: {name!r} is the name of another stage too; write another name.")
         for key in stage:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from strop.config.names import FileName
 from strop.config.schema.base import Section, type_shorthand
 
 
@@ -28,9 +29,9 @@ class RayClusterConfig(Section):
     """Minimum number of nodes that the cluster must have."""
     gpus_per_node: int = Field(0, ge=0)
     """Minimum number of GPUs on each of these nodes; they are divided between explorer and trainer."""
-    explorer_name: str = Field("explorer", min_length=1)
+    explorer_name: FileName = "explorer"
     """Name of the explorer's actor."""
-    trainer_name: str = Field("trainer", min_length=1)
+    trainer_name: FileName = "trainer"
     """Name of the trainer's actor."""
     start_timeout_seconds: float = Field(120.0, gt=0)
     """Maximum wait for the nodes, and for the placement of an actor; after it the run stops with an error

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from strop.config.names import FileName
 from strop.config.schema.base import Section
 from strop.config.schema.reward import RewardConfigOrShorthand
 from strop.config.schema.rollout import SamplingConfig
@@ -75,7 +76,7 @@ class TaskQueueConfig(Section):
 class EvalTasksetConfig(TasksetConfig):
     """Taskset for evaluation, which is never trained on."""
 
-    name: str = Field("eval", pattern=r"^[^/\\.][^/\\]*$")
+    name: FileName = "eval"
     """Name of the taskset in metrics and files; unique in the run."""
     rollouts_per_task: int = Field(1, gt=0)
     """Responses sampled per task; more than one also gives pass@k."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from strop.config.names import FileName
 from strop.config.paths import expand_user
 from strop.config.schema.algorithm import AlgorithmConfig, DpoConfig, GrpoConfig, SftConfig
 from strop.config.schema.base import Section, type_shorthand
@@ -54,9 +55,10 @@ def _default_buffer(values: dict[str, Any]) -> BufferConfig:
 class Run(Section):
     """A run: model, data, reward, algorithm, training, and the files that it writes."""
 
-    project: str = Field("strop", pattern=r"^[^/\\]+$")
-    """Name of the project; the runs of a project share a folder."""
-    name: str = Field("run", pattern=r"^[^/\\]+$")
+    project: FileName = "strop"
+    """Name of the project; the runs of a project share a folder. Letters (a-z), digits, spaces and `. _ - + = , @`,
+    at most 100 characters, as in every name of a file."""
+    name: FileName = "run"
     """Name of the run; its folder is `<output>/<project>/<name>`."""
     output: str = "runs"
     """Folder of all projects."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
-
+from strop.config.names import FileName
 from strop.config.schema.base import Section
 
 SectionOverride = dict[str, Any] | str | None
@@ -15,7 +14,7 @@ class StageConfig(Section):
     """One run of a sequence. Its sections override the rest of the file key by key; null removes a
     section."""
 
-    name: str = Field(pattern=r"^[^/\\.][^/\\]*$")
+    name: FileName
     """Name of the stage, unique in the file; the stage's run is named `<name>-<stage>`, and its folder is
     `<folder>/<stage>` if the file has a `folder`."""
     mode: str | None = None

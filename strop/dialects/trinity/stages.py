@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, to_plain
+from strop.config.names import check_file_name
 from strop.config.suggest import did_you_mean
 from strop.dialects.ledger.key_mapping import UNSET, KeyMapping, mapped
 from strop.dialects.ledger.value_types import ANY, STRING
@@ -45,8 +46,10 @@ def split_stages(tree: ConfigTree) -> list[TrinityStage]:
 
 def _check(tree: ConfigTree, index: int, stage: dict[str, Any], before: list[Any]) -> None:
     name, place = stage.get("stage_name"), f"{tree.sources[(_KEY, str(index))]}: {_KEY}.{index}"
-    if not isinstance(name, str) or not name or name.startswith(".") or set(name) & {"/", "\\"}:
-        raise ConfigError(f"{place}.stage_name: write a name without slashes; got {name!r}.")
+    try:
+        check_file_name(name)
+    except ValueError as error:
+        raise ConfigError(f"{place}.stage_name: {error}.") from None
     if name in before:
         raise ConfigError(
             f"{place}.stage_name: {name!r} is already the name of another stage; write another name."
