@@ -19,7 +19,8 @@ grad = grad log pi, per token:
 A fifth estimator, `full`, is the divergence over the whole vocabulary. It needs both models' logits, and is
 computed with them in `strop/models/logprobs.py`.
 
-The formulas are used without clamps; verl clamps log r to 20 and k3 to 10 on both sides.
+k3 bounds log r to +-20 before the exponential, as verl does. verl also bounds the value of k3 to +-10, and
+OpenRLHF that of each estimator; the gradient of a token beyond this bound is 0, so Strop does not bound the value.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from typing import assert_never
 
 import torch
 
+from strop.algorithms.log_ratios import bound_exponent, bound_log_ratio
 from strop.config.schema.algorithm import SampledKl
 
 
 def estimate_kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: SampledKl) -> torch.Tensor:
     """KL(policy || reference) per token, both [K]; the tokens were sampled from the policy."""
-    log_ratio = ref_logprobs - logprobs
+    log_ratio = bound_log_ratio(ref_logprobs - logprobs)
     match estimator:
         case "k1":
             return -log_ratio
@@ -43,6 +45,7 @@ def estimate_kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: S
         case "k2":
             return log_ratio.square() / 2
         case "k3":
+            log_ratio = bound_exponent(log_ratio)
             return torch.expm1(log_ratio) - log_ratio
         case _:
             assert_never(estimator)

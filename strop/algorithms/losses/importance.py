@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from strop.algorithms.log_ratios import bound_exponent, bound_log_ratio
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.config.schema.algorithm import ImportanceCorrectionConfig
 
@@ -36,8 +37,8 @@ def compute_importance_weights(
         trainer_logprobs: [K] under the trainer's weights at the start of the step.
         sampler_logprobs: [K] under the sampling distribution.
     """
-    difference = trainer_logprobs.detach() - sampler_logprobs
+    difference = bound_log_ratio(trainer_logprobs.detach() - sampler_logprobs)
     if config.level == "sequence":
         difference = targets.sequence_sum(difference)
-    weights = difference.exp()
+    weights = bound_exponent(difference).exp()
     return ImportanceWeights(weights.clamp(max=config.cap), weights > config.cap)

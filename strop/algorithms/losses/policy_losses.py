@@ -7,6 +7,7 @@ from typing import assert_never
 
 import torch
 
+from strop.algorithms.log_ratios import bound_exponent
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.config.schema.algorithm import (
     CispoLossConfig,
@@ -33,8 +34,8 @@ class PolicyLossTerms:
 
 
 def log_ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor | None) -> torch.Tensor:
-    """[K] log(new / old). `None` stands for the current log-probs: the result is 0, with their gradient."""
-    return logprobs - (logprobs.detach() if old_logprobs is None else old_logprobs)
+    """[K] log(new / old) within +-20. `None` stands for the current log-probs: it is 0, with their gradient."""
+    return bound_exponent(logprobs - (logprobs.detach() if old_logprobs is None else old_logprobs))
 
 
 def policy_loss_terms(
@@ -77,8 +78,8 @@ def ppo_clip(
         max(-A * ratio, -A * clip(ratio, 1 - low, 1 + high))
 
     Different bounds on the two sides are DAPO's "clip-higher" (arXiv 2503.14476). Where A < 0, the surrogate
-    has no upper bound in the ratio; dual clip (arXiv 1912.09729) bounds it by -A * dual. The ratio is not
-    clamped otherwise (verl clamps its log to 20). Where a bound applies, the gradient is 0.
+    has no upper bound in the ratio but the one of `log_ratio`, e^20; dual clip (arXiv 1912.09729) bounds it by
+    -A * dual. Where a bound applies, the gradient is 0.
     """
     ratio = log_ratio.exp()
     lowest, highest = 1 - low, 1 + high

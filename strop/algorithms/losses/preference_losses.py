@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
+from strop.algorithms.log_ratios import bound_log_ratio
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.config.schema.algorithm import DpoConfig
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
@@ -31,7 +32,7 @@ class DpoLoss:
             raise ValueError("dpo needs the reference's log-probs, which the micro-batch does not have")
         chosen, rejected = _pairs(micro_batch)
         targets = TargetTokens.of(micro_batch)
-        ratios = targets.take(outputs.logprobs) - targets.take(micro_batch.ref_logprobs)
+        ratios = bound_log_ratio(targets.take(outputs.logprobs) - targets.take(micro_batch.ref_logprobs))
         rewards = self.config.beta * ratios.new_zeros(targets.num_segments).index_add(
             0, targets.segment, ratios
         )
