@@ -142,6 +142,8 @@ class Rollout:
     reward: float | None = None
     """Total reward; None before scoring and for a failed rollout. A reward set by the workflow takes precedence."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
+    reward_limit_exceeded: bool = False
+    """Whether a reward function exceeded a limit, so that its value counts as 0."""
     error: str | None = None
     """Error message, for `status="error"`."""
     failure_cause: FailureCause | None = None

@@ -17,6 +17,7 @@ from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.signature import RewardInput
 from strop.rewards.execution.worker_pool import FunctionScores, RewardWorkerPool, ScoringFailure
 from strop.rewards.execution.worker_process import WorkerIsolation
+from strop.rewards.limits import LimitExceeded
 from strop.types import Rollout, RolloutGroup, Task
 from strop.workers.process_limits import ProcessLimits, total_memory_bytes
 
@@ -32,10 +33,13 @@ class Scorer:
     """
 
     def __init__(self, section: RewardConfig, extra: Callable[..., Any] | None = None) -> None:
-        functions = [RewardFunctionSpec.of(f.function, name=f.name, args=f.args) for f in section.functions]
+        functions = [
+            RewardFunctionSpec.of(f.function, name=f.name, args=f.args, on_timeout=section.on_timeout)
+            for f in section.functions
+        ]
         weights = [f.weight for f in section.functions]
         if extra is not None:
-            functions.append(RewardFunctionSpec.of(extra))
+            functions.append(RewardFunctionSpec.of(extra, on_timeout=section.on_timeout))
             weights.append(1.0)
         self.names = tuple(function.name for function in functions)
         """Names of the functions, which are the names of the reward components."""
@@ -53,7 +57,9 @@ class Scorer:
 
         A component is a function's own value, before its weight; `<name>/<part>` are parts that the function
         names itself. A rollout on which a function fails gets status "error" and the message; a rollout that
-        has this status already is returned unchanged. Raises RewardError if workers cannot load the functions.
+        has this status already is returned unchanged. A function that exceeds a limit counts as 0 if it is a
+        built-in, or on a time-out with `on_timeout: zero`. Raises RewardError if workers cannot load the
+        functions.
         """
         if rollout.status == "error":
             return rollout
@@ -96,9 +102,10 @@ class Scorer:
         total = rollout.reward or 0.0
         for name, weight, (value, named) in zip(self.names, self._weights, result, strict=True):
             total += weight * value
-            parts[name] = value
+            parts[name] = float(value)
             parts.update({f"{name}/{part}": part_value for part, part_value in named.items()})
-        return replace(rollout, reward=total, reward_parts=parts)
+        is_limited = any(isinstance(value, LimitExceeded) for value, _ in result)
+        return replace(rollout, reward=total, reward_parts=parts, reward_limit_exceeded=is_limited)
 
 
 def _worker_isolation(section: RewardWorkerConfig) -> WorkerIsolation:

@@ -102,6 +102,12 @@ METRICS: dict[str, Metric] = {
         "lower",
         "Fraction of an eval taskset's rollouts that exceeded their time limit.",
     ),
+    "eval/<name>/reward_limit_fraction": Metric(
+        "Evaluation",
+        "fraction",
+        "lower",
+        "Fraction of an eval taskset's rollouts on which a reward function exceeded a limit and counts as 0.",
+    ),
     "rollouts/count": Metric("Rollouts", "rollouts", None, "Rollouts of this step, including failed ones."),
     "rollouts/error_fraction": Metric(
         "Rollouts",
@@ -120,6 +126,13 @@ METRICS: dict[str, Metric] = {
         "fraction",
         "lower",
         "Fraction of the step's rollouts that exceeded their time limit.",
+    ),
+    "rollouts/reward_limit_fraction": Metric(
+        "Rollouts",
+        "fraction",
+        "lower",
+        "Fraction of the step's rollouts on which a reward function exceeded a limit (time, recursion, size of "
+        "a number or of an expression) and counts as 0.",
     ),
     "rollouts/retries": Metric(
         "Rollouts", "", "lower", "Attempts at this step's rollouts after the first attempt of each."

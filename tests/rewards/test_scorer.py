@@ -21,7 +21,9 @@ import pytest
 from strop.config.schema.reward import RewardConfig
 from strop.errors import RewardError
 from strop.rewards.execution import worker_pool
+from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.worker_process import RewardWorkerProcess
+from strop.rewards.registry import BUILTIN_REWARDS
 from strop.rewards.scorer import Scorer
 from strop.types import Rollout, RolloutGroup
 from tests.rewards import users
@@ -137,6 +139,41 @@ def test_many_failures_on_two_workers() -> None:
     (rollouts,) = score(section("exact", timeout_seconds=0.5), [group(texts, "x")], mishaps)
     assert [r.reward for r in rollouts if r.status == "ok"] == list(map(float, range(1, 11)))
     assert [r.text for r in rollouts if r.status == "error"] == broken
+
+
+def test_zero_on_timeout_keeps_the_other_functions() -> None:
+    """The function that hangs counts as 0; those before and after it keep their values."""
+    reward = section(
+        {"function": "exact", "weight": 4.0},
+        {"function": f"{users.__file__}:hang", "weight": 7.0},
+        {"function": f"{users.__file__}:share_of_a", "weight": 2.0},
+        workers=1,
+        timeout_seconds=0.5,
+        on_timeout="zero",
+    )
+    ((first, hung, last),) = score(reward, [group(["a", "aloop", "aa"], "aloop")])
+    assert [first.reward, last.reward] == [7.0 + 2.0, 7.0 + 2.0]
+    assert (hung.status, hung.reward) == ("ok", 4.0 + 0.0 + 2.0 * 0.2)
+    assert hung.reward_parts == {"exact": 1.0, "hang": 0.0, "share_of_a": 0.2}
+    assert [r.reward_limit_exceeded for r in (first, hung, last)] == [False, True, False]
+
+
+def test_zero_on_timeout_does_not_hide_other_failures() -> None:
+    reward = section("exact", timeout_seconds=0.5, on_timeout="zero")
+    (rollouts,) = score(reward, [group(["loop", "sleep", "raise", "os._exit", "nan", "5"], "5")], mishaps)
+    assert [r.status for r in rollouts] == ["ok", "ok", "error", "error", "error", "ok"]
+    assert [r.reward for r in rollouts] == [0.0, 0.0, None, None, None, 6.0]
+
+
+def test_a_built_in_that_hangs_is_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever `on_timeout` is; the run file names a built-in by its short name or its path."""
+    monkeypatch.setitem(BUILTIN_REWARDS, "hanging", "tests.rewards.users.hang")
+    spec = RewardFunctionSpec.of("tests.rewards.users.hang", on_timeout="error")
+    assert (spec.on_timeout, RewardFunctionSpec.of("hanging").on_timeout) == ("zero", "zero")
+    (rollouts,) = score(
+        section("tests.rewards.users.hang", workers=1, timeout_seconds=0.5), [group(["a", "loop", "b"])]
+    )
+    assert [r.reward for r in rollouts] == [1.0, 0.0, 1.0]
 
 
 def test_the_time_limit_applies_to_each_response() -> None:

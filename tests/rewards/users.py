@@ -44,6 +44,12 @@ def batched(data_sources: Any, solution_strs: Any, ground_truths: Any, extra_inf
     raise NotImplementedError
 
 
+def hang(completion: str) -> float:
+    while "loop" in completion:
+        pass
+    return 1.0
+
+
 class Judge:
     def __call__(self, completion: str, answer: str) -> float:
         return float(completion == answer)

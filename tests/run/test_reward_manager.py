@@ -19,6 +19,8 @@ from strop.errors import ModelError, RewardError
 from strop.inference.reward_model import RewardModel
 from strop.models.loading import load_tokenizer, silence_transformers
 from strop.run.rollout.reward_manager import RewardManager
+from strop.run.rollout.rollout_metrics import evaluation_metrics, training_metrics
+from tests.rewards import users
 from tests.rewards.builders import group
 from tests.rewards.judge_server import judge_server, says
 
@@ -57,6 +59,32 @@ def test_sum_of_all_components(model: Path, tmp_path: Path) -> None:
             {"digit_share": digits, "reward_model": logit, "judge": 0.5}, abs=1e-6
         )
         assert rollout.reward == pytest.approx(2 * digits + 0.5 * float(logit) + 5)
+
+
+def test_zero_on_timeout_keeps_the_judge_and_is_counted(tmp_path: Path) -> None:
+    functions = [
+        {"function": f"{users.__file__}:hang", "name": "first", "weight": 8},
+        {"function": DIGITS, "weight": 2},
+        {"function": f"{users.__file__}:hang", "name": "last"},
+    ]
+    with judge_server(lambda *_: says("Score: 5")) as server:
+        section = RewardConfig.model_validate(
+            {
+                "functions": functions,
+                "judges": [{"url": server.url, "model": "wise", "weight": 0.5}],
+                "workers": 1,
+                "timeout_seconds": 0.4,
+                "on_timeout": "zero",
+            }
+        )
+        with RewardManager(section, replies=tmp_path) as rewards:
+            scored = asyncio.run(rewards.score([group(["12", "loop12"])]))
+    whole, hung = scored[0].rollouts
+    assert (whole.reward, whole.reward_limit_exceeded) == (8 + 2 + 1 + 0.25, False)
+    assert hung.reward == pytest.approx(2 * 2 / 6 + 0.25) and hung.reward_limit_exceeded
+    assert hung.reward_parts.keys() == whole.reward_parts.keys()
+    assert training_metrics(scored)["rollouts/reward_limit_fraction"] == 0.5
+    assert evaluation_metrics("held-out", scored)["eval/held-out/reward_limit_fraction"] == 0.5
 
 
 def test_later_components_skip_a_failed_rollout(tmp_path: Path) -> None:

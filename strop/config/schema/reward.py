@@ -66,8 +66,11 @@ class RewardConfig(Section):
     judge_calls: JudgeCallsConfig = JudgeCallsConfig()
     """Concurrency, retries, cache and budget of calls to judges."""
     timeout_seconds: float = Field(30.0, gt=0)
-    """Maximum duration of a function on one response; after it the function is killed and the rollout counts
-    as failed."""
+    """Maximum duration of a function on one response; after it the function is killed, and `on_timeout`
+    applies."""
+    on_timeout: Literal["error", "zero"] = "error"
+    """Treatment of a response on which a function of the user exceeds `timeout_seconds`: `error` fails that
+    rollout, `zero` sets the function's value to 0. A built-in function's value is always 0."""
     workers: int = Field(0, ge=0)
     """Number of processes that compute functions in parallel; 0 is one per CPU core, at most four."""
     worker: RewardWorkerConfig = RewardWorkerConfig()

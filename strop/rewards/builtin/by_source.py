@@ -19,7 +19,8 @@ def by_source_reward(completion: str, answer: Any, source: str) -> float:
     """
     for pattern, name in REWARD_BY_SOURCE.items():
         if fnmatchcase(source, pattern):
-            return float(_REWARDS[name](completion, answer))
+            value: float = _REWARDS[name](completion, answer)
+            return value
     known = ", ".join(REWARD_BY_SOURCE)
     raise ValueError(
         f"there is no built-in reward for the source {source!r}; known sources: {known}. "

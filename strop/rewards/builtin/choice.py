@@ -6,7 +6,10 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from strop.rewards.limits import zero_beyond_limits
 
+
+@zero_beyond_limits
 def choice_reward(completion: str, answer: Any, *, choices: str = "ABCD") -> float:
     r"""1 if the last choice that the completion states equals the answer, else 0.
 

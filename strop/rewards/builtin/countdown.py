@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
+from strop.rewards.limits import zero_beyond_limits
+
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -22,6 +24,7 @@ _MAX_CHARS = 1000
 """Maximum length of an expression; no correct expression of a few numbers is longer."""
 
 
+@zero_beyond_limits
 def countdown_reward(
     completion: str, answer: Any, *, numbers: Literal["all", "some"] = "all", format_score: float = 0.0
 ) -> float:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from strop.rewards.limits import zero_beyond_limits
 
+
+@zero_beyond_limits
 def exact_reward(
     completion: str, answer: Any, *, part: Literal["text", "last_line"] = "text", case_sensitive: bool = True
 ) -> float:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from strop.rewards.limits import zero_beyond_limits
+
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _LOOSE = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _STRICT = re.compile(r"\s*<think>\n.*\n</think>\n<answer>\n.*\n</answer>\s*", re.DOTALL)
 
 
+@zero_beyond_limits
 def format_reward(
     completion: str, *, method: Literal["loose", "strict"] = "loose", think_in_prompt: bool = False
 ) -> float:

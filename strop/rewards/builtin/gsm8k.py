@@ -6,12 +6,15 @@ import re
 from decimal import Decimal
 from typing import Any, Literal
 
+from strop.rewards.limits import zero_beyond_limits
+
 _NUMBER = r"(?:(?<![\d)])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
 """A minus sign after a digit or a bracket is a subtraction; elsewhere it is part of the number."""
 _ANYWHERE = re.compile(_NUMBER)
 _AFTER_MARK = re.compile(rf"####\s*\$?({_NUMBER})")
 
 
+@zero_beyond_limits
 def gsm8k_reward(completion: str, answer: Any, *, method: Literal["strict", "flexible"] = "strict") -> float:
     """1 if the completion's last number equals the answer, else 0.
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
+from strop.rewards.limits import zero_beyond_limits
+
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 _ANSWER_LINE = re.compile(r"(?i:answer)\**\s*:(.+)")
 
@@ -17,6 +19,7 @@ _ANSWER_LINE = re.compile(r"(?i:answer)\**\s*:(.+)")
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
+@zero_beyond_limits
 def math_reward(completion: str, answer: Any, *, method: Literal["strict", "flexible"] = "strict") -> float:
     r"""1 if the completion's answer equals the task's answer, else 0.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from strop.errors import RewardError
 from strop.rewards.execution.signature import BoundReward, bind_reward
+from strop.rewards.registry import BUILTIN_REWARDS
 from strop.rewards.resolve import absolute_reference, default_reward_name, load_reward_function
 
 _ADVICE = "Put the function into a file and name it as file.py:function"
@@ -22,6 +23,8 @@ class RewardFunctionSpec:
     target: str | bytes
     """A reference for `load_reward_function`, or a function pickled by cloudpickle."""
     args: Mapping[str, Any]
+    on_timeout: Literal["error", "zero"] = "error"
+    """Treatment of a response that exceeds the time limit: failure, or the value 0."""
 
     @classmethod
     def of(
@@ -30,14 +33,20 @@ class RewardFunctionSpec:
         *,
         name: str | None = None,
         args: Mapping[str, Any] | None = None,
+        on_timeout: Literal["error", "zero"] = "error",
     ) -> RewardFunctionSpec:
-        """Raises RewardError if the function cannot be found, called, or sent to a worker process."""
+        """Raises RewardError if the function cannot be found, called, or sent to a worker process.
+
+        `on_timeout` of a built-in function is always `zero`.
+        """
         name = default_reward_name(function) if name is None else name
         if isinstance(function, str):
             target: str | bytes = absolute_reference(function)
+            if function in BUILTIN_REWARDS or function in BUILTIN_REWARDS.values():
+                on_timeout = "zero"
         else:
             target = _pickled(function, name)
-        spec = cls(name, target, args or {})
+        spec = cls(name, target, args or {}, on_timeout)
         spec.load()
         return spec
 

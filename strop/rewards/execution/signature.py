@@ -19,13 +19,14 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from strop.errors import RewardError
+from strop.rewards.limits import LimitExceeded
 
 if TYPE_CHECKING:
     from strop.types import Message
 
 Arguments = dict[str, Any]
 RewardValue = tuple[float, dict[str, float]]
-"""Value of one function and its named parts."""
+"""Value of one function, a `LimitExceeded` where it exceeded a limit, and its named parts."""
 
 
 class SignatureError(RewardError):
@@ -227,7 +228,7 @@ def _number(value: Any) -> float:
         raise SignatureError(f"returned {what}; a reward is a number")
     if not math.isfinite(value):
         raise SignatureError(f"returned {float(value)}; a reward is a finite number")
-    return float(value)
+    return value if isinstance(value, LimitExceeded) else float(value)
 
 
 def _is_finite(value: Any) -> bool:

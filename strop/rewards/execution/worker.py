@@ -22,6 +22,8 @@ from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.signature import BoundReward, RewardInput, RewardValue, SignatureError
 from strop.workers.process_limits import ProcessLimits
 
+RewardJob = tuple[RewardInput, int]
+"""A response, and the index of the first function to call on it."""
 RewardOutcome = RewardValue | str
 """Value of one function for one response, or the error message."""
 
@@ -44,7 +46,7 @@ def serve(connection: Connection[Any, Any], fault_output: int) -> None:
     """Load the functions, then score responses until the parent closes the connection.
 
     The worker replies to each message with None if it could read the message, else with an error message.
-    After the None for a list of responses it sends one outcome per response and function.
+    After the None for a list of jobs it sends one outcome per job and function.
     """
     faulthandler.enable(file=fault_output, all_threads=False)
     try:
@@ -53,10 +55,10 @@ def serve(connection: Connection[Any, Any], fault_output: int) -> None:
         rewards = [function.load() for function in settings.functions]
         connection.send(None)
         while True:
-            responses = _receive(connection)
+            jobs = _receive(connection)
             connection.send(None)
-            for response in responses:
-                for outcome in _outcomes(rewards, response, settings.timeout_seconds, fault_output):
+            for response, first in jobs:
+                for outcome in _outcomes(rewards[first:], response, settings.timeout_seconds, fault_output):
                     connection.send(outcome)
     except RewardError as error:
         connection.send(str(error))
@@ -80,7 +82,7 @@ def _outcomes(
             return
 
 
-def _receive(connection: Connection[Any, Any]) -> list[RewardInput]:
+def _receive(connection: Connection[Any, Any]) -> list[RewardJob]:
     message = connection.recv_bytes()
     try:
         return list(pickle.loads(message))

@@ -14,7 +14,8 @@ from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.signature import RewardInput, RewardValue
 from strop.rewards.execution.worker import RewardOutcome
-from strop.rewards.execution.worker_process import RewardWorkerProcess, WorkerIsolation
+from strop.rewards.execution.worker_process import RewardWorkerProcess, WorkerDeath, WorkerIsolation
+from strop.rewards.limits import LimitExceeded
 
 START_SECONDS = 300.0
 """Time limit for a worker to load its functions; a user's file may have slow imports."""
@@ -68,6 +69,9 @@ class RewardWorkerPool:
 
     def submit(self, response: RewardInput) -> Future[FunctionScores | ScoringFailure]:
         """Queue one response. A function that raises, hangs or ends its process gives a `ScoringFailure`.
+
+        A function with `on_timeout="zero"` that exceeds the time limit gives a zero `LimitExceeded`, and the
+        functions after it are still called.
 
         The future raises RewardError if the workers cannot load the functions or receive the response. A
         future that is cancelled before a worker has the response costs nothing.
@@ -144,7 +148,7 @@ class RewardWorkerPool:
         worker.chunk.extend(chunk)
         worker.is_ready = False
         self._extend_deadline(worker)
-        if not worker.process.send([job.response for job in chunk]):
+        if not worker.process.send([(job.response, len(job.scores)) for job in chunk]):
             self._replace(worker)
 
     def _listen(self) -> None:
@@ -180,38 +184,48 @@ class RewardWorkerPool:
 
     def _store(self, worker: _Worker, outcome: RewardOutcome) -> None:
         self._losses = 0
+        if self._add_outcome(worker.chunk[0], outcome):
+            worker.chunk.popleft()
+
+    def _add_outcome(self, job: _Job, outcome: RewardOutcome) -> bool:
+        """Add the outcome of the job's next function. Returns True if the job is complete."""
         if isinstance(outcome, str):
-            failure = ScoringFailure(self._functions[len(worker.scores)].name, outcome)
-            worker.chunk.popleft().future.set_result(failure)
-        else:
-            worker.scores.append(outcome)
-            if len(worker.scores) < len(self._functions):
-                return
-            worker.chunk.popleft().future.set_result(tuple(worker.scores))
-        worker.scores.clear()
+            job.future.set_result(ScoringFailure(self._functions[len(job.scores)].name, outcome))
+            return True
+        job.scores.append(outcome)
+        if len(job.scores) < len(self._functions):
+            return False
+        job.future.set_result(tuple(job.scores))
+        return True
 
     def _replace(self, worker: _Worker) -> None:
-        """Only the response that was being scored fails; the rest of the chunk goes to other workers."""
+        """Only the response that was being scored is affected; the rest of the chunk goes to other workers."""
         late = time.monotonic() > worker.deadline
         limit = self._timeout_seconds if worker.has_loaded else START_SECONDS
         self._workers.remove(worker)
-        cause = worker.process.end()
+        death = worker.process.end()
         if late:
-            cause = f"took longer than {limit:g} s and was killed"
+            death = WorkerDeath(f"took longer than {limit:g} s and was killed", timed_out=True)
         remaining, worker.chunk = worker.chunk, deque()
         self._waiting.extendleft(reversed(remaining))
         if not worker.has_loaded:
             names = ", ".join(function.name for function in self._functions)
-            raise RewardError(f"The reward worker process, while it loaded {names}, {cause}.")
+            raise RewardError(f"The reward worker process, while it loaded {names}, {death.cause}.")
         if worker.is_ready:
-            name = self._functions[len(worker.scores)].name
-            self._waiting.popleft().future.set_result(ScoringFailure(name, cause))
+            self._end_call(self._waiting[0], death)
         else:  # it was killed before it began: not the fault of any response
             self._losses += 1
             if self._losses > _MAX_WORKER_LOSSES:
                 raise RewardError(
-                    f"{self._losses} reward worker processes died between two responses; the last one {cause}."
+                    f"{self._losses} reward worker processes died between two responses; the last one {death.cause}."
                 )
+
+    def _end_call(self, job: _Job, death: WorkerDeath) -> None:
+        """Record the outcome of the call that ended the worker; the job is the first one that waits."""
+        function = self._functions[len(job.scores)]
+        is_zero = death.timed_out and function.on_timeout == "zero"
+        if self._add_outcome(job, (LimitExceeded(0.0), {}) if is_zero else death.cause):
+            self._waiting.popleft()
 
     def _extend_deadline(self, worker: _Worker) -> None:
         worker.deadline = time.monotonic() + self._timeout_seconds + GRACE_SECONDS
@@ -223,6 +237,8 @@ class _Job:
 
     response: RewardInput
     future: Future[FunctionScores | ScoringFailure] = field(default_factory=Future)
+    scores: list[RewardValue] = field(default_factory=list)
+    """Values of the functions that have returned."""
     is_started: bool = False
 
     def start(self) -> bool:
@@ -245,5 +261,3 @@ class _Worker:
     """Whether the process has confirmed the last message that was sent to it."""
     chunk: deque[_Job] = field(default_factory=deque)
     """Responses that were sent and have no result yet."""
-    scores: list[RewardValue] = field(default_factory=list)
-    """Values of the first of them, from the functions that have returned."""

@@ -37,6 +37,15 @@ class WorkerIsolation:
     """Patterns of the environment variables that the worker inherits."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerDeath:
+    """Why a worker process died."""
+
+    cause: str
+    timed_out: bool
+    """Whether a function exceeded its time limit."""
+
+
 class RewardWorkerProcess:
     """A worker process that calls `functions`, each call under a limit of `timeout_seconds`.
 
@@ -83,10 +92,10 @@ class RewardWorkerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._process.pid, signal.SIGTERM)
 
-    def end(self) -> str:
+    def end(self) -> WorkerDeath:
         """Kill the worker and close its connection; returns why it had died or hung before."""
         if self.connection.closed:
-            return ""
+            return WorkerDeath("", timed_out=False)
         self.kill()
         try:
             code = self._process.wait(_STOP_SECONDS)
@@ -96,7 +105,12 @@ class RewardWorkerProcess:
         self.connection.close()
         faults = self._fault_report.read()
         self._fault_report.close()
-        return _cause_of_death(code, faults, self._timeout_seconds)
+        cause = _cause_of_death(code, faults, self._timeout_seconds)
+        return WorkerDeath(cause, timed_out=_is_timeout(faults))
+
+
+def _is_timeout(faults: str) -> bool:
+    return faults.startswith("Timeout")
 
 
 def _cause_of_death(code: int, faults: str, timeout_seconds: float) -> str:
@@ -104,7 +118,7 @@ def _cause_of_death(code: int, faults: str, timeout_seconds: float) -> str:
     frames = _FRAME.finditer(faults.rpartition("Thread 0x")[2])
     user_frames = itertools.takewhile(lambda frame: frame["file"] not in _INTERNAL_FILES, frames)
     where = "".join(f"\n{frame[0]}" for frame in itertools.islice(user_frames, _FRAMES_SHOWN))
-    if faults.startswith("Timeout"):
+    if _is_timeout(faults):
         return f"took longer than {timeout_seconds:g} s and was stopped, at{where}"
     if code < 0:
         return f"ended its process {describe_exit(code)}{', at' if where else ''}{where}"

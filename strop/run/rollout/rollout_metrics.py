@@ -19,6 +19,7 @@ def training_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "rollouts/error_fraction": 1 - len(scored) / len(rollouts),
         "rollouts/workflow_error_fraction": _cause_fraction(rollouts, "failed"),
         "rollouts/timeout_fraction": _cause_fraction(rollouts, "timeout"),
+        "rollouts/reward_limit_fraction": _limit_fraction(rollouts),
         "rollouts/retries": float(sum(rollout.attempts - 1 for rollout in rollouts)),
     }
     if not scored:
@@ -51,6 +52,7 @@ def evaluation_metrics(name: str, groups: Sequence[RolloutGroup]) -> dict[str, f
     metrics = {
         f"eval/{name}/error_fraction": 1 - len(scored) / len(rollouts),
         f"eval/{name}/timeout_fraction": _cause_fraction(rollouts, "timeout"),
+        f"eval/{name}/reward_limit_fraction": _limit_fraction(rollouts),
     }
     if not scored:
         return metrics
@@ -84,6 +86,10 @@ def _status_fraction(rollouts: Sequence[Rollout], status: str) -> float:
 
 def _cause_fraction(rollouts: Sequence[Rollout], cause: FailureCause) -> float:
     return sum(rollout.failure_cause == cause for rollout in rollouts) / len(rollouts)
+
+
+def _limit_fraction(rollouts: Sequence[Rollout]) -> float:
+    return sum(rollout.reward_limit_exceeded for rollout in rollouts) / len(rollouts)
 
 
 def _has_zero_variance(group: RolloutGroup) -> bool:
