@@ -3,12 +3,18 @@ instead."""
 
 from __future__ import annotations
 
+from strop.printable import printable, shorten
+
 
 class StropError(Exception):
     """Base class of the errors that Strop raises on purpose. The command line prints them without a
     traceback."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """The message without control characters, shortened to `MAX_MESSAGE` characters."""
+        return shorten(printable(super().__str__()))
 
 
 class ConfigError(StropError):

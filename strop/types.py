@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from strop.printable import encodable
+
 if TYPE_CHECKING:
     import torch
 
@@ -160,6 +162,12 @@ class Rollout:
     def __post_init__(self) -> None:
         if (self.status == "error") != (self.error is not None):
             raise ValueError(f"Rollout {self.id}: status {self.status!r} with error {self.error!r}")
+        # A user's function or workflow chooses these texts, and files and databases store them.
+        if self.error is not None:
+            object.__setattr__(self, "error", encodable(self.error))
+        if self.reward_parts:
+            parts = {encodable(name): value for name, value in self.reward_parts.items()}
+            object.__setattr__(self, "reward_parts", parts)
         if self.turn_rewards is not None and len(self.turn_rewards) != len(self.turns):
             raise ValueError(
                 f"Rollout {self.id}: {len(self.turn_rewards)} turn_rewards for {len(self.turns)} turns"

@@ -12,6 +12,9 @@ from strop.config.redact import redacted_repr
 
 Unit = Literal["steps", "updates", "epochs", "tokens", "sequences", "%"]
 
+MAX_SECONDS = 1_000_000
+"""Largest time limit, 11 days; a system call waits for at most 24 days."""
+_MAX_COUNT = 1e15
 _AMOUNT = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([a-z%]+)\s*$")
 
 
@@ -41,6 +44,8 @@ def parse_amount(value: Any, units: tuple[Unit, ...], *, whole: bool = True) -> 
         if unit is None:
             raise ValueError(f"expected {wanted}, got the unit {word!r}")
         amount = Amount(float(match[1].replace("_", "")), unit)
+    if not amount.count <= _MAX_COUNT:
+        raise ValueError(f"the number of {amount.unit} is above {_MAX_COUNT:g}; write a smaller one")
     if amount.unit not in units:
         raise ValueError(f"expected {wanted}, got {str(amount)!r}")
     if whole and amount.unit not in ("%", "epochs") and not float(amount.count).is_integer():

@@ -196,7 +196,7 @@ def _messages_in(value: Any) -> Any:
         return value
     try:
         messages = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
     is_messages = messages and all(isinstance(m, Mapping) and "role" in m for m in messages)
     return messages if is_messages else value

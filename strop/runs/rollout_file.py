@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from strop.printable import encodable
 from strop.runs.folder import RunFolder
 from strop.types import Message, Rollout, RolloutGroup, Task
 from strop.workers.atomic_write import atomic_path
@@ -87,7 +88,7 @@ def _rows(step: int, group: RolloutGroup) -> Iterator[dict[str, Any]]:
             "source": task.source,
             "prompt": prompt_text(task),
             "answer": None if task.answer is None else _as_text(task.answer),
-            "text": rollout.text,
+            "text": encodable(rollout.text),
             "messages": _as_text(rollout.messages) if rollout.messages else None,
             "reward": rollout.reward,
             "reward_parts": list(rollout.reward_parts.items()),
@@ -104,4 +105,4 @@ def _response_tokens(rollout: Rollout) -> int:
 
 
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return encodable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))

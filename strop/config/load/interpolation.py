@@ -6,22 +6,26 @@ import re
 from typing import Any
 
 from strop.config.load.config_tree import Locate, split_key
+from strop.config.load.value_limits import check_interpolations, check_values
 from strop.errors import ConfigError
 
 _UNSET = re.compile(r"Environment variable '(.*?)' not found")
 
 
 def resolve_interpolations(values: dict[str, Any], locate: Locate) -> dict[str, Any]:
-    """Resolve all interpolations with OmegaConf. Raises ConfigError for one that cannot be resolved."""
+    """Resolve all interpolations with OmegaConf. Raises ConfigError for one that cannot be resolved, and for
+    values beyond the limits."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    check_interpolations(values, locate)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         keys = split_key(re.sub(r"\[(\d+)\]", r".\1", error.full_key or ""))
         raise ConfigError(f"{locate(keys)}: {_reason(error)}.") from None
     assert isinstance(resolved, dict)
+    check_values(resolved, locate)
     return {str(key): value for key, value in resolved.items()}
 
 

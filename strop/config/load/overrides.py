@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
@@ -12,6 +13,10 @@ from strop.errors import ConfigError
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
+_MAX_CHARACTERS = 20_000
+_MAX_DEPTH = 30
+_MAX_SHOWN = 200
+"""Maximum number of characters of an override in a message."""
 IsKnown = Callable[[KeyPath], bool]
 """Returns whether the schema has a key, so that it has a default even if it is not written."""
 
@@ -26,10 +31,15 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     parser = OverridesParser.create()
     overrides = []
     for text in texts:
-        shown = f"override {redact_override(text)!r}"
+        shown = f"override {redact_override(text)[:_MAX_SHOWN]!r}"
+        if len(text) > _MAX_CHARACTERS or _depth(text) > _MAX_DEPTH:
+            raise ConfigError(
+                f"{shown}: too long or too deeply nested; the limits are {_MAX_CHARACTERS:,} characters and "
+                f"{_MAX_DEPTH} brackets."
+            )
         try:
             override = parser.parse_override(text)
-        except HydraException as error:
+        except (HydraException, ValueError, RecursionError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(
                 f"{shown}: cannot be parsed: {reason}. An override is written key=value; a value that contains "
@@ -47,9 +57,15 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     return overrides
 
 
+def _depth(text: str) -> int:
+    """Return the largest number of brackets that are open at one place."""
+    steps = (1 if character in "[{(" else -(character in "]})") for character in text)
+    return max(accumulate(steps), default=0)
+
+
 def override_source(override: Override) -> Source:
     """The source of the values that an override sets: its text, with secrets redacted."""
-    return Source("override", redact_override(override.input_line or ""))
+    return Source("override", redact_override(override.input_line or "")[:_MAX_SHOWN])
 
 
 def apply_override(

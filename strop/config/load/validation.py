@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -50,14 +50,12 @@ def validate(
     try:
         run = Run.model_validate(values)
     except ValidationError as error:
-        faults: dict[KeyPath, str] = {}
+        faults: dict[KeyPath, list[str]] = {}
         for detail in error.errors():
             keys = _keys(detail, values)
-            reason = _reason(detail, keys, values, key_owner)
-            where = _location(detail, keys, tree) or tree.locator(origin)(keys)
-            faults.setdefault(keys, f"{where}: {_sentence(reason)}")
+            faults.setdefault(keys, [*_lines(detail, keys, values, tree, origin, key_owner)])
         inner = [keys for keys in faults if not any(_inside(other, keys) for other in faults)]
-        raise ConfigError("\n".join(faults[keys] for keys in inner)) from None
+        raise ConfigError("\n".join(line for keys in inner for line in faults[keys])) from None
     file = tree.locator(origin)(())
     lines = [f"{tree.source_named_in(fault) or file}: {_sentence(fault)}" for fault in run_faults(run)]
     if lines:
@@ -69,11 +67,20 @@ def _sentence(reason: str) -> str:
     return reason if reason.endswith(("?", ".")) else f"{reason}."
 
 
-def _location(detail: ErrorDetails, keys: KeyPath, tree: ConfigTree) -> str | None:
+def _lines(
+    detail: ErrorDetails, keys: KeyPath, values: Any, tree: ConfigTree, origin: str, key_owner: KeyOwner
+) -> Iterator[str]:
+    """The lines of one pydantic error; the faults between the fields of one section are one error."""
+    for reason in _reason(detail, keys, values, key_owner).split("\n"):
+        where = _location(detail["type"], reason, keys, tree) or tree.locator(origin)(keys)
+        yield f"{where}: {_sentence(reason)}"
+
+
+def _location(kind: str, reason: str, keys: KeyPath, tree: ConfigTree) -> str | None:
     """Return the location of the first key that a fault between the fields of one section names."""
-    if detail["type"] != "value_error" or not isinstance(tree.get(keys), dict):
+    if kind != "value_error" or not isinstance(tree.get(keys), dict):
         return None
-    source = tree.source_named_in(detail["msg"], keys)
+    source = tree.source_named_in(reason, keys)
     return None if source is None else ": ".join(filter(None, (str(source), ".".join(keys))))
 
 
@@ -90,14 +97,20 @@ def unknown_key(keys: KeyPath, values: Any, key_owner: KeyOwner = unknown_owner)
     if near is not None:
         return f"{did_you_mean(keys[-1], [near])}{owned}"
     if dotted in all_keys():
-        kind = next(iter(section_types_at(keys[:-1], values))).model_fields["type"].default
-        return f"; it has no effect under `type: {kind}`"
+        return f"; it has no effect under `type: {_type_above(keys, values)}`"
     elsewhere = [known for known in all_keys() if split_key(known)[-1] == keys[-1] and known != dotted]
     if elsewhere:
         return f"; did you mean {min(elsewhere, key=lambda known: known.count('.'))!r}?{owned}"
     if owned:
         return f".{owned}"
     return f"; the keys of this section are {', '.join(here)}" if here else ""
+
+
+def _type_above(keys: KeyPath, values: Any) -> str:
+    """Return the `type` of the nearest section above a key; for a list of types, the first one."""
+    depths = range(len(keys) - 1, 0, -1)
+    kinds = (kind for depth in depths for kind in section_types_at(keys[:depth], values))
+    return next(str(kind.model_fields["type"].default) for kind in kinds if "type" in kind.model_fields)
 
 
 def _inside(keys: KeyPath, outer: KeyPath) -> bool:

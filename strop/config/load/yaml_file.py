@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
 
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source
+from strop.config.load.yaml_parser import YamlLimitError, parse_yaml
 from strop.errors import ConfigError
+
+MAX_BYTES = 200_000
+"""Maximum size of a configuration file."""
 
 
 def read_yaml(path: Path) -> ConfigTree:
@@ -18,13 +21,10 @@ def read_yaml(path: Path) -> ConfigTree:
     Raises ConfigError for a file that is missing, empty or not a mapping, and for a syntax error,
     with its line and column.
     """
-    text = _text(path)
     try:
-        loader = get_yaml_loader()(text)
-        node = loader.get_single_node()
-        if node is None:
-            raise ConfigError(f"{path}: the file is empty; write a run file (docs/reference/run-file.md).")
-        values = loader.construct_document(node)
+        node, values = parse_yaml(read_bounded(path))
+    except YamlLimitError as error:
+        raise ConfigError(f"{path}:{error.line}: {error.problem}.") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
@@ -33,18 +33,25 @@ def read_yaml(path: Path) -> ConfigTree:
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: this is not valid YAML: {reason}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: a value in it cannot be read as YAML: {error}.") from None
+    if node is None:
+        raise ConfigError(f"{path}: the file is empty; write a run file (docs/reference/run-file.md).")
     if not isinstance(values, dict):
         raise ConfigError(f"{path}:1: expected `key: value` lines, got {_kind(values)}.")
     sources: dict[KeyPath, Source] = {}
-    _mark(node, path, (), sources, frozenset())
+    _mark(node, path, (), sources)
     return ConfigTree(values, sources)
 
 
-def _text(path: Path) -> str:
+def read_bounded(path: Path) -> str:
+    """Read a text file of a configuration. Raises ConfigError if it is missing, too large, or not UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(
+                f"{path}: the file is larger than {MAX_BYTES:,} bytes, the limit of a configuration."
+            )
+        return content.decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file.") from None
     except UnicodeDecodeError as error:
@@ -53,29 +60,27 @@ def _text(path: Path) -> str:
         ) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}.") from None
 
 
 def _kind(values: Any) -> str:
     return "a list" if isinstance(values, list) else f"the single value {str(values)[:40]!r}"
 
 
-def _mark(
-    node: yaml.Node, path: Path, at: KeyPath, sources: dict[KeyPath, Source], above: frozenset[int]
-) -> None:
+def _mark(node: yaml.Node, path: Path, at: KeyPath, sources: dict[KeyPath, Source]) -> None:
     """Record the line of every node. Merges (`<<`) are already resolved in constructed nodes."""
-    line = node.start_mark.line + 1
-    sources.setdefault(at, Source("file", f"{path}:{line}"))
-    if id(node) in above:
-        raise ConfigError(f"{path}:{line}: this anchor contains itself, which a run file does not support.")
-    above = above | {id(node)}
+    sources.setdefault(at, Source("file", f"{path}:{node.start_mark.line + 1}"))
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
+            where = f"{path}:{key.start_mark.line + 1}"
             if key.tag != "tag:yaml.org,2002:str":
-                where = f"{path}:{key.start_mark.line + 1}"
-                raise ConfigError(f"{where}: the key {key.value!r} is not a string; write it in quotes.")
+                raise ConfigError(
+                    f"{where}: the key {str(key.value)[:60]!r} is not a string; write it in quotes."
+                )
             inside = (*at, key.value)
-            sources[inside] = Source("file", f"{path}:{key.start_mark.line + 1}")
-            _mark(value, path, inside, sources, above)
+            sources[inside] = Source("file", where)
+            _mark(value, path, inside, sources)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            _mark(value, path, (*at, str(index)), sources, above)
+            _mark(value, path, (*at, str(index)), sources)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.critic import CriticConfig
@@ -190,15 +191,14 @@ class GrpoPasskConfig(GroupBaselineConfig):
     std_epsilon: float = Field(1e-6, gt=0)
     """Constant added to the standard deviation."""
 
-    @model_validator(mode="after")
-    def _k_within_the_group(self) -> GrpoPasskConfig:
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
         if self.k is not None and self.k > self.rollouts_per_task:
-            raise ValueError(
+            yield (
                 f"k ({self.k}) is above rollouts_per_task ({self.rollouts_per_task}): the best of k "
                 "responses "
                 "is estimated from groups of at least k; write a larger rollouts_per_task, or a smaller k"
             )
-        return self
 
 
 class RlooConfig(GroupBaselineConfig):
@@ -324,20 +324,19 @@ class CustomConfig(PolicyGradientConfig):
     dynamic_sampling: DynamicSamplingConfig | None = None
     """Replacement of groups in which all rewards are equal; null keeps them."""
 
-    @model_validator(mode="after")
-    def _functions_and_options_fit(self) -> CustomConfig:
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
         if self.advantages is None and self.loss is None:
-            raise ValueError("custom needs `advantages`, `loss`, or both, such as `loss: file.py:my_loss`")
+            yield ("custom needs `advantages`, `loss`, or both, such as `loss: file.py:my_loss`")
         if self.loss is None and self.ref_logprobs:
-            raise ValueError("ref_logprobs is read by `loss` only; write a `loss`, or take ref_logprobs out")
+            yield ("ref_logprobs is read by `loss` only; write a `loss`, or take ref_logprobs out")
         if self.loss is not None:
             fields = type(self).model_fields
             unused = [name for name in _BUILT_IN_LOSS_OPTIONS if getattr(self, name) != fields[name].default]
             if unused:
-                raise ValueError(
+                yield (
                     f"{unused[0]} is an option of the built-in loss, which `loss` replaces; take one of the two out"
                 )
-        return self
 
 
 _BUILT_IN_LOSS_OPTIONS = ("policy_loss", "aggregation", "kl_loss", "entropy_coef", "importance_correction")

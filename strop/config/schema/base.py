@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
+
+MAX_INTEGER = 2**63 - 1
+"""Largest integer of a configuration."""
 
 
 class Section(BaseModel):
@@ -22,6 +26,23 @@ class Section(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+    def faults(self) -> Iterator[str]:
+        """Every fault between the fields of this section, one sentence each."""
+        return iter(())
+
+    @model_validator(mode="after")
+    def _without_faults(self) -> Self:
+        found = [*self._too_large()] or [*self.faults()]
+        if found:
+            raise ValueError("\n".join(found))
+        return self
+
+    def _too_large(self) -> Iterator[str]:
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, int) and abs(value) > MAX_INTEGER:
+                yield f"{name} does not fit into 64 bits; write a smaller integer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from strop.config.schema.base import Section
+from strop.config.units import MAX_SECONDS
 
 DEFAULT_BUFFER_NAME = "experience_buffer"
 SQLITE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
@@ -32,7 +33,7 @@ BackupPath = Annotated[str, AfterValidator(_known_suffix)]
 class BaseBufferConfig(Section):
     """Fields of every buffer."""
 
-    read_timeout_seconds: float = Field(1800.0, ge=0)
+    read_timeout_seconds: float = Field(1800.0, ge=0, le=MAX_SECONDS)
     """Maximum wait for a complete batch; after it the trainer reads an incomplete batch."""
 
 
@@ -45,7 +46,7 @@ class QueueBufferConfig(BaseBufferConfig):
     """Name of the buffer's actor on Ray."""
     capacity_groups: int = Field(4096, gt=0)
     """Maximum number of groups in the queue; when it is full, writers wait."""
-    write_timeout_seconds: float = Field(1800.0, ge=0)
+    write_timeout_seconds: float = Field(1800.0, ge=0, le=MAX_SECONDS)
     """Maximum time that a writer waits for free capacity; after it the run stops with an error."""
     backup: BackupPath | None = None
     """Backup file (`.db` for SQLite, `.jsonl` for JSON Lines), from which an interrupted run restores the
@@ -62,7 +63,7 @@ class PriorityBufferConfig(BaseBufferConfig):
     """Name of the buffer's actor on Ray."""
     capacity_groups: int = Field(4096, gt=0)
     """Maximum number of groups; when it is exceeded, the group of lowest priority is dropped."""
-    reuse_cooldown_seconds: float | None = Field(None, ge=0)
+    reuse_cooldown_seconds: float | None = Field(None, ge=0, le=MAX_SECONDS)
     """Time after a read until the same group can be read again; null reads each group once."""
     backup: BackupPath | None = None
     """Backup file (`.db` for SQLite, `.jsonl` for JSON Lines), from which an interrupted run restores the
@@ -81,12 +82,12 @@ class SqlBufferConfig(BaseBufferConfig):
     """Name of the buffer in the database, which belongs to one run; null is `<project>/<name>` of the run."""
     capacity_groups: int = Field(4096, gt=0)
     """Maximum number of groups in the queue; when it is full, writers wait."""
-    write_timeout_seconds: float = Field(1800.0, ge=0)
+    write_timeout_seconds: float = Field(1800.0, ge=0, le=MAX_SECONDS)
     """Maximum time that a writer waits for free capacity; after it the run stops with an error."""
-    lease_seconds: float = Field(60.0, gt=0)
+    lease_seconds: float = Field(60.0, gt=0, le=MAX_SECONDS)
     """Time without a heartbeat after which a process counts as dead, and its unfinished groups return to the
     queue."""
-    reconnect_timeout_seconds: float = Field(600.0, ge=0)
+    reconnect_timeout_seconds: float = Field(600.0, ge=0, le=MAX_SECONDS)
     """Maximum time to reconnect to an unavailable database; after it the run stops with an error."""
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from strop.config.schema.base import Section
 from strop.config.units import Interval
@@ -50,11 +51,10 @@ class CheckpointConfig(Section):
     """Write a Hugging Face model folder, `model`, into each checkpoint. The end of a run always writes
     one."""
 
-    @model_validator(mode="after")
-    def _export_is_synchronous(self) -> CheckpointConfig:
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
         if self.async_save and self.export:
-            raise ValueError(
+            yield (
                 "export writes the weights in memory, which training changes during an async_save; write "
                 "export: false or async_save: false (`strop export` exports any checkpoint later)"
             )
-        return self

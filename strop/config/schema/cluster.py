@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from strop.config.names import FileName
 from strop.config.schema.base import Section, type_shorthand
+from strop.config.units import MAX_SECONDS
 
 
 class LocalClusterConfig(Section):
@@ -33,7 +35,7 @@ class RayClusterConfig(Section):
     """Name of the explorer's actor."""
     trainer_name: FileName = "trainer"
     """Name of the trainer's actor."""
-    start_timeout_seconds: float = Field(120.0, gt=0)
+    start_timeout_seconds: float = Field(120.0, gt=0, le=MAX_SECONDS)
     """Maximum wait for the nodes, and for the placement of an actor; after it the run stops with an error
     that names the missing resources."""
     logs_by_node: bool = False
@@ -42,13 +44,12 @@ class RayClusterConfig(Section):
     timeline: bool = False
     """Write Ray's timeline to `monitor/timeline.json` in the run's folder, for chrome://tracing."""
 
-    @model_validator(mode="after")
-    def _two_names(self) -> RayClusterConfig:
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
         if self.explorer_name == self.trainer_name:
-            raise ValueError(
+            yield (
                 f"explorer_name and trainer_name are both {self.explorer_name!r}; write two different names"
             )
-        return self
 
 
 ClusterConfig = Annotated[

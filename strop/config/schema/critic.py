@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.optimizer import AdamWConfig, OptimizerConfig, check_clipping
+from strop.config.schema.optimizer import AdamWConfig, OptimizerConfig, clipping_faults
 from strop.config.schema.schedule import ConstantScheduleConfig, MetricFreeScheduleConfig
 from strop.config.units import MicroBatchSize
 
@@ -36,7 +37,6 @@ class CriticConfig(Section):
     max_grad_norm: float | None = Field(1.0, gt=0)
     """Maximum norm of the gradient; larger gradients are scaled down to it. Null for no limit."""
 
-    @model_validator(mode="after")
-    def _optimizer_fits(self) -> CriticConfig:
-        check_clipping(self.optimizer, self.max_grad_norm)
-        return self
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        yield from clipping_faults(self.optimizer, self.max_grad_norm)

@@ -11,6 +11,7 @@ from strop.config.schema.base import Section
 from strop.config.schema.reward import RewardConfigOrShorthand
 from strop.config.schema.rollout import SamplingConfig
 from strop.config.schema.workflow import WorkflowConfigOrName
+from strop.config.units import MAX_SECONDS
 
 
 class CustomDatasetConfig(Section):
@@ -69,7 +70,7 @@ class TaskQueueConfig(Section):
     """Reading of training tasks from a database table that other programs fill during the run: first in,
     first out, each task once. Rows are read in the order of the primary key, so new rows need larger keys."""
 
-    timeout_seconds: float = Field(1800.0, ge=0)
+    timeout_seconds: float = Field(1800.0, ge=0, le=MAX_SECONDS)
     """Maximum wait for the tasks of one step; after it the run stops with an error."""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from collections.abc import Iterator
+
+from pydantic import Field
 
 from strop.config.schema.base import Section
 from strop.config.schema.data import DataConfig
@@ -30,12 +32,11 @@ class GenerationConfig(Section):
     seed: int = Field(1, ge=0)
     """Seed of the sampling."""
 
-    @model_validator(mode="after")
-    def _greedy_once(self) -> GenerationConfig:
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
         if self.sampling.temperature == 0 and self.rollouts_per_task > 1:
-            raise ValueError(
+            yield (
                 f"rollouts_per_task is {self.rollouts_per_task} and the temperature is 0: greedy responses "
                 "to one "
                 "prompt are identical; write rollouts_per_task 1, or a temperature above 0"
             )
-        return self

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from collections.abc import Iterator
+
+from pydantic import Field
 
 from strop.config.schema.base import Section
+from strop.config.units import MAX_SECONDS
 
 JUDGE_PROMPT = """\
 Judge how good the answer to a question is.
@@ -51,15 +54,14 @@ class JudgeConfig(Section):
     max_tokens: int = Field(512, gt=0)
     """Maximum length of the reply, in tokens."""
 
-    @model_validator(mode="after")
-    def _a_range(self) -> JudgeConfig:
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
         if self.min_score == self.max_score:
-            raise ValueError(
+            yield (
                 f"min_score and max_score are both {self.max_score:g}, so all scores would be equal; write "
                 "two "
                 "different numbers"
             )
-        return self
 
 
 class JudgeCallsConfig(Section):
@@ -68,11 +70,11 @@ class JudgeCallsConfig(Section):
 
     concurrency: int = Field(8, gt=0)
     """Maximum number of concurrent calls."""
-    timeout_seconds: float = Field(60.0, gt=0)
+    timeout_seconds: float = Field(60.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of one call; after it the call is retried."""
     retries: int = Field(5, ge=0)
     """Maximum number of retries of a call; after the last one the run stops with an error."""
-    backoff_seconds: float = Field(1.0, gt=0)
+    backoff_seconds: float = Field(1.0, gt=0, le=MAX_SECONDS)
     """Wait before the first retry; it doubles with each further retry."""
     cache: str | None = None
     """Folder of cached replies, so that no request is sent twice; null is a folder of the run."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from strop.config.schema.base import Section
 
@@ -85,11 +86,10 @@ class SgdConfig(BaseOptimizerConfig):
     nesterov: bool = False
     """Use Nesterov momentum."""
 
-    @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> SgdConfig:
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise ValueError("nesterov requires a momentum above 0 and dampening 0")
-        return self
+            yield ("nesterov requires a momentum above 0 and dampening 0")
 
 
 class AdagradConfig(BaseOptimizerConfig):
@@ -218,10 +218,10 @@ class WeightDecayIncreaseConfig(Section):
     """Initial weight decay; the final one is `trainer.optimizer.weight_decay`."""
 
 
-def check_clipping(optimizer: OptimizerConfig, max_grad_norm: float | None) -> None:
-    """Raise ValueError if gradients would be clipped that an optimizer never stores."""
+def clipping_faults(optimizer: OptimizerConfig, max_grad_norm: float | None) -> Iterator[str]:
+    """A fault if gradients would be clipped that an optimizer never stores."""
     if optimizer.fused_backward and max_grad_norm is not None:
-        raise ValueError(
+        yield (
             f"{optimizer.type} updates the weights during the backward pass, so the norm of the whole "
             "gradient is "
             "unknown and cannot be clipped; write max_grad_norm: null, or another optimizer"
@@ -232,10 +232,10 @@ SHARDABLE_OPTIMIZERS = ("adamw", "sgd", "adagrad", "rmsprop")
 """Optimizers whose update of an element depends on that element alone, so that parameters can be sharded."""
 
 
-def check_shardable(optimizer: OptimizerConfig) -> None:
-    """Raise ValueError if an optimizer needs complete parameters, of which each rank has only a shard."""
+def sharding_faults(optimizer: OptimizerConfig) -> Iterator[str]:
+    """A fault if an optimizer needs complete parameters, of which each rank has only a shard."""
     if optimizer.type not in SHARDABLE_OPTIMIZERS:
-        raise ValueError(
+        yield (
             f"engine.type fsdp2 shards every parameter over the ranks, but optimizer {optimizer.type} needs "
             "complete "
             f"parameters; write one of {', '.join(SHARDABLE_OPTIMIZERS)}, or engine: local"

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from strop.config.schema.base import Section
 from strop.config.schema.judge import JudgeCallsConfig, JudgeConfig
 from strop.config.schema.reward_worker import RewardWorkerConfig
-from strop.config.units import Amount, MicroBatchSize
+from strop.config.units import MAX_SECONDS, Amount, MicroBatchSize
 
 
 class RewardFunctionConfig(Section):
@@ -65,7 +65,7 @@ class RewardConfig(Section):
     """Parts that language models score as judges."""
     judge_calls: JudgeCallsConfig = JudgeCallsConfig()
     """Concurrency, retries, cache and budget of calls to judges."""
-    timeout_seconds: float = Field(30.0, gt=0)
+    timeout_seconds: float = Field(30.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of a function on one response; after it the function is killed, and `on_timeout`
     applies."""
     on_timeout: Literal["error", "zero"] = "error"

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from strop.config.schema.base import SINGLE_TYPE_SHORTHAND, Section
 from strop.config.schema.workflow import WorkflowConfig, WorkflowConfigOrName
+from strop.config.units import MAX_SECONDS
 
 
 class SamplingConfig(Section):
@@ -109,7 +110,7 @@ class RolloutConfig(Section):
     max_concurrent_rollouts: int | None = Field(None, gt=0)
     """Maximum number of concurrent rollouts; null for all rollouts of a step (64 for workflows without
     `async`)."""
-    timeout_seconds: float = Field(3600.0, gt=0)
+    timeout_seconds: float = Field(3600.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of a rollout; after it the rollout is cancelled and counts as failed, not as reward
     0."""
     retries: int = Field(0, ge=0)

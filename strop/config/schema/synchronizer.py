@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from strop.config.schema.base import Section, type_shorthand
-from strop.config.units import Amount, NonNegativeSteps, Steps
+from strop.config.units import MAX_SECONDS, Amount, NonNegativeSteps, Steps
 
 
 class BaseStyleConfig(Section):
@@ -87,7 +87,7 @@ class DistributedSyncConfig(Section):
 
     style: StyleConfig = FixedStyleConfig()
     """Choice of the weights version that samples a step, and of the process that waits for the other."""
-    timeout_seconds: float = Field(1200.0, gt=0)
+    timeout_seconds: float = Field(1200.0, gt=0, le=MAX_SECONDS)
     """Maximum time that the explorer waits for weights; after it the run stops with an error."""
     max_restarts: int = Field(3, ge=0)
     """Maximum number of restarts of each killed process, in mode `both`."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.batch_selection import (
@@ -16,8 +17,8 @@ from strop.config.schema.optimizer import (
     AdamWConfig,
     OptimizerConfig,
     WeightDecayIncreaseConfig,
-    check_clipping,
-    check_shardable,
+    clipping_faults,
+    sharding_faults,
 )
 from strop.config.schema.schedule import ConstantScheduleConfig, ScheduleConfig
 from strop.config.units import Amount, Duration, MicroBatchSize
@@ -88,27 +89,22 @@ class TrainerConfig(Section):
             else 0
         )
 
-    @model_validator(mode="after")
-    def _updates_divide_steps(self) -> TrainerConfig:
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
         per_step, per_update = self.tasks_per_step, self.tasks_per_update
         if per_update is not None and per_step % per_update:
             low = per_step // per_update * per_update
             nearest = [n for n in (low, low + per_update) if n]
-            raise ValueError(
+            yield (
                 f"tasks_per_step ({per_step}) is not a multiple of tasks_per_update ({per_update}); "
                 f"the nearest multiples are {' and '.join(map(str, nearest))}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _optimizer_fits(self) -> TrainerConfig:
-        check_clipping(self.optimizer, self.max_grad_norm)
+        yield from clipping_faults(self.optimizer, self.max_grad_norm)
         if isinstance(self.engine, Fsdp2EngineConfig):
-            check_shardable(self.optimizer)
+            yield from sharding_faults(self.optimizer)
         increase = self.weight_decay_increase
         if increase is not None and increase.start > self.optimizer.weight_decay:
-            raise ValueError(
+            yield (
                 f"weight_decay_increase.start ({increase.start}) is above its final value, "
                 f"optimizer.weight_decay ({self.optimizer.weight_decay}); write a smaller start"
             )
-        return self

@@ -13,6 +13,7 @@ import numpy as np
 
 from strop.config.schema.data import is_template
 from strop.errors import ConfigError, DataError, ModelError
+from strop.printable import encodable
 from strop.types import IntArray, Message
 
 if TYPE_CHECKING:
@@ -31,6 +32,14 @@ class ChatPrompt:
     tools: Tools = ()
     reply_prefix: str = ""
     """Text with which the answer begins."""
+
+
+def require_encodable(text: str, where: str) -> None:
+    """Raise `DataError` for text with half of a surrogate pair, which no tokenizer accepts."""
+    if encodable(text) != text:
+        raise DataError(
+            f"{where}: the text contains half of a surrogate pair (\\ud800 to \\udfff); remove it."
+        )
 
 
 def to_messages(value: Any, where: str, *, system: str | None = None) -> tuple[Message, ...]:
@@ -85,7 +94,7 @@ def to_tools(value: Any, where: str) -> Tools:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: the tools are text that is not JSON ({error}).") from None
     if not isinstance(value, Sequence) or not all(isinstance(tool, Mapping) for tool in value):
         raise DataError(
@@ -139,6 +148,8 @@ class PromptEncoder:
     def encode_all(self, prompts: Sequence[ChatPrompt]) -> list[IntArray]:
         """Encode many prompts; an error names the row of its prompt."""
         texts = [self._text(prompt) for prompt in prompts]
+        for prompt, text in zip(prompts, texts, strict=True):
+            require_encodable(text, prompt.where)
         # A template writes the special tokens itself; to plain text the tokenizer adds its own.
         encoded = self._tokenizer(
             texts, add_special_tokens=self._plain, return_attention_mask=False, verbose=False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strop.data.encoding.chat_template import PromptEncoder, Tools
+from strop.data.encoding.chat_template import PromptEncoder, Tools, require_encodable
 from strop.errors import DataError, ModelError
 from strop.types import BoolArray, IntArray, Message
 
@@ -76,6 +76,8 @@ class ConversationEncoder:
         """Encode conversations. Raises `DataError`, which names the row, for a conversation without an
         assistant turn to train on, or that the template cannot render turn by turn."""
         parts = [self._parts(conversation) for conversation in conversations]
+        for conversation, of_one in zip(conversations, parts, strict=True):
+            require_encodable("".join(text for text, _ in of_one), conversation.where)
         # The tokenizer's own special tokens are added to plain text only: templates write them themselves.
         firsts = self._encode([of_one[0][0] for of_one in parts], special=self._prompts.template is None)
         others = iter(self._encode([text for of_one in parts for text, _ in of_one[1:]], special=False))

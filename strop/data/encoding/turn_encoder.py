@@ -14,6 +14,7 @@ import numpy as np
 
 from strop.data.encoding.chat_template import PromptEncoder, Tools
 from strop.errors import DataError, ModelError
+from strop.printable import encodable
 from strop.types import IntArray, Message
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ class TurnEncoder:
         return str(self._tokenizer.decode([int(reply_ids[-1])], skip_special_tokens=False))
 
     def _encode(self, text: str) -> IntArray:
-        encoded = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        encoded = self._tokenizer(
+            encodable(text), add_special_tokens=False, return_attention_mask=False, verbose=False
+        )
         return np.array(encoded["input_ids"], np.int32)
 
     def _check(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools) -> None:

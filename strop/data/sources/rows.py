@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from io import BytesIO
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from strop.config.load.value_limits import is_deeper
 from strop.data.sources.columns import top_level_columns
 from strop.errors import DataError
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 _ROWS_PER_CHUNK = 1024
+_MAX_DEPTH = 100
+"""Maximum number of nested objects and lists in a row of JSON Lines."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class RowSource(Protocol):
@@ -87,6 +92,14 @@ def _check_object(line: bytes, where: str) -> None:
             "object, "
             'such as {"question": "...", "answer": "..."}; a file that is one list of objects can be converted '
             "with `jq -c '.[]'`."
+        )
+    if line.count(b"[") + line.count(b"{") > _MAX_DEPTH and is_deeper(value, _MAX_DEPTH):
+        raise DataError(f"{where} nests more than {_MAX_DEPTH} objects or lists; flatten it.")
+    half = _SURROGATE.search(json.dumps(value, ensure_ascii=False)) if b"\\u" in line else None
+    if half:
+        raise DataError(
+            f"{where} contains \\u{ord(half[0]):04x}, half of a surrogate pair, which is not valid text. Remove "
+            "it, or write both halves."
         )
 
 

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from strop.config.load.config_tree import KeyPath
+from strop.config.load.value_limits import is_deeper
+from strop.config.load.yaml_file import read_bounded
+from strop.config.load.yaml_parser import MAX_DEPTH
+from strop.config.paths import expand_user
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -45,11 +49,13 @@ _LOGGING = ("steps_per_print", "wall_clock_breakdown", "dump_state", "memory_bre
 def read_deepspeed(path: Path) -> Iterator[tuple[KeyPath, Any]]:
     """The sections of a DeepSpeed configuration file. Raises ConfigError unless the file is a JSON object."""
     try:
-        values = json.loads(path.expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--deepspeed_config: cannot read {path}: {error.strerror}.") from None
-    except ValueError as error:
+        values = json.loads(read_bounded(expand_user(path)))
+    except ConfigError as error:
+        raise ConfigError(f"--deepspeed_config: {error}") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--deepspeed_config: {path} is not JSON: {error}.") from None
+    if is_deeper(values, MAX_DEPTH):
+        raise ConfigError(f"--deepspeed_config: {path} nests more than {MAX_DEPTH} objects or lists.")
     if not isinstance(values, dict):
         raise ConfigError(
             f"--deepspeed_config: {path} is not a JSON object; write a DeepSpeed configuration."

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from strop.config.load.yaml_file import read_yaml
 from strop.config.paths import existing_path
 from strop.dialects.ledger.key_mapping import ForeignValues, KeyConverter
 from strop.errors import ConfigError
@@ -58,13 +57,9 @@ def find_model(folder: Path) -> tuple[Path, Path | None]:
 
 
 def _mlflow(folder: Path) -> tuple[Path, Path | None]:
-    text = (folder / "MLmodel").read_text(encoding="utf-8")
-    try:
-        description = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{folder / 'MLmodel'}: invalid YAML: {' '.join(str(error).split())}.") from None
-    flavor = description.get("flavors", {}).get("transformers", {})
-    models = [name for name in (flavor.get("model_binary"), *_MODELS) if name]
+    flavor = read_yaml(folder / "MLmodel").get(("flavors", "transformers"))
+    binary = flavor.get("model_binary") if isinstance(flavor, dict) else None
+    models = [name for name in (binary, *_MODELS) if isinstance(name, str)]
     model = next((folder / name for name in models if (folder / name / "config.json").is_file()), None)
     if model is None:
         raise ConfigError(

@@ -80,7 +80,7 @@ def _columns(path: Path | None) -> list[str]:
     try:
         with path.open(encoding="utf-8") as lines:
             row = json.loads(next(lines, "{}"))
-    except ValueError:
+    except (OSError, ValueError, RecursionError):
         return []
     return list(row) if isinstance(row, dict) else []
 

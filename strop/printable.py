@@ -1,0 +1,38 @@
+"""Text that is safe to print: control characters are escaped, and long messages are shortened."""
+
+from __future__ import annotations
+
+import re
+
+MAX_MESSAGE = 2000
+"""Maximum number of characters of an error message."""
+_HEAD, _TAIL = 1300, 600
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and newline, DEL, C1
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # line separators, and changes of the text direction
+    "\ud800-\udfff]"  # surrogates, which UTF-8 cannot encode
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Escape control characters, which a terminal would execute, as `\x1b`. Tabs and newlines stay."""
+    return _UNSAFE.sub(_escape, text)
+
+
+def encodable(text: str) -> str:
+    r"""Escape surrogates, which UTF-8 cannot encode, as `\ud800`; all other characters stay."""
+    return _SURROGATE.sub(_escape, text)
+
+
+def shorten(text: str, limit: int = MAX_MESSAGE) -> str:
+    """Cut the middle of a text that is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    head, tail = text[: limit * _HEAD // MAX_MESSAGE], text[-(limit * _TAIL // MAX_MESSAGE) :]
+    return f"{head} ... ({len(text) - len(head) - len(tail)} characters cut) ... {tail}"
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
