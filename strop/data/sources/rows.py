@@ -99,7 +99,7 @@ def _check_object(line: bytes, where: str) -> None:
     if half:
         raise DataError(
             f"{where} contains \\u{ord(half[0]):04x}, half of a surrogate pair, which is not valid text. Remove "
-            "it, or write both halves."
+            "it, or write the complete pair."
         )
 
 
