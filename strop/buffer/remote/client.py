@@ -16,12 +16,11 @@ from strop.buffer.store import PollResult
 from strop.errors import StoreError
 from strop.protocols import BufferCounts
 from strop.types import ExperienceGroup
+from strop.workers.address import Address, connect
 from strop.workers.connection import (
     PEER_TIMEOUT_SECONDS,
-    Address,
     ConnectionLost,
     SocketConnection,
-    connect,
 )
 from strop.workers.waiting import StopCheck, TimedWait, never_stop
 
@@ -196,9 +195,8 @@ class RemoteStore:
         with self._lock:
             if self._idle_connections:
                 return self._idle_connections.pop()
-        connection = connect(
-            Address.load(self._address_file), never_stop
-        )  # each reply takes at most a second
+        # Without stop checks: each reply takes at most a second.
+        connection = connect(Address.load(self._address_file), never_stop)
         if connection is None:
             raise ConnectionLost
         return connection

@@ -26,13 +26,12 @@ from strop.sync.collective.process_group import (
 )
 from strop.sync.folder_store import FolderVersionStore
 from strop.sync.transport import SignalName, VersionGone
+from strop.workers.address import Address, connect
 from strop.workers.connection import (
     PEER_TIMEOUT_SECONDS,
     POLL_SECONDS,
-    Address,
     ConnectionLost,
     SocketConnection,
-    connect,
 )
 from strop.workers.waiting import StopCheck
 
