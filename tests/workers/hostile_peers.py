@@ -58,7 +58,7 @@ def send_and_close(address: Address, content: bytes, *, reset: bool) -> None:
 
 
 def replies(address: Address, content: bytes) -> bytes:
-    """What the server sends until it closes the connection."""
+    """All bytes that the server sends until it closes the connection."""
     received = b""
     with closed_by_server(), open_socket(address) as opened:
         opened.sendall(content)

@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from strop.training.ranks.messages import RankSpec
-from strop.workers.network import find_free_port, interface_of, node_address, source_address
+from strop.workers.network import LOOPBACK, find_free_port, interface_of, node_address, source_address
 
 COLLECTIVE_TIMEOUT_SECONDS = 1800.0
 """Maximum time that a rank waits for the others in a collective operation."""
@@ -45,14 +45,17 @@ def cluster_init_method() -> str:
 
 
 def set_gloo_interface(init_method: str) -> None:
-    """Make gloo use the network interface that reaches the rendezvous.
+    """Make gloo use the network interface that reaches the rendezvous: loopback if that is a file.
 
-    By default gloo uses the interface of the machine's host name, which can be unreachable from other nodes.
-    A value that the user has set is kept.
+    By default gloo uses the interface of the machine's host name, which can be unreachable from other nodes, and
+    which other machines may reach in a run on one machine. A value that the user has set is kept.
     """
-    address = urlsplit(init_method)
-    if address.hostname is None or address.port is None or _GLOO_INTERFACE_ENV in os.environ:
+    if _GLOO_INTERFACE_ENV in os.environ:
         return
-    name = interface_of(source_address(address.hostname, address.port))
+    address = urlsplit(init_method)
+    own = LOOPBACK
+    if address.hostname is not None and address.port is not None:
+        own = source_address(address.hostname, address.port)
+    name = interface_of(own)
     if name is not None:
         os.environ[_GLOO_INTERFACE_ENV] = name
