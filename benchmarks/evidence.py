@@ -27,6 +27,7 @@ TABLES = {
     "learning": ["benchmarks/learning.py"],
     "distributed": ["benchmarks/distributed.py"],
     "sync": ["benchmarks/sync.py"],
+    "kills": ["benchmarks/kills.py"],
 }
 """Scripts that print a table, with their arguments."""
 
@@ -34,16 +35,12 @@ PAGES = {
     "learning": DOCS / "algorithms" / "learning.md",
     "distributed": DOCS / "modes.md",
     "sync": DOCS / "modes.md",
+    "kills": DOCS / "reliability.md",
 }
 """Page of a table; the other tables are in `docs/benchmarks.md`."""
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
     "mutations": (["tests/dialects/test_broken_configs.py"], {"STROP_MUTATIONS": "1000"}),
-    "kills": (
-        ["-m", "faults"],
-        {"STROP_KILLS": "20"}
-        | dict.fromkeys(("STROP_DISTRIBUTED_KILLS", "STROP_ENGINE_KILLS", "STROP_RAY_KILLS"), "10"),
-    ),
 }
 """Tests with more repetitions than in CI: pytest arguments and environment variables."""
 

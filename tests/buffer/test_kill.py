@@ -16,6 +16,7 @@ import pytest
 from strop.protocols import BufferCounts
 from tests.buffer.conftest import Place
 from tests.buffer.worker import GROUPS
+from tests.kill_log import record_kill
 
 ROOT = Path(__file__).parents[2]
 WRITERS = ("writer-0", "writer-1")
@@ -43,6 +44,7 @@ class Crew:
         running = [name for name in names if self._processes[name].poll() is None]
         for name in draw.sample(running, min(1, len(running))):
             self._processes[name].kill()
+            record_kill("buffer process" if name == KEEPER else "writer or reader of a buffer")
             self._processes[name].wait()
             self._processes[name] = self._start(name)
         return min(1, len(running))

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kill_log import record_kill
+
 from .groups_by_id import assert_each_once
 from .groups_by_id import states as states_of
 from .test_distributed import rows_of, run_distributed
@@ -55,7 +57,10 @@ def run_killed(
             time.sleep(0.02)
         time.sleep(draw.uniform(0, 0.5))
         if process.poll() is None:
-            killed += kill_one(process, victims[number % len(victims)])
+            name = victims[number % len(victims)]
+            if kill_one(process, name):
+                record_kill(f"distributed run, {name}")
+                killed += 1
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert output.count("It is restarted") == killed

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 import strop
 from strop.errors import EngineLostError
+from tests.kill_log import record_kill
 
 from .groups_by_id import states as states_of
 from .test_distributed import rows_of, run_distributed
@@ -114,6 +115,7 @@ def test_engines_killed_at_random_moments_change_nothing(values, tmp_path, apart
         with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # it is just being replaced
             draw.choice(engines_of(process.pid)).send_signal(signal.SIGKILL)
             killed += 1
+            record_kill("rollout engine")
     said, _ = process.communicate(timeout=900)
     assert process.returncode == 0, said
     assert killed and said.count("Restarting it with its latest weights and its pending requests") == killed

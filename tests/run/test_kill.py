@@ -10,6 +10,7 @@ import json
 import os
 import random
 import signal
+import string
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.kill_log import record_kill
 
 KILLS = int(os.environ.get("STROP_KILLS", "4"))
 STEPS = 12
@@ -120,6 +123,7 @@ def test_a_killed_run_resumes_to_the_same_end(uninterrupted, number):
         time.sleep(draw.uniform(0, 0.5))
     process.send_signal(signal.SIGKILL)
     process.communicate()
+    record_kill(f"one process, {whole.parents[1].name.rstrip(string.digits)}")
     finish(start(run_file, folder.name))
     assert rows(folder) == rows(whole)
     for file in sorted((whole / "model").rglob("*.safetensors")):

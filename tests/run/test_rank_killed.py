@@ -11,6 +11,7 @@ import pytest
 
 from strop.models.tiny import make_model
 from strop.training.checkpoints import checkpoint
+from tests.kill_log import record_kill
 
 from .test_distributed import rows_of
 from .test_launch import start
@@ -44,6 +45,7 @@ def kill_in_a_save(process, root: Path, step: int, rank: int) -> None:
         time.sleep(0.001)
     other = next(p for p in psutil.Process(process.pid).children() if "rank-1" in p.cmdline())
     (other if rank else process).kill()
+    record_kill("a rank in a save")
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import time
 import pytest
 
 import strop
+from tests.kill_log import record_kill
 
 from .groups_by_id import states as states_of
 from .test_distributed import rows_of
@@ -59,7 +60,9 @@ def test_each_group_is_trained_on_once_after_kills_of_actors(values, tmp_path):
                 time.sleep(draw.uniform(0, 1.5))
                 while process.poll() is None and not kill(VICTIMS[number % len(VICTIMS)]):
                     time.sleep(0.1)  # it is being restarted
-                killed += process.poll() is None
+                if process.poll() is None:
+                    record_kill(f"Ray actor, {VICTIMS[number % len(VICTIMS)]}")
+                    killed += 1
         output = finish(process)
     assert killed > KILLS // 2
     assert 1 <= output.count("It is restarted") <= killed, "a rank and its trainer are restarted together"
@@ -81,6 +84,7 @@ def test_the_work_of_a_lost_node_is_repeated_on_another(values, tmp_path, lost):
         wait_for(folder / "metrics.jsonl", lines=2, process=process)
         with cluster.joined("lost"):
             cluster.remove(cluster.node_of(lost))
+            record_kill("Ray node")
             cluster.add(cpus=1)
         output = finish(process)
     assert "It is restarted" in output, output
