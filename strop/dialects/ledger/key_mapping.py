@@ -106,6 +106,10 @@ class KeyMapping:
     """Notice that names the replacement, shown where the key is set; empty for a key in use."""
     warn: InactiveCheck | None = None
     """Check that returns a notice about the value that is set, or None."""
+    since: str = ""
+    """First version of the foreign tool that has the key; empty for the version of the seed page."""
+    until: str = ""
+    """Last version of the foreign tool that has the key; empty for a key in use."""
 
     @property
     def write(self) -> WriteFunction | None:
@@ -124,6 +128,8 @@ class KeyMapping:
         marks = (
             "" if self.default_stated else "default unstated",
             self.deprecated and "deprecated",
+            self.since and f"since {self.since}",
+            self.until and f"until {self.until}",
             self.note,
         )
         return {
@@ -225,6 +231,11 @@ def not_on_page(*rows: KeyMapping) -> tuple[KeyMapping, ...]:
     """Rows for keys in common use that the seed page does not list; the defaults are the foreign tool's
     own."""
     return tuple(replace(row, default_stated=False, on_page=False) for row in rows)
+
+
+def versions(*rows: KeyMapping, since: str = "", until: str = "") -> tuple[KeyMapping, ...]:
+    """Rows for keys that not all versions of the foreign tool have; the defaults are the foreign tool's own."""
+    return not_on_page(*(replace(row, since=since, until=until) for row in rows))
 
 
 def only(*values: Any) -> SupportCheck:
