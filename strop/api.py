@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from strop.config.load.loader import LoadedRun, load_run, load_values
 from strop.errors import Interrupted
 from strop.run.entry.result import RunResult
+from strop.workers.cleanup import cleanup
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:
@@ -195,12 +196,14 @@ def _train_one(
         if not result.stopped:
             write_bench(result.folder)
         return result
-    try:
-        return start_run(run, reward, stop=stop, callbacks=callbacks)
-    finally:
-        # A run that failed or was stopped gets a report of the steps it has.
+
+    def report() -> None:
+        """A run that failed or was stopped gets a report of the steps that it has."""
         if run.run.record.report and (run.run.folder_path / "metrics.jsonl").is_file():
             write_report(run.run.folder_path)
+
+    with cleanup(report):
+        return start_run(run, reward, stop=stop, callbacks=callbacks)
 
 
 def _print_interrupts_in_one_line() -> None:

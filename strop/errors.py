@@ -17,6 +17,11 @@ class StropError(Exception):
         return shorten(printable(super().__str__()))
 
 
+def message_with_notes(error: BaseException) -> str:
+    """The message of an error, and those of the errors that followed it."""
+    return " ".join([str(error), *getattr(error, "__notes__", ())])
+
+
 class ConfigError(StropError):
     """A run file, an override or a configuration of another framework is invalid."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -18,6 +18,7 @@ from strop.buffer.queue_policy import GroupUse
 from strop.config.schema.buffer import SQLITE_SUFFIXES
 from strop.errors import StoreError
 from strop.types import ExperienceGroup
+from strop.workers.append_file import AppendFile
 from strop.workers.atomic_write import atomic_path
 
 log = logging.getLogger("strop.buffer")
@@ -200,7 +201,7 @@ class JsonLinesBackup:
         self._lock = _lock(path)
         self._path = path
         self._compact(self._read() if path.exists() else BackupContents())
-        self._lines: IO[str] = path.open("a", encoding="utf-8")
+        self._lines = AppendFile(path)
 
     def restore(self) -> BackupContents:
         """See `Backup`."""
@@ -229,8 +230,7 @@ class JsonLinesBackup:
 
     def _write(self, lines: str) -> None:
         with _storage_errors(self._path):
-            self._lines.write(lines)
-            self._lines.flush()
+            self._lines.append(lines.encode())
 
     def _read(self) -> BackupContents:
         """Read the file line by line. A last line without a line break was not complete when the run was

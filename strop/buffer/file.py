@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Condition
 from typing import Literal
@@ -20,6 +20,7 @@ from strop.buffer.queue import warn_if_incomplete
 from strop.errors import BufferExhausted, StoreError
 from strop.protocols import BufferCounts
 from strop.types import ExperienceGroup
+from strop.workers.append_file import AppendFile
 from strop.workers.atomic_write import atomic_path
 from strop.workers.waiting import StopCheck, TimedWait, never_stop
 
@@ -141,8 +142,8 @@ class FileBuffer:
         (self._folder / _FINISHED).unlink(missing_ok=True)
 
     def _record_done(self, ids: Sequence[str]) -> None:
-        with _storage_errors(self._folder), (self._folder / _DONE).open("a", encoding="utf-8") as done:
-            done.writelines(f"{id}\n" for id in ids)
+        with _storage_errors(self._folder), closing(AppendFile(self._folder / _DONE)) as done:
+            done.append("".join(f"{id}\n" for id in ids).encode())
         self._done.update(ids)
         self._ids_read.update(ids)
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from strop.errors import StropError
+from strop.errors import StropError, message_with_notes
 
 _UNLIMITED = 1000
 """Maximum length of a first sentence in the list of commands, longer than any."""
@@ -34,7 +34,7 @@ class StropGroup(CommandGroup):
         try:
             return super().invoke(ctx)
         except StropError as error:
-            typer.echo(f"strop: {error}", err=True)
+            typer.echo(f"strop: {message_with_notes(error)}", err=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             # A second interrupt ends the process at once, if a thread delays its exit.

@@ -12,6 +12,7 @@ import yaml
 from strop.config.redact import redact
 from strop.config.schema import Run
 from strop.config.schema.base import Section
+from strop.workers.atomic_write import atomic_write
 
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
@@ -19,7 +20,12 @@ _INTERPOLATION = re.compile(r"(\\*)\$\{")
 def save_resolved(run: Run, path: Path) -> None:
     """Write every value of the run including defaults, so that `load_run(path)` gives the same run. Secrets
     are redacted."""
-    path.write_text(yaml_text(escape_interpolations(run.model_dump(mode="json"))), encoding="utf-8")
+    atomic_write(path, resolved_text(run))
+
+
+def resolved_text(run: Run) -> str:
+    """Format every value of the run including defaults, as `save_resolved` writes it."""
+    return yaml_text(escape_interpolations(run.model_dump(mode="json")))
 
 
 def yaml_text(values: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from strop.errors import RunFolderError
 from strop.report.charts import make_charts
 from strop.runs.folder import RunFolder
 from strop.runs.formatting import format_duration, format_number
@@ -63,7 +64,7 @@ def write_report(folder: Path) -> Path:
         rows=len(data.rows),
     )
     path = data.folder.report
-    atomic_write(path, page)
+    _write_page(path, page)
     return path
 
 
@@ -76,8 +77,18 @@ def write_bench(folder: Path) -> Path:
     data = RunData(RunFolder(folder), sorted(measured, key=lambda row: row["step"] or 0), [], "")
     title, path = _title(data), folder / "bench.html"
     page = _template("bench").render(title=title, rows=rows, names=names, charts=make_charts(data))
-    path.write_text(page, encoding="utf-8")
+    _write_page(path, page)
     return path
+
+
+def _write_page(path: Path, page: str) -> None:
+    try:
+        atomic_write(path, page)
+    except OSError as error:
+        raise RunFolderError(
+            f"The report {path} cannot be written: {error.strerror or error}. The other files of the run are "
+            f"complete. Free space on that disk; `strop report {path.parent}` then writes the report of a training."
+        ) from error
 
 
 def _template(name: str) -> Any:

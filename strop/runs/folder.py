@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -85,3 +87,16 @@ class RunFolder:
         old = self.path.with_name(f"{self.path.name}_{datetime.now():%Y%m%d-%H%M%S}")
         self.path.rename(old)
         return old
+
+
+@contextmanager
+def reporting_write_errors(path: Path) -> Iterator[None]:
+    """Convert an `OSError` into a `RunFolderError` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"The record of the run cannot be written to {path}: {error.strerror or error}. The run stops, "
+            "so that no results are lost. Free space on that disk or change `output`; the same command then "
+            "resumes from the last checkpoint."
+        ) from error

@@ -42,3 +42,15 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if span == 0:
         return _BLOCKS[3] * len(shown)
     return "".join(_BLOCKS[round((value - low) / span * (len(_BLOCKS) - 1))] for value in shown)
+
+
+def format_steps(steps: Sequence[int]) -> str:
+    """Format increasing steps: `step 3`, `steps 1 to 4`, `steps 2, 5 to 7`."""
+    ranges: list[list[int]] = []
+    for step in steps:
+        if ranges and ranges[-1][1] == step - 1:
+            ranges[-1][1] = step
+        else:
+            ranges.append([step, step])
+    words = [str(first) if first == last else f"{first} to {last}" for first, last in ranges]
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(words)}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from strop.config.aliases import current_metric
 from strop.errors import RunFolderError
+from strop.workers.append_file import AppendFile
 from strop.workers.atomic_write import atomic_path, fsync_path
 
 MetricsRow = dict[str, float | None]
@@ -30,25 +30,21 @@ class MetricsWriter:
         self._path = path
         self._last_start = 0
         """Offset of the last row in the file."""
-        self.last = last_metrics(truncate_metrics(path, last_kept))
+        kept = truncate_metrics(path, last_kept)
+        self.last = last_metrics(kept)
         """Metrics of the last row; empty if there is none."""
+        self.steps_kept = frozenset(int(row["step"] or 0) for row in kept)
+        """Steps that had rows when the file was opened."""
         if path.exists():
             content = path.read_bytes()
             self._last_start = content.rfind(b"\n", 0, -1) + 1
-        self._file = path.open("ab", buffering=0)
+        self._file = AppendFile(path)
         fsync_path(path.parent)
 
     def append(self, row: Mapping[str, float]) -> None:
         """Append a row, which has a `step`. It is on disk when this returns."""
-        start = os.fstat(self._file.fileno()).st_size
-        try:
-            _write_all(self._file.fileno(), _encode(row))
-            os.fsync(self._file.fileno())
-        except OSError:
-            with suppress(OSError):
-                os.ftruncate(self._file.fileno(), start)
-            raise
-        self._last_start = start
+        self._last_start = self._file.append(_encode(row))
+        self._file.sync()
         self.last = dict(row)
 
     def replace_last(self, row: Mapping[str, float]) -> None:
@@ -60,7 +56,7 @@ class MetricsWriter:
                 file.seek(self._last_start)
                 file.write(_encode(row))
         self._file.close()
-        self._file = self._path.open("ab", buffering=0)
+        self._file = AppendFile(self._path)
         self.last = dict(row)
 
     def close(self) -> None:
@@ -73,11 +69,6 @@ def _encode(row: Mapping[str, float]) -> bytes:
     return (json.dumps(values | {"step": int(row["step"])}) + "\n").encode()
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
-
-
 def read_metrics(path: Path) -> list[MetricsRow]:
     """Read all rows, in order. A last line without a newline, left by a kill, is ignored. Deprecated
     metric names are replaced with the current ones.
@@ -86,6 +77,15 @@ def read_metrics(path: Path) -> list[MetricsRow]:
         RunFolderError: another line is not a row; the message names the line.
     """
     return [_parse(path, number, line) for number, line in enumerate(_complete_lines(path), start=1)]
+
+
+def recorded_steps(path: Path) -> int:
+    """Return the last step with a row. Damaged lines are skipped."""
+    last = 0
+    for number, line in enumerate(_complete_lines(path), start=1):
+        with suppress(RunFolderError):
+            last = max(last, int(_parse(path, number, line)["step"] or 0))
+    return last
 
 
 def merge_rows(*files: list[MetricsRow]) -> list[MetricsRow]:
@@ -130,7 +130,7 @@ def _complete_lines(path: Path) -> list[bytes]:
     try:
         # The last element is empty, or the incomplete line that a killed process left.
         return path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise RunFolderError(

@@ -12,6 +12,7 @@ import yaml
 from strop.errors import RunFolderError
 from strop.runs.folder import RunFolder
 from strop.runs.metrics_file import MetricsRow, merge_rows, read_metrics
+from strop.runs.rollout_file import is_readable
 from strop.runs.sessions import read_sessions
 
 
@@ -38,13 +39,19 @@ class RunData:
 
     def configuration(self) -> dict[str, Any]:
         """Parse the resolved run file; empty if there is none."""
-        return yaml.safe_load(self.run_file) or {}
+        try:
+            return yaml.safe_load(self.run_file) or {}
+        except yaml.YAMLError as error:
+            raise RunFolderError(
+                f"{self.folder.run_file} is damaged: it is not YAML. Restore it from a checkpoint of the run, "
+                "checkpoints/step-*/run.yaml."
+            ) from error
 
     def eval_files(self) -> dict[str, list[Path]]:
-        """List the rollout files of each eval taskset, oldest first."""
+        """List the readable rollout files of each eval taskset, oldest first."""
         files: dict[str, list[Path]] = {}
         found = (folder.path.glob("eval/*/step-*.parquet") for folder in (self.folder, self.folder.explorer))
-        for path in sorted(chain.from_iterable(found)):
+        for path in filter(is_readable, sorted(chain.from_iterable(found))):
             files.setdefault(path.parent.name, []).append(path)
         return files
 
@@ -54,9 +61,9 @@ class RunData:
         return int(self.configuration().get("record", {}).get("eval_answers", 0))
 
     def rollout_files(self) -> list[Path]:
-        """List the rollout files of training steps, oldest first."""
+        """List the readable rollout files of training steps, oldest first."""
         found = (folder.rollouts.glob("step-*.parquet") for folder in (self.folder, self.folder.explorer))
-        return sorted(chain.from_iterable(found))
+        return list(filter(is_readable, sorted(chain.from_iterable(found))))
 
 
 def read_run(path: Path) -> RunData:
@@ -70,5 +77,7 @@ def read_run(path: Path) -> RunData:
             f"{path} is not a run folder: it has neither metrics.jsonl nor run.json. A run writes both into "
             "<output>/<project>/<name>."
         )
-    run_file = folder.run_file.read_text(encoding="utf-8") if folder.run_file.exists() else ""
+    run_file = (
+        folder.run_file.read_text(encoding="utf-8", errors="replace") if folder.run_file.is_file() else ""
+    )
     return RunData(folder, rows, sessions, run_file)

@@ -46,9 +46,29 @@ def rollout_path(folder: Path, step: int) -> Path:
 
 def delete_rollouts_after(folder: RunFolder, step: int) -> None:
     """Delete the rollout files of all steps after `step`, of training and of evaluations."""
-    for path in (*folder.rollouts.glob("step-*.parquet"), *folder.path.glob("eval/*/step-*.parquet")):
+    for path in rollout_files(folder):
         if int(path.stem.removeprefix("step-")) > step:
             path.unlink()
+
+
+def rollout_files(folder: RunFolder) -> list[Path]:
+    """List the rollout files of training steps and of evaluations."""
+    found = (*folder.rollouts.glob("step-*.parquet"), *folder.path.glob("eval/*/step-*.parquet"))
+    return sorted(path for path in found if path.stem.removeprefix("step-").isdigit() and path.is_file())
+
+
+def damaged_rollout_files(folder: RunFolder) -> list[Path]:
+    """List the rollout files that are incomplete or no Parquet files."""
+    return [path for path in rollout_files(folder) if not is_readable(path)]
+
+
+def is_readable(path: Path) -> bool:
+    """Whether the end of a rollout file, which describes its contents, can be read."""
+    try:
+        pq.read_metadata(path)
+    except (OSError, pa.ArrowException):
+        return False
+    return True
 
 
 def write_rollouts(path: Path, step: int, groups: Sequence[RolloutGroup]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +17,26 @@ SessionOutcome = Literal["finished", "interrupted", "failed", "killed"]
 """Outcome of a session. It is null while the session runs; the next session replaces null by `killed`."""
 
 
-def begin_session(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Append a session. An earlier session without an outcome is marked as killed."""
-    sessions = read_sessions(folder)
+def begin_session(folder: Path, facts: Mapping[str, Any]) -> str | None:
+    """Append a session. An earlier session without an outcome is marked as killed.
+
+    A damaged file is renamed; the message for the user says so.
+    """
+    note = None
+    try:
+        sessions = read_sessions(folder)
+    except RunFolderError:
+        path = folder / SESSIONS_FILE
+        damaged = path.rename(path.with_name(f"{path.name}.damaged-{datetime.now():%Y%m%d-%H%M%S}"))
+        sessions, note = (
+            [],
+            f"{path} was damaged; it is now {damaged.name}, and the list of sessions starts again.",
+        )
     for session in sessions:
         session["outcome"] = session["outcome"] or "killed"
     sessions.append({"started": _now(), "ended": None, "outcome": None, "message": None, **facts})
     _write(folder, sessions)
+    return note
 
 
 def end_session(folder: Path, outcome: SessionOutcome, message: str | None) -> None:
@@ -33,14 +46,26 @@ def end_session(folder: Path, outcome: SessionOutcome, message: str | None) -> N
     _write(folder, sessions)
 
 
+def record_checkpoint(folder: Path, step: int) -> None:
+    """Record in the last session that the checkpoint of `step` is complete."""
+    sessions = read_sessions(folder)
+    sessions[-1]["checkpoint_step"] = step
+    _write(folder, sessions)
+
+
+def last_checkpoint_step(sessions: Sequence[Mapping[str, Any]]) -> int:
+    """Return the step of the last checkpoint that any session has completed; 0 if there is none."""
+    return max((int(session.get("checkpoint_step") or 0) for session in sessions), default=0)
+
+
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """Read the sessions, oldest first. Raises `RunFolderError` if the file is damaged."""
     path = folder / SESSIONS_FILE
     if not path.exists():
         return []
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))["sessions"])
-    except (ValueError, KeyError, TypeError) as error:
+        return [dict(session) for session in json.loads(path.read_text(encoding="utf-8"))["sessions"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{path} is not a record of a run's sessions ({error}). Move it away; the checkpoints do not "
             "depend on it."

@@ -1,7 +1,6 @@
 """Rewards for the tests' runs, named by file."""
 
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -49,12 +48,12 @@ def constant(completion: str, answer: Any) -> float:
 
 
 def signals_the_run(completion: str, answer: Any) -> float:
-    """Sends the signal whose number is in the file `STROP_TEST_SIGNAL` to the run, once."""
+    """Sends a signal once; the file `STROP_TEST_SIGNAL` has the run's process and the signal's number."""
     file = Path(os.environ["STROP_TEST_SIGNAL"])
     if file.exists():
-        number = int(file.read_text())
+        process, number = map(int, file.read_text().split())
         file.unlink()
-        os.kill(os.getppid(), signal.Signals(number))
+        os.kill(process, number)
     return digit_share(completion, answer)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ class SignalInEvaluation(strop.Callback):
     def on_rollouts(self, groups: Any) -> None:
         self.steps += 1
         if self.steps == self.step:
-            self.file.write_text(str(int(self.number)))
+            self.file.write_text(f"{os.getpid()} {int(self.number)}")
 
 
 def run_of(values: Any, name: str) -> strop.LoadedRun:

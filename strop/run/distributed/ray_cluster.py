@@ -17,7 +17,8 @@ from strop.run.distributed.ray_actor import CLUSTER_MARKER, RayRoleSpec
 from strop.run.distributed.ray_role import RayRoleProcess
 from strop.run.distributed.role import RoleSpec
 from strop.run.distributed.supervisor import RoleSupervisor
-from strop.runs.folder import RunFolder
+from strop.runs.folder import RunFolder, reporting_write_errors
+from strop.workers.atomic_write import atomic_write
 from strop.workers.ray_runtime import describe_free_resources, import_ray
 from strop.workers.waiting import wait_until
 from strop.workers.worker import WorkerTarget
@@ -38,7 +39,8 @@ def open_ray_roles(
     """
     gpus = role_gpus(run, section)
     folder = RunFolder.of(run).path.absolute()
-    (folder / CLUSTER_MARKER).write_text(marker := uuid4().hex)
+    with reporting_write_errors(folder):
+        atomic_write(folder / CLUSTER_MARKER, marker := uuid4().hex)
     with _connected(run, section) as ray:
         _wait_for_resources(ray, run, section)
         roles = []

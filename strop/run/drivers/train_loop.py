@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -25,6 +24,7 @@ from strop.run.state.best_checkpoint import BestCheckpointRule
 from strop.run.state.checkpoint_manager import CheckpointManager
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
+from strop.workers.cleanup import cleanup
 from strop.workers.signals import StopSignal
 
 
@@ -121,7 +121,7 @@ class TrainLoop:
             phase.updater.load_state(self._state)
         if setup.publisher is not None:
             setup.publisher.start(self._state)
-        with closing(self._checkpoints):
+        with cleanup(self._checkpoints.close):
             self._callbacks.on_start(RunControl(setup.stop))
             self._run_steps()
         if setup.publisher is not None:
@@ -238,11 +238,13 @@ class TrainLoop:
         """Save the state between two steps, unless it is saved already."""
         if self._checkpoints.is_saved(self._state):
             return
+        step = self._state.step
         released = [phase.source.release(self._state) for phase in self._setup.phases]
 
         def complete(path: Path) -> None:
             for acknowledge in released:
                 acknowledge()
+            self._recorder.log_checkpoint(step)
             self._callbacks.on_save(path)
 
         self._checkpoints.save(self._state, complete)

@@ -7,6 +7,7 @@ bench.csv     the same rows as a table
 from __future__ import annotations
 
 import csv
+import io
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +19,10 @@ from strop.config.load.loader import LoadedRun
 from strop.config.schema import Run
 from strop.errors import CheckpointError
 from strop.run.entry.evaluate import open_evaluator
-from strop.runs.folder import RunFolder
+from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.formatting import format_duration, format_number
 from strop.training.checkpoints import checkpoint
+from strop.workers.atomic_write import atomic_write
 from strop.workers.signals import StopSignal
 
 INITIAL_MODEL = "model"
@@ -89,9 +91,10 @@ def _line(row: BenchRow, seconds: float) -> str:
 def _write(folder: Path, benched: Sequence[BenchRow]) -> None:
     rows = [{"checkpoint": one.checkpoint, "step": one.step, **one.metrics} for one in benched]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    with (folder / "bench.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    with (folder / "bench.csv").open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, names)
-        table.writeheader()
-        table.writerows(rows)
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, names)
+    writer.writeheader()
+    writer.writerows(rows)
+    with reporting_write_errors(folder):
+        atomic_write(folder / "bench.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        atomic_write(folder / "bench.csv", table.getvalue())

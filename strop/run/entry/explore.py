@@ -35,7 +35,7 @@ from strop.run.state.horizon import compute_horizon
 from strop.run.state.resume import StartPoint, find_start
 from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_run_tokenizer
-from strop.runs.folder import RunFolder
+from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.sync.factory import CrossProcessSync, clear_versions, open_weight_receiver
 from strop.sync.publish import Subscriber
 from strop.sync.transport import WeightReceiver
@@ -74,7 +74,8 @@ def explore(
         runners = make_workflow_runners(run, sampler, tokenizer, services.services)
         explorer = Explorer(runners, services.rewards, services.event_loop, stop, seed=run.seed)
         state = ExplorerState.load(own) or _start_new_run(run, section, folder)
-        save_resolved(run, own.run_file)
+        with reporting_write_errors(own.path):
+            save_resolved(run, own.run_file)
         notes = (*tasks.notes(), *describe_rendezvous(run), f"sampling: {sampler.describe()}")
         start = StartPoint(RunState(step=state.step), None, notes)
         with (

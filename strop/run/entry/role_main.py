@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import assert_never
 
-from strop.errors import StropError
+from strop.errors import StropError, message_with_notes
 from strop.run.distributed.ray_actor import serve_role
 from strop.run.distributed.role import RoleEntry, RoleSpec
 from strop.workers.worker import Channel
@@ -55,7 +55,7 @@ def main() -> None:
         run_role(spec)
     except StropError as error:
         with os.fdopen(report, "w") as file:
-            file.write(str(error))
+            file.write(message_with_notes(error))
         sys.exit(error.exit_code)
 
 

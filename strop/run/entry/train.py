@@ -30,7 +30,7 @@ from strop.run.state.checkpoint_mirror import CheckpointMirror
 from strop.run.state.resume import StartPoint, find_start
 from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_run_tokenizer
-from strop.runs.folder import RunFolder
+from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def train(
     folder.create()
     tokenizer = load_run_tokenizer(run)
     with _open_setup(run, tokenizer, reward, start, folder, stop) as setup:
-        save_resolved(run, folder.run_file)
+        with reporting_write_errors(folder.path):
+            save_resolved(run, folder.run_file)
         export = partial(setup.engine.export, add_files=tokenizer.save_pretrained)
         notes = (*start.notes, *setup.notes)
         stopped = False
@@ -114,7 +115,7 @@ def _make_loop(
     callbacks: CallbackList,
 ) -> TrainLoop:
     checkpoints = CheckpointManager(
-        run.checkpoint,
+        run,
         folder,
         setup.snapshot,
         mirror=CheckpointMirror.of(run),

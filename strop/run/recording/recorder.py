@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -22,18 +23,20 @@ from typing import Any, Self, TextIO
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import redact
 from strop.config.schema.algorithm import DpoConfig, SftConfig
-from strop.errors import Interrupted, RunFolderError
+from strop.errors import Interrupted
 from strop.run.recording.environment import command_line, machine_info, peak_memory_mb
 from strop.run.recording.monitor import Monitor, SessionInfo
 from strop.run.recording.registry import make_monitors
 from strop.run.state.horizon import Horizon
 from strop.run.state.resume import StartPoint
-from strop.runs.folder import RunFolder
+from strop.runs.folder import RunFolder, reporting_write_errors
+from strop.runs.formatting import format_steps
 from strop.runs.metrics import metric_of
 from strop.runs.metrics_file import MetricsWriter
-from strop.runs.rollout_file import delete_rollouts_after, rollout_path, write_rollouts
-from strop.runs.sessions import SessionOutcome, begin_session, end_session
+from strop.runs.rollout_file import damaged_rollout_files, delete_rollouts_after, rollout_path, write_rollouts
+from strop.runs.sessions import SessionOutcome, begin_session, end_session, read_sessions, record_checkpoint
 from strop.types import RolloutGroup
+from strop.workers.cleanup import keep_first_error
 
 
 class Recorder:
@@ -63,13 +66,14 @@ class Recorder:
     def __enter__(self) -> Self:
         session = self._session_info()
         last_kept = session.first_step - 1
-        with _reporting_write_errors(self._folder.path):
-            begin_session(self._folder.path, self._session_record(session))
+        with reporting_write_errors(self._folder.path):
+            damage = begin_session(self._folder.path, self._session_record(session))
             delete_rollouts_after(self._folder, last_kept)
             self._rows = MetricsWriter(self._folder.metrics, last_kept)
             self._files.callback(self._rows.close)
+            notes = [*session.notes, *([damage] if damage else []), *self._damage(last_kept)]
             for monitor in self._monitors:
-                monitor.start(session)
+                monitor.start(replace(session, notes=tuple(notes)))
         return self
 
     def __exit__(
@@ -80,7 +84,7 @@ class Recorder:
             outcome = "interrupted"
         message = None if error is None else str(error) or type(error).__name__
         # An exit stack runs every callback, even after one of them has failed.
-        with _reporting_write_errors(self._folder.path), ExitStack() as stack:
+        with keep_first_error(error), reporting_write_errors(self._folder.path), ExitStack() as stack:
             stack.callback(end_session, self._folder.path, outcome, message)
             stack.callback(self._files.close)
             for monitor in reversed(self._monitors):
@@ -97,7 +101,7 @@ class Recorder:
         Raises `KeyError` for a metric without a definition.
         """
         row = _row(step, metrics)
-        with _reporting_write_errors(self._folder.metrics):
+        with reporting_write_errors(self._folder.metrics):
             self._rows.append(row)
         self._notify(step, row)
 
@@ -110,19 +114,24 @@ class Recorder:
             self.log_step(step, metrics)
             return
         row = _row(step, metrics)
-        with _reporting_write_errors(self._folder.metrics):
+        with reporting_write_errors(self._folder.metrics):
             self._rows.replace_last({**self.last, **row})
         self._notify(step, row)
 
     def _notify(self, step: int, row: Mapping[str, float]) -> None:
         for monitor in self._monitors:
-            with _reporting_write_errors(self._folder.path):
+            with reporting_write_errors(self._folder.path):
                 monitor.log(step, row)
+
+    def log_checkpoint(self, step: int) -> None:
+        """Record that the checkpoint of `step` is complete; a later start without it is refused."""
+        with reporting_write_errors(self._folder.path):
+            record_checkpoint(self._folder.path, step)
 
     def log_message(self, line: str) -> None:
         """Pass a line of text to the monitors."""
         for monitor in self._monitors:
-            with _reporting_write_errors(self._folder.path):
+            with reporting_write_errors(self._folder.path):
                 monitor.message(line)
 
     def log_rollouts(self, step: int, groups: Sequence[RolloutGroup]) -> None:
@@ -133,13 +142,26 @@ class Recorder:
         """Write all rollouts of an eval taskset, and pass them to the monitors."""
         self._write_rollouts(self._folder.evaluations(name), step, groups)
         for monitor in self._monitors:
-            with _reporting_write_errors(self._folder.path):
+            with reporting_write_errors(self._folder.path):
                 monitor.samples(name, step, groups)
 
     def _write_rollouts(self, folder: Path, step: int, groups: Sequence[RolloutGroup]) -> None:
         path = rollout_path(folder, step)
-        with _reporting_write_errors(path):
+        with reporting_write_errors(path):
             write_rollouts(path, step, groups)
+
+    def _damage(self, last_kept: int) -> Iterator[str]:
+        """Yield a message about each record of the steps done that is missing or damaged."""
+        if self._start.checkpoint is not None:
+            first = min(int(session["from_step"]) for session in read_sessions(self._folder.path)) + 1
+            missing = sorted(set(range(first, last_kept + 1)) - self._rows.steps_kept)
+            if missing:
+                yield (
+                    f"{self._folder.metrics} lacks the rows of {format_steps(missing)}, which cannot be rebuilt. "
+                    "The trained weights do not depend on them."
+                )
+        for path in damaged_rollout_files(self._folder):
+            yield f"{path} is damaged and cannot be rebuilt; the report leaves it out."
 
     def _session_info(self) -> SessionInfo:
         done = self._start.state.step
@@ -191,16 +213,3 @@ def _row(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
     for name in row:
         metric_of(name)
     return row
-
-
-@contextmanager
-def _reporting_write_errors(path: Path) -> Iterator[None]:
-    """Convert an `OSError` into a `RunFolderError` that names the path."""
-    try:
-        yield
-    except OSError as error:
-        raise RunFolderError(
-            f"The record of the run cannot be written to {path}: {error.strerror or error}. The run stops, "
-            "so that no results are lost. Free space on that disk or change `output`; the same command then "
-            "resumes from the last checkpoint."
-        ) from error

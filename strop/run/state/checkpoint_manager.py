@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from strop.config.schema.checkpoint import CheckpointConfig
+from strop.config.save import resolved_text
+from strop.config.schema import Run
 from strop.protocols import EngineSnapshot, FileChecksum
 from strop.run.state.checkpoint_mirror import CheckpointMirror
 from strop.run.state.checkpoint_saver import CheckpointSaver
@@ -26,7 +27,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        section: CheckpointConfig,
+        run: Run,
         folder: RunFolder,
         snapshot: Callable[[], EngineSnapshot],
         *,
@@ -36,7 +37,7 @@ class CheckpointManager:
     ) -> None:
         """
         Args:
-            section: the section `checkpoint`.
+            run: the run, whose resolved configuration each checkpoint holds.
             folder: the run's folder.
             snapshot: takes a snapshot of all engines between two steps.
             mirror: a second location for checkpoints.
@@ -45,13 +46,14 @@ class CheckpointManager:
         """
         self.root = folder.checkpoints
         """Folder of all checkpoints."""
-        self._section = section
+        self._section = run.checkpoint
+        self._run_file = resolved_text(run)
         self._folder = folder
         self._snapshot = snapshot
         self._mirror = mirror
         self._export = export
         self._saved = saved
-        self._saver = CheckpointSaver(async_save=section.async_save)
+        self._saver = CheckpointSaver(async_save=run.checkpoint.async_save)
         self._save_seconds = 0.0
 
     def is_saved(self, state: RunState) -> bool:
@@ -106,6 +108,7 @@ class CheckpointManager:
         def fill(folder: Path) -> Mapping[str, FileChecksum]:
             written = write()
             state.save(folder)
+            (folder / self._folder.run_file.name).write_text(self._run_file, encoding="utf-8")
             if self._export is not None:
                 self._export(folder / EXPORT_FOLDER)
             return written

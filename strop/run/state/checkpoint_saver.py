@@ -91,6 +91,11 @@ class CheckpointSaver:
             then()
 
     def close(self) -> None:
-        """Let a save in progress finish, however the run ended, so that its checkpoint is kept."""
+        """Let a save in progress finish, however the run ended, so that its checkpoint is kept.
+
+        Raises what the save raised.
+        """
         if self._threads is not None:
             self._threads.shutdown()
+        if self._pending is not None:
+            self._pending[0].result()

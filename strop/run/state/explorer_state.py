@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from strop.errors import RunFolderError
 from strop.runs.folder import RunFolder
+from strop.runs.metrics_file import recorded_steps
+from strop.workers.atomic_write import atomic_write
 
 _OLD_KEYS = {
     "position": "tasks_taken",
@@ -38,23 +40,38 @@ class ExplorerState:
 
     @classmethod
     def load(cls, folder: RunFolder) -> ExplorerState | None:
-        """The last saved state; None if no explorer has run here."""
+        """The last saved state; None if no explorer has run here.
+
+        Raises `RunFolderError` where the file is damaged, or is missing although the explorer has done steps.
+        """
         path = _file(folder)
-        if not path.exists():
-            return None
-        values = {_OLD_KEYS.get(key, key): value for key, value in json.loads(path.read_text()).items()}
-        return cls(**{**values, "written_ahead": tuple(values.get("written_ahead", ()))})
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            values = {_OLD_KEYS.get(key, key): value for key, value in saved.items()}
+            return cls(**{**values, "written_ahead": tuple(values.get("written_ahead", ()))})
+        except FileNotFoundError as error:
+            if recorded_steps(folder.metrics) == 0:
+                return None
+            reason: Exception = error
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            reason = error
+        raise RunFolderError(
+            f"The explorer's state {path} cannot be read ({reason}), so the run cannot continue where it stopped. "
+            "Restore the file from a backup, or write `resume: never` to archive the old folder and start from "
+            "the beginning."
+        ) from reason
 
     def save(self, folder: RunFolder) -> None:
         """Write the state into the explorer's folder, atomically."""
         path = _file(folder)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        with temporary.open("w") as file:
-            file.write(json.dumps(asdict(self)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, json.dumps(asdict(self)) + "\n")
+        except OSError as error:
+            raise RunFolderError(
+                f"The explorer's state cannot be written to {path}: {error.strerror or error}. Free space on that "
+                "disk or change `output`; the same command then resumes from the last saved state."
+            ) from error
 
 
 def _file(folder: RunFolder) -> Path:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from strop.config.load.loader import load_run
 from strop.config.resume_compatibility import resume_differences
 from strop.config.schema import Run
-from strop.errors import CheckpointError, RunFolderError
+from strop.errors import CheckpointError, ConfigError, RunFolderError
 from strop.run.state.checkpoint_mirror import CheckpointMirror
 from strop.run.state.run_state import RunState
 from strop.runs.folder import RunFolder
+from strop.runs.metrics_file import recorded_steps
+from strop.runs.sessions import last_checkpoint_step, read_sessions
 from strop.training.checkpoints import checkpoint
 
 
@@ -29,8 +32,8 @@ class StartPoint:
 def find_start(run: Run, folder: RunFolder) -> StartPoint:
     """Apply `resume`.
 
-    Raises `RunFolderError` where the folder holds a run of another configuration, and `CheckpointError`
-    where the path in `resume` holds no checkpoint.
+    Raises `RunFolderError` where the folder holds a run of another configuration, or lacks the configuration;
+    `CheckpointError` where the path in `resume` holds no checkpoint, or the run has lost its checkpoints.
     """
     mirror = CheckpointMirror.of(run)
     if mirror is not None:
@@ -52,21 +55,73 @@ def _latest_checkpoint(run: Run, folder: RunFolder, mirror: CheckpointMirror | N
     fetched = None
     if mirror is not None and checkpoint.latest(folder.checkpoints)[0] is None:
         fetched = mirror.fetch(folder)
-    if not folder.run_file.exists():
+    found, skipped = checkpoint.latest(folder.checkpoints)
+    recorded = _recorded_run(folder, found)
+    if recorded is None:
         return StartPoint(RunState(), None, ())
-    changed = resume_differences(load_run(folder.run_file).run, run)
+    changed = resume_differences(recorded, run)
     if changed:
         raise RunFolderError(
             f"The run folder {folder.path} was made by a different configuration: {'; '.join(changed)}. "
             "Name another folder (by `name`, or a component's output), or write `resume: never` to archive "
             "the old folder and start from the beginning."
         )
-    found, skipped = checkpoint.latest(folder.checkpoints)
     if found is None:
-        return StartPoint(RunState(), None, skipped)
+        _require_no_checkpoint_lost(folder, skipped)
+        return StartPoint(RunState(), None, ())
     state = RunState.load(found)
     notes = (*((fetched,) if fetched else ()), *skipped)
     return StartPoint(state, found, (*notes, f"Resuming after step {state.step}, from {found}."))
+
+
+def _recorded_run(folder: RunFolder, newest: Path | None) -> Run | None:
+    """The configuration of the folder's run; None for a new folder.
+
+    Raises `RunFolderError` where it is missing or damaged although the run has done steps.
+    """
+    file = folder.run_file
+    if not file.exists():
+        if (
+            newest is None
+            and not checkpoint.folders(folder.checkpoints)
+            and not recorded_steps(folder.metrics)
+        ):
+            return None
+        reason = "is missing, although the folder has checkpoints or metrics of a run"
+    else:
+        try:
+            return load_run(file).run
+        except (ConfigError, OSError, ValueError) as error:
+            reason = f"cannot be read ({error})"
+    raise RunFolderError(
+        f"{file} {reason}, so it is not known whether the run can be resumed. {_restore_hint(folder, newest)} To "
+        "start from the beginning, write `resume: never`, which archives the folder."
+    )
+
+
+def _restore_hint(folder: RunFolder, newest: Path | None) -> str:
+    copies = [folder.path.parent / folder.run_file.name] if folder.path.name == "explorer" else []
+    if newest is not None:
+        copies.append(newest / folder.run_file.name)
+    for copy in copies:
+        if copy.is_file():
+            return f"To resume, restore the file: `cp '{copy}' '{folder.run_file}'`."
+    return "To resume, restore the file from a backup."
+
+
+def _require_no_checkpoint_lost(folder: RunFolder, skipped: Sequence[str]) -> None:
+    """Raise `CheckpointError` where a checkpoint was complete, and no good one is left."""
+    try:
+        step = last_checkpoint_step(read_sessions(folder.path))
+    except RunFolderError:
+        step = recorded_steps(folder.metrics)
+    if not skipped and step == 0:
+        return
+    found = " ".join(skipped) or f"The checkpoint of step {step} was complete, and is gone."
+    raise CheckpointError(
+        f"The run in {folder.path} has lost its checkpoints: {found} Restore {folder.checkpoints} from a backup; or "
+        "write `resume: never` to archive the folder and start from the beginning."
+    )
 
 
 def _named_checkpoint(path: Path) -> Path:
