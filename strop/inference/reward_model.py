@@ -12,6 +12,7 @@ from strop.config.schema.model import ModelConfig
 from strop.config.schema.reward import RewardModelConfig
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.errors import DataError, ModelError
+from strop.models.family_traits import rope_token_limit
 from strop.models.loading import load_classifier, load_tokenizer
 from strop.types import Rollout, Task
 
@@ -44,7 +45,8 @@ class RewardModel:
         self._config = self._model.config.get_text_config()
         self._pad_token_id: int | None = self._config.pad_token_id
         positions = getattr(self._config, "max_position_embeddings", None) or math.inf
-        self._max_tokens = section.max_tokens or positions
+        (rope_limit, _) = rope_token_limit(self._config) or (math.inf, None)
+        self._max_tokens = min(section.max_tokens or positions, rope_limit)
 
     def score(self, rollouts: Sequence[tuple[Task, Rollout]]) -> list[float | str]:
         """Score of each rollout, or the text of an error."""

@@ -25,6 +25,7 @@ from strop.config.schema.model import ModelConfig
 from strop.config.suggest import did_you_mean
 from strop.config.user_code import import_user_module
 from strop.errors import ModelError
+from strop.models.family_traits import attention_implementation
 from strop.models.logprobs import check_logits
 from strop.models.packed_attention.forward import enable_packed_attention
 
@@ -118,6 +119,8 @@ def load_config(section: ModelConfig) -> PreTrainedConfig:
     except LOAD_ERRORS as error:
         raise ModelError(f"model.path: no model could be loaded from {section.path}: {error}") from error
     override_config(config, section.override)
+    if (attention := attention_implementation(config)) is not None:
+        config._attn_implementation = attention
     return config
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from strop.errors import ModelError
 from strop.models.chunked_head import LogitTransform, ReferenceStates, head_outputs
-from strop.models.packed_attention.forward import base_model, packed_forward
+from strop.models.packed_attention.forward import base_model, decoder_of, packed_forward
 from strop.types import MicroBatch, TokenOutputs
 
 LOGITS_TOLERANCE = 0.02
@@ -71,9 +71,10 @@ def logit_transform(base: PreTrainedModel) -> LogitTransform:
 def check_logits(model: nn.Module) -> None:
     """Raise `ModelError` unless head and transform reproduce the model's own logits."""
     base = base_model(model)
-    decoder: nn.Module = base.get_decoder()  # type: ignore[no-untyped-call]
     seen: list[Tensor] = []
-    hook = decoder.register_forward_hook(lambda _m, _a, output: seen.append(output.last_hidden_state))
+    hook = decoder_of(base).register_forward_hook(
+        lambda _m, _a, output: seen.append(output.last_hidden_state)
+    )
     try:
         expected = base(input_ids=torch.arange(4, device=base.device)[None], use_cache=False).logits.float()
     finally:

@@ -1,11 +1,13 @@
 """Low-rank adapters (arXiv 2106.09685) with PEFT: creation, and merging while weights are read.
 
-An adapted weight is W + (alpha / rank) B A. The model with its adapter disabled is the reference
-(`without_adapter`), so that no second model is needed.
+An adapted weight is W + (alpha / rank) B A. Mixtures of experts keep the weights of all experts in one tensor
+[experts, out, in], and PEFT adapts each expert's matrix; its `all-linear` includes them and the router. The model
+with its adapter disabled is the reference (`without_adapter`), so that no second model is needed.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -14,7 +16,7 @@ from typing import cast
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
-from peft.tuners.lora import Linear
+from peft.tuners.lora import Linear, ParamWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -22,9 +24,12 @@ from strop.config.schema.model import LoraConfig
 from strop.errors import ModelError
 from strop.models.dtensor import full_tensor
 from strop.models.packed_attention.forward import base_model
+from strop.models.shared_weights import plain_name
 
 ADAPTER = "default"
 """PEFT's name for the one adapter."""
+_FUSED_OUT_PROJ = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
+"""Values of `model_type` whose kernels use the weight of `out_proj` themselves; PEFT refuses to adapt it."""
 
 
 def add_lora(model: PreTrainedModel, section: LoraConfig, dtype: torch.dtype) -> PeftModel:
@@ -38,7 +43,7 @@ def add_lora(model: PreTrainedModel, section: LoraConfig, dtype: torch.dtype) ->
         r=section.rank,
         lora_alpha=section.alpha,  # type: ignore[arg-type]  # PEFT accepts a float
         target_modules=_names(section.targets),
-        exclude_modules=_names(section.exclude),
+        exclude_modules=_exclusions(model, section),
         lora_dropout=section.dropout,
         task_type="FEATURE_EXTRACTION" if headless else "CAUSAL_LM",
     )
@@ -46,8 +51,17 @@ def add_lora(model: PreTrainedModel, section: LoraConfig, dtype: torch.dtype) ->
         with warnings.catch_warnings():
             # verl's `.*visual.*` is used for all models, and matches nothing in those without images.
             warnings.filterwarnings("ignore", message="You have passed exclude_modules")
+            # PEFT sets these patterns itself, for experts, and compares them with the names of modules only.
+            warnings.filterwarnings(
+                "ignore", message=r"The following (rank|alpha)_pattern keys did not match"
+            )
             wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
+        if section.dropout and "lora_dropout" in str(error):
+            raise ModelError(
+                f"model.lora.dropout ({section.dropout}) must be 0 for this model: the weights of its experts are one "
+                "tensor, which PEFT adapts only without dropout."
+            ) from error
         raise ModelError(f"model.lora.targets: {error}") from error
     _check_targets(wrapped)
     for parameter in wrapped.parameters():
@@ -68,16 +82,21 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     own. All ranks of a sharded model must iterate together.
     """
     base = base_model(model)
-    adapted = {f"{name}.base_layer.weight": m for name, m in base.named_modules() if isinstance(m, Linear)}
+    adapted = {
+        plain_name(f"{name}.{_parameter_name(module)}"): module
+        for name, module in base.named_modules()
+        if isinstance(module, Linear | ParamWrapper)
+    }
     seen: set[int] = set()
     for name, tensor in base.state_dict(keep_vars=True).items():
         if ".lora_" in name or id(tensor) in seen:
             continue
         seen.add(id(tensor))
         weight = full_tensor(tensor.detach())
-        if name in adapted:
-            weight = _merged(weight, adapted[name])
-        yield name.replace(".base_layer.", "."), weight
+        plain = plain_name(name)
+        if plain in adapted:
+            weight = _merged(weight, adapted[plain])
+        yield plain, weight
 
 
 def adapter_weights(model: PeftModel) -> Iterator[tuple[str, Tensor]]:
@@ -86,12 +105,42 @@ def adapter_weights(model: PeftModel) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def _merged(weight: Tensor, module: Linear) -> Tensor:
+def _merged(weight: Tensor, module: Linear | ParamWrapper) -> Tensor:
     a, b = (
         full_tensor(cast(Tensor, matrix[ADAPTER].weight)).float() for matrix in (module.lora_A, module.lora_B)
     )
+    is_transposed = module.fan_in_fan_out
+    if isinstance(module, ParamWrapper) and module.num_experts > 1:
+        is_transposed = not module._did_swap_in_out_features  # [experts, in, out], as in Llama 4
+        a = torch.unflatten(a, 0, (module.num_experts, -1))
+        b = torch.unflatten(b, 1, (-1, module.num_experts)).permute(2, 0, 1)
     delta = (b @ a) * module.scaling[ADAPTER]
-    return cast(Tensor, weight.float() + (delta.T if module.fan_in_fan_out else delta)).to(weight.dtype)
+    if is_transposed:
+        delta = delta.transpose(-2, -1)
+    return cast(Tensor, weight.float() + delta).to(weight.dtype)
+
+
+def _parameter_name(module: Linear | ParamWrapper) -> str:
+    return module.parameter_name if isinstance(module, ParamWrapper) else "weight"
+
+
+def _exclusions(model: PreTrainedModel, section: LoraConfig) -> str | list[str] | None:
+    """Modules without an adapter: those that the section excludes, and of `all-linear` those that cannot have one."""
+    own = _names(section.exclude)
+    if section.targets != "all-linear":
+        return own
+    unfit = [name for name, module in model.named_modules() if _cannot_be_adapted(model, name, module)]
+    if isinstance(own, str):
+        return "|".join(f"(?:{pattern})" for pattern in [own, *map(re.escape, unfit)])
+    return [*(own or ()), *unfit] or None
+
+
+def _cannot_be_adapted(model: PreTrainedModel, name: str, module: nn.Module) -> bool:
+    """A linear layer that returns more than its product (Llama 4's router), or whose weight is used without it."""
+    if not isinstance(module, nn.Linear):
+        return False
+    fused = model.config.model_type in _FUSED_OUT_PROJ and name.endswith(".out_proj")
+    return fused or type(module).forward is not nn.Linear.forward
 
 
 def _names(targets: str | tuple[str, ...] | None) -> str | list[str] | None:
@@ -101,7 +150,7 @@ def _names(targets: str | tuple[str, ...] | None) -> str | list[str] | None:
 def _check_targets(model: PeftModel) -> None:
     base = base_model(model)
     for name, module in base.named_modules():
-        if hasattr(module, "lora_A") and not isinstance(module, Linear):
+        if hasattr(module, "lora_A") and not isinstance(module, Linear | ParamWrapper):
             raise ModelError(
                 f"model.lora.targets: {name} is not a linear layer, and Strop adapts only those; leave it "
                 "out, or add it to model.lora.exclude."

@@ -27,4 +27,9 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     get_base_model = getattr(model, "get_base_model", lambda: model)
     for name, tensor in get_base_model().state_dict().items():
         if ".lora_" not in name:
-            yield name.replace(".base_layer.", "."), tensor
+            yield plain_name(name), tensor
+
+
+def plain_name(name: str) -> str:
+    """Hugging Face's name of a weight that PEFT has wrapped, once or several times."""
+    return ".".join(part for part in name.split(".") if part != "base_layer")

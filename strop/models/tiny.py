@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-Family = Literal["qwen2", "qwen3", "llama", "mistral", "gemma", "phi"]
+FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "gemma", "phi")
+"""Families that the command line offers."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}<|end|>\n{% endfor %}"
@@ -50,7 +51,7 @@ def make_model(
     folder: Path,
     corpus: Iterable[str],
     *,
-    family: Family = "qwen2",
+    family: str = "qwen2",
     vocab_size: int = 512,
     hidden_size: int = 64,
     layers: int = 2,
@@ -59,8 +60,12 @@ def make_model(
     max_tokens: int = 2048,
     tied: bool = True,
     seed: int = 0,
+    **options: Any,
 ) -> Path:
-    """Write a Hugging Face folder with random float32 weights and a tokenizer; return the folder."""
+    """Write a Hugging Face folder with random float32 weights and a tokenizer; return the folder.
+
+    `family` is a `model_type` of transformers; `options` are further values of its config.json.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -68,21 +73,21 @@ def make_model(
 
     folder.mkdir(parents=True, exist_ok=True)
     size = make_tokenizer(folder, corpus, vocab_size)
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=(size + 7) // 8 * 8,
-        hidden_size=hidden_size,
-        intermediate_size=hidden_size * 8 // 3 // 8 * 8,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=hidden_size // heads,
-        max_position_embeddings=max_tokens,
-        tie_word_embeddings=tied,
-        bos_token_id=None,
-        eos_token_id=SPECIAL_TOKENS.index("<|end|>"),
-        pad_token_id=SPECIAL_TOKENS.index("<|pad|>"),
-    )
+    values = {
+        "vocab_size": (size + 7) // 8 * 8,
+        "hidden_size": hidden_size,
+        "intermediate_size": hidden_size * 8 // 3 // 8 * 8,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden_size // heads,
+        "max_position_embeddings": max_tokens,
+        "tie_word_embeddings": tied,
+        "bos_token_id": None,
+        "eos_token_id": SPECIAL_TOKENS.index("<|end|>"),
+        "pad_token_id": SPECIAL_TOKENS.index("<|pad|>"),
+    }
+    config = AutoConfig.for_model(family, **values | options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
@@ -103,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make a small random model with a tokenizer of its own.")
     parser.add_argument("folder", type=Path, help="output folder")
     parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="text files for the tokenizer")
-    parser.add_argument("--family", default="qwen2", choices=Family.__args__)  # type: ignore[attr-defined]
+    parser.add_argument("--family", default="qwen2", choices=FAMILIES)
     for name, default in (
         ("vocab-size", 2048),
         ("hidden-size", 384),

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from strop.models.chunked_head import ReferenceStates
+from strop.models.family_traits import check_rope_limit
 from strop.models.formats.huggingface import export_model
 from strop.models.fused_storage import fuse_storage
 from strop.models.logprobs import reference_states, token_outputs
@@ -38,6 +39,7 @@ class PolicyModel(OptimizedModel):
         self.device = parallelizer.device
         torch.manual_seed(spec.seed)
         loaded = parallelizer.load_policy(spec.model)
+        check_rope_limit(base_model(loaded.model).config, spec.max_sequence_tokens)
         self._call = loaded.call
         super().__init__(
             loaded.model,

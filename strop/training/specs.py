@@ -28,6 +28,8 @@ class PolicySpec:
     """Seed of new adapter weights and of dropout."""
     needs_reference: bool
     """Whether a reference model is available: a frozen copy, or with LoRA the model without its adapter."""
+    max_sequence_tokens: int
+    """Maximum length of a sequence of the run."""
 
     @classmethod
     def of(cls, run: Run) -> PolicySpec:
@@ -40,6 +42,7 @@ class PolicySpec:
             checkpoint=run.checkpoint,
             seed=run.seed,
             needs_reference=registry.needs_reference_model(run.algorithm),
+            max_sequence_tokens=run.max_sequence_tokens,
         )
 
 

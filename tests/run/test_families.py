@@ -7,21 +7,32 @@ import json
 import pytest
 
 import strop
-from strop.models.tiny import make_model
+from tests.models.families import FAMILIES, family_folder
+
+FAST = ("llama", "mistral", "gemma2", "qwen3_moe", "lfm2")
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma", "phi"])
-def test_sampler_and_trainer_agree(family, values, tmp_path):
-    folder = make_model(
-        tmp_path / family, ["max 1 2"], family=family, vocab_size=300, hidden_size=32, layers=2, heads=4
-    )
-    run = values(name=family, model={"path": str(folder)}, trainer__duration="2 steps")
+def check_run(values, folder, **changes):
+    run = values(name="family", model={"path": str(folder)}, trainer__duration="2 steps", **changes)
     result = strop.train(strop.load(run))
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     for row in rows[1:]:
         assert 0 <= row["logprob_diff/mean_abs"] < 1e-4
         assert row["grad_norm"] > 0
         assert row["rollouts/error_fraction"] == 0
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in FAST else pytest.mark.faults) for name in FAMILIES]
+)
+def test_sampler_and_trainer_agree(family, values, tmp_path):
+    check_run(values, family_folder(tmp_path, family))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "qwen3_next"])
+def test_experts_with_an_adapter(family, values, tmp_path):
+    check_run(values, family_folder(tmp_path, family), model__lora={"rank": 4})
 
 
 def test_a_sampler_in_bfloat16_differs_by_rounding(values):

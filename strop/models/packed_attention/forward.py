@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from strop.errors import ModelError
+from strop.models.family_traits import check_rope_limit, rope_token_limit
 from strop.models.packed_attention.kernels import AttentionOptions, attention
 from strop.models.packed_attention.layout import SegmentLayout, plan_layout
 from strop.types import MicroBatch
@@ -28,9 +29,12 @@ PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 def packed_forward(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
     """[T, H] The decoder's last hidden states, before the language-model head.
 
-    Raises `ModelError` for shared prompts if `can_share_prompts` is False.
+    Raises `ModelError` for shared prompts if `can_share_prompts` is False, and for a sequence that is too long for
+    the rotary embeddings.
     """
     base = base_model(model)
+    if rope_token_limit(base.config) is not None:
+        check_rope_limit(base.config, int(micro_batch.position_ids.max()) + 1)
     if base.config._attn_implementation == PACKED_ATTENTION:
         layout = plan_layout(
             micro_batch.cu_seqlens.tolist(), micro_batch.prefix_of, micro_batch.token_ids.device
@@ -62,10 +66,18 @@ def base_model(model: nn.Module) -> PreTrainedModel:
     return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
 
 
+def decoder_of(base: PreTrainedModel) -> nn.Module:
+    """The model without its language-model head."""
+    decoder: nn.Module = base.get_decoder()  # type: ignore[no-untyped-call]
+    headless = base.get_output_embeddings() is None  # type: ignore[no-untyped-call]
+    return (
+        decoder if decoder is not base or headless else base.model
+    )  # Llama 4's text model finds only itself
+
+
 def _hidden_states(base: PreTrainedModel, token_ids: Tensor, position_ids: Tensor, **kwargs: Any) -> Tensor:
     # With a mask or a cache, transformers would treat the packed sequences as one.
-    decoder: nn.Module = base.get_decoder()  # type: ignore[no-untyped-call]
-    output = decoder(input_ids=token_ids, position_ids=position_ids, use_cache=False, **kwargs)
+    output = decoder_of(base)(input_ids=token_ids, position_ids=position_ids, use_cache=False, **kwargs)
     return cast(Tensor, output.last_hidden_state)
 
 
@@ -143,7 +155,6 @@ def _probe(base: PreTrainedModel) -> str | None:
     training, own = base.training, base.config._attn_implementation
     base.train(False)
     try:
-        # Not "sdpa", which ignores Gemma 2's softcap.
         base.set_attn_implementation("eager")
         separate = [
             _hidden_states(base, s[None], torch.arange(len(s), device=s.device)[None])[0]

@@ -26,6 +26,7 @@ from strop.models.loading import load_model
 from strop.models.logprobs import check_logits
 from strop.models.meta_loading import MetaLoadingUnsupported, WeightFiles, build_on_meta
 from strop.models.packed_attention.forward import base_model, enable_packed_attention
+from strop.models.shared_weights import plain_name
 from strop.models.value_model import ValueModel, load_value_model
 from strop.training.parallel.mesh import ParallelDims
 from strop.training.parallel.parallelize import LoadedModel, ModelCall, with_adapter
@@ -122,7 +123,7 @@ class Fsdp2Parallelizer:
                 continue
             if id(parameter) not in read:
                 assert isinstance(parameter, DTensor)
-                rows = partial(_rows, weights, name.replace(".base_layer.", "."), parameter.dtype)
+                rows = partial(_rows, weights, plain_name(name), parameter.dtype)
                 shard = distribute_like(rows, parameter, self.device)
                 read[id(parameter)] = nn.Parameter(shard, requires_grad=parameter.requires_grad)
             owner, _, attribute = name.rpartition(".")

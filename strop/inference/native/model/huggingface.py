@@ -20,18 +20,19 @@ from strop.inference.native.model.weights import (
     load_weights,
     shared_fraction,
 )
+from strop.models.family_traits import attention_implementation, has_recurrent_layers, rope_token_limit
 from strop.types import IntArray
 
 
 @dataclass(slots=True)
 class BatchGroup:
-    """Rows that were admitted together: one Hugging Face batch, padded on the left."""
+    """Rows that were admitted together: one Hugging Face batch, padded on the left or of one length."""
 
     rows: torch.Tensor
     """[n] int64 Indices among all rows; before `add_rows`, slots of the prompts."""
     cache: DynamicCache
-    mask: torch.Tensor
-    """[n, tokens so far] int64, 0 for padding"""
+    mask: torch.Tensor | None
+    """[n, tokens so far] int64, 0 for padding; None without padding"""
     positions: torch.Tensor
     """[n] int64 Position of the next token"""
 
@@ -39,7 +40,8 @@ class BatchGroup:
 class HuggingFaceModelRunner:
     """Model runner that is correct for every family, and slower than `NativeModelRunner`.
 
-    Each admission makes a batch group with its own cache, which stores a shared prompt once per row.
+    Each admission makes a batch group with its own cache, which stores a shared prompt once per row. A model with
+    recurrent layers is not padded: each length of prompts has a group of its own.
     """
 
     caches_prompts = False
@@ -71,14 +73,13 @@ class HuggingFaceModelRunner:
         self.load(weights)
         check_complete(self._matrices.values())
         accepted = inspect.signature(self._model.forward).parameters
+        self._cache_argument = "cache_params" if "cache_params" in accepted else "past_key_values"
         self._takes_positions = "position_ids" in accepted
         self._logits_to_keep = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
-        rotary = hasattr(config, "rope_parameters")
-        self.max_sequence_tokens: int | None = (
-            None if rotary else getattr(config, "max_position_embeddings", None)
-        )
+        self.max_sequence_tokens = _sequence_limit(config)
+        self._pads = not has_recurrent_layers(config)
         self._groups: list[BatchGroup] = []
-        self._pending: BatchGroup | None = None
+        self._pending: list[BatchGroup] = []
 
     def describe(self) -> str:
         """One line: class of the model and data type."""
@@ -119,38 +120,36 @@ class HuggingFaceModelRunner:
     @torch.no_grad()
     def prefill(self, prompts: Sequence[IntArray]) -> torch.Tensor:
         """[prompts, V] logits after each prompt."""
-        width = max(len(prompt) for prompt in prompts)
-        tokens = np.zeros((len(prompts), width), np.int64)
-        mask = np.zeros((len(prompts), width), np.int64)
-        for row, prompt in enumerate(prompts):
-            tokens[row, width - len(prompt) :] = prompt
-            mask[row, width - len(prompt) :] = 1
-        attention_mask = torch.from_numpy(mask).to(self.device)
-        positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
-        self._pending = BatchGroup(
-            rows=torch.arange(len(prompts), device=self.device),
-            cache=DynamicCache(config=self._model.config),
-            mask=attention_mask,
-            positions=positions[:, -1] + 1,
-        )
-        return self._forward(self._pending, torch.from_numpy(tokens).to(self.device), positions)
+        logits = torch.empty(len(prompts), self.vocab_size, dtype=self._dtype, device=self.device)
+        lengths = [0 if self._pads else len(prompt) for prompt in prompts]
+        self._pending = []
+        for length in sorted(set(lengths)):
+            slots = [slot for slot, each in enumerate(lengths) if each == length]
+            group, tokens, positions = self._new_group([prompts[slot] for slot in slots])
+            group.rows = torch.tensor(slots, device=self.device)
+            logits[group.rows] = self._forward(group, tokens, positions).to(self._dtype)
+            self._pending.append(group)
+        return logits
 
     def add_rows(self, slots: Sequence[int]) -> None:
         """Append rows at the ends of the prompts of the last `prefill`."""
-        group = self._pending
-        assert group is not None, "add_rows must follow prefill"
-        self._pending = None
-        first = sum(len(other.rows) for other in self._groups)
-        _select(group, torch.tensor(slots, dtype=torch.int64, device=self.device))
-        group.rows = torch.arange(first, first + len(slots), device=self.device)
-        self._groups.append(group)
+        first = sum(len(group.rows) for group in self._groups)
+        for group in self._pending:
+            local = {slot: index for index, slot in enumerate(group.rows.tolist())}
+            rows = [row for row, slot in enumerate(slots) if slot in local]
+            if rows:
+                _select(group, torch.tensor([local[slots[row]] for row in rows], device=self.device))
+                group.rows = first + torch.tensor(rows, device=self.device)
+                self._groups.append(group)
+        self._pending = []
 
     @torch.no_grad()
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
         """[R, V] logits after each row's next token."""
         logits = torch.empty(len(tokens), self.vocab_size, dtype=self._dtype, device=self.device)
         for group in self._groups:
-            group.mask = torch.cat((group.mask, group.mask.new_ones(len(group.rows), 1)), dim=1)
+            if group.mask is not None:
+                group.mask = torch.cat((group.mask, group.mask.new_ones(len(group.rows), 1)), dim=1)
             logits[group.rows] = self._forward(group, tokens[group.rows, None], group.positions[:, None]).to(
                 self._dtype
             )
@@ -173,17 +172,34 @@ class HuggingFaceModelRunner:
     def clear(self) -> None:
         """Remove all rows, and free the caches."""
         self._groups.clear()
-        self._pending = None
+        self._pending.clear()
+
+    def _new_group(self, prompts: Sequence[IntArray]) -> tuple[BatchGroup, torch.Tensor, torch.Tensor]:
+        """An empty group for prompts, and the tokens and positions [n, T] of its first forward pass."""
+        width = max(len(prompt) for prompt in prompts)
+        tokens = np.zeros((len(prompts), width), np.int64)
+        mask = np.zeros((len(prompts), width), np.int64)
+        for row, prompt in enumerate(prompts):
+            tokens[row, width - len(prompt) :] = prompt
+            mask[row, width - len(prompt) :] = 1
+        attention_mask = torch.from_numpy(mask).to(self.device)
+        positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+        group = BatchGroup(
+            rows=torch.arange(len(prompts), device=self.device),
+            cache=DynamicCache(config=self._model.config),
+            mask=attention_mask if self._pads else None,
+            positions=positions[:, -1] + 1,
+        )
+        return group, torch.from_numpy(tokens).to(self.device), positions
 
     def _forward(self, group: BatchGroup, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[n, V] logits of the last tokens."""
-        position_ids = {"position_ids": positions} if self._takes_positions else {}
         out = self._model(
             input_ids=tokens,
-            attention_mask=group.mask,
-            past_key_values=group.cache,
             use_cache=True,
-            **position_ids,
+            **{self._cache_argument: group.cache},
+            **({} if group.mask is None else {"attention_mask": group.mask}),
+            **({"position_ids": positions} if self._takes_positions else {}),
             **self._logits_to_keep,
         )
         logits: torch.Tensor = out.logits[:, -1]
@@ -197,17 +213,20 @@ class HuggingFaceModelRunner:
         self._tensors[name].data = values
 
 
+def _sequence_limit(config: PretrainedConfig) -> int | None:
+    """Maximum number of tokens in a sequence; None if there is no limit."""
+    rope_limit = rope_token_limit(config)
+    if rope_limit is not None:
+        return rope_limit[0]
+    return None if hasattr(config, "rope_parameters") else getattr(config, "max_position_embeddings", None)
+
+
 def _empty_model(config: PretrainedConfig, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters that are allocated, but neither initialized nor written to."""
     own = copy.deepcopy(config)
-    own._attn_implementation = None
+    own._attn_implementation = attention_implementation(config)
     with no_init_weights(), torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(own, dtype=dtype)  # type: ignore[no-untyped-call]
-    if getattr(model, "_is_stateful", False):
-        raise ModelError(
-            f"{config.model_type} models keep a recurrent state instead of keys and values, which the native "
-            "engine cannot pad or share; use another inference engine for them"
-        )
     model.tie_weights()  # transformers skips this under no_init_weights
     model.train(False)
     return model
@@ -215,7 +234,8 @@ def _empty_model(config: PretrainedConfig, device: torch.device, dtype: torch.dt
 
 def _select(group: BatchGroup, chosen: torch.Tensor) -> None:
     """Keep these rows, in this order; a row may be chosen more than once."""
-    group.cache.batch_select_indices(chosen)
-    group.mask = group.mask[chosen]
+    # Keys, values and recurrent states; any number of rows.
+    group.cache.reorder_cache(chosen)  # type: ignore[arg-type]
+    group.mask = None if group.mask is None else group.mask[chosen]
     group.positions = group.positions[chosen]
     group.rows = group.rows[chosen]
