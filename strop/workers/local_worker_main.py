@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import select
 import sys
+import threading
+import time
 from multiprocessing.connection import Connection
 from typing import Any
+
+_EXIT_GRACE_SECONDS = 2.0
+"""Time in which the target ends by itself after the parent's end."""
 
 
 class _PipeChannel:
@@ -29,11 +36,22 @@ def main() -> None:
 
     `argv[2]` is the worker's name, for lists of processes.
     """
-    channel = _PipeChannel(Connection(int(sys.argv[1])))
+    descriptor = int(sys.argv[1])
+    threading.Thread(target=_end_with_parent, args=(descriptor,), daemon=True).start()
+    channel = _PipeChannel(Connection(descriptor))
     try:
         channel.receive()(channel)
     except (EOFError, ConnectionError):
         return
+
+
+def _end_with_parent(descriptor: int) -> None:
+    """End this process after the parent's end, even if the target waits for something else, such as another rank."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # reports only that the other end of the pipe is closed
+    poll.poll()
+    time.sleep(_EXIT_GRACE_SECONDS)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""Waiting with a time limit, a stop check, and log messages that name what is awaited."""
+"""Waiting with a time limit, a stop check, and log messages that name what is awaited; blocking calls in a thread."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import TypeVar
 
+T = TypeVar("T")
 log = logging.getLogger("strop.workers")
 
 MAX_SLEEP_SECONDS = 1.0
@@ -76,3 +80,22 @@ def wait_until(
             return False
         wait.sleep(awaited, interval_seconds)
     return True
+
+
+def call_with_checks(call: Callable[[], T], check: StopCheck, *, interval_seconds: float = 0.2) -> T:
+    """Run a call that cannot be interrupted in a thread, with stop checks until it returns.
+
+    If a check raises, the thread is abandoned: it ends with its call, or with the process.
+    """
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  (`result` raises it below)
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="strop-call", daemon=True).start()
+    while not wait([future], timeout=interval_seconds).done:
+        check()
+    return future.result()

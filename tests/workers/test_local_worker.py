@@ -93,18 +93,21 @@ def test_a_thread_that_waits_for_a_message_gets_the_end(started):
 
 
 _PARENT = """
+import sys
 import time
 from strop.workers.start import LocalPlacement, start_worker
-from tests.workers.workers import echo
-worker = start_worker("a worker", echo, LocalPlacement())
-print(worker.receive(), flush=True)
+from tests.workers import workers
+worker = start_worker("a worker", getattr(workers, sys.argv[1]), LocalPlacement())
+worker.receive()
+print(worker.pid, flush=True)
 time.sleep(600)
 """
 
 
-def test_a_worker_ends_when_its_parent_is_killed():
+@pytest.mark.parametrize("serve", ["echo", "sleep"], ids=["waits for a message", "waits for something else"])
+def test_a_worker_ends_when_its_parent_is_killed(serve):
     parent = subprocess.Popen(
-        [sys.executable, "-c", _PARENT],
+        [sys.executable, "-c", _PARENT, serve],
         stdout=subprocess.PIPE,
         text=True,
         env=child_environment(),

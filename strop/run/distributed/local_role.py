@@ -12,6 +12,9 @@ import cloudpickle
 from strop.run.distributed.role import RoleExit, RoleSpec, print_line
 from strop.workers.child_process import ErrorReport, describe_exit, spawn_module
 
+_OUTPUT_GRACE_SECONDS = 5.0
+"""Longest wait for the rest of an ended process's output, which one of its own children may keep open."""
+
 
 class LocalRoleProcess:
     """A `RoleProcess` of this machine. Its output is printed line by line, by a thread."""
@@ -51,7 +54,7 @@ class LocalRoleProcess:
     def wait(self) -> RoleExit:
         """See `RoleProcess`."""
         code = self._process.wait()
-        self._output_thread.join()
+        self._output_thread.join(_OUTPUT_GRACE_SECONDS)
         if code == 0:
             return RoleExit()
         error = self._report.read()

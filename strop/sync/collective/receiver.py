@@ -7,11 +7,9 @@ restarted trainer. A trainer that has finished has written its last versions int
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,14 +27,12 @@ from strop.sync.transport import SignalName, VersionGone
 from strop.workers.address import Address, connect
 from strop.workers.connection import (
     PEER_TIMEOUT_SECONDS,
-    POLL_SECONDS,
     ConnectionLost,
     SocketConnection,
 )
-from strop.workers.waiting import StopCheck
+from strop.workers.waiting import StopCheck, call_with_checks
 
 log = logging.getLogger("strop.sync")
-T = TypeVar("T")
 
 
 class CollectiveReceiver:
@@ -126,7 +122,7 @@ class CollectiveReceiver:
         if self._group is None:
             rendezvous = Rendezvous(**reply["rendezvous"])
             device = self._device if rendezvous.backend == "nccl" else torch.device("cpu")
-            self._group = _run_with_checks(
+            self._group = call_with_checks(
                 lambda: WeightProcessGroup(rendezvous, 1, self._host, device), self._check
             )
         for metadata in reply["buckets"]:
@@ -134,19 +130,3 @@ class CollectiveReceiver:
             self._group.broadcast(bucket.data, self._check)
             yield from bucket.weights()
         self._connection.receive(timeout_seconds=PEER_TIMEOUT_SECONDS)
-
-
-def _run_with_checks(call: Callable[[], T], check: StopCheck) -> T:
-    """Run a call in a thread, with stop checks until it returns."""
-    future: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001  (`result` raises it below)
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="strop-sync", daemon=True).start()
-    while not wait([future], timeout=POLL_SECONDS).done:
-        check()
-    return future.result()

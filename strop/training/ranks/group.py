@@ -8,34 +8,36 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import torch
 from torch import distributed
 
-from strop.errors import RankLostError, TrainingError, WorkerDiedError
 from strop.protocols import FileChecksum
 from strop.training.parallel.mesh import ParallelDims
-from strop.training.ranks.messages import RankMessage, RankResult, RankSpec, SaveCheckpoint
-from strop.training.ranks.rank_worker import RankWorker, run_rank_worker
+from strop.training.ranks.messages import RankMessage, RankSpec, SaveCheckpoint
+from strop.training.ranks.rank_worker import RankWorker
+from strop.training.ranks.remote_rank import RankWatch, RemoteRank, check_replies, gather_results, raise_cause
 from strop.training.ranks.rendezvous import cluster_init_method
 from strop.training.ranks.sharded_save import gather_written_files
-from strop.workers.messages import RemoteFailure
-from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement, start_worker
-
-_ERROR_GRACE_SECONDS = 5.0
-"""Time, after a collective operation fails on the first rank, in which another rank's error is waited for."""
+from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement
+from strop.workers.waiting import call_with_checks
 
 
 class RankGroup:
-    """Starts the ranks and sends messages to them; every rank runs its message at the same time."""
+    """Starts the ranks and sends messages to them; every rank runs its message at the same time.
+
+    A rank that dies is noticed at any time, also while the others wait for it. Its death is raised as RankLostError.
+    """
 
     def __init__(
         self, dims: ParallelDims, device: Literal["cpu", "cuda"], placement: WorkerPlacement = LOCAL
     ) -> None:
         """Starts the other ranks at `placement` and joins them.
 
-        Raises TrainingError for a rank that cannot join, and PlacementError where no node can hold one.
+        Raises TrainingError for a rank that cannot join or dies before, and PlacementError where no node can hold one.
         """
         self.dims = dims
-        self._remote: list[_RemoteRank] = []
+        self._remote: list[RemoteRank] = []
+        self._watch: RankWatch | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="strop-ranks-")
         on_ray = isinstance(placement, RayPlacement)  # an actor sees its own GPU only
         init_method = cluster_init_method() if on_ray else f"file://{self._folder.name}/store"
@@ -45,10 +47,15 @@ class RankGroup:
         try:
             self._start(placement)
             with self._on_others(specs[1:]) as nodes:
-                self.worker = RankWorker(specs[0])
+                self.worker = call_with_checks(
+                    lambda: RankWorker(specs[0]), lambda: check_replies(self._remote)
+                )
         except BaseException:
             self.close()
             raise
+        if device == "cuda":
+            torch.cuda.set_device(self.worker.device)  # which applies to one thread
+        self._watch = RankWatch(self._remote)
         self.device = self.worker.device
         self.nodes: tuple[str, ...] = (self.worker.node, *nodes)
         """Node of each rank."""
@@ -89,6 +96,8 @@ class RankGroup:
 
     def close(self) -> None:
         """Kill the other ranks; their state is discarded."""
+        if self._watch is not None:
+            self._watch.close()
         for rank in self._remote:
             rank.kill()
         if distributed.is_initialized():
@@ -103,7 +112,7 @@ class RankGroup:
         """Start all at the same time, since a node can take long to start one."""
         others = range(1, self.dims.ranks)
         with ThreadPoolExecutor(self.dims.ranks) as pool:
-            started = [pool.submit(_RemoteRank, rank, placement) for rank in others]
+            started = [pool.submit(RemoteRank, rank, placement) for rank in others]
         self._remote = [rank.result() for rank in started if rank.exception() is None]
         for rank in started:
             rank.result()
@@ -115,58 +124,9 @@ class RankGroup:
             rank.send(message)
         try:
             yield results
-        except RuntimeError as error:  # raised by torch in a collective operation that another rank has left
-            for rank in self._remote:
-                rank.raise_own_error(error)
-            raise
-        results.extend(rank.result() for rank in self._remote)
-
-
-class _RemoteRank:
-    """A rank in another process."""
-
-    def __init__(self, rank: int, placement: WorkerPlacement) -> None:
-        self._name = f"Rank {rank} of the trainer"
-        self._worker = start_worker(f"rank-{rank}", run_rank_worker, placement)
-
-    def send(self, message: object) -> None:
-        """Raises TrainingError if the rank has ended."""
-        try:
-            self._worker.send(message)
-        except WorkerDiedError as death:
-            raise self._lost(death) from None
-
-    def result(self) -> Any:
-        """Result of the oldest message without one. Raises its error, or TrainingError if the rank has ended."""
-        try:
-            reply: RankResult | RemoteFailure = self._worker.receive()
-        except WorkerDiedError as death:
-            raise self._lost(death) from None
-        if isinstance(reply, RemoteFailure):
-            raise reply.to_error(self._name, TrainingError)
-        return reply.result
-
-    def check(self) -> None:
-        """Raises TrainingError if the rank has ended."""
-        try:
-            self._worker.check_alive()
-        except WorkerDiedError as death:
-            raise self._lost(death) from None
-
-    def raise_own_error(self, cause: Exception) -> None:
-        """Raise the rank's error, if it has failed."""
-        if self._worker.poll(_ERROR_GRACE_SECONDS):
-            try:
-                self.result()
-            except Exception as error:
-                raise error from cause
-
-    def kill(self) -> None:
-        """Kill the process."""
-        self._worker.kill()
-
-    def _lost(self, death: WorkerDiedError) -> TrainingError:
-        return (RankLostError if death.killed else TrainingError)(
-            f"{self._name} ended {death.exit_reason}. If no process sent signal 9, the kernel did, because the "
-            "machine ran out of memory."
-        )
+        except (
+            RuntimeError,
+            ValueError,
+        ) as error:  # as torch raises in a collective operation after a rank's end
+            raise_cause(self._remote, error)
+        results.extend(gather_results(self._remote))

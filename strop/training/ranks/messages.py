@@ -24,6 +24,7 @@ from strop.training.policy_model import PolicyModel
 from strop.training.ranks.share import IdleSafeLoss, RankShare
 from strop.training.specs import CriticSpec, PolicySpec
 from strop.types import FloatArray, GlobalCounts, MicroBatch
+from strop.workers.messages import RemoteFailure
 
 POLICY, CRITIC = "policy", "critic"
 """Names of the models on a rank."""
@@ -256,3 +257,12 @@ class RankResult:
     """Result of a message."""
 
     result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """The error that ended a rank."""
+
+    failure: RemoteFailure
+    is_consequence: bool
+    """Whether it may be the consequence of another rank's end, as torch reports it in a collective operation."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
 from strop.training.critic_model import CriticModel
 from strop.training.parallel.fsdp2 import Fsdp2Parallelizer
@@ -15,6 +16,7 @@ from strop.training.policy_model import PolicyModel
 from strop.training.ranks.messages import (
     CRITIC,
     POLICY,
+    RankFailure,
     RankMessage,
     RankResult,
     RankSpec,
@@ -25,6 +27,9 @@ from strop.training.ranks.sharded_save import shard_writers, write_shard
 from strop.training.specs import CriticSpec, PolicySpec
 from strop.workers.messages import RemoteFailure
 from strop.workers.worker import Channel
+
+_COLLECTIVE_ERRORS = (RuntimeError, DistBackendError, DistNetworkError, DistStoreError)
+"""Exactly these types are raised by torch in a collective operation that another rank has left."""
 
 
 class RankWorker:
@@ -60,16 +65,25 @@ class RankWorker:
 
 def run_rank_worker(channel: Channel) -> None:
     """Process of a rank other than the first: run messages until the controller ends or this rank fails."""
-    worker = RankWorker(channel.receive())
-    reply: RankResult | RemoteFailure = RankResult(worker.node)
-    while not isinstance(reply, RemoteFailure):
+    spec: RankSpec = channel.receive()
+    try:
+        worker = RankWorker(spec)
+    except Exception as error:  # noqa: BLE001  (the controller raises it)
+        channel.send(_failure(error))
+        return
+    reply: RankResult | RankFailure = RankResult(worker.node)
+    while isinstance(reply, RankResult):
         channel.send(reply)
         reply = _run(channel.receive(), worker)
     channel.send(reply)
 
 
-def _run(message: RankMessage, worker: RankWorker) -> RankResult | RemoteFailure:
+def _run(message: RankMessage, worker: RankWorker) -> RankResult | RankFailure:
     try:
         return RankResult(message.run(worker))
     except Exception as error:  # noqa: BLE001  (the controller raises it)
-        return RemoteFailure.from_exception(error)
+        return _failure(error)
+
+
+def _failure(error: Exception) -> RankFailure:
+    return RankFailure(RemoteFailure.from_exception(error), type(error) in _COLLECTIVE_ERRORS)

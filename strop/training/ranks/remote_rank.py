@@ -1,0 +1,138 @@
+"""Ranks in other processes, as the first rank's process sees them: messages, replies, and deaths."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from torch import distributed
+from torch.distributed.distributed_c10d import _abort_process_group
+
+from strop.errors import RankLostError, StropError, TrainingError, WorkerDiedError
+from strop.training.ranks.messages import RankFailure, RankResult
+from strop.training.ranks.rank_worker import run_rank_worker
+from strop.workers.start import WorkerPlacement, start_worker
+
+_POLL_SECONDS = 0.2
+_WATCH_SECONDS = 1.0
+"""Interval at which ranks are watched while the first rank is in a collective operation."""
+_CAUSE_SECONDS = 5.0
+"""Longest wait, after a collective operation has failed, for the error of the rank that caused it."""
+
+
+class RemoteRank:
+    """A rank in another process, which sends one reply to each message."""
+
+    def __init__(self, rank: int, placement: WorkerPlacement) -> None:
+        self._name = f"Rank {rank} of the trainer"
+        self._worker = start_worker(f"rank-{rank}", run_rank_worker, placement)
+        self._reply: RankResult | StropError | None = None
+        self.is_consequence = False
+        """Whether the error in its reply may be the consequence of another rank's end."""
+
+    def send(self, message: object) -> None:
+        """Raises TrainingError if the rank has ended."""
+        try:
+            self._worker.send(message)
+        except WorkerDiedError as death:
+            raise self._lost(death) from None
+
+    def reply(self, seconds: float) -> RankResult | StropError | None:
+        """The reply to the last message, or the error that ended the rank; None if neither comes in time."""
+        if self._reply is None and self._worker.poll(seconds):
+            try:
+                reply: RankResult | RankFailure = self._worker.receive()
+            except WorkerDiedError as death:
+                self._reply = self._lost(death)
+            else:
+                if isinstance(reply, RankFailure):
+                    self.is_consequence = reply.is_consequence
+                    self._reply = reply.failure.to_error(self._name, TrainingError)
+                else:
+                    self._reply = reply
+        return self._reply
+
+    def take_result(self) -> Any:
+        """Result of the last message, after `reply` has returned it."""
+        assert isinstance(self._reply, RankResult)
+        result, self._reply = self._reply.result, None
+        return result
+
+    def check(self) -> None:
+        """Raises TrainingError if the rank has ended. Any thread may call it."""
+        try:
+            self._worker.check_alive()
+        except WorkerDiedError as death:
+            raise self._lost(death) from None
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._worker.kill()
+
+    def _lost(self, death: WorkerDiedError) -> TrainingError:
+        if not death.killed:
+            return TrainingError(f"{self._name} ended {death.exit_reason}.")
+        return RankLostError(
+            f"{self._name} ended {death.exit_reason}. If no process sent signal 9, the kernel did, because the "
+            "machine ran out of memory."
+        )
+
+
+def gather_results(ranks: Sequence[RemoteRank]) -> list[Any]:
+    """Each rank's result of the last message. Raises the error of the rank that failed first."""
+    while True:
+        replies = [rank.reply(_POLL_SECONDS) for rank in ranks]
+        if any(isinstance(reply, StropError) for reply in replies):
+            raise_cause(ranks)
+        if None not in replies:
+            return [rank.take_result() for rank in ranks]
+
+
+def check_replies(ranks: Sequence[RemoteRank]) -> None:
+    """Raise the error of the rank that failed first, if one has failed or ended."""
+    if any(isinstance(rank.reply(0), StropError) for rank in ranks):
+        raise_cause(ranks)
+
+
+def raise_cause(ranks: Sequence[RemoteRank], error: Exception | None = None) -> NoReturn:
+    """Raise the error of the rank that failed first, rather than the failures that it causes in others.
+
+    `error` is the failure of the first rank, which is raised if no other rank has failed.
+    """
+    deadline = time.monotonic() + _CAUSE_SECONDS
+    while True:
+        errors = {rank: reply for rank in ranks if isinstance(reply := rank.reply(0.05), StropError)}
+        causes = [reply for rank, reply in errors.items() if not rank.is_consequence]
+        if causes or len(errors) == len(ranks) or time.monotonic() > deadline:
+            break
+    causes.sort(key=lambda cause: not isinstance(cause, RankLostError))
+    found: list[Exception] = [*causes, *errors.values(), *([error] if error else [])]
+    raise found[0] from error
+
+
+class RankWatch:
+    """A thread that watches the other ranks, because some collective operations wait for a rank that has ended.
+
+    When a rank has ended, it aborts the process group; the operation that waits then raises an error.
+    """
+
+    def __init__(self, ranks: Sequence[RemoteRank]) -> None:
+        self._ranks = ranks
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="strop-rank-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop watching; afterwards ranks may be ended."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_WATCH_SECONDS):
+            try:
+                for rank in self._ranks:
+                    rank.check()
+            except StropError:
+                if not self._closed.is_set() and distributed.is_initialized():
+                    _abort_process_group()
+                return

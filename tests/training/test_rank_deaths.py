@@ -1,0 +1,93 @@
+"""A rank that dies is named by the first rank at once, whatever the others wait for, and no process is left."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from strop.workers.child_process import child_environment
+
+SCRIPT = """
+import sys
+from contextlib import closing
+from strop.errors import StropError
+from strop.training.parallel.mesh import ParallelDims
+from strop.training.ranks import remote_rank
+from strop.training.ranks.group import RankGroup
+from tests.training import dying_ranks
+
+remote_rank.run_rank_worker = getattr(dying_ranks, sys.argv[1])
+try:
+    with closing(RankGroup(ParallelDims(dp=int(sys.argv[2])), "cpu")) as group:
+        assert group.run(dying_ranks.Collective(False)) == [float(sys.argv[2])] * int(sys.argv[2])
+        group.run(dying_ranks.Collective(True))
+except StropError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+MOMENTS = (
+    "before_it_connects",
+    "between_store_and_process_group",
+    "in_the_first_collective",
+    "in_a_later_collective",
+)
+FAST = ("between_store_and_process_group", 2)
+
+
+def start(moment: str, ranks: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, moment, str(ranks)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """The output; both pipes also wait for every child process that has inherited them."""
+    out, err = process.communicate(timeout=120)
+    assert process.returncode in (1, 75), err
+    return out
+
+
+@pytest.mark.parametrize(
+    ("moment", "ranks"),
+    [
+        pytest.param(moment, ranks, marks=() if (moment, ranks) == FAST else pytest.mark.faults)
+        for moment in MOMENTS
+        for ranks in (2, 3)
+    ],
+)
+def test_a_killed_rank_is_named(moment, ranks):
+    """And not one whose collective operation fails as a consequence."""
+    process = start(moment, ranks)
+    assert re.match(rf"Rank {ranks - 1} of the trainer ended by signal 9 \(Killed\)", finish(process))
+    assert process.returncode == 75
+
+
+@pytest.mark.faults
+def test_a_rank_that_cannot_join_says_why():
+    process = start("refused", 2)
+    assert re.match(r"Rank 1 of the trainer failed:\n(.|\n)*No rendezvous handler", finish(process))
+    assert process.returncode == 1
+
+
+@pytest.mark.faults
+def test_the_other_ranks_end_with_the_first():
+    """Even while they join, which they would try for half an hour."""
+    process = start("never", 3)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "joining\n"
+    children = psutil.Process(process.pid).children()
+    assert len(children) == 2
+    process.kill()
+    process.communicate(timeout=120)
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
