@@ -43,7 +43,7 @@ def rope_token_limit(config: PretrainedConfig) -> tuple[int, str] | None:
 
 
 def check_rope_limit(config: PretrainedConfig, tokens: int) -> None:
-    """Raise `ModelError` if a sequence of so many tokens would have rotary embeddings that depend on its batch."""
+    """Raise `ModelError` if rotary embeddings of a sequence of this length depend on its batch."""
     limit = rope_token_limit(config)
     if limit is None or tokens <= limit[0]:
         return
