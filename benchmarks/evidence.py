@@ -28,6 +28,7 @@ TABLES = {
     "distributed": ["benchmarks/distributed.py"],
     "sync": ["benchmarks/sync.py"],
     "kills": ["benchmarks/kills.py"],
+    "endpoint": ["benchmarks/endpoint.py"],
 }
 """Scripts that print a table, with their arguments."""
 

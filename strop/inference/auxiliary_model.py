@@ -11,7 +11,8 @@ from strop.config.schema.rollout import AuxiliaryModelConfig
 from strop.data.encoding.tool_calls import parse_chat_reply
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.errors import ModelError, StropError
-from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED, BadRequest, ChatRequest
+from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
+from strop.inference.endpoint.request import ChatRequest
 from strop.inference.endpoint.response import ChatResponse
 from strop.inference.registry import attach_engine
 from strop.models.loading import load_model, load_tokenizer

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from strop.data.encoding.chat_template import Tools
 from strop.data.encoding.tool_calls import parse_chat_reply
 from strop.errors import DataError, ModelError
-from strop.inference.endpoint.request import CONTEXT_LENGTH_EXCEEDED, BadRequest, ChatRequest
+from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
+from strop.inference.endpoint.request import ChatRequest
 from strop.inference.endpoint.response import ChatResponse
 from strop.types import Message
 from strop.workflows.result import ContextLengthExceeded

@@ -224,7 +224,7 @@ def test_agent_at_the_token_limit_is_truncated(world, user_file):
         ({"n": 2}, "n: 2 is not supported here"),
         ({"logprobs": True}, "logprobs: True is not supported"),
         ({"extra_body": {"top_k": 3}}, "top_k is not supported here; leave it out"),
-        ({"temperature": -1}, "temperature is -1; it must be a number, 0 or more"),
+        ({"temperature": -1}, "temperature is -1; it must be a number from 0 to 2"),
     ],
 )
 def test_unsupported_parameters_are_rejected_by_name(world, user_file, more, words):

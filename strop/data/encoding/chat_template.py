@@ -214,11 +214,9 @@ class PromptEncoder:
 
 @contextmanager
 def _rendering(where: str) -> Iterator[None]:
-    from jinja2 import TemplateError
-
     try:
         yield
-    except (TemplateError, TypeError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001  (a template is the user's or the model's code)
         raise DataError(f"{where}: the chat template cannot render this prompt: {error}") from None
 
 

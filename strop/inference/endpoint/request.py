@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strop.data.encoding.chat_template import Tools, to_messages, to_tools
-from strop.errors import DataError
+from strop.data.encoding.chat_template import Tools
+from strop.inference.endpoint.errors import BadRequest
+from strop.inference.endpoint.json_body import quote
+from strop.inference.endpoint.messages import parse_messages, parse_tools
 from strop.types import Message
 
-CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
-"""OpenAI's error code for a prompt that exceeds the context length."""
 _IGNORED_KEYS = frozenset(
     (
         "user",
@@ -40,16 +39,6 @@ _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 """Keys of unsupported features, with the values that do not request them."""
 
 
-class BadRequest(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, message: str, *, status: int = 400, code: str | None = None) -> None:
-        """`status` is the HTTP status, `code` OpenAI's error code."""
-        super().__init__(message)
-        self.status = status
-        self.code = code
-
-
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A valid request."""
@@ -66,75 +55,79 @@ class ChatRequest:
     include_usage: bool = False
 
 
-def parse_chat_request(body: Any) -> ChatRequest:
-    """Parse a JSON body. Raises `BadRequest` for invalid values and unsupported features."""
-    if not isinstance(body, dict):
-        raise BadRequest("the request must be a JSON object")
-    accepted = {
-        *ChatRequest.__slots__,
+_ACCEPTED_KEYS = frozenset(
+    (
+        "model",
+        "messages",
+        "tools",
+        "max_tokens",
         "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "stop",
+        "stream",
         "stream_options",
         *_IGNORED_KEYS,
         *_NEUTRAL_VALUES,
-    }
+    )
+)
+
+
+def parse_chat_request(body: Any) -> ChatRequest:
+    """Parse a JSON body. Raises `BadRequest` for invalid values and unsupported features."""
+    if not isinstance(body, dict):
+        raise BadRequest(f"the request is {quote(body)}; it must be a JSON object")
     for key, value in body.items():
-        if key not in accepted or key == "include_usage":
-            raise BadRequest(f"{key} is not supported here; leave it out")
+        if key not in _ACCEPTED_KEYS:
+            raise BadRequest(f"{key[:80]} is not supported here; leave it out")
         if key in _NEUTRAL_VALUES and value not in _NEUTRAL_VALUES[key]:
-            raise BadRequest(f"{key}: {value!r} is not supported here; leave it out")
-    options = body.get("stream_options") or {}
-    stop = body.get("stop") or ()
-    try:
-        messages = to_messages([_message(m) for m in body.get("messages") or ()], "messages")
-        tools = () if body.get("tool_choice") == "none" else to_tools(body.get("tools"), "tools")
-    except DataError as error:
-        raise BadRequest(str(error)) from error
+            raise BadRequest(f"{key}: {quote(value)} is not supported here; leave it out")
+    options = body.get("stream_options")
+    if not isinstance(options, dict | None):
+        raise BadRequest(f"stream_options is {quote(options)}; it must be an object")
+    model = body.get("model", "")
+    if not isinstance(model, str):
+        raise BadRequest(f"model is {quote(model)}; it must be text")
     return ChatRequest(
-        model=str(body.get("model", "")),
-        messages=messages,
-        tools=tools,
+        model=model,
+        messages=parse_messages(body.get("messages")),
+        tools=() if body.get("tool_choice") == "none" else parse_tools(body.get("tools")),
         max_tokens=_count(body, "max_completion_tokens") or _count(body, "max_tokens"),
-        temperature=_number(body, "temperature"),
-        top_p=_number(body, "top_p"),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stream=bool(body.get("stream")),
-        include_usage=bool(options.get("include_usage")),
+        temperature=_number(body, "temperature", maximum=2),
+        top_p=_number(body, "top_p", maximum=1),
+        stop=_stop(body.get("stop")),
+        stream=_flag(body, "stream"),
+        include_usage=_flag(options or {}, "include_usage"),
     )
 
 
+def _stop(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise BadRequest(f"stop is {quote(value)}; it must be text, or a list of texts, none of them empty")
+    return tuple(stops)
+
+
+def _flag(body: Mapping[str, Any], key: str) -> bool:
+    value = body.get(key)
+    if not isinstance(value, bool | None):
+        raise BadRequest(f"{key} is {quote(value)}; it must be true or false")
+    return bool(value)
+
+
 def _count(body: Mapping[str, Any], key: str) -> int | None:
-    value = _number(body, key, minimum=1)
-    return None if value is None else int(value)
-
-
-def _number(body: Mapping[str, Any], key: str, minimum: float = 0) -> float | None:
     value = body.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < minimum:
-        raise BadRequest(f"{key} is {value!r}; it must be a number, {minimum:g} or more")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadRequest(f"{key} is {quote(value)}; it must be a whole number, 1 or more")
     return value
 
 
-def _message(message: Any) -> Any:
-    """One message in the form that chat templates accept."""
-    if not isinstance(message, dict):
-        return message
-    content = message.get("content")
-    if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
-        content = "".join(str(part.get("text", "")) for part in content)
-    calls = message.get("tool_calls")
-    converted = {**message, "content": "" if content is None and calls else content}
-    if calls:
-        converted["tool_calls"] = [_tool_call(call) for call in calls]
-    return converted
-
-
-def _tool_call(call: Any) -> Any:
-    try:
-        function = call["function"]
-        arguments = function.get("arguments") or "{}"
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return {**call, "function": {**function, "arguments": parsed}}
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise BadRequest(f"the tool_calls of a message are invalid: {error}") from error
+def _number(body: Mapping[str, Any], key: str, *, maximum: float) -> float | None:
+    value = body.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= maximum:
+        raise BadRequest(f"{key} is {quote(value)}; it must be a number from 0 to {maximum:g}")
+    return value

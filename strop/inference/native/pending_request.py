@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from strop.errors import InferenceError
 from strop.types import Completion, SampleRequest
 
+_MIN_TEMPERATURE = 1e-6
+"""Logits divided by a much lower temperature exceed float32."""
+
 
 class SampleCall:
     """One call of `sample`; its future resolves when the last completion is set."""
@@ -71,8 +74,13 @@ def _prompt_fault(request: SampleRequest, vocab_size: int) -> str | None:
 
 def _sampling_fault(request: SampleRequest) -> str | None:
     sampling = request.sampling
+    is_sampled = sampling.temperature >= _MIN_TEMPERATURE
     rules = (
-        ("temperature", sampling.temperature >= 0, "0 (greedy) or more"),
+        (
+            "temperature",
+            is_sampled or sampling.temperature == 0,
+            f"0 (greedy), or at least {_MIN_TEMPERATURE}",
+        ),
         ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
         ("top_k", sampling.top_k >= 0, "0 (all) or more"),
         ("min_p", 0 <= sampling.min_p < 1, "0 or more and below 1"),

@@ -1,0 +1,83 @@
+"""Connections of the endpoint: those that do not authenticate in time, or are idle for long, are closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+log = logging.getLogger("strop.endpoint")
+
+AUTHENTICATION_SECONDS = 10.0
+"""Timeout for the first request's headers, with a valid API key, after a connection is opened."""
+IDLE_SECONDS = 75.0
+"""Timeout for the next request on an open connection."""
+_LINGER_SECONDS = 1.0
+"""Longest time for which the rest of a request is read and ignored after its response."""
+MAX_UNAUTHENTICATED = 256
+"""Maximum number of connections that are not authenticated yet; one more closes the oldest."""
+
+_CLIENT_ERRORS = (HttpProcessingError, web.RequestPayloadError)
+
+
+class ClientConnections:
+    """Makes the protocols of a server's connections; for the event loop's thread."""
+
+    def __init__(self, server: web.Server) -> None:
+        self._server = server
+        self._unauthenticated: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+        """Timers that close the connections, oldest first."""
+
+    def make_protocol(self) -> web.RequestHandler:
+        """Protocol of a new connection."""
+        return ClientConnection(self, self._server)
+
+    def opened(self, connection: web.RequestHandler) -> None:
+        """Close the connection after a time, unless it is authenticated before."""
+        if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
+            self._abort(next(iter(self._unauthenticated)))
+        timer = asyncio.get_running_loop().call_later(AUTHENTICATION_SECONDS, self._abort, connection)
+        self._unauthenticated[connection] = timer
+
+    def authenticated(self, connection: web.RequestHandler) -> None:
+        """The connection has sent a valid API key, or is closed."""
+        timer = self._unauthenticated.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _abort(self, connection: web.RequestHandler) -> None:
+        self.authenticated(connection)
+        connection.force_close()
+
+
+class ClientConnection(web.RequestHandler):
+    """One connection."""
+
+    def __init__(self, connections: ClientConnections, server: web.Server) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]
+            keepalive_timeout=IDLE_SECONDS,
+            lingering_time=_LINGER_SECONDS,
+            logger=log,
+        )
+        self._connections = connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._connections.opened(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._connections.authenticated(self)
+        super().connection_lost(exc)
+
+    def log_exception(self, *args: Any, **keywords: Any) -> None:
+        """Log an error of the server; a request that is not valid HTTP is none."""
+        level = logging.DEBUG if isinstance(keywords.get("exc_info"), _CLIENT_ERRORS) else logging.ERROR
+        log.log(level, *args, **keywords)
