@@ -48,6 +48,10 @@ class RewardError(StropError):
     """A reward function cannot be found, or has an unsupported signature."""
 
 
+class SandboxError(StropError):
+    """A sandbox cannot isolate programs as required, or cannot run them."""
+
+
 class RolloutError(StropError):
     """Too large a fraction of one step's rollouts failed."""
 

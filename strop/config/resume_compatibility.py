@@ -35,6 +35,7 @@ NON_LEARNING_FIELDS = (
     "reward.timeout_seconds",
     "reward.workers",
     "reward.worker",
+    "reward.sandbox",
     "reward.judge_calls",
     "reward.models.*.device",
     "reward.models.*.microbatch",

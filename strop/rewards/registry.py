@@ -9,6 +9,7 @@ BUILTIN_REWARDS: dict[str, str] = {
     "choice": "strop.rewards.builtin.choice.choice_reward",
     "format": "strop.rewards.builtin.format.format_reward",
     "exact": "strop.rewards.builtin.exact.exact_reward",
+    "code": "strop.rewards.builtin.code.code_reward",
     "by_source": "strop.rewards.builtin.by_source.by_source_reward",
 }
 """Name in a run file -> dotted path of the function."""
@@ -27,5 +28,12 @@ REWARD_BY_SOURCE: dict[str, str] = {
     "numina_cn_k12": "math",
     "numina_olympiads": "math",
     "countdown": "countdown",
+    "codecontests": "code",
+    "apps": "code",
+    "codeforces": "code",
+    "taco": "code",
 }
 """Task source, as in verl's `data_source` columns (`*` matches any suffix) -> built-in reward."""
+
+SANDBOXED_REWARDS = frozenset({"code", "by_source"})
+"""Built-in rewards that run programs: they get the arguments `sandbox` and `budget_seconds`."""

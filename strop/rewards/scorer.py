@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from strop.config.schema.reward import RewardConfig
+from strop.config.schema.reward import RewardConfig, RewardFunctionConfig
 from strop.config.schema.reward_worker import RewardWorkerConfig
 from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
@@ -18,10 +18,14 @@ from strop.rewards.execution.signature import RewardInput
 from strop.rewards.execution.worker_pool import FunctionScores, RewardWorkerPool, ScoringFailure
 from strop.rewards.execution.worker_process import WorkerIsolation
 from strop.rewards.limits import LimitExceeded
+from strop.rewards.registry import SANDBOXED_REWARDS
+from strop.sandbox.registry import open_sandbox
 from strop.types import Rollout, RolloutGroup, Task
 from strop.workers.process_limits import ProcessLimits, total_memory_bytes
 
 _MAX_WORKERS = 4
+_TESTS_FRACTION = 0.8
+"""Fraction of the time limit that all tests of a program may take, so that a slow program is no failed rollout."""
 
 
 class Scorer:
@@ -34,7 +38,9 @@ class Scorer:
 
     def __init__(self, section: RewardConfig, extra: Callable[..., Any] | None = None) -> None:
         functions = [
-            RewardFunctionSpec.of(f.function, name=f.name, args=f.args, on_timeout=section.on_timeout)
+            RewardFunctionSpec.of(
+                f.function, name=f.name, args=_arguments(f, section), on_timeout=section.on_timeout
+            )
             for f in section.functions
         ]
         weights = [f.weight for f in section.functions]
@@ -106,6 +112,16 @@ class Scorer:
             parts.update({f"{name}/{part}": part_value for part, part_value in named.items()})
         is_limited = any(isinstance(value, LimitExceeded) for value, _ in result)
         return replace(rollout, reward=total, reward_parts=parts, reward_limit_exceeded=is_limited)
+
+
+def _arguments(function: RewardFunctionConfig, section: RewardConfig) -> dict[str, Any]:
+    """Arguments of the run file, and the sandbox for a built-in reward that runs programs."""
+    if function.function not in SANDBOXED_REWARDS:
+        return function.args
+    if function.function == "code":
+        open_sandbox(section.sandbox)  # reports a machine that cannot isolate programs before anything starts
+    budget = _TESTS_FRACTION * section.timeout_seconds
+    return {**function.args, "sandbox": section.sandbox, "budget_seconds": budget}
 
 
 def _worker_isolation(section: RewardWorkerConfig) -> WorkerIsolation:

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 from strop.config.schema.base import Section
 from strop.config.schema.judge import JudgeCallsConfig, JudgeConfig
 from strop.config.schema.reward_worker import RewardWorkerConfig
+from strop.config.schema.sandbox import LocalSandboxConfig, SandboxConfig
 from strop.config.units import MAX_SECONDS, Amount, MicroBatchSize
 
 
@@ -75,6 +76,8 @@ class RewardConfig(Section):
     """Number of processes that compute functions in parallel; 0 is one per CPU core, at most four."""
     worker: RewardWorkerConfig = RewardWorkerConfig()
     """Resources and environment of each of these processes."""
+    sandbox: SandboxConfig = LocalSandboxConfig()
+    """Sandbox of the programs that the built-in reward `code` runs."""
 
     @property
     def is_empty(self) -> bool:

@@ -1,0 +1,1 @@
+"""Programs in responses, and their tests, for the built-in reward `code`."""
