@@ -41,7 +41,7 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 @pytest.fixture(scope="module")
 def targets() -> Iterator[dict[str, Any]]:
-    """What the attacks aim at: a file, a listening port, and a process of this user."""
+    """Targets of the attacks: a file, a listening port, and a process of this user."""
     column = 1 if platform.machine() == "aarch64" else 0
     numbers = {"socket": _DENIED["socket"], "kill": _KILL, "clone": _CLONE}
     with (
