@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from ipaddress import ip_address
 
 import pytest
 
@@ -15,6 +16,7 @@ from strop.errors import ConfigError, PlacementError
 from strop.run.distributed.placement import engine_gpus, role_gpus
 from strop.run.distributed.ray_actor import CLUSTER_MARKER, RayRoleSpec
 from strop.run.distributed.role import RoleSpec
+from strop.workers.address import Address
 
 from .groups_by_id import states as states_of
 from .test_distributed import rows_of
@@ -53,6 +55,10 @@ def test_a_stopped_and_resumed_run_on_ray_equals_the_run_in_one_process(values, 
     wait_for(folder / "metrics.jsonl", lines=2, process=process)
     with cluster.joined("two"):
         assert ray.get_actor("experiences", namespace="strop/two")
+    for file in ("buffer-address.json", "sync/address.json"):
+        address = Address.load(folder / file)
+        assert address is not None
+        assert (address.certificate is None) == ip_address(address.host).is_loopback, "TLS beyond loopback"
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=180)
     assert process.returncode == 128 + signal.SIGTERM, output
