@@ -107,6 +107,10 @@ class RunFolderError(StropError):
     cannot be written."""
 
 
+class MonitorError(StropError):
+    """A tracking service could not start: no account, no connection, or a value that it rejects."""
+
+
 class CallbackError(StropError):
     """An exception in a callback that was passed to `strop.train`."""
 

@@ -21,12 +21,22 @@ def run_faults(run: Run) -> Iterator[str]:
     yield from topology_faults(run)
     yield from length_faults(run)
     yield from model_faults(run)
+    yield from _monitor_faults(run)
 
 
 def _evaluation_faults(run: Run) -> Iterator[str]:
     names = [taskset.name for taskset in run.data.eval]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"data.eval: two tasksets have the name {name!r}; write two different names"
+
+
+def _monitor_faults(run: Run) -> Iterator[str]:
+    for name in ("wandb", "mlflow", "swanlab"):
+        if name not in run.record.monitors and getattr(run.record, name).model_fields_set:
+            yield (
+                f"record.{name} has options, but record.monitors does not list {name}; add it there, or remove "
+                f"record.{name}"
+            )
 
 
 def _sampling_faults(run: Run) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,11 @@ def missing_files(loaded: LoadedRun) -> list[str]:
     named = template not in ("tokenizer", "none") and not is_template(template)
     if named and not _is_file(template):
         faults.append(f"{_at('data.chat_template', sources)}: there is no file {template}.")
+    faults += [
+        f"{_at('record.monitors', sources)}: {name} is not installed: pip install 'strop[{name}]'"
+        for name in run.record.monitors
+        if name in ("wandb", "mlflow", "swanlab") and find_spec(name) is None
+    ]
     parent = next(folder for folder in (run.folder_path, *run.folder_path.parents) if existing_path(folder))
     if not os.access(parent, os.W_OK | os.X_OK):
         faults.append(

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from strop.run.recording.console import ConsoleMonitor
+from strop.run.recording.mlflow import MlflowMonitor
 from strop.run.recording.monitor import Monitor
+from strop.run.recording.swanlab import SwanlabMonitor
 from strop.run.recording.tensorboard import TensorBoardMonitor
+from strop.run.recording.wandb import WandbMonitor
 
 MONITORS: dict[str, Callable[[], Monitor]] = {
     "console": ConsoleMonitor,
     "tensorboard": TensorBoardMonitor,
+    "wandb": WandbMonitor,
+    "mlflow": MlflowMonitor,
+    "swanlab": SwanlabMonitor,
 }
 """Monitor classes by name; each name is also a value of the schema's `record.monitors`."""
 

@@ -1,0 +1,90 @@
+"""Tracking services, for real: W&B offline, MLflow in a local database, SwanLab offline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strop
+from strop.errors import ConfigError, MissingExtraError, MonitorError
+from strop.run.recording import tracking
+
+SERVICES = ["wandb", "mlflow", "swanlab"]
+RECORD = {
+    "monitors": SERVICES,
+    "wandb": {"mode": "offline", "tags": ["first", "second"]},
+    "mlflow": {"tags": {"team": "blue"}},
+    "swanlab": {"mode": "offline"},
+    "eval_answers": 2,
+    "report": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI", "SWANLAB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_resumed_run_continues_the_runs_of_the_services(values: Callable[..., dict[str, Any]]) -> None:
+    from mlflow.tracking import MlflowClient
+
+    run = values(record=RECORD)
+    folder = strop.train(strop.load(run, ["trainer.duration=2 steps"])).folder
+    ids = json.loads((folder / "tracking.json").read_text())
+    assert set(ids) == set(SERVICES)
+    strop.train(strop.load(run))
+    assert json.loads((folder / "tracking.json").read_text()) == ids
+
+    client = MlflowClient(f"sqlite:///{Path(run['output']).absolute() / 'mlflow.db'}")
+    tracked = client.get_run(ids["mlflow"])
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.tags["team"] == "blue"
+    assert tracked.data.params["algorithm.rollouts_per_task"] == "4"
+    steps = [metric.step for metric in client.get_metric_history(ids["mlflow"], "reward/mean")]
+    assert steps == [1, 2, 3, 4]
+    artifacts = [found.path for found in client.list_artifacts(ids["mlflow"], "eval/held-out")]
+    assert "eval/held-out/step-000004.md" in artifacts
+
+    sessions = sorted((folder / "wandb").glob(f"offline-run-*-{ids['wandb']}"))
+    assert len(sessions) == 2, "one folder for each session, of one run"
+    for session in sessions:
+        content = (session / f"run-{ids['wandb']}.wandb").read_bytes()
+        assert b"reward/mean" in content and b"second" in content
+        assert list(session.glob("files/media/table/eval/held-out/*.json"))
+
+    sessions = sorted((folder / "swanlab").glob(f"run-*-{ids['swanlab']}"))
+    assert len(sessions) == 2
+    for session in sessions:
+        assert b"reward/mean" in (session / f"run-{ids['swanlab']}.swanlab").read_bytes()
+
+
+def test_a_server_that_does_not_answer_is_one_paragraph(
+    values: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    record = {"monitors": ["mlflow"], "mlflow": {"tracking_uri": "http://user:secret@127.0.0.1:9"}}
+    with pytest.raises(
+        MonitorError, match=r"(?s)^MLflow at http.*Check record\.mlflow\.tracking_uri\.$"
+    ) as caught:
+        strop.train(strop.load(values(record=record)))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "find_spec", lambda _: None)
+    with pytest.raises(
+        MissingExtraError, match=r"^record.monitors lists wandb, .*pip install 'strop\[wandb\]'$"
+    ):
+        tracking.require_package("wandb")
+
+
+def test_options_of_a_service_that_is_not_used(values: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"record\.wandb has options, but record\.monitors does not list wandb"
+    ):
+        strop.load(values(record={"monitors": ["console"], "wandb": {"mode": "offline"}}))
