@@ -6,10 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 
 from strop.config.schema import Run
 from strop.errors import RunFolderError
+
+LOCK_FILE = ".lock"
+EXPLORER_LOCK_FILE = ".explorer.lock"
+_RUN_MARKERS = {"run.json", "metrics.jsonl", "checkpoints", "explorer", "explorer.json", "bench.jsonl"}
+"""Entries of a folder in which a run has started."""
+_EARLY_ENTRIES = {"run.yaml", "judges", "log", "sync", "buffer.db", "reference"}
+"""Entries that a run may have left that ended before its first record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +89,43 @@ class RunFolder:
             ) from error
 
     def archive_existing(self) -> Path | None:
-        """Rename a folder that holds another run's files; returns the new path, or None if it was empty."""
-        if not self.path.exists() or not any(self.path.iterdir()):
+        """Rename a folder that holds another run's files; returns the new path, or None if it was empty.
+
+        Locks stay in a new folder of the same name. Raises `RunFolderError` where the folder cannot be renamed, or
+        holds other files than those of a run.
+        """
+        path = self.path.absolute()
+        entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+        locks = entries & {LOCK_FILE, EXPLORER_LOCK_FILE}
+        if entries == locks:
             return None
-        old = self.path.with_name(f"{self.path.name}_{datetime.now():%Y%m%d-%H%M%S}")
-        self.path.rename(old)
+        if not entries & _RUN_MARKERS and any(
+            name not in _EARLY_ENTRIES and not name.startswith(".") for name in entries
+        ):
+            raise RunFolderError(
+                f"{path} holds other files than those of a run, so it is not renamed although `resume` is not "
+                "`auto`. Set `name` or `folder` to a folder that is empty, or does not exist."
+            )
+        old = _unused(path.with_name(f"{path.name}_{datetime.now():%Y%m%d-%H%M%S}"))
+        try:
+            path.rename(old)
+            path.mkdir()
+            for name in locks:
+                # A link fails where another process has created the file since the folder was created.
+                (path / name).hardlink_to(old / name)
+                (old / name).unlink()
+        except OSError as error:
+            raise RunFolderError(
+                f"The run folder {path} cannot be renamed to {old}: {error.strerror or error}. Another run may have "
+                "started in it; change `name`, or the permissions of the folder above."
+            ) from error
         return old
+
+
+def _unused(path: Path) -> Path:
+    """The path, with a number where it exists."""
+    candidates = chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2)))
+    return next(candidate for candidate in candidates if not candidate.exists())
 
 
 @contextmanager

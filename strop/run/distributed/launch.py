@@ -33,6 +33,7 @@ from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.resume import find_start
 from strop.runs.folder import RunFolder
 from strop.runs.metrics_file import last_metrics, read_metrics
+from strop.workers.cleanup import cleanup
 from strop.workers.signals import StopSignal
 
 _POLL_SECONDS = 0.1
@@ -44,8 +45,11 @@ def launch(
     reward: Callable[..., Any] | None,
     entry: RoleEntry,
     stop: StopSignal | None = None,
+    locks: Sequence[int] = (),
 ) -> int:
     """Run explorer and trainer to the end, or resume an interrupted run; returns the trainer's steps.
+
+    `locks` are descriptors of the folder's locks, which the roles on this machine inherit.
 
     Raises the error that ended a role, after the other roles have saved their states and ended; `Interrupted`
     for a signal, after all roles have done so.
@@ -67,23 +71,24 @@ def launch(
     resumable = replace(loaded, run=run.model_copy(update={"resume": "auto"}), sources=dict(loaded.sources))
     names: tuple[RoleName, ...] = ("buffer", *_MAIN_ROLES) if run.has_buffer_process else _MAIN_ROLES
     specs = [RoleSpec(name, resumable, reward if name == "explorer" else None, sys.argv) for name in names]
-    with _open_roles(run, specs, entry, section.max_restarts) as roles, stop or StopSignal() as stop:
-        try:
-            _watch(roles, stop)
-        finally:
-            _end(roles)
+    with (
+        _open_roles(run, specs, entry, section.max_restarts, locks) as roles,
+        stop or StopSignal() as stop,
+        cleanup(partial(_end, roles)),
+    ):
+        _watch(roles, stop)
     return int(last_metrics(read_metrics(folder.metrics))["step"])
 
 
 @contextmanager
 def _open_roles(
-    run: Run, specs: Sequence[RoleSpec], entry: RoleEntry, max_restarts: int
+    run: Run, specs: Sequence[RoleSpec], entry: RoleEntry, max_restarts: int, locks: Sequence[int]
 ) -> Iterator[Sequence[RoleSupervisor]]:
     """Start the roles where `cluster` places them."""
     match run.cluster:
         case LocalClusterConfig():
             yield [
-                RoleSupervisor(spec.name, partial(LocalRoleProcess, spec, entry.module), max_restarts)
+                RoleSupervisor(spec.name, partial(LocalRoleProcess, spec, entry.module, locks), max_restarts)
                 for spec in specs
             ]
         case RayClusterConfig() as section:

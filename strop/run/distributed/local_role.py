@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
+from collections.abc import Sequence
 from typing import IO
 
 import cloudpickle
@@ -19,8 +20,8 @@ _OUTPUT_GRACE_SECONDS = 5.0
 class LocalRoleProcess:
     """A `RoleProcess` of this machine. Its output is printed line by line, by a thread."""
 
-    def __init__(self, spec: RoleSpec, module: str) -> None:
-        """Start `module`, which reads the spec from stdin."""
+    def __init__(self, spec: RoleSpec, module: str, inherited: Sequence[int] = ()) -> None:
+        """Start `module`, which reads the spec from stdin and inherits the file descriptors `inherited`."""
         self._name = spec.name
         self._report = ErrorReport()
         descriptor = self._report.fileno()
@@ -28,7 +29,7 @@ class LocalRoleProcess:
             module,
             str(descriptor),
             spec.name,
-            pass_fds=[descriptor],
+            pass_fds=[descriptor, *inherited],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

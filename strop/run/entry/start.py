@@ -11,6 +11,7 @@ from strop.errors import ConfigError, Interrupted
 from strop.run.entry.result import RunResult
 from strop.run.state.resume import find_start
 from strop.runs.folder import RunFolder
+from strop.runs.lock import lock_run
 from strop.runs.status import all_finished, last_row
 from strop.workers.signals import StopSignal
 
@@ -34,6 +35,7 @@ def start_run(
 
     Raises:
         ConfigError: callbacks in a mode that has no training loop in this process.
+        RunFolderError: another process uses the run folder.
         Interrupted: the run was stopped by a signal. After `stop.request_stop()` the result says
             `stopped` instead.
     """
@@ -43,9 +45,10 @@ def start_run(
         _require_training_loop(run)
     folder = RunFolder.of(run)
     try:
-        if run.mode in ("both", "train") and not _launches_processes(run):
-            return _train(loaded, reward, stop, callbacks)
-        return _start_other(loaded, reward, stop)
+        with lock_run(folder, mode=run.mode, is_distributed=run.is_distributed) as locks:
+            if run.mode in ("both", "train") and not _launches_processes(run):
+                return _train(loaded, reward, stop, callbacks)
+            return _start_other(loaded, reward, stop, locks)
     except Interrupted:
         if not stop.requested_by_code:
             raise
@@ -71,8 +74,10 @@ def _train(
     )
 
 
-def _start_other(loaded: LoadedRun, reward: Callable[..., Any] | None, stop: StopSignal) -> RunResult:
-    """Modes without a training loop in this process."""
+def _start_other(
+    loaded: LoadedRun, reward: Callable[..., Any] | None, stop: StopSignal, locks: Sequence[int]
+) -> RunResult:
+    """Modes without a training loop in this process; its child processes inherit the locks of the folder."""
     run = loaded.run
     folder = RunFolder.of(run)
     if run.mode == "bench":
@@ -88,7 +93,7 @@ def _start_other(loaded: LoadedRun, reward: Callable[..., Any] | None, stop: Sto
     from strop.run.distributed.launch import launch
     from strop.run.entry.role_main import ROLE_ENTRY
 
-    steps = launch(loaded, reward, ROLE_ENTRY, stop)
+    steps = launch(loaded, reward, ROLE_ENTRY, stop, locks)
     return RunResult(folder.path, folder.model, steps, steps, last_row(folder))
 
 

@@ -1,0 +1,167 @@
+"""Locks of a run folder: one trainer and one explorer at a time write into it.
+
+    .lock            held by a run, or by a separate trainer
+    .explorer.lock   held by a separate explorer; a run that starts both processes holds both locks
+
+A lock is an advisory lock of the operating system (`flock`), which ends with the processes that hold it, however
+they end. The file names the holder for the message of a start that is refused. Processes that a run starts on
+this machine inherit the lock: after a kill of the run it is held until they have saved their states.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from strop.errors import RunFolderError
+from strop.runs.folder import EXPLORER_LOCK_FILE, LOCK_FILE, RunFolder, reporting_write_errors
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors of file systems without locks; the holder that the file names decides then."""
+_ENDING_TIMEOUT_SECONDS = 60.0
+"""Longest wait for the processes of a killed run to save their states."""
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """The process that a lock file names."""
+
+    host: str
+    pid: int
+    since: str
+
+    @classmethod
+    def current(cls) -> LockHolder:
+        """This process."""
+        return cls(socket.gethostname(), os.getpid(), f"{datetime.now():%Y-%m-%d %H:%M:%S}")
+
+    @classmethod
+    def read(cls, path: Path) -> LockHolder | None:
+        """The holder that a file names; None where it names none."""
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was a process of this host, and has ended."""
+        return self.host == socket.gethostname() and not is_running(self.pid)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this host runs; a killed process that its parent has not awaited does not."""
+    try:
+        os.kill(pid, 0)
+        state = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        )
+    except ProcessLookupError:
+        return False
+    except OSError:  # a process of another user, or a system without /proc
+        return True
+    return state[:1] != ["Z"]
+
+
+@contextmanager
+def lock_run(folder: RunFolder, *, mode: str, is_distributed: bool) -> Iterator[Sequence[int]]:
+    """Hold the locks of a run in `mode`; yields their file descriptors, for child processes to inherit.
+
+    Raises `RunFolderError` where another process holds one, or the folder cannot be written.
+    """
+    names = [EXPLORER_LOCK_FILE] if mode == "explore" else [LOCK_FILE]
+    if mode == "both" and is_distributed:
+        names.append(EXPLORER_LOCK_FILE)
+    created = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
+    folder.create()
+    with ExitStack() as stack:
+        stack.callback(_remove_empty, created)
+        yield [stack.enter_context(_locked(folder, name)) for name in names]
+
+
+@contextmanager
+def _locked(folder: RunFolder, name: str) -> Iterator[int]:
+    path = folder.path / name
+    descriptor = _acquire(folder, path)
+    try:
+        content = json.dumps(asdict(LockHolder.current())) + "\n"
+        with reporting_write_errors(path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, content.encode(), 0)
+        yield descriptor
+    finally:
+        # The lock ends with its last descriptor, whether or not the file can be deleted.
+        with suppress(OSError):
+            if path.stat().st_ino == os.fstat(descriptor).st_ino:
+                path.unlink()
+        os.close(descriptor)
+
+
+def _acquire(folder: RunFolder, path: Path) -> int:
+    deadline = time.monotonic() + _ENDING_TIMEOUT_SECONDS
+    while True:
+        with reporting_write_errors(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            holder = _holder_or_lock(descriptor, path)
+            if holder is None and _is_file_of(path, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if holder is not None:
+            if not holder.has_ended or time.monotonic() > deadline:
+                raise RunFolderError(_in_use(folder, holder))
+            time.sleep(_POLL_SECONDS)
+
+
+def _holder_or_lock(descriptor: int, path: Path) -> LockHolder | None:
+    """Lock the file; returns the holder where another process has locked it."""
+    unknown = LockHolder("an unknown host", 0, "an unknown time")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return LockHolder.read(path) or unknown
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        holder = LockHolder.read(path)
+        return None if holder is None or holder.has_ended else holder
+    return None
+
+
+def _is_file_of(path: Path, descriptor: int) -> bool:
+    """Whether the locked file still has its name: the holder before may have deleted it."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders that were created for the lock and stayed empty, because the run could not start."""
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+def _in_use(folder: RunFolder, holder: LockHolder) -> str:
+    ended = ", which has ended, but whose child processes still run" if holder.has_ended else ""
+    return (
+        f"The run folder {folder.path} is in use by process {holder.pid} on {holder.host}, since {holder.since}"
+        f"{ended}. Two runs in one folder would delete each other's files. Wait for the end of that run, stop it, or "
+        "write another `name`."
+    )
