@@ -10,6 +10,7 @@ from strop.algorithms.schedules import lr_at
 from strop.config.load.loader import LoadedRun
 from strop.config.schema.optimizer import AdamWConfig, SgdConfig, WeightDecayIncreaseConfig
 from strop.config.schema.reward import RewardModelConfig
+from strop.config.schema.sandbox import LocalSandboxConfig, SandboxFusionConfig
 from strop.config.schema.schedule import (
     ConstantScheduleConfig,
     CosineScheduleConfig,
@@ -19,6 +20,7 @@ from strop.config.schema.schedule import (
 )
 from strop.config.units import Amount
 from strop.dialects.verl.ppo_trainer import read_verl
+from strop.dialects.verl.reward import write_sandbox
 from strop.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor"
@@ -234,3 +236,11 @@ def test_mini_batches_divide_a_step(key: str) -> None:
     read(*words)
     with pytest.raises(ConfigError, match=r"the nearest divisors are 6 and 10|are 6 and 5|are 5 and 6"):
         read(*words, f"{key}=7")
+
+
+def test_a_sandbox_server() -> None:
+    at, url = "reward_model.sandbox_fusion", "http://sandbox:8080/run_code"
+    run = read(*GRPO, f"+{at}.url={url}", f"+{at}.memory_limit_mb=512", f"+{at}.max_concurrent=8").run
+    assert run.reward.sandbox == SandboxFusionConfig(url=url, memory_mb=512)
+    assert write_sandbox(run) == {f"{at}.url": url, f"{at}.memory_limit_mb": 512}
+    assert read(*GRPO).run.reward.sandbox == LocalSandboxConfig()

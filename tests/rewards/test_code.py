@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strop.config.load.loader import load_run
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.sandbox import LocalSandboxConfig
 from strop.errors import RewardError, SandboxError
@@ -171,6 +173,24 @@ def test_unknown_arguments_and_a_sandbox_that_is_not_safe_enough(monkeypatch: py
                 functions=[{"function": "code"}], sandbox={"minimum": "namespaced", "memory_mb": 600}
             )
         )
+
+
+def test_the_example() -> None:
+    folder = Path(__file__).parents[2] / "examples/code"
+    run = load_run(folder / "grpo.yaml").run
+    programs = [
+        "def double(x): return 2 * x",
+        "def is_even(n): return n % 2 == 0",
+        "print(int(input()) + int(input()))",
+        "def longest(words): return max(words, key=len)",
+    ]
+    rows = [json.loads(line) for line in (folder / "tasks.jsonl").read_text().splitlines()]
+    groups = [
+        group([f"```python\n{program}\n```", "def"], row["tests"], name=program)
+        for program, row in zip(programs, rows, strict=True)
+    ]
+    with Scorer(run.reward) as scorer:
+        assert [[r.reward for r in g.rollouts] for g in scorer.score(groups)] == [[1.0, 0.0]] * 4
 
 
 @pytest.mark.faults

@@ -16,7 +16,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from strop.config.load.loader import load_values
 from strop.config.schema.record import RecordConfig
+from strop.config.schema.reward import RewardConfig
 from strop.errors import Interrupted, RunFolderError
+from strop.run.recording.environment import describe_sandbox, sandbox_info
 from strop.run.recording.monitor import Monitor, SessionInfo
 from strop.run.recording.recorder import Recorder
 from strop.run.recording.registry import MONITORS
@@ -285,3 +287,10 @@ def test_a_write_error_is_one_paragraph(tmp_path: Path) -> None:
     ):
         record.log_evaluation("sums", 1, [group(rollout(0))])
     assert "\n" not in str(caught.value)
+
+
+def test_the_sandbox_is_recorded() -> None:
+    run = load_values({"model": {"path": "x"}, "reward": "code", "data": {"train": {"path": "y"}}}).run
+    assert sandbox_info(run)["sandbox"].keys() in ({"name", "isolation"}, {"name", "error"})
+    assert "isolation level" in describe_sandbox({"name": "process", "isolation": "confined"})
+    assert sandbox_info(run.model_copy(update={"reward": RewardConfig()})) == {}

@@ -7,6 +7,7 @@ from typing import Any
 
 from strop.config.schema import Run
 from strop.config.schema.reward import RewardModelConfig as Model
+from strop.config.schema.sandbox import SandboxFusionConfig
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -108,6 +109,24 @@ def overlong_penalty(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
+def write_sandbox(run: Run) -> Mapping[str, Any]:
+    """Write the server that runs programs; null for programs that run on this machine."""
+    sandbox, at = run.reward.sandbox, "reward_model.sandbox_fusion"
+    if not isinstance(sandbox, SandboxFusionConfig):
+        return {f"{at}.url": None}
+    return {f"{at}.url": sandbox.url, f"{at}.memory_limit_mb": sandbox.memory_mb}
+
+
+@written_by(write_sandbox)
+def sandbox(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the server that runs programs."""
+    at = "reward_model.sandbox_fusion"
+    if switches.sandbox_fusion(foreign):
+        return {}
+    memory = foreign[f"{at}.memory_limit_mb"]
+    return {"reward.sandbox": {"type": "sandbox_fusion", "url": foreign[f"{at}.url"], "memory_mb": memory}}
+
+
 REWARD_MODEL = (
     mapped(
         "reward_model.enable",
@@ -181,6 +200,26 @@ REWARD_MODEL = (
         value_type=one_of("naive", "prime", "dapo"),
     ),
     *not_on_page(
+        mapped(
+            "reward_model.sandbox_fusion.url",
+            None,
+            "reward.sandbox",
+            read=sandbox,
+            value_type=nullable(STRING),
+            note="null: programs run in a sandbox of this machine",
+        ),
+        mapped(
+            "reward_model.sandbox_fusion.memory_limit_mb",
+            1024,
+            "reward.sandbox.memory_mb",
+            read=sandbox,
+            inactive=switches.sandbox_fusion,
+        ),
+        no_effect(
+            "reward_model.sandbox_fusion.max_concurrent",
+            64,
+            "at most reward.workers x reward.sandbox.concurrency programs run at the same time",
+        ),
         mapped(
             "reward_model.reward_kwargs.overlong_buffer_cfg.enable",
             False,

@@ -38,6 +38,11 @@ overlong_buffer = unless("reward_model.reward_kwargs.overlong_buffer_cfg.enable"
 sglang = unless("actor_rollout_ref.rollout.name", "sglang")
 
 
+def sandbox_fusion(foreign: ForeignValues) -> str | None:
+    """The settings of a sandbox server have an effect only with its address."""
+    return None if foreign["reward_model.sandbox_fusion.url"] is not None else "sandbox_fusion.url is null"
+
+
 def reference(foreign: ForeignValues) -> str | None:
     """A reference model exists only for a KL term."""
     return (

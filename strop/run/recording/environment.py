@@ -8,12 +8,16 @@ import platform
 import resource
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from strop.config.redact import redact_override
+from strop.config.schema import Run
+from strop.errors import SandboxError
+from strop.sandbox.registry import open_sandbox
 
 _PACKAGES = ("strop", "torch", "transformers", "peft", "numpy")
 
@@ -32,6 +36,24 @@ def machine_info() -> dict[str, Any]:
             "torch_threads": torch.get_num_threads(),
         },
     }
+
+
+def sandbox_info(run: Run) -> dict[str, Any]:
+    """Name and isolation level of the sandbox, for a run whose reward runs programs."""
+    if not any(function.function == "code" for function in run.reward.functions):
+        return {}
+    try:
+        sandbox = open_sandbox(run.reward.sandbox)
+    except SandboxError as error:  # another machine of the run may score; its scorer has opened the sandbox
+        return {"sandbox": {"name": None, "error": str(error)}}
+    return {"sandbox": {"name": sandbox.name, "isolation": sandbox.level.label}}
+
+
+def describe_sandbox(sandbox: Mapping[str, Any]) -> str:
+    """Describe the sandbox of `sandbox_info` in one sentence."""
+    if "error" in sandbox:
+        return str(sandbox["error"])
+    return f"Programs run in the sandbox {sandbox['name']!r}, at the isolation level {sandbox['isolation']}."
 
 
 def command_line() -> str:

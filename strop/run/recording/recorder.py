@@ -24,7 +24,13 @@ from strop.config.load.loader import LoadedRun
 from strop.config.redact import redact
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.errors import Interrupted
-from strop.run.recording.environment import command_line, machine_info, peak_memory_mb
+from strop.run.recording.environment import (
+    command_line,
+    describe_sandbox,
+    machine_info,
+    peak_memory_mb,
+    sandbox_info,
+)
 from strop.run.recording.monitor import Monitor, SessionInfo
 from strop.run.recording.registry import make_monitors
 from strop.run.state.horizon import Horizon
@@ -165,14 +171,16 @@ class Recorder:
 
     def _session_info(self) -> SessionInfo:
         done = self._start.state.step
+        run = self._loaded.run
+        sandbox = sandbox_info(run)
         return SessionInfo(
-            run=self._loaded.run,
+            run=run,
             folder=self._folder.path,
             title=self._title(),
-            notes=self._notes(),
+            notes=(*self._notes(), *map(describe_sandbox, sandbox.values())),
             steps=self._length.steps,
             steps_done=done if done > 0 else 0,
-            environment={"command": command_line(), **machine_info()},
+            environment={"command": command_line(), **machine_info(), **sandbox},
             stream=self._stream,
         )
 
