@@ -27,6 +27,7 @@ TABLES = {
     "learning": ["benchmarks/learning.py"],
     "distributed": ["benchmarks/distributed.py"],
     "sync": ["benchmarks/sync.py"],
+    "soak": ["benchmarks/soak.py"],
     "kills": ["benchmarks/kills.py"],
     "endpoint": ["benchmarks/endpoint.py"],
 }
