@@ -1,8 +1,9 @@
-"""A rank that is killed while a checkpoint is being written: the one before is the last, and from it the run
-goes on to the end that it would have come to."""
+"""Ranks that are killed in real runs: the run says which, and goes on from the last checkpoint to the end that it
+would have come to."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -75,3 +76,59 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(values, tm
     assert not list(root.glob(".step-*")), "what was half written is gone"
     for file in whole.rglob("*.safetensors"):
         assert (folder / file.relative_to(whole)).read_bytes() == file.read_bytes(), file.name
+
+
+def next_rank_process(process, before: set[int]) -> psutil.Process:
+    """The process of rank 1 that is not one of those before, to which it is added."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[0]
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.pid not in before and "rank-1" in child.cmdline():
+                    before.add(child.pid)
+                    return child
+        time.sleep(0.01)
+    raise AssertionError("rank 1 was not started")
+
+
+DELAYS = (0.0, 1.0, 2.0, 3.0, 4.0)
+"""Seconds after the start of its process at which a rank is killed: while it starts, joins, loads and trains."""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("delay", DELAYS)
+def test_a_rank_that_is_killed_early_is_named(values, tmp_path, tiny, delay):
+    run = settings(values, tiny / "model", "early", False)
+    process = start(tmp_path, run, "trainer.duration=500 steps")
+    rank = next_rank_process(process, set())
+    time.sleep(delay)
+    rank.kill()
+    record_kill("a rank at its start")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, said
+    assert "Rank 1 of the trainer ended by signal 9 (Killed)" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("victim", ["rank", "trainer"])
+def test_a_trainer_whose_ranks_are_killed_early_is_restarted(values, tmp_path, tiny, victim):
+    steps = ("trainer.duration=40 steps", "checkpoint.every=10 steps")
+    finish(start(tmp_path, settings(values, tiny / "model", "whole", False), *steps))
+    run = settings(values, tiny / "model", "killed", False)
+    delays = (0.5, 2.5, 4.0)
+    run["synchronizer"] = {"type": "checkpoint", "max_restarts": len(delays)}
+    process = start(tmp_path, run, *steps)
+    before: set[int] = set()
+    for delay in delays:
+        rank = next_rank_process(process, before)
+        time.sleep(delay)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            (rank if victim == "rank" else rank.parent()).kill()
+            record_kill("a rank at its start")
+    said = finish(process)
+    assert f"restart {len(delays) - 1} of at most" in said
+    folder = tmp_path / "runs" / "strop" / "killed"
+    assert rows_of(folder) == rows_of(folder.with_name("whole"))
