@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from strop.models.tiny import Family, make_model
+from strop.models.tiny import make_model
 from tests.inference.helpers import Tiny
 
 CORPUS = ("the sum of two and two is four\n", "café is a word of five bytes\n", "stop here, or go on there\n")
@@ -27,7 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
     """`tiny(family, **sizes)`: a cached tiny model. Tests must not change its weights."""
 
     @cache
-    def make(family: Family = "qwen2", **sizes: Any) -> Tiny:
+    def make(family: str = "qwen2", **sizes: Any) -> Tiny:
         folder = make_model(tmp_path_factory.mktemp(family), CORPUS, family=family, vocab_size=320, **sizes)
         model = AutoModelForCausalLM.from_pretrained(folder).eval()
         torch.manual_seed(0)
