@@ -1,5 +1,4 @@
-"""Ranks that are killed in real runs: the run says which, and goes on from the last checkpoint to the end that it
-would have come to."""
+"""Ranks that are killed in real runs: the run names them, and resumes to the end of an undisturbed run."""
 
 from __future__ import annotations
 
