@@ -1,0 +1,99 @@
+"""A disk that fills up during a run: one paragraph, no temporary files, and a resume to the same end.
+
+The disk is a small tmpfs; mounting one needs root, so the tests are skipped elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strop
+from strop.errors import StropError, message_with_notes
+
+CLOCKS = ("time/", "tokens_per_second", "memory/")
+PAGE = 4096
+LARGE = 64 << 20
+
+
+class Disk:
+    """A tmpfs whose size can be changed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={LARGE}", "tmpfs", str(path)]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("mounting a tmpfs needs root")
+
+    def resize(self, size: int) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(self.path)], check=True)
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", str(self.path)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    disk = Disk(tmp_path / "disk")
+    yield disk
+    disk.unmount()
+
+
+def result_of(folder: Path) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """The metrics without the clock's, and the weights."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    weights = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.safetensors")}
+    return [{name: row[name] for name in row if not name.startswith(CLOCKS)} for row in rows], weights
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob(".*")]
+
+
+def fill_and_resume(values: Any, disk: Disk, size: int, whole: Path) -> str | None:
+    """Train on a disk of `size` bytes, and resume on a large one; returns the error, None without one."""
+    run = strop.load(values(name=f"full-{size}", output=str(disk.path), record__report=True))
+    folder = run.run.folder_path
+    disk.resize(size)
+    message = None
+    try:
+        strop.train(run)
+    except StropError as error:
+        message = message_with_notes(error)
+        assert "\n" not in message and "No space left" in message, message
+    assert leftovers(disk.path) == []
+    disk.resize(LARGE)
+    strop.train(run)
+    assert result_of(folder) == result_of(whole)
+    subprocess.run(["rm", "-r", str(folder)], check=True)
+    return message
+
+
+def whole_run(values: Any, disk: Disk) -> tuple[Path, int]:
+    """An uninterrupted run on another disk, and the bytes of its files in pages."""
+    folder = strop.train(strop.load(values(name="whole", record__report=True))).folder
+    pages = sum(-(-path.stat().st_size // PAGE) for path in folder.rglob("*") if path.is_file())
+    return folder, pages * PAGE
+
+
+def test_a_full_disk_loses_nothing(values, disk):
+    whole, size = whole_run(values, disk)
+    messages = [fill_and_resume(values, disk, int(size * part), whole) for part in (0.002, 0.05, 0.5)]
+    assert all(messages)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+def test_a_disk_that_is_full_at_any_write_loses_nothing(values, disk):
+    whole, size = whole_run(values, disk)
+    sizes = {page * PAGE for page in range(1, 40)} | {int(size * part / 60) for part in range(1, 60)}
+    failed = [fill_and_resume(values, disk, size, whole) for size in sorted(sizes)]
+    assert sum(message is not None for message in failed) > 60
