@@ -32,7 +32,8 @@ def _evaluation_faults(run: Run) -> Iterator[str]:
 
 def _monitor_faults(run: Run) -> Iterator[str]:
     for name in ("wandb", "mlflow", "swanlab"):
-        if name not in run.record.monitors and getattr(run.record, name).model_fields_set:
+        section = getattr(run.record, name)
+        if name not in run.record.monitors and section != type(section)():
             yield (
                 f"record.{name} has options, but record.monitors does not list {name}; add it there, or remove "
                 f"record.{name}"
