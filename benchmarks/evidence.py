@@ -30,6 +30,7 @@ TABLES = {
     "soak": ["benchmarks/soak.py"],
     "kills": ["benchmarks/kills.py"],
     "endpoint": ["benchmarks/endpoint.py"],
+    "fuzz": ["-m", "benchmarks.fuzz"],
 }
 """Scripts that print a table, with their arguments."""
 

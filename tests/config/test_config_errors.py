@@ -24,7 +24,7 @@ FILES = [
     ("seed: 1\nseed: 2", r"run\.yaml:2:1: .*duplicate key seed"),
     ("1: 2", r"run\.yaml:1: the key '1' is not a string"),
     ("model: {path: m}\ndata: &a {train: *a}", r"run\.yaml:2: this anchor contains itself"),
-    ("a: !!python/object:x 1", "the tag '!!python/object:x' is not supported"),
+    ("a: !!python/object:x 1", "the tag '!!python/object:x' is not supported here"),
     ("a: !!int x", "'x' is not a value of the type !!int"),
     ("\x00", "this is not valid YAML"),
     ("a: b\n\tc: d", r"run\.yaml:2:1"),

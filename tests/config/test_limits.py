@@ -23,8 +23,9 @@ INTERPOLATIONS = "".join(f"x{i}: ${{x{i + 1}}}${{x{i + 1}}}\n" for i in range(40
 TEXTS = [
     ("seed: !!int ''", "'' is not a value of the type !!int"),
     ("seed: !!bool maybe", "'maybe' is not a value of the type !!bool"),
-    ("seed: !!timestamp x", "the tag '!!timestamp' is not supported"),
-    ("seed: !!set {a, b}", "the tag '!!set' is not supported"),
+    ("seed: !!timestamp x", "the tag '!!timestamp' is not supported here"),
+    ("seed: !!set {a, b}", "the tag '!!set' is not supported here"),
+    ("seed: !!map 1", "the tag '!!map' is not supported here"),
     ("seed: 0x_", "'0x_' is not a value of the type !!int"),
     (f"seed: {'[' * 250}{']' * 250}", "more than 50 sections or lists are nested"),
     (f"seed: {'9' * 5000}", "a number of 5,000 characters"),

@@ -16,7 +16,12 @@ _MAX_NUMBER = 100
 _TOO_DEEP = f"more than {MAX_DEPTH} sections or lists are nested"
 _PREFIX = "tag:yaml.org,2002:"
 _NUMBERS = (f"{_PREFIX}int", f"{_PREFIX}float")
-_TAGS = {f"{_PREFIX}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "merge")}
+_TAGS: dict[type[yaml.Node], tuple[str, ...]] = {
+    yaml.ScalarNode: ("str", "int", "float", "bool", "null", "merge"),
+    yaml.SequenceNode: ("seq",),
+    yaml.MappingNode: ("map",),
+}
+"""Tags of each kind of node."""
 _INVALID_SCALAR = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
 """Exceptions of PyYAML's constructors for a scalar that its tag does not allow, such as `!!int x`."""
 
@@ -77,10 +82,10 @@ class BoundedLoader(get_yaml_loader()):  # type: ignore[misc]
             ) from None
 
     def _check_tag(self, node: yaml.Node) -> None:
-        if node.tag not in _TAGS:
+        if node.tag.removeprefix(_PREFIX) not in _TAGS[type(node)]:
             shown = node.tag.replace(_PREFIX, "!!")[:60]
             raise YamlLimitError(
-                f"the tag {shown!r} is not supported; write a string in quotes, a number, true, false or null",
+                f"the tag {shown!r} is not supported here; write a string in quotes, a number, true, false or null",
                 node.start_mark,
             )
         if node.tag in _NUMBERS and len(node.value) > _MAX_NUMBER:
