@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-import typer
-
+from strop.cli.output import echo
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import OverriddenKey
 from strop.errors import ConfigError, RewardError
@@ -23,20 +22,20 @@ def run_and_print(loaded: LoadedRun) -> None:
         print_notes(stage)
     result = api.train(loaded)
     if loaded.run.mode == "bench":
-        typer.echo(f"Table: {result.folder / 'bench.csv'}. Curves: {result.folder / 'bench.html'}.")
+        echo(f"Table: {result.folder / 'bench.csv'}. Curves: {result.folder / 'bench.html'}.")
         return
     if result.model is None:
-        typer.echo(f"Explored {result.steps} steps. Run folder: {result.folder}.")
+        echo(f"Explored {result.steps} steps. Run folder: {result.folder}.")
         return
     steps = "1 step" if result.steps == 1 else f"{result.steps} steps"
     best = "" if result.model_step == result.steps else f" (best checkpoint, of step {result.model_step})"
-    typer.echo(f"Finished {steps}. Model: {result.model}{best}. Run folder: {result.folder}.")
+    echo(f"Finished {steps}. Model: {result.model}{best}. Run folder: {result.folder}.")
 
 
 def print_outputs(job: Job) -> None:
     """Print what the outputs of a component will hold."""
     for description in job.output_descriptions:
-        typer.echo(description)
+        echo(description)
 
 
 def check_run(loaded: LoadedRun) -> None:
@@ -50,7 +49,7 @@ def check_run(loaded: LoadedRun) -> None:
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     for stage in loaded.runs:
-        typer.echo(f"The run can start. Run folder: {stage.run.folder_path}.")
+        echo(f"The run can start. Run folder: {stage.run.folder_path}.")
 
 
 def _unknown_rewards(loaded: LoadedRun) -> Iterator[str]:
@@ -84,6 +83,6 @@ class NotedConfig(Protocol):
 def print_notes(loaded: NotedConfig) -> None:
     """Print the keys that `--here` overrides, and the notes about values without effect."""
     for key in loaded.overridden:
-        typer.echo(f"overridden: {key}")
+        echo(f"overridden: {key}")
     for note in loaded.notes:
-        typer.echo(f"note: {note}")
+        echo(f"note: {note}")

@@ -8,6 +8,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from strop.cli.output import echo
+from strop.config.environment_values import forget_environment
 from strop.errors import StropError, message_with_notes
 
 _UNLIMITED = 1000
@@ -31,13 +33,14 @@ class StropGroup(CommandGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; exits with the error's own code."""
+        forget_environment()
         try:
             return super().invoke(ctx)
         except StropError as error:
-            typer.echo(f"strop: {message_with_notes(error)}", err=True)
+            echo(f"strop: {message_with_notes(error)}", err=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             # A second interrupt ends the process at once, if a thread delays its exit.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            typer.echo("strop: Interrupted.", err=True)
+            echo("strop: Interrupted.", err=True)
             raise typer.Exit(128 + signal.SIGINT) from None

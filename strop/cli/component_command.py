@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strop.cli.arguments import HereOption
+from strop.cli.output import echo
 
 if TYPE_CHECKING:
     from strop.dialects.job import Job
@@ -54,7 +55,7 @@ def run_job(job: Job) -> None:
     print_outputs(job)
     run_and_print(job.loaded)
     for sentence in write_outputs(job, write_mlflow):
-        typer.echo(sentence)
+        echo(sentence)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from strop.cli.arguments import OverridesArgument, RunFileArgument
 from strop.cli.columns import align_columns
+from strop.cli.output import echo
 from strop.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def convert(
 
     job = read_any(run, overrides or (), here=True)
     for note in job.loaded.notes:
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     conversion = convert_job(job, to)
     _print_differences(conversion, to)
     if strict and conversion.unsupported:
@@ -55,28 +56,28 @@ def convert(
         )
     text = f"# From {run.name}, by strop convert.\n{yaml_text(conversion.values)}"
     if output is None:
-        typer.echo(text, nl=False)
+        echo(text, newline=False)
         return
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error.strerror}.") from None
-    typer.echo(f"Wrote {output}.", err=True)
+    echo(f"Wrote {output}.", err=True)
 
 
 def _print_differences(conversion: Conversion, to: str) -> None:
     for note in conversion.notes:
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     if not conversion.unsupported:
-        typer.echo(f"Converted to {to} without a difference: read back, it is the same run.", err=True)
+        echo(f"Converted to {to} without a difference: read back, it is the same run.", err=True)
     training = [one for one in conversion.unsupported if one.affects_training]
     others = [one for one in conversion.unsupported if not one.affects_training]
     for effect, found in (("changes training", training), ("does not change training", others)):
         if found:
-            typer.echo(f"Not expressible in {to}; {effect}:", err=True)
+            echo(f"Not expressible in {to}; {effect}:", err=True)
             rows = ((one.field, one.value, one.target_value, one.reason) for one in found)
             table = align_columns([("field", "here", f"in {to}", "why"), *rows])
-            typer.echo(indent(table, "  "), err=True)
+            echo(indent(table, "  "), err=True)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from strop.cli.arguments import HereOption, OverridesArgument
 from strop.cli.command_group import CommandGroup
+from strop.cli.output import echo
 
 verl = typer.Typer(
     cls=CommandGroup,
@@ -75,9 +76,9 @@ def evaluate(
 
     scoring, notes = read_verl_eval(overrides or (), config=config, key_owner=key_owner_hint)
     if explain:
-        typer.echo(describe_evaluation(scoring))
+        echo(describe_evaluation(scoring))
     for note in notes:
-        typer.echo(f"note: {note}")
+        echo(f"note: {note}")
     if explain:
         return
     from strop.cli.show import show_scores
@@ -103,7 +104,7 @@ def generate(
     from strop.run.entry.generate import generate_file
 
     count = generate_file(read.generation)
-    typer.echo(f"Wrote responses to {count} prompts: {read.generation.output}")
+    echo(f"Wrote responses to {count} prompts: {read.generation.output}")
 
 
 @verl.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -120,7 +121,7 @@ def merge(context: typer.Context) -> None:
     from strop.run.entry.export import VerlShardOptions, merge
 
     shards = VerlShardOptions(merging.hf_model_path, merging.lora_alpha)
-    typer.echo(f"Wrote {merge(merging.local_dir, merging.target_dir, shards)}")
+    echo(f"Wrote {merge(merging.local_dir, merging.target_dir, shards)}")
 
 
 def trinity(

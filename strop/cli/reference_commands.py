@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from strop.cli.output import echo
+
 _COLUMNS = ("key", "disposition", "field", "default", "note")
 
 
@@ -22,18 +24,18 @@ def keys(
 
     entries = [row.as_entry() for row in ledger_of(dialect).rows]
     if as_json:
-        typer.echo(json.dumps(entries, indent=1, ensure_ascii=False))
+        echo(json.dumps(entries, indent=1, ensure_ascii=False))
     elif sys.stdout.isatty():
         _print_table(entries)
     else:
-        typer.echo(align_columns([_COLUMNS, *map(_cells, entries)], max_width=60))
+        echo(align_columns([_COLUMNS, *map(_cells, entries)], max_width=60))
 
 
 def schema() -> None:
     """Print the JSON Schema of the run file, for completion and checks in an editor."""
     from strop.dialects.reference.pages import schema_text
 
-    typer.echo(schema_text(), nl=False)
+    echo(schema_text(), newline=False)
 
 
 def _cells(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from strop.cli.arguments import (
     RunFileArgument,
     RunFolderArgument,
 )
+from strop.cli.output import echo
 
 
 def train(run: RunFileArgument, overrides: OverridesArgument = None, here: HereOption = False) -> None:
@@ -55,7 +56,7 @@ def evaluate(
 
     metrics = api.evaluate(read_any(run, overrides or (), here=here).loaded, checkpoint=checkpoint)
     for name, value in metrics.items():
-        typer.echo(f"{name} = {value:.6g}")
+        echo(f"{name} = {value:.6g}")
 
 
 def generate(
@@ -74,7 +75,7 @@ def generate(
 
     loaded = read_any(run, overrides or (), here=here).loaded
     count = api.generate(loaded, prompts, out, checkpoint=checkpoint)
-    typer.echo(f"Wrote responses to {count} prompts: {out}")
+    echo(f"Wrote responses to {count} prompts: {out}")
 
 
 def export(
@@ -87,14 +88,14 @@ def export(
     """Convert a run's checkpoint to a Hugging Face folder; a LoRA both as an adapter and merged."""
     from strop import api
 
-    typer.echo(f"Wrote {api.export(folder, to, step=step)}")
+    echo(f"Wrote {api.export(folder, to, step=step)}")
 
 
 def report(folder: RunFolderArgument) -> None:
     """Write report.html into a run folder."""
     from strop.report.build import write_report
 
-    typer.echo(f"Wrote {write_report(folder)}")
+    echo(f"Wrote {write_report(folder)}")
 
 
 def add_to(app: typer.Typer) -> None:

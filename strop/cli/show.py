@@ -6,13 +6,13 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import typer
-
 from strop.cli.actions import check_run, print_notes
 from strop.cli.columns import align_columns
+from strop.cli.output import echo
 from strop.config.explain.summary import summarize
 from strop.config.explain.values import ExplainedValue, explain_values
 from strop.config.load.loader import LoadedRun
+from strop.config.redact import safe_text
 
 if TYPE_CHECKING:
     from strop.run.entry.score_file import SourceScores
@@ -24,7 +24,7 @@ def show_explanation(loaded: LoadedRun) -> None:
     """Print a summary, the notes, and every value of a run; of each stage if there are stages."""
     for number, stage in enumerate(loaded.runs, 1):
         if loaded.stages:
-            typer.echo(f"Stage {number} of {len(loaded.stages)}, {stage.run.name}:")
+            echo(f"Stage {number} of {len(loaded.stages)}, {stage.run.name}:")
         _show(stage)
 
 
@@ -33,12 +33,12 @@ def _show(loaded: LoadedRun) -> None:
     if sys.stdout.isatty():
         _print_table(summarize(loaded), loaded, values)
         return
-    typer.echo(f"{summarize(loaded)}\n")
+    echo(f"{summarize(loaded)}\n")
     print_notes(loaded)
     if loaded.overridden or loaded.notes:
-        typer.echo()
+        echo()
     columns = _columns(values)
-    typer.echo(align_columns([columns, *(_cells(value, columns) for value in values)]))
+    echo(align_columns([columns, *(_cells(value, columns) for value in values)]))
 
 
 def _columns(values: list[ExplainedValue]) -> tuple[str, ...]:
@@ -64,9 +64,9 @@ def explain_or_check(loaded: LoadedRun, *, explain: bool, check: bool) -> bool:
 def show_scores(scores: Mapping[str, SourceScores]) -> None:
     """Print the metrics of each data source's responses."""
     for source, found in scores.items():
-        typer.echo(f"{source}: {found.prompts} prompts, {found.responses} responses")
+        echo(f"{source}: {found.prompts} prompts, {found.responses} responses")
         for name, value in found.metrics.items():
-            typer.echo(f"  {name:10} {value:.6g}")
+            echo(f"  {name:10} {value:.6g}")
 
 
 def _print_table(summary: str, loaded: LoadedRun, values: list[ExplainedValue]) -> None:
@@ -75,7 +75,7 @@ def _print_table(summary: str, loaded: LoadedRun, values: list[ExplainedValue]) 
     from rich.text import Text
 
     console = Console()
-    console.print(Text(f"{summary}\n"))
+    console.print(Text(safe_text(f"{summary}\n")))
     print_notes(loaded)
     table = Table(box=None, pad_edge=False, header_style="bold")
     styles = {"field": "cyan", "value": "bold", _FOREIGN: "magenta", "source": "green"}
@@ -83,6 +83,6 @@ def _print_table(summary: str, loaded: LoadedRun, values: list[ExplainedValue]) 
     for name in columns:
         table.add_column(name, style=styles.get(name, ""), overflow="fold")
     for value in values:
-        cells = (Text(cell) for cell in _cells(value, columns))
+        cells = (Text(safe_text(cell)) for cell in _cells(value, columns))
         table.add_row(*cells, style="dim" if value.source.kind == "default" else "")
     console.print(table)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 
 
 def main() -> None:
     """Run the command line; an interrupt (Ctrl-C) prints one line, also while modules are being imported."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # as stderr: a character beyond the locale is no error
     try:
         from strop.cli.main import app
 

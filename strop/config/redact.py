@@ -1,90 +1,48 @@
-"""Redaction of secrets in saved run files, in `strop explain` and in messages."""
+"""Redaction of secrets in saved run files, in `strop explain`, in logs and in messages."""
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from strop.config.environment_values import name_environment
+from strop.config.secret_names import is_secret
+from strop.printable import printable
 
 HIDDEN = "***"
 _SHOWN = 60
-
-_WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
-_SECRET_WORDS = frozenset(
-    {
-        "password",
-        "passwd",
-        "passphrase",
-        "secret",
-        "secrets",
-        "credential",
-        "credentials",
-        "apikey",
-        "signature",
-    }
-)
-_SECRET_PAIRS = frozenset(
-    {
-        "api key",
-        "access key",
-        "private key",
-        "account key",
-        "shared key",
-        "connection string",
-        "subscription key",
-    }
-)
-_ORDINARY_TOKENS = frozenset(
-    {
-        "eos",
-        "bos",
-        "pad",
-        "unk",
-        "cls",
-        "sep",
-        "mask",
-        "end",
-        "start",
-        "stop",
-        "special",
-        "image",
-        "per",
-        "first",
-    }
-)
-_VARIABLE_NAMES = frozenset({"api_key_env"})
-"""Keys that hold the name of an environment variable, which is not secret."""
-_URL_USER = re.compile(r"(?<=://)[^/\s@?#]+@")
+_URL = re.compile(r"(?P<scheme>\b[A-Za-z][\w+.-]{0,30}://)(?P<rest>[^\s'\"<>]+)")
+_WHOLE_URL = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<rest>.+)", re.DOTALL)
 _URL_PARAMETER = re.compile(r"([?&;])([^=&;\s#]+)=([^&;\s#]+)")
 _URL_SECRETS = frozenset({"sig", "key", "code", "auth"})
-
-
-def is_secret(key: str) -> bool:
-    """Return whether a key names a secret, such as `api_key`, `hf_token`, `dbPassword`; not `eos_token`."""
-    if key in _VARIABLE_NAMES:
-        return False
-    words = [word.lower() for word in _WORDS.findall(key)]
-    if any(word in _SECRET_WORDS for word in words):
-        return True
-    if any(f"{first} {second}" in _SECRET_PAIRS for first, second in itertools.pairwise(words)):
-        return True
-    if not words or words[-1] != "token":
-        return False
-    return len(words) == 1 or words[-2] not in _ORDINARY_TOKENS
+_INTERPOLATED_PASSWORD = re.compile(r"[^:@/?#${}]*:\$\{oc\.env:\w+\}")
+_ASSIGNMENT = re.compile(r"(?<![\w.?&;-])([A-Za-z][\w.-]*)(\s?=\s?)([^\s,;&'\"]+|'[^']*'|\"[^\"]*\")")
+_YAML_PAIR = re.compile(r"(?<=[{,])(\s*[\"']?)([\w-]+)([\"']?\s*:\s*)([^,}\]]+)")
+_AUTHORIZATION = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{8,}")
+_WELL_KNOWN = re.compile(
+    r"\b(?:hf_(?=\w{0,40}[0-9A-Z])[A-Za-z0-9]{8,}"  # Hugging Face
+    r"|sk-(?=[\w-]{0,40}[0-9A-Z])[\w-]{8,}"  # OpenAI and others
+    r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,}"  # AWS, Google
+    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"  # GitHub, GitLab
+    r"|xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,500}\.[\w-]{8,2000}\.[\w-]*)"  # Slack, JSON web tokens
+)
+_AZURE = re.compile(
+    r"\b((?:Account|SharedAccess|Shared)Key(?:Name)?=|SharedAccessSignature=|sig=)[^;&\s'\"]+"
+)
 
 
 def redact_text(text: str) -> str:
-    """Redact users, passwords and tokens in the URLs of a text."""
+    """Redact credentials in the URLs of a text, in its assignments, and by their well-known forms."""
+    text = _URL.sub(_redact_url, text) if "://" in text else text
+    text = _AUTHORIZATION.sub(rf"\1 {HIDDEN}", _WELL_KNOWN.sub(HIDDEN, text))
+    return _AZURE.sub(rf"\1{HIDDEN}", _ASSIGNMENT.sub(_redact_assignment, text)) if "=" in text else text
 
-    def parameter(match: re.Match[str]) -> str:
-        name = match[2]
-        hide = is_secret(name) or name.lower() in _URL_SECRETS
-        return f"{match[1]}{name}={HIDDEN}" if hide else match[0]
 
-    if "://" not in text:
-        return text
-    return _URL_PARAMETER.sub(parameter, _URL_USER.sub(f"{HIDDEN}@", text))
+def safe_text(text: str) -> str:
+    """A text for a terminal, a log or a record: without secrets, values of the environment by name, and
+    without control characters."""
+    return printable(redact_text(name_environment(text)))
 
 
 def redact(value: Any, key: str = "") -> Any:
@@ -95,7 +53,10 @@ def redact(value: Any, key: str = "") -> Any:
         return [redact(item, key) for item in value]
     if is_secret(key) and value is not None and not isinstance(value, bool):
         return HIDDEN
-    return redact_text(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    whole = _WHOLE_URL.fullmatch(value)
+    return redact_text(_redact_url(whole) if whole else value)
 
 
 def redacted_repr(value: Any, key: str = "") -> str:
@@ -105,7 +66,45 @@ def redacted_repr(value: Any, key: str = "") -> str:
 
 
 def redact_override(text: str) -> str:
-    """Redact the secrets of an override such as `a.api_key=x`."""
+    """Redact the secrets of an override such as `a.api_key=x` or `a={api_key: x}`."""
     key, equals, value = text.partition("=")
-    hide = equals and value and is_secret(key.rsplit(".", 1)[-1])
-    return f"{key}={HIDDEN}" if hide else redact_text(text)
+    if equals and value and is_secret(key.rsplit(".", 1)[-1]):
+        return f"{key}={HIDDEN}"
+    return redact_text(_YAML_PAIR.sub(_redact_pair, text))
+
+
+def redact_arguments(arguments: Sequence[str]) -> list[str]:
+    """Redact the secrets of a command line, `a.api_key=x`, `--api_key=x` or `--api_key x`."""
+    before = ("", *arguments)
+    return [
+        HIDDEN if name.startswith("--") and is_secret(name) else safe_text(redact_override(text))
+        for name, text in zip(before, arguments, strict=False)
+    ]
+
+
+def _redact_url(match: re.Match[str]) -> str:
+    """Redact the user and password of a URL, and the secrets among its parameters.
+
+    A password may contain any character: a URL with a colon before its path is cut up to its last `@`.
+    """
+    scheme, rest = match["scheme"], match["rest"]
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    end = rest.rfind("@") if ":" in authority else authority.rfind("@")
+    if end >= 0 and not _INTERPOLATED_PASSWORD.fullmatch(rest[:end]):
+        rest = f"{HIDDEN}{rest[end:]}"
+    return scheme + _URL_PARAMETER.sub(_redact_parameter, rest)
+
+
+def _redact_parameter(match: re.Match[str]) -> str:
+    name = match[2]
+    hide = is_secret(name) or name.lower() in _URL_SECRETS
+    return f"{match[1]}{name}={HIDDEN}" if hide else match[0]
+
+
+def _redact_assignment(match: re.Match[str]) -> str:
+    hide = is_secret(match[1].rpartition(".")[2]) and not match[3].startswith("${")
+    return f"{match[1]}{match[2]}{HIDDEN}" if hide else match[0]
+
+
+def _redact_pair(match: re.Match[str]) -> str:
+    return f"{match[1]}{match[2]}{match[3]}{HIDDEN}" if is_secret(match[2]) else match[0]

@@ -6,9 +6,14 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
+from strop.config.load.config_tree import iter_values, split_key
+from strop.config.load.loader import load_values
+from strop.config.load.yaml_file import read_bounded, read_yaml
 from strop.config.redact import redact
+from strop.config.save import escape_interpolations, fingerprint, recorded_fingerprints
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.schedule import ConstantScheduleConfig, ReduceOnPlateauScheduleConfig
@@ -49,6 +54,25 @@ NON_LEARNING_FIELDS = (
 )
 """Fields and sections that do not change what is learned: locations, checkpoints, evaluation, and the number
 of processes, which changes results only by rounding."""
+
+
+def recorded_differences(run_file: Path, run: Run) -> list[str]:
+    """Return the fields by which a run and the one of a saved run file would learn differently.
+
+    A value that the file has as an interpolation of an environment variable is compared by its fingerprint,
+    so that the variables of the recorded run need not be set.
+    """
+    tree = read_yaml(run_file)
+    now = dict(iter_values(run.model_dump(mode="json")))
+    changed = []
+    for field, recorded in recorded_fingerprints(read_bounded(run_file)).items():
+        keys = split_key(field)
+        if not (isinstance(now.get(keys), str) and tree.has(keys)):
+            continue
+        if fingerprint(field, now[keys]) != recorded and not _is_non_learning(field, NON_LEARNING_FIELDS):
+            changed.append(f"{field} was another value of {tree.get(keys)}, is {_show(redact(now[keys]))}")
+        tree.replace_value(keys, escape_interpolations(now[keys]))
+    return [*changed, *resume_differences(load_values(tree.values, origin=str(run_file)).run, run)]
 
 
 def resume_differences(recorded: Run, run: Run) -> list[str]:

@@ -1,7 +1,10 @@
-"""Writing of a run as a run file: all values, or only those that differ from the defaults."""
+"""Writing of a run as a run file: all values, or only those that differ from the defaults. No file has a
+secret: values from environment variables are written as the interpolations that gave them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +12,20 @@ from typing import Any
 
 import yaml
 
-from strop.config.redact import redact
+from strop.config.environment_values import name_environment
+from strop.config.load.config_tree import iter_values
+from strop.config.load.value_limits import value_at
+from strop.config.redact import HIDDEN, redact, redact_text
 from strop.config.schema import Run
 from strop.config.schema.base import Section
+from strop.config.secret_names import is_secret
 from strop.workers.atomic_write import atomic_write
 
+_FINGERPRINTS = "# Fingerprints of the values from environment variables, which a resume compares: "
+"""Begin of a saved run file's last line."""
+_ROUNDS = 100_000
+_FORMAT: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 100}
+_ONLY_INTERPOLATION = re.compile(r"\$\{[^{},]*\}")
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
@@ -25,12 +37,68 @@ def save_resolved(run: Run, path: Path) -> None:
 
 def resolved_text(run: Run) -> str:
     """Format every value of the run including defaults, as `save_resolved` writes it."""
-    return yaml_text(escape_interpolations(run.model_dump(mode="json")))
+    text: str = yaml.safe_dump(saved_values(run), **_FORMAT)
+    prints = _environment_fingerprints(run)
+    return f"{text}{_FINGERPRINTS}{json.dumps(prints)}\n" if prints else text
+
+
+def recorded_fingerprints(text: str) -> dict[str, str]:
+    """Return the fingerprints of a saved run file's values from the environment, by dotted key."""
+    line = next((line for line in reversed(text.splitlines()) if line.startswith(_FINGERPRINTS)), None)
+    try:
+        found = json.loads(line.removeprefix(_FINGERPRINTS)) if line else {}
+    except ValueError:
+        return {}
+    return {str(field): str(value) for field, value in found.items()} if isinstance(found, dict) else {}
 
 
 def yaml_text(values: Mapping[str, Any]) -> str:
     """Format values as YAML, with secrets redacted."""
-    return yaml.safe_dump(redact(values), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.safe_dump(name_environment(redact(values)), **_FORMAT)
+
+
+def saved_values(run: Run) -> dict[str, Any]:
+    """Return all values of a run without secrets, as a run file has them."""
+    values: dict[str, Any] = name_environment(redact(escape_interpolations(run.model_dump(mode="json"))))
+    for dotted, text in run.interpolations.items():
+        *above, last = dotted.split(".")
+        section = value_at(values, tuple(above))
+        place = int(last) if isinstance(section, list) else last
+        section[place] = _without_literal_secret(text, last)
+    return values
+
+
+def _environment_fingerprints(run: Run) -> dict[str, str]:
+    """Return a fingerprint of each value that is saved as an interpolation, by dotted key; none for keys that
+    name a secret, which may change."""
+    dumped = run.model_dump(mode="json")
+    plain = {keys: value for keys, value in iter_values(dumped) if isinstance(value, str)}
+    return {
+        ".".join(keys): fingerprint(".".join(keys), plain[keys])
+        for keys, saved in iter_values(saved_values(run))
+        if keys in plain and saved not in (HIDDEN, redact(escape_interpolations(plain[keys]), keys[-1]))
+    }
+
+
+def fingerprint(field: str, value: str) -> str:
+    """Return a slow hash of a value, from which a value cannot be guessed quickly. Passwords in URLs do not
+    count."""
+    shown = str(redact(value, field.rpartition(".")[2]))
+    return hashlib.pbkdf2_hmac("sha256", shown.encode(), field.encode(), _ROUNDS).hex()
+
+
+def folder_mode(run: Run) -> int:
+    """Return the permissions of a run's folder: 0700 if the run has secrets, or values from the environment,
+    which may be secrets."""
+    plain = escape_interpolations(run.model_dump(mode="json"))
+    return 0o777 if saved_values(run) == plain else 0o700
+
+
+def _without_literal_secret(text: str, key: str) -> str:
+    """Redact what an interpolation has beside it, and its default, under a key that names a secret."""
+    if is_secret(key) and not _ONLY_INTERPOLATION.fullmatch(text):
+        return HIDDEN
+    return redact_text(text)
 
 
 def minimal_values(section: Section) -> dict[str, Any]:

@@ -75,10 +75,11 @@ class RunFolder:
         """HTML report of the run."""
         return self.path / "report.html"
 
-    def create(self) -> None:
-        """Create the folder. Raises `RunFolderError` if it is not writable."""
+    def create(self, mode: int = 0o777) -> None:
+        """Create the folder with the permissions of `mode`. Raises `RunFolderError` if it is not writable."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=mode, exist_ok=True)
             probe = self.path / ".writable"
             probe.touch()
             probe.unlink()

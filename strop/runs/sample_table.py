@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from strop.printable import printable
 from strop.runs.rollout_file import prompt_text
 from strop.types import RolloutGroup
 
@@ -35,6 +36,7 @@ def samples_markdown(groups: Sequence[RolloutGroup], count: int) -> str:
 
 def _cell(text: str) -> str:
     """Shorten a text, put it on one line, and escape what would end the cell or be rendered as HTML."""
+    text = printable(text)
     shown = text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]} ..."
     for mark, replacement in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("\n", "<br>")):
         shown = shown.replace(mark, replacement)

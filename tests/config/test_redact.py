@@ -8,17 +8,9 @@ import pytest
 
 from strop.config.explain.values import explain_values
 from strop.config.load.loader import load_run
-from strop.config.redact import is_secret, redact, redact_override, redact_text
+from strop.config.redact import redact, redact_arguments, redact_override, redact_text
 from strop.config.save import save_resolved
-
-SECRET = (
-    "api_key apiKey API_KEY token hf_token access-token password dbPassword client_secret "
-    "aws_secret_access_key credentials passphrase connection_string"
-)
-ORDINARY = (
-    "max_tokens stop_token_ids kv_cache_tokens tokens_per_microbatch eos_token pad_token "
-    "tokenizer key keys monkey author keep prompt_key secretary"
-)
+from strop.config.secret_names import is_secret
 
 
 @pytest.mark.parametrize(
@@ -37,6 +29,8 @@ ORDINARY = (
         "credentials",
         "passphrase",
         "connection_string",
+        *("hf_token", "openai_key", "OPENAI_API_KEY", "db_pass", "pwd", "dsn", "Authorization", "cookie"),
+        *("mypassword", "authToken", "client-key", "access_tokens"),
     ],
 )
 def test_secret_keys(key: str) -> None:
@@ -60,6 +54,8 @@ def test_secret_keys(key: str) -> None:
         "keep",
         "prompt_key",
         "secretary",
+        *("key_columns", "response_key", "reward_fn_key", "max_new_tokens", "pass_rate", "bypass", "n_pass"),
+        *("add_eos_token", "token_level", "tokenize_workers", "passthrough", "compass"),
     ],
 )
 def test_ordinary_keys(key: str) -> None:
@@ -77,6 +73,20 @@ def test_ordinary_keys(key: str) -> None:
             "https://h/x?X-Amz-Signature=***&X-Amz-Security-Token=***",
         ),
         ("mail a@b.c", "mail a@b.c"),
+        ("postgresql://u:p@ss/w:rd?#1@h:5432/db", "postgresql://***@h:5432/db"),
+        ("(https://u:p:@:/w@h/x)", "(https://***@h/x)"),
+        ("https://token@h/x", "https://***@h/x"),
+        ("http://localhost:8000/v1", "http://localhost:8000/v1"),
+        ("s3://bucket/a@b/c", "s3://bucket/a@b/c"),
+        ("postgresql://u:${oc.env:PW}@h/db", "postgresql://u:${oc.env:PW}@h/db"),
+        ("postgresql://u:${oc.env:PW,x}@h/db", "postgresql://***@h/db"),
+        ("is hf_abcdefgH1jklmnop valid", "is *** valid"),
+        ("sk-proj-abc123DEF", "***"),
+        ("hf_transformers sk-learn", "hf_transformers sk-learn"),
+        ("AccountName=x;AccountKey=abc==;EndpointSuffix=y", "AccountName=x;AccountKey=***;EndpointSuffix=y"),
+        ("host=h password=hunter2 dbname=d", "host=h password=*** dbname=d"),
+        ("Authorization: Bearer abcdefgh123", "Authorization: Bearer ***"),
+        ("run.yaml:3: reward.api_key: unknown key.", "run.yaml:3: reward.api_key: unknown key."),
         ("data/train.parquet", "data/train.parquet"),
     ],
 )
@@ -100,6 +110,14 @@ def test_nested_values() -> None:
 def test_overrides() -> None:
     assert redact_override("+reward.functions.0.args.api_key=x") == "+reward.functions.0.args.api_key=***"
     assert redact_override("data.train.path=https://u:p@h/x") == "data.train.path=https://***@h/x"
+    assert redact_override("+reward.args={api_key: x, n: 3}") == "+reward.args={api_key: ***, n: 3}"
+    assert redact_arguments(["--hf_token", "x", "--n=3", "--api_key=y"]) == [
+        *("--hf_token", "***", "--n=3", "--api_key=***"),
+    ]
+
+
+def test_a_password_with_a_space_is_redacted_in_a_value() -> None:
+    assert redact({"url": "postgresql://u:p w@h/db"}) == {"url": "postgresql://***@h/db"}
 
 
 def test_a_run_shows_no_secret(run_file: Path, tmp_path: Path) -> None:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from strop.config.load.config_tree import Locate, split_key
-from strop.config.load.value_limits import check_interpolations, check_values
+from strop.config.environment_values import remember_environment
+from strop.config.load.config_tree import KeyPath, Locate, iter_values, split_key
+from strop.config.load.value_limits import (
+    check_interpolations,
+    check_values,
+    references,
+    value_at,
+)
 from strop.errors import ConfigError
 
 _UNSET = re.compile(r"Environment variable '(.*?)' not found")
@@ -19,6 +25,9 @@ def resolve_interpolations(values: dict[str, Any], locate: Locate) -> dict[str, 
     from omegaconf.errors import OmegaConfBaseException
 
     check_interpolations(values, locate)
+    for _, value in iter_values(values):
+        if isinstance(value, str):
+            remember_environment(value)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -27,6 +36,28 @@ def resolve_interpolations(values: dict[str, Any], locate: Locate) -> dict[str, 
     assert isinstance(resolved, dict)
     check_values(resolved, locate)
     return {str(key): value for key, value in resolved.items()}
+
+
+def environment_texts(values: dict[str, Any]) -> dict[KeyPath, str]:
+    """Return the texts that take a value from the environment, themselves or through another key."""
+
+    def depends(value: Any, at: KeyPath, above: tuple[KeyPath, ...]) -> bool:
+        if at in above:
+            return False
+        if isinstance(value, dict | list):
+            return any(
+                depends(item, keys, (*above, at)) for keys, item in iter_values(value, at) if keys != at
+            )
+        if not isinstance(value, str) or "${" not in value:
+            return False
+        named = references(value, at)
+        return "oc.env" in value or any(depends(value_at(values, keys), keys, (*above, at)) for keys in named)
+
+    return {
+        keys: value
+        for keys, value in iter_values(values)
+        if isinstance(value, str) and depends(value, keys, ())
+    }
 
 
 def _reason(error: Exception) -> str:

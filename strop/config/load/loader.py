@@ -22,7 +22,7 @@ from strop.config.load.deprecated_names import (
     replace_in_override,
     replace_resolved_types,
 )
-from strop.config.load.interpolation import resolve_interpolations
+from strop.config.load.interpolation import environment_texts, resolve_interpolations
 from strop.config.load.overrides import apply_override, override_source, parse_overrides
 from strop.config.load.placement import (
     OverriddenKey,
@@ -33,6 +33,7 @@ from strop.config.load.placement import (
 )
 from strop.config.load.stages import STAGES_KEY, set_initial_model, split_stages
 from strop.config.load.validation import KeyOwner, unknown_key, unknown_owner, validate
+from strop.config.load.value_limits import value_at
 from strop.config.load.yaml_file import read_yaml
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayClusterConfig
@@ -166,7 +167,15 @@ def _load_single(tree: ConfigTree, origin: str, *, here: bool, key_owner: KeyOwn
         tree.set(keys, value, Source("here", "--here"))
     if overridden:
         run = validate(_resolved(tree, locate), tree, origin, key_owner)
+    run = run.with_interpolations(_saved_texts(tree, run))
     return LoadedRun(run, run_sources(run, tree.source), overridden)
+
+
+def _saved_texts(tree: ConfigTree, run: Run) -> dict[str, str]:
+    """The interpolations of environment variables that give a text; numbers are saved as they are."""
+    texts = environment_texts(tree.values)
+    values = run.model_dump(mode="json") if texts else {}
+    return {".".join(keys): text for keys, text in texts.items() if isinstance(value_at(values, keys), str)}
 
 
 def _resolved(tree: ConfigTree, locate: Locate) -> dict[str, Any]:

@@ -87,11 +87,15 @@ def _size(
         size: float = 1 + sum(_size(item, (*at, str(key)), root, sizes, above) for key, item in items)
     else:
         size = len(value) + 1 if isinstance(value, str) else 1
-        for match in _REFERENCE.finditer(value) if isinstance(value, str) else ():
-            named = _named_path(match, at)
-            size += _size(_get(root, named), named, root, sizes, above)
+        for named in references(value, at) if isinstance(value, str) else ():
+            size += _size(value_at(root, named), named, root, sizes, above)
     sizes[at] = size if size == inf else min(size, _MAX_RESOLVED + 1)
     return sizes[at]
+
+
+def references(text: str, at: KeyPath) -> list[KeyPath]:
+    """Return the paths that the interpolations of a text name; `at` is the path of the text."""
+    return [_named_path(match, at) for match in _REFERENCE.finditer(text)]
 
 
 def _named_path(match: re.Match[str], at: KeyPath) -> KeyPath:
@@ -101,7 +105,8 @@ def _named_path(match: re.Match[str], at: KeyPath) -> KeyPath:
     return (*(at[: max(len(at) - dots, 0)] if dots else ()), *key.split("."))
 
 
-def _get(value: Any, keys: KeyPath) -> Any:
+def value_at(value: Any, keys: KeyPath) -> Any:
+    """Return the value at a path; None if there is none."""
     for key in keys:
         if isinstance(value, dict):
             value = value.get(key)

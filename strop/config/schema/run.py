@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from strop.config.names import FileName
 from strop.config.paths import expand_user
@@ -103,6 +105,19 @@ class Run(Section):
     """Weights that mode `bench` evaluates."""
     stages: tuple[StageConfig, ...] = ()
     """Sequence of runs, each of which starts from the model of the previous one; empty for a single run."""
+
+    _interpolations: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def interpolations(self) -> Mapping[str, str]:
+        """Texts with interpolations of environment variables that the run file has, by dotted key."""
+        return MappingProxyType(self._interpolations)
+
+    def with_interpolations(self, texts: Mapping[str, str]) -> Run:
+        """The same run, which is saved with these texts in place of the values that they gave."""
+        run = self.model_copy()
+        run._interpolations = dict(texts)
+        return run
 
     @property
     def folder_path(self) -> Path:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from strop.config.redact import safe_text
 from strop.dialects.ledger.value_types import ValueType
 from strop.errors import ConfigError
 
@@ -50,7 +51,7 @@ def install_packages(packages: Sequence[str]) -> None:
     wanted = " ".join(packages)
     if os.environ.get(_INSTALLED, "") == wanted:
         return
-    print(f"pypi_packages_override: pip install {wanted}", flush=True)
+    print(safe_text(f"pypi_packages_override: pip install {wanted}"), flush=True)
     done = subprocess.run([sys.executable, "-m", "pip", "install", "--no-input", *packages], check=False)
     if done.returncode != 0:
         raise ConfigError(

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from strop.config.environment_values import remember_secret
 from strop.config.schema.judge import JudgeCallsConfig, JudgeConfig
 from strop.errors import RewardError
 from strop.rewards.judges.chat_client import ChatCompletionsClient, RequestRejectedError
@@ -173,4 +174,5 @@ def _api_key(section: JudgeConfig) -> str | None:
             f"reward {section.name!r}: the environment variable {section.api_key_env} is not set; it holds "
             "the key of the judge's endpoint. Set it, or write api_key_env: null if the endpoint needs no key."
         )
+    remember_secret(section.api_key_env, key)
     return key

@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import PurePath
 from typing import Any
 
+from strop.config.environment_values import name_environment
 from strop.config.redact import redact_text
 from strop.config.resume_compatibility import learning_fields
+from strop.config.save import fingerprint
 from strop.config.schema import Run
 from strop.config.schema.buffer import SqlBufferConfig
 from strop.config.schema.synchronizer import CheckpointSyncConfig
@@ -61,7 +63,7 @@ def describe_rendezvous(run: Run) -> tuple[str, ...]:
 def shared_settings(run: Run, data_fingerprint: str) -> dict[str, str]:
     """Settings that must be equal for explorer and trainer, by field."""
     fields = {
-        field: str(_without_folder(value))
+        field: _shared_text(field, str(_without_folder(value)))
         for field, value in learning_fields(run).items()
         if field not in _COMPARED_BY_CONTENT
         and not any(f"{field}.".startswith(f"{section}.") for section in _ROLE_SPECIFIC)
@@ -77,6 +79,11 @@ def shared_settings(run: Run, data_fingerprint: str) -> dict[str, str]:
 def buffer_name(run: Run) -> str:
     """The name of the run's buffer in a database that may hold the buffers of several runs."""
     return getattr(run.buffer, "name", None) or "/".join(RunFolder.of(run).path.absolute().parts[-2:])
+
+
+def _shared_text(field: str, text: str) -> str:
+    """The text itself; its fingerprint where it has a value from the environment, which may be a secret."""
+    return text if name_environment(text) == text else fingerprint(field, text)
 
 
 def _without_folder(value: Any) -> Any:

@@ -9,9 +9,11 @@ from typing import Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from strop.config.redact import safe_text
 from strop.run.recording.monitor import SessionInfo
 from strop.runs.formatting import format_duration, format_number, sparkline
 from strop.runs.sessions import SessionOutcome
@@ -58,7 +60,8 @@ class ConsoleMonitor:
     def start(self, session: SessionInfo) -> None:
         """Choose the display for the stream, and print the title and the notes."""
         self._display = make_display(session.stream, session.steps)
-        self._display.open(session.title, session.notes, done=session.steps_done)
+        notes = [safe_text(note) for note in session.notes]
+        self._display.open(safe_text(session.title), notes, done=session.steps_done)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Display the metrics of one step."""
@@ -71,7 +74,7 @@ class ConsoleMonitor:
     def message(self, line: str) -> None:
         """Print a line."""
         if self._display is not None:
-            self._display.print_line(line)
+            self._display.print_line(safe_text(line))
 
     def finish(self, outcome: SessionOutcome, message: str | None) -> None:
         """Close the display; the command line prints the error itself."""
@@ -189,7 +192,7 @@ class LiveDisplay:
         for name, values in self._eval_scores.items():
             since = f"[dim]{format_number(values[0])} initially" if len(values) > 1 else ""
             curve = f"{sparkline(values, _CURVE_LENGTH)}  {since}" if len(values) > 1 else ""
-            rows.add_row(f"held out: {name}", f"[bold green]{format_number(values[-1])}", curve)
+            rows.add_row(f"held out: {escape(name)}", f"[bold green]{format_number(values[-1])}", curve)
         if self._last.get("staleness/max"):
             age = format_number(self._last["staleness/mean"])
             rows.add_row(
@@ -230,7 +233,9 @@ def eval_scores(metrics: Mapping[str, float]) -> dict[str, float]:
     found = {}
     for name, value in metrics.items():
         if name.startswith("eval/") and name.endswith(("/reward", "/loss")):
-            found[name.removeprefix("eval/").removesuffix("/reward").replace("/loss", " loss")] = value
+            found[safe_text(name).removeprefix("eval/").removesuffix("/reward").replace("/loss", " loss")] = (
+                value
+            )
     return found
 
 

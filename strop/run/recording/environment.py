@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from strop.config.redact import redact_override
+from strop.config.redact import redact_arguments
 from strop.config.schema import Run
 from strop.errors import SandboxError
 from strop.sandbox.registry import open_sandbox
@@ -58,7 +58,7 @@ def describe_sandbox(sandbox: Mapping[str, Any]) -> str:
 
 def command_line() -> str:
     """Format the command line of this process for a shell, with secrets redacted."""
-    return shlex.join([Path(sys.argv[0]).name, *map(redact_override, sys.argv[1:])])
+    return shlex.join([Path(sys.argv[0]).name, *redact_arguments(sys.argv[1:])])
 
 
 def peak_memory_mb() -> float:

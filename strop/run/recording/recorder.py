@@ -20,8 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from strop.config.environment_values import name_environment
 from strop.config.load.loader import LoadedRun
-from strop.config.redact import redact
+from strop.config.redact import redact, safe_text
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.errors import Interrupted
 from strop.run.recording.environment import (
@@ -88,7 +89,7 @@ class Recorder:
         outcome: SessionOutcome = "finished" if error is None else "failed"
         if isinstance(error, Interrupted | KeyboardInterrupt):
             outcome = "interrupted"
-        message = None if error is None else str(error) or type(error).__name__
+        message = None if error is None else safe_text(str(error) or type(error).__name__)
         # An exit stack runs every callback, even after one of them has failed.
         with keep_first_error(error), reporting_write_errors(self._folder.path), ExitStack() as stack:
             stack.callback(end_session, self._folder.path, outcome, message)
@@ -207,9 +208,13 @@ class Recorder:
             "steps": session.steps,
             "from_step": session.steps_done,
             "command": environment.pop("command"),
-            "notes": [*self._loaded.notes, *self._start.notes],
+            "notes": [*map(safe_text, (*self._loaded.notes, *self._start.notes))],
             "set_aside": [
-                {"key": one.key, "value": redact(one.value, one.key), "instead": one.replacement}
+                {
+                    "key": one.key,
+                    "value": name_environment(redact(one.value, one.key)),
+                    "instead": one.replacement,
+                }
                 for one in self._loaded.overridden
             ],
             **environment,

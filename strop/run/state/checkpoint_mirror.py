@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from strop.config.load.loader import load_run
-from strop.config.resume_compatibility import resume_differences
+from strop.config.resume_compatibility import recorded_differences
 from strop.config.schema import Run
 from strop.data.sources.files import DataPath, resolve_path
 from strop.errors import CheckpointError
@@ -58,7 +57,7 @@ class CheckpointMirror:
             )
         with tempfile.TemporaryDirectory() as folder:
             self._get("run.yaml", Path(folder) / "run.yaml")
-            changed = resume_differences(load_run(Path(folder) / "run.yaml").run, run)
+            changed = recorded_differences(Path(folder) / "run.yaml", run)
         if changed:
             raise CheckpointError(
                 f"checkpoint.mirror: {self} holds checkpoints of a run with a different configuration: "

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.config.load.loader import load_run
-from strop.config.resume_compatibility import resume_differences
+from strop.config.resume_compatibility import recorded_differences
 from strop.config.schema import Run
 from strop.errors import CheckpointError, ConfigError, RunFolderError
 from strop.run.state.checkpoint_mirror import CheckpointMirror
@@ -56,10 +55,9 @@ def _latest_checkpoint(run: Run, folder: RunFolder, mirror: CheckpointMirror | N
     if mirror is not None and checkpoint.latest(folder.checkpoints)[0] is None:
         fetched = mirror.fetch(folder)
     found, skipped = checkpoint.latest(folder.checkpoints)
-    recorded = _recorded_run(folder, found)
-    if recorded is None:
+    changed = _recorded_differences(folder, run, found)
+    if changed is None:
         return StartPoint(RunState(), None, ())
-    changed = resume_differences(recorded, run)
     if changed:
         raise RunFolderError(
             f"The run folder {folder.path} was made by a different configuration: {'; '.join(changed)}. "
@@ -74,10 +72,10 @@ def _latest_checkpoint(run: Run, folder: RunFolder, mirror: CheckpointMirror | N
     return StartPoint(state, found, (*notes, f"Resuming after step {state.step}, from {found}."))
 
 
-def _recorded_run(folder: RunFolder, newest: Path | None) -> Run | None:
-    """The configuration of the folder's run; None for a new folder.
+def _recorded_differences(folder: RunFolder, run: Run, newest: Path | None) -> list[str] | None:
+    """The differences from the configuration of the folder's run; None for a new folder.
 
-    Raises `RunFolderError` where it is missing or damaged although the run has done steps.
+    Raises `RunFolderError` where that is missing or damaged although the run has done steps.
     """
     file = folder.run_file
     if not file.exists():
@@ -90,7 +88,7 @@ def _recorded_run(folder: RunFolder, newest: Path | None) -> Run | None:
         reason = "is missing, although the folder has checkpoints or metrics of a run"
     else:
         try:
-            return load_run(file).run
+            return recorded_differences(file, run)
         except (ConfigError, OSError, ValueError) as error:
             reason = f"cannot be read ({error})"
     raise RunFolderError(

@@ -1,0 +1,59 @@
+"""Values that a configuration took from environment variables, which this process prints and saves by name."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from strop.config.paths import expand_user
+
+_SHORTEST = 6
+"""Number of characters below which a value is too common to be replaced in other texts."""
+_VARIABLE = re.compile(r"\$\{\s*oc\.env:\s*([A-Za-z_]\w*)")
+_NUMBER = re.compile(r"[-+.\d_eE]+|true|false|null", re.IGNORECASE)
+_found: dict[str, str] = {}
+
+
+def remember_environment(text: str) -> None:
+    """Remember the values of the environment variables that a text with interpolations names."""
+    for name in _VARIABLE.findall(text):
+        value = os.environ.get(name)
+        if value and not _is_ordinary(value):
+            _found[value] = f"${{oc.env:{name}}}"
+
+
+def remember_secret(name: str, value: str) -> None:
+    """Remember the value of an environment variable that holds a secret."""
+    if len(value) >= _SHORTEST:
+        _found[value] = f"${{oc.env:{name}}}"
+
+
+def forget_environment() -> None:
+    """Forget all values, at the start of a command."""
+    _found.clear()
+
+
+def name_environment(value: Any) -> Any:
+    """Replace values from the environment by `${oc.env:NAME}`, in a text and in all texts inside a value."""
+    if isinstance(value, str):
+        for found in sorted(_found, key=len, reverse=True):
+            if found in value:
+                value = value.replace(found, _found[found])
+        return value
+    if isinstance(value, dict):
+        return {key: name_environment(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [name_environment(item) for item in value]
+    return value
+
+
+def _is_ordinary(value: str) -> bool:
+    """Whether a value is short, a number, or a local path, all of which are printed as they are."""
+    if len(value) < _SHORTEST or _NUMBER.fullmatch(value):
+        return True
+    try:
+        path = expand_user(value)
+        return path.exists() or (path.is_absolute() and path.parent.is_dir())
+    except (OSError, ValueError):
+        return False
