@@ -95,7 +95,7 @@ def folder_mode(run: Run) -> int:
 
 
 def _without_literal_secret(text: str, key: str) -> str:
-    """Redact what an interpolation has beside it, and its default, under a key that names a secret."""
+    """Redact the text around an interpolation, and its default, under a key that names a secret."""
     if is_secret(key) and not _ONLY_INTERPOLATION.fullmatch(text):
         return HIDDEN
     return redact_text(text)

@@ -1,4 +1,4 @@
-"""Damaged configurations of every dialect, reproducible from a seed, and what the readers make of each.
+"""Damaged configurations of every dialect, reproducible from a seed, and the result of reading each.
 
 The texts are the examples, the configurations of the tests, and the YAML blocks of the documentation. Each is
 changed in its keys, values and structure, as text (tags, anchors, truncation, duplicate keys), and in its bytes.
@@ -52,7 +52,7 @@ Result = Literal["read", "refused", "traceback", "too slow"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one configuration."""
+    """Result of reading one configuration."""
 
     result: Result
     detail: str
