@@ -39,10 +39,13 @@ def rollouts(*texts: str) -> list[tuple[Task, Rollout]]:
     return [(made.task, rollout) for rollout in made.rollouts]
 
 
-def transformers_scores(folder: Path, texts: tuple[str, ...] = TEXTS) -> list[float]:
+def transformers_scores(
+    folder: Path, texts: tuple[str, ...] = TEXTS, attention: str | None = None
+) -> list[float]:
     """Scores by transformers, one conversation at a time."""
     with silence_transformers():
-        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation=attention)
+        model.eval()
         tokenizer = AutoTokenizer.from_pretrained(folder)
     scores = []
     for task, rollout in rollouts(*texts):
@@ -133,3 +136,17 @@ def test_a_tokenizer_without_a_template_is_rejected(folder: Path, tmp_path: Path
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="has no chat template; set chat_template"):
         RewardModel(RewardModelConfig(path=str(folder), tokenizer=str(tmp_path)), CPU)
+
+
+def test_the_softcap_of_attention_scores_is_honored(tmp_path: Path) -> None:
+    """transformers' default attention ignores it."""
+    options = {"attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 8, "initializer_range": 0.5}
+    path = make_model(tmp_path / "model", ["question"], family="gemma2", hidden_size=32, **options)
+    with silence_transformers(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1)
+        torch.nn.init.normal_(model.score.weight)
+        model.save_pretrained(path)
+    scores = RewardModel(RewardModelConfig(path=str(path)), CPU).score(rollouts(*TEXTS))
+    assert scores == pytest.approx(transformers_scores(path, attention="eager"), abs=1e-3)
+    assert scores != pytest.approx(transformers_scores(path, attention="sdpa"), abs=1e-2)

@@ -11,6 +11,8 @@ import torch
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
+from strop.training.ranks import rank_worker
+from strop.training.ranks import rendezvous as rendezvous_module
 from strop.training.ranks.messages import Rank, RankSpec
 from strop.training.ranks.rank_worker import run_rank_worker
 from strop.workers.worker import Channel
@@ -39,15 +41,13 @@ def in_the_first_collective(channel: Channel) -> None:
     """The one in which the ranks make their mesh."""
     spec: RankSpec = channel.receive()
     if spec.rank == spec.dims.ranks - 1:
-        from strop.training.ranks import rank_worker
-
-        init_process_group = rank_worker.init_process_group
+        original = rendezvous_module.init_process_group
 
         def init_and_die(spec: RankSpec) -> None:
-            init_process_group(spec)
+            original(spec)
             die()
 
-        rank_worker.init_process_group = init_and_die
+        setattr(rank_worker, "init_process_group", init_and_die)  # noqa: B010  (not exported)
     _run(spec, channel)
 
 

@@ -48,6 +48,7 @@ from strop.training.ranks.messages import (
 from strop.training.ranks.share import interleave, plan_rank_shares
 from strop.training.specs import PolicySpec
 from strop.types import GlobalCounts, MicroBatch, TrainingBatch
+from tests.models.families import family_folder
 from tests.training.test_local_engine import batch_of, make_run
 
 LIMIT = Amount(60, "tokens")
@@ -127,6 +128,17 @@ def test_two_ranks_learn_what_one_process_learns(pair, model_folder, model, algo
         close(ranked.reference_kl(batch.experiences), alone.reference_kl(batch.experiences), tolerance)
     sft = LossSpec(SftConfig(), 64)
     close(ranked.evaluate_loss(batch, sft), alone.evaluate_loss(batch, sft), tolerance)
+
+
+@pytest.mark.parametrize(
+    ("family", "model"),
+    [("mixtral", {}), ("mixtral", LORA), ("lfm2", LORA), ("mamba", {}), ("llama4_text", {}), ("gemma2", {})],
+)
+def test_two_ranks_learn_what_one_process_learns_in_other_families(pair, tmp_path, family, model):
+    run = the_run(family_folder(tmp_path, family), model)
+    alone, ranked = LocalEngine(run), Fsdp2Engine(pair, run)
+    close(learn(ranked, run, range(3)), learn(alone, run, range(3)), 1e-3)
+    close(weights(ranked), weights(alone), 1e-3)
 
 
 def test_each_rank_holds_its_shard_of_the_parameters(pair, model_folder):

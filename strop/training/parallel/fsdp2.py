@@ -101,7 +101,7 @@ class Fsdp2Parallelizer:
     ) -> ModelCall:
         base = base_model(decoder)
         names = set(base._no_split_modules or ())
-        for module in base.modules():
+        for module in reversed(list(base.modules())):  # inner modules first: some families name nested ones
             if type(module).__name__ in names:
                 fully_shard(module, mesh=self.mesh, mp_policy=policy)
         root = _FsdpRoot(model)
