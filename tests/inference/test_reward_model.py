@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -140,7 +141,11 @@ def test_a_tokenizer_without_a_template_is_rejected(folder: Path, tmp_path: Path
 
 def test_the_softcap_of_attention_scores_is_honored(tmp_path: Path) -> None:
     """transformers' default attention ignores it."""
-    options = {"attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 8, "initializer_range": 0.5}
+    options: dict[str, Any] = {
+        "attn_logit_softcapping": 0.5,
+        "query_pre_attn_scalar": 8,
+        "initializer_range": 0.5,
+    }
     path = make_model(tmp_path / "model", ["question"], family="gemma2", hidden_size=32, **options)
     with silence_transformers(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
