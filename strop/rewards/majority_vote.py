@@ -6,10 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_MARKED = re.compile(r"####\s*(.+)")
-_STATED = re.compile(r"(?i:answer)\**\s*(?:is|:)\s*:?\s*(.+)")
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+from strop.rewards.builtin.answer_tags import last_tagged
+from strop.rewards.builtin.math_text import last_boxed
+
+_MARKED = re.compile(r"####\s*+(.+)")
+_STATED = re.compile(r"(?i:answer)\**+\s*+(?:is|:)\s*+:?\s*+(.+)")
+_NUMBER = re.compile(r"-?\d[\d,]*+(?:\.\d+)?")
 
 
 def final_answer(text: str) -> str:
@@ -18,11 +20,9 @@ def final_answer(text: str) -> str:
     The first of these that the text has: the content of the last `\boxed{}`, of the last answer tags, the text
     after the last `####`, after the last "answer is" or "answer:", the last number, the entire text.
     """
-    from strop.rewards.builtin.math import last_boxed
-
-    boxed = last_boxed(text)
-    found = [boxed] if boxed is not None else []
-    for pattern in (_TAGGED, _MARKED, _STATED, _NUMBER):
+    stated = (last_boxed(text), last_tagged(text))
+    found = [each for each in stated if each is not None][:1]
+    for pattern in (_MARKED, _STATED, _NUMBER):
         found = found or pattern.findall(text)
     answer = found[-1] if found else text
     return re.sub(r"(?<=\d),(?=\d)", "", answer.strip().strip("$* ").rstrip(".").strip())

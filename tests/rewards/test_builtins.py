@@ -15,7 +15,8 @@ from strop.rewards.builtin.countdown import countdown_reward, evaluate
 from strop.rewards.builtin.exact import exact_reward
 from strop.rewards.builtin.format import format_reward
 from strop.rewards.builtin.gsm8k import gsm8k_reward
-from strop.rewards.builtin.math import last_boxed, math_reward
+from strop.rewards.builtin.math import math_reward
+from strop.rewards.builtin.math_text import last_boxed
 from strop.rewards.registry import REWARD_BY_SOURCE
 
 
@@ -45,6 +46,9 @@ def test_gsm8k_normalizes_and_keeps_signs() -> None:
     assert gsm8k_reward("#### -$1,000", "-1000") == 1
     assert gsm8k_reward("from 3-5", "5", method="flexible") == 1  # that minus subtracts
     assert gsm8k_reward("#### .5", "0.50") == 1
+    assert gsm8k_reward("#### 1{,}234{,}567", "1234567") == 1
+    assert gsm8k_reward("#### \N{MINUS SIGN}$12", "-12") == 1
+    assert gsm8k_reward("so 3\N{MINUS SIGN}5 = \N{MINUS SIGN}2", -2, method="flexible") == 1
     with pytest.raises(ValueError, match="'none' has no number"):
         gsm8k_reward("#### 1", "none")
 
@@ -77,6 +81,44 @@ def test_gsm8k_accepts_exactly_the_number(said: int, truth: int) -> None:
 )
 def test_math(text: str, answer: object, reward: int) -> None:
     assert math_reward(text, answer) == reward
+
+
+@pytest.mark.parametrize(
+    ("stated", "answer", "reward"),
+    [
+        (r"\boxed{42.}", "42", 1),
+        (r"\boxed 5", "5", 1),
+        (r"\boxed{5}, as asked for in \boxed", "5", 1),
+        (r"\boxed{10}", r"10\%", 1),
+        (r"\boxed{11}", r"10\%", 0),
+        (r"\boxed{10\%}", r"10\%", 1),
+        (r"\boxed{-2\le x\le 7}", "[-2,7]", 1),
+        (r"\boxed{-2 < x\le 7}", "[-2,7]", 0),
+        (r"\boxed{x>5}", r"(5,\infty)", 1),
+        (r"\boxed{x<5}", r"(5,\infty)", 0),
+        (r"\boxed{(5,\infty)}", "x>5", 1),
+        ("\\boxed{90°}", r"90^\circ", 1),
+        ("\\boxed{90°}", "90", 1),
+        ("\\boxed{√2}", r"\sqrt{2}", 1),
+        ("\\boxed{2√(x+1)}", r"2\sqrt{x+1}", 1),
+        ("\\boxed{x²−½}", r"x^2-\frac{1}{2}", 1),
+        (r"\boxed{2^{0.5}}", r"\sqrt{2}", 1),
+        (r"\boxed{2^{0.51}}", r"\sqrt{2}", 0),
+        (r"\boxed{\text{The answer is }5}", "5", 1),
+        (r"\boxed{\text{The answer is not }5}", "5", 0),
+        (r"\boxed{5 \approx 5.1}", "5", 0),
+        (r"\boxed{\frac{1}{3} \approx 0.333}", r"\frac{1}{3}", 1),
+        (r"\boxed{\frac{1}{3} \approx 0.4}", r"\frac{1}{3}", 0),
+        (r"\boxed{987 \approx 1000}", "987", 1),
+        (r"\boxed{2^{2^{2020}}}", "$2^{2^{2020}}$", 1),  # too large to evaluate, but the same text
+        (r"\boxed{2^{2^{2021}}}", "$2^{2^{2020}}$", 0),
+        (r"\boxed{2^{1000}}", "4^{500}", 1),
+        (r"\boxed{\sum_{k=1}^{100} k}", "5050", 1),
+        (r"\boxed{\binom{10}{5}}", "252", 1),
+    ],
+)
+def test_math_spellings(stated: str, answer: str, reward: int) -> None:
+    assert math_reward(f"so it is {stated}", answer) == reward
 
 
 def test_math_flexible_searches_the_text() -> None:
@@ -132,6 +174,7 @@ def test_countdown_reads_the_last_answer_and_some_numbers() -> None:
     assert countdown_reward("<answer>1</answer> <answer>8/(3-8/3)</answer>", GAME) == 1
     assert countdown_reward("<answer>8/(3-8/3)</answer> <answer>1</answer>", GAME) == 0
     assert countdown_reward("8/(3-8/3)", GAME, format_score=0.1) == 0
+    assert countdown_reward("<answer>8/(3-8/3)</answer> </answer> <answer>1", GAME) == 1
     assert countdown_reward("<answer>8*3</answer>", GAME, numbers="some") == 1
     assert countdown_reward("<answer>8*3*1</answer>", GAME, numbers="some") == 0
     with pytest.raises(ValueError, match="`target` and `numbers`"):
@@ -170,6 +213,11 @@ def test_countdown_evaluates_as_python_does(expression: str) -> None:
         ("Answer: option B", "B"),
         ("The correct option is B", "B"),
         ("The answer is (B), since (A) is poison.", "B"),
+        ("Option B is correct.", "B"),
+        ("Not (A). Therefore option (B) is the correct one, not (C).", "B"),
+        ("Option A is incorrect", None),
+        ("Option A is correct? The answer is B.", "B"),
+        (r"\boxed{\text{\boxed{B}}}", "B"),
         ("The answer is $\\boxed{\\text{(B)}}$.", "B"),
         ("The answer is A. No: the answer is B.", "B"),
         ("<answer>\n(B) Amoxicillin\n</answer>", "B"),

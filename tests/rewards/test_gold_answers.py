@@ -38,6 +38,11 @@ def test_math_500() -> None:
     assert rejected == []
     stated = [p["unique_id"] for p in problems if math_reward(f"Answer: ${p['answer']}$.", p["answer"]) != 1]
     assert stated == []
+    forms = (r"\boxed{%s}", r"\boxed{%s.}", r"so $x = \boxed{%s}$ in the end")
+    rejected = [
+        f % p["answer"] for p in problems for f in forms if math_reward(f % p["answer"], p["answer"]) != 1
+    ]
+    assert rejected == []
 
 
 def test_math_500_rejects_wrong_answers() -> None:

@@ -14,8 +14,8 @@ def choice_reward(completion: str, answer: Any, *, choices: str = "ABCD") -> flo
     r"""1 if the last choice that the completion states equals the answer, else 0.
 
     A stated choice is `Final Answer: B`, `the answer is (B)`, `<answer>B</answer>` or `\boxed{B}`. If the
-    completion has none of these, a `(B)` or a line that consists of `B` counts as well. Only capital letters
-    count, because "a" is a word.
+    completion has none of these, `option B is correct` counts, and if it has none of these either, a `(B)` or a
+    last line that consists of `B`. Only capital letters count, because "a" is a word.
 
     Raises ValueError if the answer is not one of `choices`.
     """
@@ -26,7 +26,7 @@ def choice_reward(completion: str, answer: Any, *, choices: str = "ABCD") -> flo
 
 
 def last_choice(text: str, choices: str = "ABCD") -> str | None:
-    """Last explicitly stated choice, else the last bare letter; None if there is neither."""
+    """Last explicitly stated choice, else the last one called correct, else the last bare letter, else None."""
     for pattern in _patterns(choices):
         found = pattern.findall(text)
         if found:
@@ -35,11 +35,19 @@ def last_choice(text: str, choices: str = "ABCD") -> str | None:
 
 
 @lru_cache
-def _patterns(choices: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def _patterns(choices: str) -> tuple[re.Pattern[str], ...]:
+    """Patterns in the order of their precedence; the time of each is linear in the text."""
     letter = rf"[(\[]?([{re.escape(choices)}])(?![\w'’])"
-    latex = r"(?:\\\w+\{\s*)*+"
+    latex = r"(?:\\(?!boxed)\w++\{\s*+)*+"
     space = r"[\s*_\"$]*+"
+    correct = (
+        rf"(?i:answer|choice|option){space}{letter}[)\]]?{space}(?i:is\s++(?:the\s++)?(?:correct|right))\b"
+    )
     says = rf"(?i:answer|choice|option){space}(?i:is\b{space}:?|:|：){space}(?i:(?:option|choice)\b)?"
-    stated = (rf"{says}{space}{latex}{letter}", rf"<answer>{space}{letter}", rf"\\boxed\{{\s*{latex}{letter}")
-    bare = (rf"\(([{re.escape(choices)}])\)", rf"(?m:^{space}{letter}[.)\]]?{space}$)")
-    return re.compile("|".join(stated)), re.compile("|".join(bare))
+    stated = (
+        rf"{says}{space}{latex}{letter}",
+        rf"<answer>{space}{letter}",
+        rf"\\boxed\{{\s*+{latex}{letter}",
+    )
+    bare = (rf"\(([{re.escape(choices)}])\)", rf"(?m:^(?:[^\S\n]|[*_\"$])*+){letter}[.)\]]?{space}\Z")
+    return re.compile("|".join(stated)), re.compile(correct), re.compile("|".join(bare))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import operator
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
+from strop.rewards.builtin.answer_tags import last_tagged
 from strop.rewards.limits import zero_beyond_limits
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -37,10 +36,10 @@ def countdown_reward(
     Raises ValueError if the answer is not such a mapping.
     """
     target, given = _game(answer)
-    stated = _ANSWER.findall(completion)
-    if not stated:
+    stated = last_tagged(completion)
+    if stated is None:
         return 0.0
-    result = evaluate(stated[-1])
+    result = evaluate(stated)
     if result is None:
         return format_score
     value, used = result

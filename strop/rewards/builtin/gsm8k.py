@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from strop.rewards.limits import zero_beyond_limits
 
-_NUMBER = r"(?:(?<![\d)])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
+_NUMBER = r"(?:(?<![\d)])[-−])?\$?(?:\d(?:[\d,]|\{,\})*+(?:\.\d+)?|\.\d+)"
 """A minus sign after a digit or a bracket is a subtraction; elsewhere it is part of the number."""
+_PLAIN = str.maketrans({",": "", "{": "", "}": "", "$": "", "−": "-"})
 _ANYWHERE = re.compile(_NUMBER)
 _AFTER_MARK = re.compile(rf"####\s*\$?({_NUMBER})")
 
@@ -19,7 +20,8 @@ def gsm8k_reward(completion: str, answer: Any, *, method: Literal["strict", "fle
     """1 if the completion's last number equals the answer, else 0.
 
     `strict` reads the last `#### number`, the ending of the dataset's own solutions; `flexible` reads the last
-    number of the text. Numbers are compared by value, without commas, dollar signs and trailing periods.
+    number of the text. Numbers are compared by value, without commas (also LaTeX's `1{,}234`), dollar signs and
+    trailing periods.
     `answer` is a number or a text with one; in a complete solution, the part after `####` counts.
 
     Raises ValueError if the answer has no number.
@@ -33,4 +35,4 @@ def gsm8k_reward(completion: str, answer: Any, *, method: Literal["strict", "fle
 
 def _last_number(text: str, pattern: re.Pattern[str]) -> Decimal | None:
     found = pattern.findall(text)
-    return Decimal(found[-1].replace(",", "").replace("$", "")) if found else None
+    return Decimal(found[-1].translate(_PLAIN)) if found else None

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from sympy import Basic, Float, Rational
 
-from strop.rewards.limits import zero_beyond_limits
+from strop.rewards.builtin.math_limits import MAX_CHARS, check_expression, check_latex
+from strop.rewards.builtin.math_text import (
+    approximation,
+    is_same_text,
+    last_boxed,
+    rounding_error,
+    spellings,
+    without_percent,
+)
+from strop.rewards.limits import SizeLimitError, zero_beyond_limits
 
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
-_ANSWER_LINE = re.compile(r"(?i:answer)\**\s*:(.+)")
+_ANSWER_LINE = re.compile(r"(?i:answer)\**+\s*:(.+)")
+_FORMULA_BORDER = re.compile(r"(\$+|\\[()\[\]])")
+_MAX_SEARCHED_CHARS = 8000
+"""Length of the end of a response that `flexible` searches; the work is quadratic in it."""
 
 # math-verify warns that its own time limits are off. They use SIGALRM, which works in a main thread only; the
 # limit of `execution/worker.py` works in any thread.
@@ -24,28 +38,55 @@ def math_reward(completion: str, answer: Any, *, method: Literal["strict", "flex
     r"""1 if the completion's answer equals the task's answer, else 0.
 
     `strict` reads the last `\boxed{...}`; if there is none, the rest of the line after the last `Answer:`.
-    `flexible` lets math-verify search the entire text. `answer` is LaTeX, with or without `\boxed{}` or dollar
-    signs around it, or a number.
+    `flexible` lets math-verify search the end of the text. `answer` is LaTeX, with or without `\boxed{}` or dollar
+    signs around it, or a number. An answer that is too large to evaluate (see `math_limits`) is equal only to the
+    same text.
 
-    Raises ValueError if the answer cannot be parsed.
+    Raises ValueError if the task's answer cannot be parsed.
     """
     gold = _gold(str(answer))
-    stated = _stated(completion) if method == "strict" else completion
-    if stated is None:
+    if method == "flexible" and (stated := last_boxed(completion)) is None:
+        return float(_agrees(gold, _searchable(completion, gold)))
+    if method == "strict":
+        stated = _stated(completion)
+    if stated is None or not stated.strip():
         return 0.0
-    found = parse(stated, _EXTRACTION, parsing_timeout=None)
-    return float(verify(gold, found, timeout_seconds=None))
+    if is_same_text(stated, gold.latex):
+        return 1.0
+    return float(_is_equal(gold, stated))
+
+
+@dataclass(frozen=True, slots=True)
+class _Gold:
+    """The task's answer: as text, and parsed."""
+
+    latex: str
+    parsed: list[Any]
+    is_evaluable: bool
+    """Whether it is within the limits."""
+    max_chars: int
+    """Maximum length of an answer that is compared with it."""
 
 
 @lru_cache(maxsize=1024)
-def _gold(answer: str) -> list[Any]:
+def _gold(answer: str) -> _Gold:
     """Parsed answer of the task; parsed once for all responses of a group."""
     inside = last_boxed(answer)
     latex = answer.strip().strip("$") if inside is None else inside
-    gold = parse(f"\\boxed{{{latex}}}", _EXTRACTION, parsing_timeout=None)
-    if not gold:
+    max_chars = MAX_CHARS + 4 * len(latex)
+    try:
+        check_latex(latex, max_chars)
+        parsed = _parse(latex)
+        check_expression(parsed[0] if parsed else None)
+    except SizeLimitError:
+        return _Gold(latex, [latex], False, max_chars)
+    if not parsed:
         raise ValueError(f"the task's answer {answer!r} cannot be parsed as mathematics")
-    return list(gold)
+    return _Gold(latex, parsed, True, max_chars)
+
+
+def _parse(latex: str) -> list[Any]:
+    return list(parse(f"\\boxed{{{latex}}}", _EXTRACTION, parsing_timeout=None))
 
 
 def _stated(text: str) -> str | None:
@@ -53,21 +94,65 @@ def _stated(text: str) -> str | None:
     if inside is None:
         lines = _ANSWER_LINE.findall(text)
         inside = lines[-1].lstrip("$* ").rstrip("$*. ") if lines else None
-    return None if inside is None else f"\\boxed{{{inside}}}"
+    return inside
 
 
-def last_boxed(text: str) -> str | None:
-    r"""Content of the last `\boxed{...}` or `\fbox{...}`, with balanced braces; None if there is none."""
-    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
-    if start < 0:
-        return None
-    opening = text.index("{", start)
-    depth = 0
-    for position in range(opening, len(text)):
-        if text[position] == "{" and text[position - 1] != "\\":
-            depth += 1
-        elif text[position] == "}" and text[position - 1] != "\\":
-            depth -= 1
-            if depth == 0:
-                return text[opening + 1 : position]
-    return None
+def _is_equal(gold: _Gold, stated: str) -> bool:
+    """Whether the answer, in any spelling, equals the task's answer, or the task's percentage its number."""
+    if not gold.is_evaluable:
+        raise SizeLimitError("the task's answer is too large to evaluate")
+    check_latex(stated, gold.max_chars)
+    if _is_wrong_approximation(gold, stated):
+        return False
+    golds = [gold]
+    number = without_percent(gold.latex)
+    if number is not None and without_percent(stated) is None:
+        golds.append(_gold(number))
+    return any(_agrees(each, _parsed(latex, gold)) for latex in spellings(stated) for each in golds)
+
+
+def _parsed(latex: str, gold: _Gold) -> list[Any]:
+    """The parsed answer, and the answer with its decimals as fractions. Raises SizeLimitError."""
+    check_latex(latex, gold.max_chars)
+    found = _parse(latex)
+    if found and isinstance(found[0], Basic) and found[0].has(Float) and not isinstance(found[0], Float):
+        found.append(found[0].replace(lambda node: node.is_Float, lambda node: Rational(str(node))))
+    return found
+
+
+def _agrees(gold: _Gold, found: list[Any]) -> bool:
+    if found and type(found[0]) is type(gold.parsed[0]) and found[0] == gold.parsed[0]:
+        return True
+    for each in found:
+        check_expression(each)
+    return bool(verify(gold.parsed, found, timeout_seconds=None, allow_set_relation_comp=True))
+
+
+def _is_wrong_approximation(gold: _Gold, stated: str) -> bool:
+    r"""Whether the answer is `a \approx b` where b is not a rounding of a."""
+    sides = approximation(stated)
+    if sides is None:
+        return False
+    left, right = (_parsed(side, gold) for side in sides)
+    if not (
+        left and right and all(isinstance(side[0], Basic) and side[0].is_number for side in (left, right))
+    ):
+        return False
+    return bool(abs(left[0].evalf() - right[0].evalf()) > rounding_error(sides[1]) * 1.001)
+
+
+def _searchable(text: str, gold: _Gold) -> list[Any]:
+    """What math-verify finds in the end of a text; formulas beyond the limits are left out."""
+    pieces = _FORMULA_BORDER.split(text[-_MAX_SEARCHED_CHARS:])
+    return list(parse("".join(_harmless(piece, gold) for piece in pieces), _EXTRACTION, parsing_timeout=None))
+
+
+def _harmless(piece: str, gold: _Gold) -> str:
+    """The piece, or a space if it has a formula that exceeds a limit."""
+    if not re.search(r"[\^\\]|\*\*", piece):
+        return piece
+    try:
+        check_latex(piece, _MAX_SEARCHED_CHARS)
+    except SizeLimitError:
+        return " "
+    return piece
