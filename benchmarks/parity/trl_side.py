@@ -96,7 +96,7 @@ def cases() -> list[Case]:
                 strop_loss(clip, "seq-mean-token-sum-norm"),
             ),
             (
-                "clip with k3, seq-mean-token-mean",
+                "clip with k3 (use_bias_correction_kl=False), seq-mean-token-mean",
                 trl_loss("grpo", beta=0.1),
                 strop_loss(clip, "seq-mean-token-mean", kl_loss=k3),
             ),

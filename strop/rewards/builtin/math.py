@@ -46,7 +46,7 @@ def math_reward(completion: str, answer: Any, *, method: Literal["strict", "flex
     """
     gold = _gold(str(answer))
     if method == "flexible" and (stated := last_boxed(completion)) is None:
-        return float(_agrees(gold, _searchable(completion, gold)))
+        return float(_agrees(gold, _searchable(completion)))
     if method == "strict":
         stated = _stated(completion)
     if stated is None or not stated.strip():
@@ -141,18 +141,19 @@ def _is_wrong_approximation(gold: _Gold, stated: str) -> bool:
     return bool(abs(left[0].evalf() - right[0].evalf()) > rounding_error(sides[1]) * 1.001)
 
 
-def _searchable(text: str, gold: _Gold) -> list[Any]:
-    """What math-verify finds in the end of a text; formulas beyond the limits are left out."""
+def _searchable(text: str) -> list[Any]:
+    """Answers that math-verify finds in the end of a text; formulas beyond the limits are left out."""
     pieces = _FORMULA_BORDER.split(text[-_MAX_SEARCHED_CHARS:])
-    return list(parse("".join(_harmless(piece, gold) for piece in pieces), _EXTRACTION, parsing_timeout=None))
+    if len(pieces) > 1:
+        pieces = [_harmless(piece) for piece in pieces]
+    return list(parse("".join(pieces), _EXTRACTION, parsing_timeout=None))
 
 
-def _harmless(piece: str, gold: _Gold) -> str:
-    """The piece, or a space if it has a formula that exceeds a limit."""
-    if not re.search(r"[\^\\]|\*\*", piece):
-        return piece
+def _harmless(piece: str) -> str:
+    """The text between two borders of formulas, or a space if it has a formula that exceeds a limit."""
+    is_prose = piece.count(" ") > len(piece) / 50
     try:
-        check_latex(piece, _MAX_SEARCHED_CHARS)
+        check_latex(piece, _MAX_SEARCHED_CHARS if is_prose else MAX_CHARS)
     except SizeLimitError:
         return " "
     return piece

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from sympy import Add, Basic, Function, Integer, Integral, MatrixBase, MatrixExpr, Mul, Pow, Product, Sum
+from sympy.core.relational import Relational
 
 from strop.rewards.limits import SizeLimitError
 
@@ -24,8 +25,8 @@ MAX_NODES = 600
 """Maximum number of nodes in a parsed expression."""
 MAX_TERMS = 4000
 """Maximum number of terms of a sum, a product, or an expanded polynomial."""
-MAX_EXPONENT_OF_FUNCTIONS = 100
-"""Maximum exponent of a symbol in an expression with functions, which sympy expands by trigonometric identities."""
+MAX_EXPONENT_OF_FUNCTIONS = 50
+"""Maximum exponent of a symbol in an expression with functions, and in a relation, which sympy solves."""
 MAX_MATRIX = 64
 """Maximum number of entries of a matrix."""
 
@@ -156,7 +157,9 @@ def check_expression(expression: object) -> None:
     """Raises SizeLimitError for a parsed expression that is too large to evaluate or simplify."""
     if not isinstance(expression, Basic | MatrixBase):
         return
-    max_exponent = MAX_EXPONENT_OF_FUNCTIONS if expression.has(Function) else MAX_TERMS
+    max_exponent = MAX_TERMS
+    if expression.has(Function) or isinstance(expression, Relational):
+        max_exponent = MAX_EXPONENT_OF_FUNCTIONS
     for count, node in enumerate(_nodes(expression)):
         if count > MAX_NODES:
             raise SizeLimitError(f"the answer has more than {MAX_NODES} nodes")
