@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, OperationalError
 
+from strop.data.sources.postgresql import postgresql_url
 from strop.errors import ConfigError, MissingExtraError
 
 _EXAMPLES = "`sqlite:///file.db` or `postgresql://user:password@host:5432/database`"
@@ -47,7 +48,7 @@ def make_engine(url: str | None, folder: Path) -> sa.Engine:
         case "sqlite" if parsed.database and parsed.database != ":memory:":
             return _sqlite_engine(folder / Path(parsed.database).expanduser())
         case "postgresql" | "postgres":
-            return _postgresql_engine(parsed.set(drivername="postgresql+psycopg"))
+            return _postgresql_engine(postgresql_url(parsed))
         case "sqlite":
             raise ConfigError(
                 "`buffer.url` is a SQLite database in memory, which other processes cannot use. Write a "

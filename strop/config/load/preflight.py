@@ -105,7 +105,7 @@ def _code(run: Run, sources: Mapping[str, Source]) -> list[str]:
         f"{_at(field, sources)}: there is no file {file}."
         for field, names in files.items()
         for file in names
-        if not Path(file).expanduser().is_file()
+        if not _is_file(file)
     ]
 
 

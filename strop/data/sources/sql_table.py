@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.config.redact import redact_text
+from strop.data.sources.postgresql import postgresql_url
 from strop.data.sources.rows import InMemoryRows
 from strop.errors import DataError, MissingExtraError
 
@@ -67,7 +68,7 @@ def _engine(url: str, shown: str) -> sa.Engine:
     except sa.exc.ArgumentError:
         raise DataError(f"{shown} is not a database URL. Write one such as `sqlite:///tasks.db`.") from None
     if parsed.get_backend_name() != "sqlite":
-        parsed = parsed.set(drivername="postgresql+psycopg")
+        parsed = postgresql_url(parsed)
     elif not parsed.database or not Path(parsed.database).expanduser().is_file():
         # SQLite would create an empty database.
         raise DataError(f"There is no SQLite database {parsed.database} ({shown}).")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strop.config.load.config_tree import ConfigTree, Source
+from strop.config.paths import expand_user
 from strop.dialects.ledger.foreign import ForeignConfig
 from strop.dialects.ledger.key_mapping import UNSET, always, mapped, not_on_page, only, placement, refused
 from strop.dialects.ledger.reader import apply_converters, check_values
@@ -85,14 +86,20 @@ def read_verl_merge(arguments: Sequence[str], *, key_owner: KeyOwnerHint = no_ke
         )
     check_values(foreign)
     values = apply_converters(foreign).values
-    target = Path(values["target_dir"]).expanduser()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    target = expand_user(values["target_dir"])
+    try:
+        is_used = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    except OSError as error:
+        raise ConfigError(
+            f"{foreign.source('target_dir')}: {str(target)[:100]} cannot be a folder: {error.strerror}."
+        ) from None
+    if is_used:
         raise ConfigError(f"{foreign.source('target_dir')}: {target} is not empty; name a new folder.")
     config_at = values["hf_model_path"]
     return MergeOptions(
-        Path(values["local_dir"]).expanduser(),
+        expand_user(values["local_dir"]),
         target,
-        None if config_at is None else Path(config_at).expanduser(),
+        None if config_at is None else expand_user(config_at),
         values["lora_alpha"],
     )
 
