@@ -66,11 +66,11 @@ def merge(folder: Path, to: Path, shards: VerlShardOptions) -> Path:
         model = load_verl_fsdp_checkpoint(folder, config_at, lora_alpha=shards.lora_alpha)
         export_model(model, load_tokenizer(ModelConfig(path=str(config_at))).save_pretrained, to)
         return to
-    if RunFolder(folder).run_file.is_file():
-        return export_checkpoint(folder, to, None)
     run = folder.parent.parent
-    if RunFolder(run).run_file.is_file():
+    if RunFolder(run).run_file.is_file() and RunFolder(run).checkpoints == folder.parent:
         return export_checkpoint(run, to, checkpoints.step_of(folder))
+    if RunFolder(folder).run_file.is_file():  # a checkpoint has a copy of it
+        return export_checkpoint(folder, to, None)
     reason = "the folder does not exist" if not folder.is_dir() else "it holds neither of these"
     raise CheckpointError(
         f"{folder}: {reason}. Name a run folder of Strop's, a checkpoint in it (.../checkpoints/step-000020), "
