@@ -1,4 +1,4 @@
-"""What reaches the terminal has no control characters, and no value from the environment."""
+"""Text on the terminal: no control characters, and no value from the environment."""
 
 from __future__ import annotations
 
