@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peft import PeftModel
+from safetensors import SafetensorError
 from torch import nn
 
 from strop.errors import ModelError
@@ -40,9 +41,9 @@ def export_model(model: nn.Module, add_files: Callable[[Path], object], folder: 
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ModelError(
-            f"The model could not be exported to {folder}: {error.strerror or error}. Check that the "
+            f"The model could not be exported to {folder}: {getattr(error, 'strerror', None) or error}. Check that the "
             "folder can be written and that the disk has space."
         ) from error
     finally:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from strop.config.schema.model import ModelConfig
 from strop.data.offline_dataset import OfflineDataset
+from strop.errors import RunFolderError
 from strop.protocols import TrainingEngine
 from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience
 from strop.types import Experience, FloatArray
@@ -58,7 +60,13 @@ def _digest(experiences: Sequence[Experience], model: ModelConfig) -> str:
 
 
 def _write(path: Path, logprobs: torch.Tensor) -> None:
-    """Write the file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path) as temporary:
-        save_file({_TENSOR_NAME: logprobs}, temporary)
+    """Write the file atomically. Raises `RunFolderError` if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as temporary:
+            save_file({_TENSOR_NAME: logprobs}, temporary)
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(
+            f"The reference model's log-probs cannot be written to {path}: "
+            f"{getattr(error, 'strerror', None) or error}. Free space on that disk or change `output`."
+        ) from error
