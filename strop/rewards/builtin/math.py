@@ -144,7 +144,7 @@ def _is_wrong_approximation(gold: _Gold, stated: str) -> bool:
 def _searchable(text: str) -> list[Any]:
     """Answers that math-verify finds in the end of a text; formulas beyond the limits are left out."""
     pieces = _FORMULA_BORDER.split(text[-_MAX_SEARCHED_CHARS:])
-    if len(pieces) > 1:
+    if len(pieces) > 1 or "^" in text or "**" in text:
         pieces = [_harmless(piece) for piece in pieces]
     return list(parse("".join(pieces), _EXTRACTION, parsing_timeout=None))
 
