@@ -9,6 +9,7 @@ in it are exactly 0.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 
@@ -16,18 +17,28 @@ from strop.algorithms.groups import GroupIndex
 
 
 def grpo(
-    rewards: torch.Tensor, group: torch.Tensor, *, divide_by_std: bool = True, epsilon: float = 1e-6
+    rewards: torch.Tensor,
+    group: torch.Tensor,
+    *,
+    divide_by_std: bool = True,
+    std_over: Literal["group", "step"] = "group",
+    epsilon: float = 1e-6,
 ) -> torch.Tensor:
     """Group relative advantages (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
 
         A_i = (r_i - mean(group)) / (std(group) + epsilon)
 
     with the unbiased standard deviation (divided by n - 1). `divide_by_std=False` omits the division
-    (Dr. GRPO, arXiv 2503.20783); OPMD with its mean baseline is the same.
+    (Dr. GRPO, arXiv 2503.20783); OPMD with its mean baseline is the same. `std_over="step"` takes the standard
+    deviation of all rewards (arXiv 2508.08221).
     """
     groups, rewards = GroupIndex.of(group), rewards.double()
     centered = rewards - groups.mean(rewards)
-    return centered / (groups.std(rewards) + epsilon) if divide_by_std else centered
+    if not divide_by_std:
+        return centered
+    if std_over == "group":
+        return centered / (groups.std(rewards) + epsilon)
+    return centered / ((rewards.std() if len(rewards) > 1 else 1.0) + epsilon)
 
 
 def grpo_passk(
@@ -109,3 +120,19 @@ def opmd_log_avg_exp(rewards: torch.Tensor, group: torch.Tensor, *, tau: float) 
     groups, rewards = GroupIndex.of(group), rewards.double()
     highest = groups.highest(rewards)
     return rewards - highest - tau * groups.mean(((rewards - highest) / tau).exp()).log()
+
+
+def asymre(rewards: torch.Tensor, group: torch.Tensor, *, baseline_shift: float) -> torch.Tensor:
+    """AsymRE (Arnal et al., arXiv 2506.20520): the baseline is the group's mean reward plus a shift.
+
+    A rollout that is alone in its group has the advantage -baseline_shift.
+    """
+    rewards = rewards.double()
+    return rewards - (GroupIndex.of(group).mean(rewards) + baseline_shift)
+
+
+def raft(rewards: torch.Tensor, *, min_reward: float | None) -> torch.Tensor:
+    """RAFT (Dong et al., arXiv 2304.06767): 1 for a rollout that is imitated, 0 for one below `min_reward`."""
+    if min_reward is None:
+        return torch.ones_like(rewards, dtype=torch.float64)
+    return (rewards >= min_reward).double()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strop.algorithms import registry
+from strop.algorithms.schedules import imitation_weight
 from strop.config.schema import Run
-from strop.config.schema.algorithm import AlgorithmConfig
+from strop.config.schema.algorithm import AlgorithmConfig, MixConfig
 from strop.protocols import LossFn
 
 
@@ -22,6 +23,14 @@ class LossSpec:
     def of(cls, run: Run) -> LossSpec:
         """The loss of a run's algorithm."""
         return cls(run.algorithm, run.data.max_response_tokens)
+
+    def at_step(self, step: int) -> LossSpec:
+        """The loss of one trainer step, counted from 1: with a schedule of mix's `mu`, its value in this step."""
+        algorithm = self.algorithm
+        if not isinstance(algorithm, MixConfig) or algorithm.mu_schedule is None:
+            return self
+        mu = imitation_weight(step, peak=algorithm.mu, schedule=algorithm.mu_schedule)
+        return replace(self, algorithm=algorithm.model_copy(update={"mu": mu, "mu_schedule": None}))
 
     def build(self) -> LossFn:
         """The loss function."""

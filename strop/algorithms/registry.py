@@ -8,7 +8,7 @@ from typing import assert_never
 import torch
 
 from strop.algorithms import custom
-from strop.algorithms.advantages import gpg, grpo, grpo_passk, opmd_log_avg_exp, opo, rloo
+from strop.algorithms.advantages import asymre, gpg, grpo, grpo_passk, opmd_log_avg_exp, opo, raft, rloo
 from strop.algorithms.kl import AdaptiveKlController, FixedKlController, KlController
 from strop.algorithms.losses.policy_objective import PolicyObjective
 from strop.algorithms.losses.preference_losses import DpoLoss
@@ -25,6 +25,7 @@ from strop.algorithms.token_advantages import (
 )
 from strop.config.schema.algorithm import (
     AlgorithmConfig,
+    AsymReConfig,
     CriticFreeConfig,
     CustomConfig,
     DpoConfig,
@@ -36,6 +37,8 @@ from strop.config.schema.algorithm import (
     OpmdConfig,
     OpoConfig,
     PpoConfig,
+    RaftConfig,
+    ReinforceConfig,
     ReinforcePlusPlusBaselineConfig,
     ReinforcePlusPlusConfig,
     RemaxConfig,
@@ -103,6 +106,9 @@ def _rollout_advantages(
     | OpoConfig
     | GpgConfig
     | OpmdConfig
+    | ReinforceConfig
+    | RaftConfig
+    | AsymReConfig
     | MixConfig
     | CustomConfig,
     scored: RolloutBatch,
@@ -110,7 +116,15 @@ def _rollout_advantages(
     """[N] float64: advantages that are equal for all targets of a rollout."""
     scores, group = scored.penalized_rewards(), scored.group
     match config:
-        case GrpoConfig() | MixConfig():
+        case GrpoConfig():
+            return grpo(
+                scores,
+                group,
+                divide_by_std=config.divide_by_std,
+                std_over=config.std_over,
+                epsilon=config.std_epsilon,
+            )
+        case MixConfig():
             return grpo(scores, group, divide_by_std=config.divide_by_std, epsilon=config.std_epsilon)
         case CustomConfig():
             return grpo(scores, group)
@@ -125,6 +139,12 @@ def _rollout_advantages(
             return opo(scores, group, scored.tokens)
         case GpgConfig():
             return gpg(scores, group)
+        case ReinforceConfig():
+            return scores.double()
+        case RaftConfig():
+            return raft(scored.rewards, min_reward=config.min_reward)
+        case AsymReConfig():
+            return asymre(scores, group, baseline_shift=config.baseline_shift)
         case OpmdConfig():
             if isinstance(config.baseline, MeanBaselineConfig):
                 return grpo(scores, group, divide_by_std=False)
@@ -141,7 +161,10 @@ def make_loss_fn(config: AlgorithmConfig, *, max_response_tokens: int) -> LossFn
         case DpoConfig():
             return DpoLoss(config)
         case MixConfig():
-            return MixedLoss(config.mu, PolicyObjective(config, max_response_tokens))
+            objective = PolicyObjective(config, max_response_tokens)
+            return MixedLoss(
+                config.mu, objective, weight_by_probability=config.expert_weight == "p_one_minus_p"
+            )
         case CustomConfig(loss=str(function)):
             return custom.CustomLoss(function)
         case _:

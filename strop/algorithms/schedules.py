@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from strop.config.schema.algorithm import ImitationScheduleConfig
 from strop.config.schema.optimizer import WeightDecayIncreaseConfig
 from strop.config.schema.schedule import (
     CosineScheduleConfig,
@@ -52,6 +53,16 @@ def lr_at(
         warmup = _decay_start(schedule.decay, warmup, end, count)
     progress = min(1.0, max(0, position - warmup) / max(1, end - warmup))
     return lr * _between(schedule.min_ratio, _height(schedule, progress))
+
+
+def imitation_weight(step: int, *, peak: float, schedule: ImitationScheduleConfig) -> float:
+    """The weight `mu` of an expert's demonstrations in a step, counted from 1 (CHORD, arXiv 2508.11408)."""
+    warmup, decay = schedule.warmup_steps, schedule.decay_steps
+    if step < warmup:
+        return peak * step / warmup
+    if step >= warmup + decay:
+        return schedule.final
+    return schedule.final + (peak - schedule.final) * 0.5 * (1 + math.cos(math.pi * (step - warmup) / decay))
 
 
 def weight_decay_at(

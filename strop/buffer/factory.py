@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, assert_never
 
 from strop.buffer.backup import Backup, NoBackup, delete_backup, open_backup
 from strop.buffer.file import FileBuffer, clear_folder
-from strop.buffer.priority import PriorityPolicy
+from strop.buffer.priority import PriorityPolicy, PriorityRule
 from strop.buffer.queue import QueueBuffer
 from strop.buffer.queue_policy import FifoPolicy, QueuePolicy
 from strop.buffer.remote.client import BufferClientRole, RemoteStore
@@ -163,7 +163,8 @@ def _unique_member_name(role: BufferRole) -> str:
 def _make_store(section: InMemoryBufferConfig, backup: Backup) -> InMemoryStore:
     def new_policy() -> QueuePolicy:
         if isinstance(section, schema.PriorityBufferConfig):
-            return PriorityPolicy(section.capacity_groups, section.reuse_cooldown_seconds)
+            rule = PriorityRule(section.use_penalty, section.noise, section.max_uses)
+            return PriorityPolicy(section.capacity_groups, section.reuse_cooldown_seconds, rule=rule)
         return FifoPolicy(section.capacity_groups)
 
     return InMemoryStore(new_policy, backup)

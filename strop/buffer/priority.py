@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import random
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -10,8 +11,17 @@ from dataclasses import dataclass
 from strop.buffer.queue_policy import GroupUse, TakenGroup
 from strop.types import ExperienceGroup
 
-USE_PENALTY = 2
-"""Reduction of a group's priority per use: as much as two versions of age."""
+
+@dataclass(frozen=True, slots=True)
+class PriorityRule:
+    """The priority of a group, and the number of its uses."""
+
+    use_penalty: float = 2.0
+    """Reduction of the priority per use, in versions of age."""
+    noise: float = 0.0
+    """Standard deviation of the Gaussian noise that is added to the priority of each use."""
+    max_uses: int | None = None
+    """Maximum number of uses of a group; None for no maximum."""
 
 
 @dataclass(slots=True)
@@ -22,15 +32,16 @@ class _Entry:
     """Number of this group in the order of arrival."""
     uses: int
     ready_at: float
+    priority: float
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[float, int]:
         """The highest is taken first, and the lowest evicted first; of equals the older is taken first."""
-        return (self.version - USE_PENALTY * self.uses, -self.arrival)
+        return (self.priority, -self.arrival)
 
 
 class PriorityPolicy:
-    """Highest `version - 2 * uses` first. A full queue evicts its lowest group, perhaps the new one.
+    """Highest `version - use_penalty * uses` first. A full queue evicts its lowest group, perhaps the new one.
 
     Taken groups are queued again after the cooldown, if one is configured; they count towards the capacity.
     """
@@ -40,8 +51,11 @@ class PriorityPolicy:
         capacity_groups: int,
         reuse_cooldown_seconds: float | None,
         clock: Callable[[], float] = time.monotonic,
+        rule: PriorityRule = PriorityRule(),
     ) -> None:
         self.capacity_groups = capacity_groups
+        self._rule = rule
+        self._random = random.Random(0)
         self._cooldown_seconds = reuse_cooldown_seconds
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
@@ -69,7 +83,9 @@ class PriorityPolicy:
         self._added += 1
         cooldown = (self._cooldown_seconds or 0.0) if uses else 0.0
         ready_at = self._clock() + cooldown
-        self._entries[group.id] = _Entry(group, oldest_version(group), self._added, uses, ready_at)
+        version = oldest_version(group)
+        priority = self._priority(version, uses)
+        self._entries[group.id] = _Entry(group, version, self._added, uses, ready_at, priority)
         if len(self._entries) <= self.capacity_groups:
             return []
         lowest = min(self._entries.values(), key=lambda entry: entry.rank)
@@ -108,12 +124,18 @@ class PriorityPolicy:
         return cooling
 
     def _record_use(self, entry: _Entry, use: int) -> int:
-        if self._cooldown_seconds is None:
+        most = self._rule.max_uses
+        if self._cooldown_seconds is None or (most is not None and use >= most):
             del self._entries[entry.group.id]
         else:
             entry.uses = use
+            entry.priority = self._priority(entry.version, use)
             entry.ready_at = self._clock() + self._cooldown_seconds
         return use
+
+    def _priority(self, version: int, uses: int) -> float:
+        noise = self._random.gauss(0.0, self._rule.noise) if self._rule.noise else 0.0
+        return version - self._rule.use_penalty * uses + noise
 
     def _ready_entries(self) -> list[_Entry]:
         now = self._clock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 BUILTIN_REWARDS: dict[str, str] = {
     "gsm8k": "strop.rewards.builtin.gsm8k.gsm8k_reward",
     "math": "strop.rewards.builtin.math.math_reward",
+    "math_in_text": "strop.rewards.builtin.math_in_text.math_in_text_reward",
     "countdown": "strop.rewards.builtin.countdown.countdown_reward",
     "choice": "strop.rewards.builtin.choice.choice_reward",
     "format": "strop.rewards.builtin.format.format_reward",

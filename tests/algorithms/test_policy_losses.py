@@ -10,15 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strop.algorithms.losses.aggregation import TargetTokens, token_weights
-from strop.algorithms.losses.policy_losses import (
-    PolicyLossTerms,
-    cispo,
-    log_ratio,
-    policy_loss_terms,
-    ppo_clip,
-    reinforce,
-)
-from strop.config.schema.algorithm import ClippedLossConfig, GspoLossConfig, OpmdLossConfig
+from strop.algorithms.losses.loss_terms import PolicyLossTerms
+from strop.algorithms.losses.policy_losses import cispo, log_ratio, policy_loss_terms, ppo_clip, reinforce
+from strop.config.schema.policy_loss import ClippedLossConfig, GspoLossConfig, OpmdLossConfig
 from tests.algorithms.batches import counts_of, make_batch
 
 CONFIG = ClippedLossConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0)

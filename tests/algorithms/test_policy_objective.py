@@ -17,22 +17,24 @@ from strop.algorithms.registry import compute_advantages, make_loss_fn
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import (
     Aggregation,
-    CispoLossConfig,
-    ClippedLossConfig,
     GpgConfig,
-    GpgLossConfig,
     GrpoConfig,
     GrpoPasskConfig,
-    GspoLossConfig,
     ImportanceCorrectionConfig,
     KlEstimator,
     KlLossConfig,
     OpmdConfig,
-    OpmdLossConfig,
     OpoConfig,
-    PolicyLossConfig,
     ReinforcePlusPlusBaselineConfig,
     RlooConfig,
+)
+from strop.config.schema.policy_loss import (
+    CispoLossConfig,
+    ClippedLossConfig,
+    GpgLossConfig,
+    GspoLossConfig,
+    OpmdLossConfig,
+    PolicyLossConfig,
 )
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 from tests.algorithms.batches import counts_of, make_batch, split

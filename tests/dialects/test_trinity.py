@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strop.config.load.config_tree import ConfigTree, Source, split_key
-from strop.config.schema.algorithm import KlLossConfig, OpmdConfig, OpmdLossConfig
+from strop.config.schema.algorithm import KlLossConfig, OpmdConfig
+from strop.config.schema.policy_loss import OpmdLossConfig
 from strop.config.schema.rollout import EnginePoolConfig
 from strop.config.schema.walk import all_keys
 from strop.config.units import Amount
@@ -91,6 +92,28 @@ def test_every_default_has_the_key_type() -> None:
         (["algorithm.advantage_fn=rloo"], "algorithm.type", "rloo"),
         (["algorithm.policy_loss_fn_args.clip_range=0.3"], "algorithm.policy_loss.clip_high", 0.3),
         ([], "trainer.tasks_per_step", 4),
+        (["buffer.train_batch_size=96"], "trainer.tasks_per_step", 12),
+        (["buffer.train_batch_size=16"], "trainer.tasks_per_update", 2),
+        (["buffer.train_batch_size=16"], "trainer.tasks_per_step", 4),
+        ([], "data.shuffle", False),
+        ([f"+{TASKSET}.task_selector.selector_type=shuffle"], "data.shuffle", True),
+        (["+buffer.explorer_input.system_prompt=Think"], "data.train.system", "Think"),
+        (["+model.temperature=0.5"], "rollout.sampling.temperature", 0.5),
+        (["monitor.monitor_type=wandb", "monitor.monitor_args.base_url=u"], "record.wandb.base_url", "u"),
+        (["monitor.monitor_type=wandb"], "record.monitors", ("console", "wandb")),
+        (["+group=g"], "folder_path", Path("checkpoints/Trinity-RFT/g/rft")),
+        ([f"{ACTOR}.optim.lr=3e-6", "+algorithm.optimizer.lr=2e-6"], "trainer.optimizer.lr", 2e-6),
+        (
+            ["+algorithm.optimizer={lr_scheduler_type: cosine, min_lr_ratio: 0.1}"],
+            "trainer.schedule.min_ratio",
+            0.1,
+        ),
+        (["+algorithm.optimizer.betas=[0.9,0.95]"], "trainer.optimizer.betas", (0.9, 0.95)),
+        (["+algorithm.optimizer.lr_warmup_steps=20"], "trainer.schedule.warmup", Amount(20, "steps")),
+        (["+trainer.grad_clip=0.5"], "trainer.max_grad_norm", 0.5),
+        (["+trainer.max_token_len_per_gpu=9000"], "trainer.microbatch", Amount(9000, "tokens")),
+        (["+trainer.max_checkpoints_to_keep=2"], "checkpoint.keep", 2),
+        (["+algorithm.policy_loss_fn_args={}", "+algorithm.advantage_fn_args={}"], "algorithm.type", "grpo"),
         (["buffer.train_batch_size=32"], "trainer.tasks_per_step", 4),
         ([], "trainer.duration", Amount(3, "epochs")),
         (["buffer.total_steps=7"], "trainer.duration", Amount(7, "steps")),
@@ -148,7 +171,7 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         (["buffer.train_batch_size=33"], r"\(33\) does not match batch_size x repeat_times \(4 x 8 = 32\)"),
         (["model.max_model_len=60"], "leaves no tokens"),
         (["~model.max_prompt_tokens"], r"write model\.max_prompt_tokens"),
-        (["monitor.monitor_type=wandb"], "write monitor_type: tensorboard"),
+        (["monitor.monitor_args.api_key=k"], "set the environment variable WANDB_API_KEY"),
         (
             [f"{TASKSET}.storage_type=queue"],
             "a queue of tasks has no epochs; write buffer.total_steps",
@@ -159,9 +182,8 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         (["~buffer.default_reward_fn_type"], "write default_reward_fn_type"),
         (["+explorer.auxiliary_models=[{tensor_parallel_size: 1}]"], r"auxiliary_models\.0\.model_path"),
         (["model.lora_configs=True"], "lora_configs must be a list of mappings"),
-        (["data_processor.task_pipeline.operators=[{name: x}]"], "prepare the data before the run"),
+        (["data_processor.experience_pipeline.operators=[{name: x}]"], "write a reward function of your own"),
         ([f"{ACTOR}.checkpoint.save_contents=[optimizer]"], "requires 'model'"),
-        (["trainer.trainer_config.trainer.resume_mode=disable"], "continue_from_checkpoint"),
         (["model.model_path=${oc.env:STROP_TEST_NONE}"], "'STROP_TEST_NONE' is not set"),
         (["data.train_batch_size=3"], r"there is no key data\.train_batch_size"),
     ],

@@ -60,7 +60,7 @@ def test_cooldown_of_reused_experiences() -> None:
 
 def test_a_cooldown_without_priorities_is_inactive() -> None:
     (note,) = read(f"+{BUFFER}.reuse_cooldown_time=3").notes
-    assert note.endswith("inactive, because use_priority_queue is False.")
+    assert note.endswith("inactive, because the buffer is no priority queue.")
 
 
 def taskset(**fields: Any) -> TasksetConfig:
@@ -119,13 +119,13 @@ def test_an_eval_taskset_has_its_own_settings() -> None:
 def test_a_rewards_arguments() -> None:
     args = "reward_fn_args={method: strict}"
     loaded = read(f"+{TASKSET}.{args}", f"+{EVAL}.{args}")
-    assert loaded.run.reward.functions[0].args == {"method": "strict"}
+    assert loaded.run.reward.functions[0].args == {"format_score": 0.1, "method": "strict"}
 
 
 @pytest.mark.parametrize(
     ("overrides", "trained", "measured"),
     [
-        ([f"+{EVAL}.default_reward_fn_type=math_reward"], ["countdown"], ["math"]),
+        ([f"+{EVAL}.default_reward_fn_type=math_reward"], ["countdown"], ["math_in_text", "format"]),
         ([f"+{EVAL}.default_reward_fn_type=countdown_reward"], ["countdown"], None),
         ([f"+{TASKSET}.reward_fn_args={{method: strict}}"], ["countdown"], ["countdown"]),
         (
@@ -134,7 +134,7 @@ def test_a_rewards_arguments() -> None:
                 f"+{EVAL}.default_reward_fn_type=math_reward",
             ],
             ["countdown"],
-            ["math", "format"],
+            ["math_in_text", "format"],
         ),
     ],
 )

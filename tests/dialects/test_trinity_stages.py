@@ -76,10 +76,11 @@ def test_no_stages_are_one_run() -> None:
 def test_bench_evaluates_the_runs_checkpoints() -> None:
     run = read("mode=bench", "+synchronizer.sync_method=checkpoint", "+explorer.eval_on_startup=false").run
     assert (run.mode, run.bench.initial_model, run.bench.checkpoints) == ("bench", False, ())
-    with pytest.raises(ConfigError, match="Write sync_method: checkpoint"):
-        read("mode=bench", "+synchronizer.sync_method=nccl")
+    assert read("mode=bench", "+synchronizer.sync_method=nccl").run.mode == "bench"
 
 
 def test_auxiliary_models_are_named_by_their_path() -> None:
     helpers = "+explorer.auxiliary_models=[{model_path: Qwen/Q7, tensor_parallel_size: 1}]"
-    assert read(helpers).run.rollout.auxiliary_models == (AuxiliaryModelConfig(name="Q7", path="Qwen/Q7"),)
+    assert read(helpers).run.rollout.auxiliary_models == (
+        AuxiliaryModelConfig(name="Q7", path="Qwen/Q7", max_response_tokens=32),
+    )

@@ -101,13 +101,12 @@ def test_inactive_keys_have_notices() -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["mode=train", f"+{SYNC}.sync_method=nccl"], "Write sync_method: checkpoint"),
         (["mode=explore", "continue_from_checkpoint=false"], "find each other by the run's name"),
         (
             ["mode=train", f"+{BUFFER}.use_priority_queue=True"],
             "remove use_priority_queue, or write mode: both",
         ),
-        ([f"+{SYNC}.sync_style=free"], "fixed or dynamic_by_trainer or dynamic_by_explorer"),
+        ([f"+{SYNC}.sync_style=free"], "fixed or trainer_driven or explorer_driven"),
         ([f"+{SYNC}.sync_interval=0"], "must be more than zero"),
     ],
 )

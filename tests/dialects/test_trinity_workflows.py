@@ -8,13 +8,16 @@ from strop.config.effective_reward import effective_reward
 from strop.config.schema.workflow import WorkflowConfig
 from strop.dialects.ledger.writer import write_dialect
 from strop.dialects.trinity.reader import LEDGER
+from strop.dialects.trinity.workflows import BOXED_PROMPT, R1_PROMPT
 from strop.errors import ConfigError
 
 from .trinity_file import TASKSET, read
 
 pytestmark = pytest.mark.usefixtures("trinity_file")
 EVAL = "buffer.explorer_input.eval_tasksets.0"
-TAGS = WorkflowConfig(name="math", args={"style": "tags"})
+TAGS = WorkflowConfig(name="math", args={"system": R1_PROMPT})
+BOXED = WorkflowConfig(name="math", args={"system": BOXED_PROMPT})
+PACKAGED = WorkflowConfig(name="trinity.common.workflows.envs.alfworld.alfworld_workflow.AlfworldWorkflow")
 
 
 @pytest.mark.parametrize(
@@ -22,9 +25,11 @@ TAGS = WorkflowConfig(name="math", args={"style": "tags"})
     [
         ("simple_workflow", "countdown_reward", WorkflowConfig(), ["countdown"]),
         ("math_workflow", "countdown_reward", WorkflowConfig(), ["countdown"]),
-        ("math_workflow", "math_reward", TAGS, ["math", "format"]),
-        ("math_workflow", "null", TAGS, ["math", "format"]),
-        ("math_boxed_workflow", "null", WorkflowConfig(name="math", args={"style": "boxed"}), ["math"]),
+        ("math_workflow", "math_reward", TAGS, ["math_in_text", "format"]),
+        ("math_workflow", "null", TAGS, ["math_in_text", "format"]),
+        ("async_math_workflow", "null", TAGS, ["math_in_text", "format"]),
+        ("math_boxed_workflow", "null", BOXED, ["math"]),
+        ("alfworld_workflow", "null", PACKAGED, []),
         ("mine.py:talk", "null", WorkflowConfig(name="mine.py:talk"), []),
         ("mine.py:talk", "exact", WorkflowConfig(name="mine.py:talk"), ["exact"]),
     ],

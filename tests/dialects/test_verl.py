@@ -16,14 +16,12 @@ from strop.config.load.config_tree import ConfigTree, Source, split_key
 from strop.config.load.loader import LoadedRun
 from strop.config.schema.algorithm import (
     AdaptiveKlConfig,
-    ClippedLossConfig,
     DynamicSamplingConfig,
-    GpgLossConfig,
-    GspoLossConfig,
     KlRewardConfig,
     OverlongPenaltyConfig,
     RlooConfig,
 )
+from strop.config.schema.policy_loss import ClippedLossConfig, GpgLossConfig, GspoLossConfig
 from strop.config.schema.schedule import CosineScheduleConfig
 from strop.config.units import Amount
 from strop.dialects.verl.ppo_trainer import LEDGER, read_verl

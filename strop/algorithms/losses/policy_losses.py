@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import assert_never
 
 import torch
 
 from strop.algorithms.log_ratios import bound_exponent
 from strop.algorithms.losses.aggregation import TargetTokens
-from strop.config.schema.algorithm import (
+from strop.algorithms.losses.loss_terms import PolicyLossTerms
+from strop.algorithms.losses.off_policy_losses import off_policy_loss_terms
+from strop.config.schema.policy_loss import (
     CispoLossConfig,
     ClippedLossConfig,
     GpgLossConfig,
     GspoLossConfig,
     OpmdLossConfig,
     PolicyLossConfig,
+    RecLossConfig,
+    SppoLossConfig,
+    ToprLossConfig,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyLossTerms:
-    """Surrogate loss of K targets, and where a bound applied."""
-
-    loss: torch.Tensor
-    """[K] Losses, with gradient."""
-    clipped_low: torch.Tensor
-    """[K] bool: True where the ratio is below 1 - clip_low and was clipped to it."""
-    clipped_high: torch.Tensor
-    """[K] bool: True where the ratio is above 1 + clip_high and was clipped to it."""
-    clipped_dual: torch.Tensor
-    """[K] bool: True where the ratio is above dual_clip, with a negative advantage, and was clipped to it."""
 
 
 def log_ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor | None) -> torch.Tensor:
@@ -61,11 +51,20 @@ def policy_loss_terms(
             sequence = gspo_log_ratio(ratio, targets)
             return ppo_clip(sequence, advantages, low=config.clip_low, high=config.clip_high, dual=None)
         case CispoLossConfig():
-            return cispo(logprobs, ratio, advantages, low=config.clip_low, high=config.clip_high)
+            return cispo(
+                logprobs,
+                ratio,
+                advantages,
+                low=config.clip_low,
+                high=config.clip_high,
+                mask_clipped=config.mask_clipped,
+            )
         case GpgLossConfig():
             return reinforce(logprobs, advantages)
         case OpmdLossConfig():
             return reinforce(logprobs, advantages / (1 + config.tau))
+        case ToprLossConfig() | SppoLossConfig() | RecLossConfig():
+            return off_policy_loss_terms(config, logprobs, ratio, advantages)
         case _:
             assert_never(config)
 
@@ -109,17 +108,22 @@ def cispo(
     *,
     low: float | None,
     high: float,
+    mask_clipped: bool = False,
 ) -> PolicyLossTerms:
     """CISPO (MiniMax-M1, arXiv 2506.13585, equation 4), negated.
 
         -A * stop_gradient(clip(ratio, 1 - low, 1 + high)) * log pi
 
     Every token keeps its gradient; its weight is bounded. `low` None means no lower bound. TRL's
-    `epsilon_high` is the bound itself, 1 + high, and TRL has no lower bound.
+    `epsilon_high` is the bound itself, 1 + high, and TRL has no lower bound. `mask_clipped` drops the tokens whose
+    ratio has passed the bound in the advantage's direction (Trinity-RFT).
     """
     ratio = log_ratio.detach().exp()
     lowest, highest = (0.0 if low is None else 1 - low), 1 + high
     loss = -advantages * ratio.clamp(lowest, highest) * logprobs
+    if mask_clipped:
+        passed = ((ratio > highest) & (advantages > 0)) | ((ratio < lowest) & (advantages < 0))
+        loss = torch.where(passed, 0.0, loss)
     return PolicyLossTerms(loss, ratio < lowest, ratio > highest, torch.zeros_like(ratio, dtype=torch.bool))
 
 

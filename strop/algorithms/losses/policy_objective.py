@@ -9,7 +9,8 @@ import torch
 from strop.algorithms.kl import estimate_kl
 from strop.algorithms.losses.aggregation import TargetTokens, token_weights
 from strop.algorithms.losses.importance import ImportanceWeights, compute_importance_weights
-from strop.algorithms.losses.policy_losses import PolicyLossTerms, log_ratio, policy_loss_terms
+from strop.algorithms.losses.loss_terms import PolicyLossTerms
+from strop.algorithms.losses.policy_losses import log_ratio, policy_loss_terms
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 

@@ -33,20 +33,30 @@ class MixedLoss:
 
     mu: float
     rollout_loss: LossFn
+    weight_by_probability: bool = False
+    """Whether each token of a demonstration has the weight p (1 - p) of its probability p, without a gradient
+    (CHORD's phi, arXiv 2508.11408)."""
 
     def __call__(self, micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
         """`counts.expert_tokens` must be set where there are demonstrations."""
         learned = self.rollout_loss(_only("rl", micro_batch), outputs, counts)
         expert = _only("sft", micro_batch)
-        imitated = _cross_entropy(expert, outputs) / max(1, counts.expert_tokens)
+        phi = self.weight_by_probability
+        imitated = _cross_entropy(expert, outputs, weight_by_probability=phi) / max(1, counts.expert_tokens)
         loss = (1 - self.mu) * learned.loss + self.mu * imitated
         return LossOutput(loss, {**learned.metrics, "sft_loss": imitated.detach()})
 
 
-def _cross_entropy(micro_batch: MicroBatch, outputs: TokenOutputs) -> torch.Tensor:
+def _cross_entropy(
+    micro_batch: MicroBatch, outputs: TokenOutputs, *, weight_by_probability: bool = False
+) -> torch.Tensor:
     """[] Sum of the cross entropy over targets, in nats."""
     targets = TargetTokens.of(micro_batch)
-    return -(targets.weight * targets.take(outputs.logprobs)).sum()
+    logprobs = targets.take(outputs.logprobs)
+    if weight_by_probability:
+        probability = logprobs.detach().exp()
+        logprobs = probability * (1 - probability) * logprobs
+    return -(targets.weight * logprobs).sum()
 
 
 def _only(role: SegmentRole, micro_batch: MicroBatch) -> MicroBatch:

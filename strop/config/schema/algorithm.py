@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.critic import CriticConfig
+from strop.config.schema.policy_loss import ClippedLossConfig, GpgLossConfig, OpmdLossConfig, PolicyLossConfig
 
 SampledKl = Literal["k1", "abs", "k2", "k3"]
 KlEstimator = Literal[SampledKl, "full"]
@@ -45,56 +46,6 @@ class KlRewardConfig(Section):
     """Coefficient of the penalty; its initial value if it is adaptive."""
     adaptive: AdaptiveKlConfig | None = None
     """Controller of the coefficient; null keeps it constant."""
-
-
-class ClippedLossConfig(Section):
-    """PPO's clipped surrogate (arXiv 1707.06347); DAPO's two sides (2503.14476); dual clip (1912.09729)."""
-
-    type: Literal["clip"] = "clip"
-    clip_low: float = Field(0.2, ge=0, lt=1)
-    """Lower clip range: the ratio to the old policy is clipped at 1 - clip_low."""
-    clip_high: float = Field(0.2, ge=0)
-    """Upper clip range: the ratio to the old policy is clipped at 1 + clip_high."""
-    dual_clip: float | None = Field(3.0, gt=1)
-    """Upper bound of the ratio for negative advantages (dual clip); null for no bound."""
-
-
-class GspoLossConfig(Section):
-    """Clipped surrogate with one ratio per response, the geometric mean of its tokens' ratios
-    (2507.18071)."""
-
-    type: Literal["gspo"] = "gspo"
-    clip_low: float = Field(3e-4, ge=0, lt=1)
-    """Lower clip range: the response's ratio is clipped at 1 - clip_low."""
-    clip_high: float = Field(4e-4, ge=0)
-    """Upper clip range: the response's ratio is clipped at 1 + clip_high."""
-
-
-class CispoLossConfig(Section):
-    """REINFORCE, weighted by a clipped ratio without a gradient (arXiv 2506.13585)."""
-
-    type: Literal["cispo"] = "cispo"
-    clip_low: float | None = Field(None, ge=0, lt=1)
-    """Lower clip range: the ratio is clipped at 1 - clip_low; null for no lower bound, as in the paper."""
-    clip_high: float = Field(4.0, ge=0)
-    """Upper clip range: the ratio is clipped at 1 + clip_high."""
-
-
-class GpgLossConfig(Section):
-    """Plain policy gradient, without ratio and clipping (arXiv 2504.02546)."""
-
-    type: Literal["gpg"] = "gpg"
-
-
-class OpmdLossConfig(Section):
-    """Online policy mirror descent: the plain policy gradient divided by 1 + tau (arXiv 2505.17826)."""
-
-    type: Literal["opmd"] = "opmd"
-    tau: float = Field(1.0, ge=0)
-    """Strength of the regularization towards the current policy."""
-
-
-PolicyLossConfig = ClippedLossConfig | GspoLossConfig | CispoLossConfig | GpgLossConfig | OpmdLossConfig
 
 
 class ImportanceCorrectionConfig(Section):
@@ -135,6 +86,9 @@ class PolicyGradientConfig(Section):
         ClippedLossConfig()
     )
     """Policy loss, a function of ratios and advantages."""
+    old_policy: Literal["trainer", "sampler"] = "trainer"
+    """Old policy, which ratios are relative to: the trainer's weights at the start of the step, or the weights
+    that sampled the rollout, by the sampler's log-probs, as in Trinity-RFT."""
     aggregation: Aggregation = "token-mean"
     """Aggregation of the tokens' losses to one number."""
     kl_loss: KlLossConfig | None = None
@@ -174,7 +128,9 @@ class GrpoConfig(GroupBaselineConfig):
 
     type: Literal["grpo"] = "grpo"
     divide_by_std: bool = True
-    """Divide advantages by the group's standard deviation; false is Dr. GRPO (arXiv 2503.20783)."""
+    """Divide advantages by the standard deviation; false is Dr. GRPO (arXiv 2503.20783)."""
+    std_over: Literal["group", "step"] = "group"
+    """Rewards whose standard deviation divides: those of the group, or those of all rollouts of the step."""
     std_epsilon: float = Field(1e-6, gt=0)
     """Constant added to the standard deviation."""
 
@@ -269,12 +225,50 @@ class ReinforcePlusPlusBaselineConfig(GroupBaselineConfig):
     type: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
 
 
+class ReinforceConfig(PolicyGradientConfig):
+    """REINFORCE without a baseline: the advantage is the reward (Williams, 1992)."""
+
+    type: Literal["reinforce"] = "reinforce"
+
+
+class RaftConfig(PolicyGradientConfig):
+    """Fine-tuning on the model's own rollouts (RAFT, arXiv 2304.06767): cross entropy, whatever their reward."""
+
+    type: Literal["raft"] = "raft"
+    min_reward: float | None = None
+    """Minimum reward of the rollouts that are trained on; null trains on all, for workflows that return only
+    successes."""
+    policy_loss: Annotated[PolicyLossConfig, Field(discriminator="type"), type_shorthand("gpg")] = (
+        GpgLossConfig()
+    )
+    """Policy loss, a function of ratios and advantages; `gpg` is the cross entropy."""
+
+
+class AsymReConfig(GroupBaselineConfig):
+    """REINFORCE with the group's mean reward plus a shift as the baseline (AsymRE, arXiv 2506.20520)."""
+
+    type: Literal["asymre"] = "asymre"
+    baseline_shift: float = -0.1
+    """Number added to the mean; below 0, good responses count more than bad ones."""
+
+
 class RemaxConfig(PolicyGradientConfig):
     """REINFORCE with the reward of the task's greedy response as the baseline (arXiv 2310.10505)."""
 
     type: Literal["remax"] = "remax"
     rollouts_per_task: int = Field(1, gt=0)
     """Responses sampled per task, in addition to the greedy one, which is never trained on."""
+
+
+class ImitationScheduleConfig(Section):
+    """Schedule of mix's `mu` in trainer steps (CHORD, arXiv 2508.11408): linear warm-up from 0, then a cosine."""
+
+    warmup_steps: int = Field(0, ge=0)
+    """Number of steps until `mu` is reached."""
+    decay_steps: int = Field(0, ge=0)
+    """Number of further steps until `final` is reached."""
+    final: float = Field(0.1, ge=0, lt=1)
+    """Value after the decay."""
 
 
 class MixConfig(GroupBaselineConfig):
@@ -285,6 +279,10 @@ class MixConfig(GroupBaselineConfig):
     """Name of the expert's set in `data.demonstrations`; the only set if omitted."""
     mu: float = Field(0.1, gt=0, lt=1)
     """Weight of the cross entropy of the expert's demonstrations; GRPO's loss has the weight 1 - mu."""
+    mu_schedule: ImitationScheduleConfig | None = None
+    """Schedule of `mu`, which is then its peak; null keeps it constant."""
+    expert_weight: Literal["none", "p_one_minus_p"] = "none"
+    """Weight of each token of a demonstration: 1, or p (1 - p) of its probability p, which is CHORD's phi."""
     expert_fraction: float = Field(0.5, gt=0, lt=1)
     """Fraction of an update's sequences that are demonstrations, added to a full update of rollouts."""
     divide_by_std: bool = True
@@ -368,6 +366,9 @@ CriticFreeConfig = (
     | ReinforcePlusPlusConfig
     | ReinforcePlusPlusBaselineConfig
     | RemaxConfig
+    | ReinforceConfig
+    | RaftConfig
+    | AsymReConfig
     | MixConfig
     | CustomConfig
 )

@@ -55,8 +55,8 @@ class QueueBufferConfig(BaseBufferConfig):
 
 
 class PriorityBufferConfig(BaseBufferConfig):
-    """Priority queue in memory. The priority of a group is its weights version minus twice its number of
-    uses."""
+    """Priority queue in memory. The priority of a group is its weights version minus `use_penalty` times its
+    number of uses."""
 
     type: Literal["priority"] = "priority"
     name: str = Field(DEFAULT_BUFFER_NAME, min_length=1)
@@ -65,6 +65,12 @@ class PriorityBufferConfig(BaseBufferConfig):
     """Maximum number of groups; when it is exceeded, the group of lowest priority is dropped."""
     reuse_cooldown_seconds: float | None = Field(None, ge=0, le=MAX_SECONDS)
     """Time after a read until the same group can be read again; null reads each group once."""
+    use_penalty: float = Field(2.0, ge=0)
+    """Reduction of the priority per use, in versions of the weights."""
+    noise: float = Field(0.0, ge=0)
+    """Standard deviation of the noise in the priority of each use; 0 for none."""
+    max_uses: int | None = Field(None, gt=0)
+    """Maximum number of reads of a group; null for no maximum."""
     backup: BackupPath | None = None
     """Backup file (`.db` for SQLite, `.jsonl` for JSON Lines), from which an interrupted run restores the
     groups that were not yet trained on; a relative path is relative to the run's folder. If null, there is no

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import ClippedLossConfig, GrpoConfig
+from strop.config.schema.algorithm import GrpoConfig
+from strop.config.schema.policy_loss import ClippedLossConfig
 from strop.config.step_arithmetic import to_steps, updates_per_step
 from strop.config.units import Amount
 from strop.dialects.ledger.key_mapping import ForeignValues, unless, written_by

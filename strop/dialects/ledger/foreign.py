@@ -92,6 +92,8 @@ def _written_rows(
             faults.append(
                 f"{tree.nearest_source(keys)}: {name} contains a dot; nest the sections in the file instead."
             )
+        elif value in ({}, None) and ledger.is_section(dotted) and ledger.find_exact(dotted) is None:
+            continue  # a section without keys
         elif row is not None and not (value and inside):
             yield dotted, row
         elif inside:

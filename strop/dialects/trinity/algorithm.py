@@ -12,11 +12,12 @@ from strop.dialects.ledger.key_mapping import (
     mapped,
     never,
     not_on_page,
+    only,
     refused,
     written_by,
 )
-from strop.dialects.ledger.value_types import INTEGER, nullable, one_of
-from strop.dialects.trinity import policy_loss, presets, sample_strategy
+from strop.dialects.ledger.value_types import BOOLEAN, INTEGER, nullable, one_of
+from strop.dialects.trinity import later_keys, policy_loss, presets, sample_strategy
 from strop.dialects.trinity.algorithm_writer import write_algorithm, write_entropy, write_kl
 
 _KL = {"none": None, "k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
@@ -38,15 +39,22 @@ def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
     if kind == "sft":
         return {"algorithm.type": "sft"}
     settings: dict[str, Any] = {"algorithm.rollouts_per_task": presets.repeat_times(foreign)}
-    if kind == "mix":
+    if kind in presets.MIXED:
         return {**settings, **_mix(foreign, advantage)}
     settings["algorithm.type"] = presets.ADVANTAGES[advantage]
+    settings["algorithm.old_policy"] = _old_policy(foreign)
     match advantage:
         case "ppo":
             settings["algorithm.gamma"] = foreign[f"{_ARGS}.gamma"]
             settings["algorithm.lam"] = foreign[f"{_ARGS}.lam"]
-        case "grpo":
+        case "grpo" | "step_wise_grpo" | "multi_step_grpo" | "rec":
             settings["algorithm.std_epsilon"] = foreign[f"{_ARGS}.epsilon"]
+            settings["algorithm.divide_by_std"] = _divides_by_std(foreign, advantage)
+            settings["algorithm.std_over"] = (
+                "step" if foreign[f"{_ARGS}.std_cal_level"] == "batch" else "group"
+            )
+        case "asymre":
+            settings["algorithm.baseline_shift"] = foreign[f"{_ARGS}.baseline_shift"]
         case "opmd":
             settings["algorithm.baseline"] = _baseline(foreign)
         case "reinforceplusplus":
@@ -58,14 +66,37 @@ def _mix(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
     if advantage != "grpo":
         raise foreign.error_for(
             "algorithm.advantage_fn",
-            f"algorithm.advantage_fn {advantage} is incompatible with algorithm_type mix, which uses GRPO's "
-            "advantages; write advantage_fn: grpo, or remove it.",
+            f"algorithm.advantage_fn {advantage} is incompatible with algorithm_type "
+            f"{presets.algorithm_type(foreign)}, which uses GRPO's advantages; write advantage_fn: grpo, or remove it.",
         )
-    return {
+    settings = {
         "algorithm.type": "mix",
-        "algorithm.mu": foreign[_MIXED],
         "algorithm.std_epsilon": foreign[f"{_ARGS}.epsilon"],
+        "algorithm.old_policy": _old_policy(foreign),
     }
+    if presets.algorithm_type(foreign) == "mix":
+        return {**settings, "algorithm.mu": foreign[_MIXED]}
+    warmup, decay = foreign[f"{_MIXED}_warmup_steps"], foreign[f"{_MIXED}_decay_steps"]
+    peak, final = foreign[f"{_MIXED}_peak"], foreign[f"{_MIXED}_valley"]
+    if warmup == decay == 0 or (warmup == 0 and peak == final):
+        settings["algorithm.mu"] = final
+    else:
+        settings["algorithm.mu"] = peak
+        settings["algorithm.mu_schedule"] = {"warmup_steps": warmup, "decay_steps": decay, "final": final}
+    phi = foreign["algorithm.policy_loss_fn_args.enable_phi_function"]
+    return {**settings, "algorithm.expert_weight": "p_one_minus_p" if phi else "none"}
+
+
+def _old_policy(foreign: ForeignValues) -> str:
+    """Ratios are relative to the sampler's log-probs, unless they are recomputed (`bypass_mode: false`)."""
+    bypass = foreign["trainer.trainer_config.algorithm.rollout_correction.bypass_mode"]
+    return "sampler" if bypass else "trainer"
+
+
+def _divides_by_std(foreign: ForeignValues, advantage: str) -> bool:
+    """Whether advantages are in units of the standard deviation: except for rec, by default."""
+    written = foreign[f"{_ARGS}.std_normalize"]
+    return advantage != "rec" if written is None else bool(written)
 
 
 def _baseline(foreign: ForeignValues) -> dict[str, Any]:
@@ -99,7 +130,7 @@ def entropy(foreign: ForeignValues) -> Mapping[str, Any]:
     coef = foreign["algorithm.entropy_loss_fn_args.entropy_coef"]
     if presets.is_offline(foreign) or name == "none":
         return {}
-    if presets.algorithm_type(foreign) == "mix" and name == "default" and coef != 0:
+    if presets.algorithm_type(foreign) in presets.MIXED and name == "default" and coef != 0:
         raise foreign.error_for(
             "algorithm.entropy_loss_fn",
             "algorithm.entropy_loss_fn default includes the entropy of the expert's responses, which the "
@@ -140,7 +171,7 @@ TYPE: tuple[KeyMapping, ...] = (
         read=algorithm,
         value_type=nullable(INTEGER),
         inactive=presets.only_sampled,
-        note="by algorithm_type: grpo and opmd 2, mix 8, ppo 1",
+        note="by algorithm_type: multi_step_grpo, mix and mix_chord 8, ppo and raft 1, the others 2",
     ),
 )
 FUNCTIONS: tuple[KeyMapping, ...] = (
@@ -150,7 +181,7 @@ FUNCTIONS: tuple[KeyMapping, ...] = (
         None,
         "algorithm.type",
         read=algorithm,
-        value_type=nullable(one_of(*presets.ADVANTAGES)),
+        value_type=nullable(one_of(*(name for name in presets.ADVANTAGES if name != "raft"))),
         inactive=presets.only_sampled,
         note="default by algorithm_type; another value selects the algorithm with these advantages; ppo has a critic",
     ),
@@ -185,6 +216,56 @@ FUNCTIONS: tuple[KeyMapping, ...] = (
 )
 ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
     mapped(_MIXED, 0.1, "algorithm.mu", read=algorithm, inactive=presets.only_types("mix")),
+    *(
+        mapped(f"{_MIXED}_{name}", default, field, read=algorithm, inactive=presets.only_types("mix_chord"))
+        for name, default, field in (
+            ("peak", 0.1, "algorithm.mu"),
+            ("valley", 0.1, "algorithm.mu_schedule.final"),
+            ("warmup_steps", 0, "algorithm.mu_schedule.warmup_steps"),
+            ("decay_steps", 0, "algorithm.mu_schedule.decay_steps"),
+        )
+    ),
+    mapped(
+        "algorithm.policy_loss_fn_args.enable_phi_function",
+        True,
+        "algorithm.expert_weight",
+        read=algorithm,
+        inactive=presets.only_types("mix_chord"),
+    ),
+    mapped(
+        f"{_ARGS}.std_normalize",
+        None,
+        "algorithm.divide_by_std",
+        read=algorithm,
+        value_type=nullable(BOOLEAN),
+        inactive=presets.only_advantages("rec"),
+        note="null means false",
+    ),
+    mapped(
+        f"{_ARGS}.std_cal_level",
+        "group",
+        "algorithm.std_over",
+        read=algorithm,
+        value_type=one_of("group", "batch"),
+        inactive=presets.only_advantages("grpo", "step_wise_grpo", "multi_step_grpo"),
+    ),
+    mapped(
+        f"{_ARGS}.baseline_shift",
+        -0.1,
+        "algorithm.baseline_shift",
+        read=algorithm,
+        inactive=presets.only_advantages("asymre"),
+    ),
+    *(
+        refused(f"{_ARGS}.{name}", default, why, supported=only(default, None))
+        for name, default, why in (
+            ("std_threshold", None, "write dynamic sampling in a run file, or remove it"),
+            ("duplicate_experiences", False, "each rollout is trained on once; remove it"),
+            ("rank_penalty", None, "Strop ranks no rewards; remove it"),
+            ("enable_step_norm", False, "the advantage is that of the whole rollout; remove it"),
+            ("drop", None, "all rollouts of a group are trained on; remove it"),
+        )
+    ),
     mapped(
         "algorithm.policy_loss_fn_args.beta",
         0.1,
@@ -204,7 +285,7 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         1e-6,
         "algorithm.std_epsilon",
         read=algorithm,
-        inactive=presets.only_advantages("grpo"),
+        inactive=presets.only_advantages("grpo", "step_wise_grpo", "multi_step_grpo", "rec"),
     ),
     mapped(
         f"{_ARGS}.gamma",
@@ -252,4 +333,4 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         inactive=presets.only_sampled,
     ),
 )
-ROWS = (*TYPE, *FUNCTIONS, *ARGUMENTS, *policy_loss.ROWS)
+ROWS = (*TYPE, *FUNCTIONS, *later_keys.OPTIMIZER, *ARGUMENTS, *policy_loss.ROWS)

@@ -7,29 +7,38 @@ from typing import Any
 
 from strop.config.schema import Run
 from strop.config.schema.algorithm import (
-    ClippedLossConfig,
     DpoConfig,
-    GspoLossConfig,
+    GrpoConfig,
     LogAvgExpBaselineConfig,
     MeanBaselineConfig,
     MixConfig,
     OpmdConfig,
-    OpmdLossConfig,
     RolloutAlgorithmConfig,
     SftConfig,
+)
+from strop.config.schema.policy_loss import (
+    CispoLossConfig,
+    ClippedLossConfig,
+    GpgLossConfig,
+    GspoLossConfig,
+    OpmdLossConfig,
+    RecLossConfig,
+    SppoLossConfig,
+    ToprLossConfig,
 )
 from strop.dialects.trinity.presets import ADVANTAGES, PRESETS
 from strop.errors import ConfigError
 
 _LOSS_ARGS = "algorithm.policy_loss_fn_args"
 _ARGS = "algorithm.advantage_fn_args"
-_NAMES = {name: foreign_name for foreign_name, name in ADVANTAGES.items()}
+_NAMES = {name: foreign_name for foreign_name, name in reversed(list(ADVANTAGES.items()))}
 
 
 def algorithm_type_of(algorithm: RolloutAlgorithmConfig) -> str:
     """The closest `algorithm_type`. Raises ConfigError where Trinity does not have the algorithm."""
     if isinstance(algorithm, MixConfig):
-        return "mix"
+        is_chord = algorithm.mu_schedule is not None or algorithm.expert_weight != "none"
+        return "mix_chord" if is_chord else "mix"
     if algorithm.type not in _NAMES:
         raise ConfigError(
             f"algorithm.type {algorithm.type} is none of {', '.join(_NAMES)}, mix, sft and dpo."
@@ -56,17 +65,73 @@ def write_algorithm(run: Run) -> Mapping[str, Any]:
         "algorithm.repeat_times": section.rollouts_per_task,
         "algorithm.advantage_fn": None if advantage == PRESETS[kind].advantage else advantage,
     }
-    for field, key in (("std_epsilon", "epsilon"), ("gamma", "gamma"), ("lam", "lam")):
+    for field, key in (
+        ("std_epsilon", "epsilon"),
+        ("gamma", "gamma"),
+        ("lam", "lam"),
+        ("baseline_shift", "baseline_shift"),
+    ):
         if hasattr(section, field):
             values[f"{_ARGS}.{key}"] = getattr(section, field)
+    values["trainer.trainer_config.algorithm.rollout_correction.bypass_mode"] = (
+        section.old_policy == "sampler"
+    )
+    if isinstance(section, GrpoConfig):
+        values |= _write_std(section)
     if isinstance(section, MixConfig):
-        values[f"{_LOSS_ARGS}.mu"] = section.mu
+        values |= _write_mu(section)
     if isinstance(section, OpmdConfig):
         by_mean = isinstance(section.baseline, MeanBaselineConfig)
         values[f"{_ARGS}.opmd_baseline"] = "mean" if by_mean else "logavgexp"
         if isinstance(section.baseline, LogAvgExpBaselineConfig):
             values[f"{_ARGS}.tau"] = section.baseline.tau
     return values
+
+
+def _write_std(section: GrpoConfig) -> dict[str, Any]:
+    """Advantages without a standard deviation are those of `rec`."""
+    if section.divide_by_std:
+        return {f"{_ARGS}.std_cal_level": "batch" if section.std_over == "step" else "group"}
+    return {"algorithm.advantage_fn": "rec"}
+
+
+def _write_mu(section: MixConfig) -> dict[str, Any]:
+    if algorithm_type_of(section) == "mix":
+        return {f"{_LOSS_ARGS}.mu": section.mu}
+    schedule = section.mu_schedule
+    return {
+        f"{_LOSS_ARGS}.mu_peak": section.mu,
+        f"{_LOSS_ARGS}.mu_valley": section.mu if schedule is None else schedule.final,
+        f"{_LOSS_ARGS}.mu_warmup_steps": 0 if schedule is None else schedule.warmup_steps,
+        f"{_LOSS_ARGS}.mu_decay_steps": 0 if schedule is None else schedule.decay_steps,
+        f"{_LOSS_ARGS}.enable_phi_function": section.expert_weight != "none",
+    }
+
+
+def _write_off_policy(loss: ToprLossConfig | SppoLossConfig | RecLossConfig) -> dict[str, Any]:
+    match loss:
+        case ToprLossConfig():
+            return {f"{_LOSS_ARGS}.advantage_threshold": loss.threshold}
+        case SppoLossConfig():
+            return {f"{_LOSS_ARGS}.epsilon": loss.clip}
+    names = {
+        "one_side": "one-side",
+        "two_sides": "two-side",
+        "ratio": "importance_sampling",
+        "forward_kl": "forward-kl",
+    }
+    values = {
+        "epsilon_low": loss.clip_low,
+        "epsilon_high": loss.clip_high,
+        "epsilon_low_prime": loss.ring_low,
+        "epsilon_high_prime": loss.ring_high,
+        "clip_mode": names.get(loss.clipping, loss.clipping),
+        "weight": names.get(loss.weight, loss.weight),
+        "temp": loss.temperature,
+        "regularizer": names.get(loss.regularizer, loss.regularizer),
+        "regularizer_coef": loss.regularizer_coef,
+    }
+    return {f"{_LOSS_ARGS}.{name}": value for name, value in values.items()}
 
 
 def write_policy_loss(run: Run) -> Mapping[str, Any]:
@@ -79,6 +144,13 @@ def write_policy_loss(run: Run) -> Mapping[str, Any]:
         case OpmdLossConfig():
             name = "opmd"
             values[f"{_LOSS_ARGS}.tau"] = loss.tau
+        case CispoLossConfig():
+            name = "cispo"
+            low = 1.0 if loss.clip_low is None else loss.clip_low
+            values |= {f"{_LOSS_ARGS}.clip_range_low": low, f"{_LOSS_ARGS}.clip_range_high": loss.clip_high}
+        case ToprLossConfig() | SppoLossConfig() | RecLossConfig():
+            name = loss.type
+            values |= _write_off_policy(loss)
         case GspoLossConfig() | ClippedLossConfig():
             name = "gspo" if isinstance(loss, GspoLossConfig) else "ppo"
             both = loss.clip_low == loss.clip_high and name == "ppo"
@@ -89,7 +161,9 @@ def write_policy_loss(run: Run) -> Mapping[str, Any]:
     if isinstance(loss, ClippedLossConfig):
         values[f"{_LOSS_ARGS}.clip_ratio_c"] = loss.dual_clip
     own = PRESETS[kind].loss
-    if own != "mix":
+    if own == "sft" and isinstance(loss, GpgLossConfig):
+        name = own
+    if own not in ("mix", "mix_chord"):
         values["algorithm.policy_loss_fn"] = None if name == own else name
     if name != "gspo" and run.algorithm.aggregation == "token-mean":
         values[f"{_LOSS_ARGS}.loss_agg_mode"] = None

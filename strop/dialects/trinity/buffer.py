@@ -18,7 +18,15 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.value_types import INTEGER, nullable
 from strop.dialects.trinity import experience_buffer, sample_strategy, tasksets
 from strop.dialects.trinity.buffer_writer import write_batches, write_duration
-from strop.dialects.trinity.presets import algorithm_type, is_offline, only_sampled, only_types, repeat_times
+from strop.dialects.trinity.presets import (
+    MIXED,
+    advantage,
+    algorithm_type,
+    is_offline,
+    only_sampled,
+    only_types,
+    repeat_times,
+)
 
 _EXPERT_FRACTION = "algorithm.sample_strategy_args.expert_data_ratio"
 
@@ -31,33 +39,48 @@ def batches(foreign: ForeignValues) -> Mapping[str, Any]:
     if is_offline(foreign):
         return {"trainer.tasks_per_step": tasks if experiences is None else experiences}
     repeat, fraction = repeat_times(foreign), foreign[_EXPERT_FRACTION]
-    settings: dict[str, Any] = {"trainer.tasks_per_step": tasks}
-    if algorithm_type(foreign) != "mix":
-        _check(foreign, experiences, tasks, repeat)
-        return settings
+    if algorithm_type(foreign) not in MIXED:
+        return _task_counts(foreign, experiences, tasks, repeat)
     if experiences is None:
-        return {**settings, "algorithm.expert_fraction": fraction}
+        return {"trainer.tasks_per_step": tasks, "algorithm.expert_fraction": fraction}
     demonstrations = ceil(fraction * experiences)
-    _check(foreign, experiences, tasks, repeat, demonstrations)
+    settings = _task_counts(foreign, experiences - demonstrations, tasks, repeat, demonstrations)
     return {**settings, "algorithm.expert_fraction": demonstrations / experiences}
 
 
-def _check(
+def _task_counts(
     foreign: ForeignValues, experiences: int | None, tasks: int, repeat: int, demonstrations: int = 0
-) -> None:
-    """Raise ConfigError unless a step trains on all its sampled rollouts and `demonstrations` expert
-    responses."""
-    if experiences is None or experiences - demonstrations == tasks * repeat:
-        return
+) -> dict[str, Any]:
+    """The tasks per step and per update, so that an update trains on `experiences` rollouts.
+
+    Raises ConfigError where a number of whole tasks and steps does not give that number.
+    """
+    rollouts = tasks * repeat
+    if not experiences or experiences == rollouts or counts_turns(foreign):
+        return {"trainer.tasks_per_step": tasks}
+    if experiences % rollouts == 0 and not demonstrations:
+        return {"trainer.tasks_per_step": experiences // repeat}
+    if rollouts % experiences == 0 and experiences % repeat == 0 and not demonstrations:
+        return {"trainer.tasks_per_step": tasks, "trainer.tasks_per_update": experiences // repeat}
     added = f" with {demonstrations} expert responses ({_EXPERT_FRACTION})" if demonstrations else ""
-    expected = tasks * repeat + (
-        round(tasks * repeat * demonstrations / (experiences - demonstrations)) if demonstrations else 0
-    )
+    expected = rollouts + (round(rollouts * demonstrations / experiences) if demonstrations else 0)
     raise foreign.error_for(
         "buffer.train_batch_size",
-        f"buffer.train_batch_size ({experiences}){added} does not match batch_size x repeat_times ({tasks} x "
-        f"{repeat} = {tasks * repeat}), the number of rollouts per step. Write {expected}, or remove it.",
+        f"buffer.train_batch_size ({experiences + demonstrations}){added} does not match batch_size x repeat_times "
+        f"({tasks} x {repeat} = {rollouts}), the number of rollouts per step: an update trains on whole tasks. Write "
+        f"{expected}, or remove it.",
     )
+
+
+def counts_turns(foreign: ForeignValues) -> bool:
+    """Whether an experience is a turn, of which a rollout has any number."""
+    return advantage(foreign) in ("step_wise_grpo", "multi_step_grpo")
+
+
+def _turns(foreign: ForeignValues) -> str | None:
+    if is_offline(foreign) or not counts_turns(foreign) or not foreign["buffer.train_batch_size"]:
+        return None
+    return "it counts turns, and Strop's step trains on all turns of the rollouts of batch_size tasks"
 
 
 @written_by(write_duration)
@@ -104,7 +127,9 @@ _SIZES = (
         "trainer.tasks_per_step",
         read=batches,
         value_type=nullable(INTEGER),
-        note="counts experiences: rollouts and, under mix, expert responses",
+        warn=_turns,
+        note="counts experiences: rollouts and, under mix, expert responses; more than those of batch_size tasks are a "
+        "larger step, fewer are several updates per step",
     ),
     mapped("buffer.total_epochs", 1, "trainer.duration", read=duration, inactive=_epochs),
     mapped(
@@ -124,13 +149,14 @@ ROWS: tuple[KeyMapping, ...] = (
     *sample_strategy.ROWS,
     tasksets.WORKFLOW,
     tasksets.REWARD,
+    *tasksets.DEFAULTS,
     *not_on_page(
         mapped(
             _EXPERT_FRACTION,
             0.5,
             "algorithm.expert_fraction",
             read=batches,
-            inactive=any_inactive(only_sampled, only_types("mix")),
+            inactive=any_inactive(only_sampled, only_types(*MIXED)),
             note="fraction of train_batch_size; without train_batch_size, fraction of all sequences of a step",
         )
     ),

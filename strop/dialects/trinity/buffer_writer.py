@@ -16,16 +16,15 @@ from strop.config.schema.buffer import (
     SqlBufferConfig,
 )
 from strop.config.schema.data import TasksetConfig
-from strop.config.schema.reward import RewardConfig
 from strop.config.schema.rollout import SamplingConfig
 from strop.config.step_arithmetic import to_steps
+from strop.dialects.trinity.rewards import reward_name
 from strop.dialects.trinity.workflows import write_workflow
 
 TASKSET = "buffer.explorer_input.taskset"
 EVAL = "buffer.explorer_input.eval_tasksets"
 EXPERIENCE = "buffer.trainer_input.experience_buffer"
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
-_REWARDS = {"math": "math_reward", "countdown": "countdown_reward", "format": "format_reward"}
 
 
 def write_batches(run: Run) -> Mapping[str, Any]:
@@ -55,6 +54,7 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
     sampled = not isinstance(run.algorithm, SftConfig | DpoConfig)
     if sampled:
         values |= _taskset(TASKSET, run.data.train) | _sampling(TASKSET, run.rollout.sampling)
+        values[f"{TASKSET}.task_selector.selector_type"] = "shuffle" if run.data.shuffle else None
         if run.data.queue is not None:
             values[f"{TASKSET}.storage_type"] = "queue"
     samplings = [*([run.rollout.sampling] if sampled else []), *(taskset.sampling for taskset in evaluated)]
@@ -71,21 +71,18 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
     if sampled:
         values[f"{TASKSET}.workflow_args"] = main[f"{TASKSET}.workflow_args"]
     if run.reward.functions:
-        values["buffer.default_reward_fn_type"] = _reward_name(run.reward)
+        name, args = reward_name(run.reward.functions)
+        values["buffer.default_reward_fn_type"] = name
         if sampled:
-            values[f"{TASKSET}.reward_fn_args"] = run.reward.functions[0].args or None
+            values[f"{TASKSET}.reward_fn_args"] = args or None
     for index, taskset in enumerate(evaluated):
         scored = run.reward if taskset.reward is None else taskset.reward
         if scored.functions:
-            values[f"{EVAL}.{index}.reward_fn_args"] = scored.functions[0].args or None
-        if scored.functions and taskset.reward is not None:
-            values[f"{EVAL}.{index}.default_reward_fn_type"] = _reward_name(scored)
+            name, args = reward_name(scored.functions)
+            values[f"{EVAL}.{index}.reward_fn_args"] = args or None
+            if taskset.reward is not None:
+                values[f"{EVAL}.{index}.default_reward_fn_type"] = name
     return values
-
-
-def _reward_name(reward: RewardConfig) -> str:
-    name = reward.functions[0].function
-    return _REWARDS.get(name, name)
 
 
 def _place(at: str, taskset: TasksetConfig) -> dict[str, Any]:
@@ -192,6 +189,12 @@ def write_storage(run: Run) -> Mapping[str, Any]:
     if isinstance(buffer, PriorityBufferConfig):
         values[f"{EXPERIENCE}.use_priority_queue"] = True
         values[f"{EXPERIENCE}.reuse_cooldown_time"] = buffer.reuse_cooldown_seconds
+        at = f"{EXPERIENCE}.replay_buffer"
+        values[f"{at}.priority_fn_args.decay"] = buffer.use_penalty
+        if buffer.max_uses is not None:
+            values[f"{at}.priority_fn"] = "decay_limit_randomization"
+            values[f"{at}.priority_fn_args.use_count_limit"] = buffer.max_uses
+            values[f"{at}.priority_fn_args.sigma"] = buffer.noise
     return {**values, f"{EXPERIENCE}.capacity": buffer.capacity_groups}
 
 

@@ -14,8 +14,10 @@ from strop.dialects.ledger.key_mapping import (
     KeyMapping,
     SupportCheck,
     always,
+    only,
     placement,
     unstated_defaults,
+    versions,
     written_by,
 )
 from strop.dialects.ledger.placement_notes import ONE_MACHINE
@@ -163,7 +165,17 @@ BY_NODE = _cluster_row(
     "cluster.logs_by_node",
     supported=_requests_nothing(_BY_NODE),
 )
-ROWS = unstated_defaults(
+_RAY = versions(
+    placement(
+        "cluster.ray_address",
+        "auto",
+        "the environment variable RAY_ADDRESS is used",
+        supported=only("auto"),
+        value_type=STRING,
+    ),
+    since="0.4",
+)
+ROWS = _RAY + unstated_defaults(
     _cluster_row(
         _NODES,
         1,

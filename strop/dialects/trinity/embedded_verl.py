@@ -18,6 +18,7 @@ from strop.dialects.ledger.key_mapping import (
     ReadFunction,
     also_inactive,
     not_on_page,
+    versions,
 )
 from strop.dialects.trinity.presets import without_critic
 from strop.dialects.verl.ppo_trainer import LEDGER as VERL
@@ -35,6 +36,35 @@ _DERIVED_VALUES: Mapping[str, Callable[[ForeignValues], Any]] = {
 update per step."""
 _TRINITY_KEYS = {"critic.model.path": "model.critic_model_path"}
 """Trinity keys outside `trainer_config` that stand for a key of verl."""
+_ACTOR = "actor_rollout_ref.actor"
+NEWER_KEYS: Mapping[str, str] = {
+    "algorithm.optimizer.lr": f"{_ACTOR}.optim.lr",
+    "algorithm.optimizer.lr_warmup_steps": f"{_ACTOR}.optim.lr_warmup_steps",
+    "algorithm.optimizer.lr_warmup_steps_ratio": f"{_ACTOR}.optim.lr_warmup_steps_ratio",
+    "algorithm.optimizer.min_lr_ratio": f"{_ACTOR}.optim.min_lr_ratio",
+    "algorithm.optimizer.warmup_style": f"{_ACTOR}.optim.warmup_style",
+    "algorithm.optimizer.lr_scheduler_type": f"{_ACTOR}.optim.warmup_style",
+    "algorithm.optimizer.betas": f"{_ACTOR}.optim.betas",
+    "algorithm.optimizer.weight_decay": f"{_ACTOR}.optim.weight_decay",
+    "trainer.grad_clip": f"{_ACTOR}.grad_clip",
+    "trainer.actor_grad_clip": f"{_ACTOR}.grad_clip",
+    "trainer.use_dynamic_bsz": f"{_ACTOR}.use_dynamic_bsz",
+    "trainer.max_token_len_per_gpu": f"{_ACTOR}.ppo_max_token_len_per_gpu",
+    "trainer.ulysses_sequence_parallel_size": f"{_ACTOR}.ulysses_sequence_parallel_size",
+    "trainer.trainer_strategy": f"{_ACTOR}.strategy",
+    "trainer.max_checkpoints_to_keep": "trainer.max_actor_ckpt_to_keep",
+}
+"""Trinity keys that later versions have in place of a key of verl. A key that is set takes precedence over
+verl's own, as in Trinity."""
+_FOLLOWS: Mapping[str, str] = {
+    f"{_ACTOR}.optim.lr_decay_style": f"{_ACTOR}.optim.warmup_style",
+    f"{_ACTOR}.optim.clip_grad": f"{_ACTOR}.grad_clip",
+    "critic.grad_clip": f"{_ACTOR}.grad_clip",
+    "critic.use_dynamic_bsz": f"{_ACTOR}.use_dynamic_bsz",
+    "critic.strategy": f"{_ACTOR}.strategy",
+    "critic.ulysses_sequence_parallel_size": f"{_ACTOR}.ulysses_sequence_parallel_size",
+}
+"""Megatron's and the critic's keys that follow a key of the actor where only a later version's key is set."""
 _SAME_AS = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -48,12 +78,22 @@ class _EmbeddedVerl:
     def __init__(self, outer: ForeignValues) -> None:
         self.outer = outer
         self.here = outer.here
+        self.newer = {
+            verl: key for key, verl in NEWER_KEYS.items() if outer.is_set(key) and outer[key] is not None
+        }
         inside = {key: row for key, row in outer.written.items() if key.startswith(PREFIX)}
-        self.written = {key.removeprefix(PREFIX): row for key, row in inside.items()}
+        self.written = {key.removeprefix(PREFIX): row for key, row in inside.items()} | {
+            verl: outer.written[key] for verl, key in self.newer.items()
+        }
 
     def __getitem__(self, dotted: str) -> Any:
         if dotted in _DERIVED_VALUES:
             return _DERIVED_VALUES[dotted](self.outer)
+        if dotted in self.newer:
+            return self.outer[self.newer[dotted]]
+        follows = _FOLLOWS.get(dotted)
+        if follows in self.newer and not self.outer.is_set(PREFIX + dotted):
+            return self[follows]
         value, row = self.outer[PREFIX + dotted], VERL.find(dotted)
         if row is None or row.default is UNSET:
             return value
@@ -66,10 +106,10 @@ class _EmbeddedVerl:
         return VERL.find(dotted) is not None
 
     def is_set(self, dotted: str) -> bool:
-        return self.outer.is_set(PREFIX + dotted)
+        return dotted in self.newer or self.outer.is_set(PREFIX + dotted)
 
     def error_for(self, dotted: str, reason: str) -> ConfigError:
-        return self.outer.error_for(PREFIX + dotted, reason)
+        return self.outer.error_for(self.newer.get(dotted, PREFIX + dotted), reason)
 
 
 @cache
@@ -97,11 +137,39 @@ def for_embedded(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda foreign, *value: function(_EmbeddedVerl(foreign), *value)
 
 
+@cache
+def _copied(key: str, field: str) -> KeyConverter:
+    """Converter of a key that verl's ledger copies to a field."""
+    row = VERL.find(key)
+    assert row is not None, key
+
+    def write(run: Run) -> Mapping[str, Any]:
+        value: Any = run
+        for part in field.split("."):
+            value = getattr(value, part)
+        return {key: value}
+
+    return KeyConverter(lambda foreign: {field: foreign[key]}, write)
+
+
+def newer_row(key: str, default: Any, since: str, **changes: Any) -> KeyMapping:
+    """Row of a Trinity key that later versions have in place of a key of verl."""
+    row = verl_row(NEWER_KEYS[key], default)
+    old = PREFIX + NEWER_KEYS[key]
+    (newer,) = versions(
+        replace(row, key=key, inactive=None, note=f"takes precedence over {old}"), since=since
+    )
+    return replace(newer, **changes)
+
+
 def verl_row(key: str, default: Any) -> KeyMapping:
     """verl's row with the default of Trinity's page; a critic's keys are active only with a critic."""
     row = VERL.find(key)
     assert row is not None, key
-    read = row.read and embedded_converter(row.read)
+    converter = row.read
+    if converter is None and row.fields and key in NEWER_KEYS.values():
+        converter = _copied(key, row.fields[0])
+    read = converter and embedded_converter(converter)
     inactive, supported, warn = (
         found and for_embedded(found) for found in (row.inactive, row.supported, row.warn)
     )

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from strop.dialects.ledger.key_mapping import (
+    UNSET,
     ForeignValues,
     InactiveCheck,
     KeyMapping,
@@ -15,11 +16,13 @@ from strop.dialects.ledger.key_mapping import (
     always,
     any_inactive,
     mapped,
+    no_effect,
     not_on_page,
     placement,
+    unless,
     written_by,
 )
-from strop.dialects.ledger.value_types import BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
+from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
 from strop.dialects.trinity import formats, topology
 from strop.dialects.trinity.buffer_writer import (
     EXPERIENCE,
@@ -42,7 +45,7 @@ def storage(foreign: ForeignValues) -> Mapping[str, Any]:
     if is_offline(foreign):
         return {}
     settings: dict[str, Any] = {"buffer.read_timeout_seconds": foreign[f"{EXPERIENCE}.max_read_timeout"]}
-    path, groups = foreign[f"{EXPERIENCE}.path"], foreign[f"{EXPERIENCE}.capacity"]
+    path, groups = foreign[f"{EXPERIENCE}.path"] or None, foreign[f"{EXPERIENCE}.capacity"]
     groups = topology.buffer_capacity(foreign) if groups is None else groups
     capacity = {} if groups is None else {"buffer.capacity_groups": groups}
     name = foreign[f"{EXPERIENCE}.name"]
@@ -61,10 +64,28 @@ def storage(foreign: ForeignValues) -> Mapping[str, Any]:
             }
     backup = None if path is None else path.removeprefix("sqlite:///")
     settings |= {"buffer.backup": backup, **capacity, **({} if name is None else {"buffer.name": name})}
-    if not foreign[f"{EXPERIENCE}.use_priority_queue"]:
+    if not topology.uses_priority_queue(foreign):
         return {**settings, "buffer.type": "queue"}
-    cooldown = foreign[f"{EXPERIENCE}.reuse_cooldown_time"] if topology.is_distributed(foreign) else None
-    return {**settings, "buffer.type": "priority", "buffer.reuse_cooldown_seconds": cooldown}
+    cooldown = foreign[f"{EXPERIENCE}.replay_buffer.reuse_cooldown_time"]
+    cooldown = foreign[f"{EXPERIENCE}.reuse_cooldown_time"] if cooldown is None else cooldown
+    cooldown = cooldown if topology.is_distributed(foreign) else None
+    return {
+        **settings,
+        "buffer.type": "priority",
+        "buffer.reuse_cooldown_seconds": cooldown,
+        **_priority_rule(foreign),
+    }
+
+
+def _priority_rule(foreign: ForeignValues) -> dict[str, Any]:
+    """The priority of `replay_buffer`: version minus decay times uses; one of its functions adds noise and a
+    maximum number of uses."""
+    at = f"{EXPERIENCE}.replay_buffer"
+    settings = {"buffer.use_penalty": foreign[f"{at}.priority_fn_args.decay"]}
+    if foreign[f"{at}.priority_fn"] == "decay_limit_randomization":
+        settings["buffer.max_uses"] = foreign[f"{at}.priority_fn_args.use_count_limit"]
+        settings["buffer.noise"] = foreign[f"{at}.priority_fn_args.sigma"]
+    return settings
 
 
 def _storage_kind(foreign: ForeignValues, path: str | None) -> str:
@@ -73,7 +94,7 @@ def _storage_kind(foreign: ForeignValues, path: str | None) -> str:
     kind = _storage_type(foreign)
     if kind != "queue" or not topology.is_distributed(foreign):
         return kind
-    if foreign[f"{EXPERIENCE}.use_priority_queue"] and topology.is_single_role(foreign):
+    if topology.uses_priority_queue(foreign) and topology.is_single_role(foreign):
         raise foreign.error_for(
             f"{EXPERIENCE}.use_priority_queue",
             f"{EXPERIENCE}.use_priority_queue is True, but a priority queue is supported only in mode both. "
@@ -103,7 +124,9 @@ def offline_data(foreign: ForeignValues) -> Mapping[str, Any]:
 def template(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the chat template; the data's template takes precedence over the model's."""
     data_template = foreign[f"{EXPERIENCE}.format.chat_template"] if is_offline(foreign) else None
-    chat_template = data_template or foreign["model.custom_chat_template"]
+    chat_template = (
+        data_template or foreign["model.custom_chat_template"] or foreign["model.chat_template_path"]
+    )
     return {"data.chat_template": chat_template} if chat_template else {}
 
 
@@ -124,7 +147,7 @@ _queue = any_inactive(
 )
 _priority = any_inactive(
     _queue,
-    lambda foreign: None if foreign[f"{EXPERIENCE}.use_priority_queue"] else "use_priority_queue is False",
+    lambda foreign: None if topology.uses_priority_queue(foreign) else "the buffer is no priority queue",
 )
 _reused = any_inactive(
     _priority,
@@ -133,6 +156,9 @@ _reused = any_inactive(
         if topology.is_distributed(foreign)
         else "explorer and trainer alternate, and each step trains on the rollouts it has just sampled"
     ),
+)
+_limited = any_inactive(
+    _priority, unless(f"{EXPERIENCE}.replay_buffer.priority_fn", "decay_limit_randomization")
 )
 _dpo, _sft = only_types("dpo"), only_types("sft")
 _OURS = "data.train"
@@ -233,6 +259,73 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         ),
         note="counts groups, the rollouts of one task; null means 4096",
     ),
+    mapped(
+        f"{EXPERIENCE}.replay_buffer.enable",
+        False,
+        "buffer.type",
+        read=storage,
+        inactive=_queue,
+        note="the same as use_priority_queue of earlier versions",
+    ),
+    mapped(
+        f"{EXPERIENCE}.replay_buffer.reuse_cooldown_time",
+        None,
+        "buffer.reuse_cooldown_seconds",
+        read=storage,
+        value_type=nullable(NUMBER),
+        inactive=_reused,
+        note="null means that each is trained on once",
+    ),
+    mapped(
+        f"{EXPERIENCE}.replay_buffer.priority_fn",
+        "linear_decay",
+        "buffer.max_uses",
+        read=storage,
+        value_type=one_of("linear_decay", "decay_limit_randomization"),
+        inactive=_priority,
+    ),
+    mapped(
+        f"{EXPERIENCE}.replay_buffer.priority_fn_args.decay",
+        2.0,
+        "buffer.use_penalty",
+        read=storage,
+        inactive=_priority,
+    ),
+    *(
+        mapped(
+            f"{EXPERIENCE}.replay_buffer.priority_fn_args.{name}",
+            default,
+            field,
+            read=storage,
+            value_type=value_type,
+            inactive=_limited,
+        )
+        for name, default, field, value_type in (
+            ("use_count_limit", 3, "buffer.max_uses", INTEGER),
+            ("sigma", 0.0, "buffer.noise", NUMBER),
+        )
+    ),
+    no_effect(
+        f"{EXPERIENCE}.enable_progress_bar", False, "data are read without a progress bar", value_type=BOOLEAN
+    ),
+    *(
+        no_effect(
+            f"{EXPERIENCE}.{name}", default, "a database is read with Strop's own retries", value_type=ANY
+        )
+        for name, default in (("max_retry_times", 3), ("max_retry_interval", 1))
+    ),
+    *(
+        no_effect(f"{EXPERIENCE}.{name}", UNSET, "Trinity sets it itself", value_type=ANY)
+        for name in (
+            "schema_type",
+            "index",
+            "batch_size",
+            "tokenizer_path",
+            "total_epochs",
+            "total_steps",
+            "ray_namespace",
+        )
+    ),
     placement(
         f"{EXPERIENCE}.wrap_in_ray",
         True,
@@ -240,6 +333,14 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         supported=always,
         value_type=BOOLEAN,
     ),
+)
+TEMPLATE_PATH = mapped(
+    "model.chat_template_path",
+    None,
+    "data.chat_template",
+    read=template,
+    value_type=nullable(STRING),
+    note="a Jinja file; custom_chat_template takes precedence",
 )
 TEMPLATE = mapped(
     "model.custom_chat_template",

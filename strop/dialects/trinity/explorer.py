@@ -9,9 +9,11 @@ from strop.config.schema import Run
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
+    SupportCheck,
     always,
     mapped,
     never,
+    no_effect,
     not_on_page,
     only,
     placement,
@@ -20,7 +22,15 @@ from strop.dialects.ledger.key_mapping import (
     written_by,
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS
-from strop.dialects.ledger.value_types import ANY, INTEGER, MAPPING_LIST, STRING, nullable, one_of
+from strop.dialects.ledger.value_types import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    MAPPING_LIST,
+    NUMBER,
+    STRING,
+    nullable,
+)
 from strop.dialects.trinity.cluster import name_row
 from strop.dialects.trinity.presets import is_offline, repeat_times
 from strop.dialects.trinity.workflows import ROLLOUT_LIMITS
@@ -29,6 +39,15 @@ from strop.dialects.verl.trainer import every, frequency
 _RUNNERS, _ENGINES = "explorer.runner_per_model", "explorer.rollout_model.engine_num"
 _AUXILIARY_MODELS = "explorer.auxiliary_models"
 _NATIVE = "the native sampler in the trainer's process"
+THINKING = (
+    "Strop renders the model's own chat template, whose default decides; write a template that sets enable_thinking in "
+    "model.custom_chat_template"
+)
+
+
+def _none_or_same(key: str) -> SupportCheck:
+    """Check that supports null and the value of another key."""
+    return lambda foreign, value: value is None or value == foreign[key]
 
 
 def write_evaluation_schedule(run: Run) -> Mapping[str, Any]:
@@ -49,9 +68,13 @@ def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 def write_auxiliary_models(run: Run) -> Mapping[str, Any]:
-    """Write the auxiliary models by their paths."""
+    """Write the auxiliary models: their paths and response limits."""
     models = run.rollout.auxiliary_models
-    return {f"{_AUXILIARY_MODELS}.{index}.model_path": model.path for index, model in enumerate(models)}
+    values: dict[str, Any] = {}
+    for index, model in enumerate(models):
+        at = f"{_AUXILIARY_MODELS}.{index}"
+        values |= {f"{at}.model_path": model.path, f"{at}.max_response_tokens": model.max_response_tokens}
+    return values
 
 
 @written_by(write_auxiliary_models)
@@ -68,7 +91,10 @@ def auxiliary_models(foreign: ForeignValues) -> Mapping[str, Any]:
                 _AUXILIARY_MODELS,
                 f"write {_AUXILIARY_MODELS}.{index}.model_path, the folder or name of the model.",
             )
-        models.append({"name": path.rstrip("/").rpartition("/")[2], "path": path})
+        limit = foreign[f"{_AUXILIARY_MODELS}.{index}.max_response_tokens"]
+        limit = foreign["model.max_response_tokens"] if limit is None else limit
+        limits = {} if limit is None else {"max_response_tokens": limit}
+        models.append({"name": path.rstrip("/").rpartition("/")[2], "path": path, **limits})
     return {"rollout.auxiliary_models": models}
 
 
@@ -112,7 +138,7 @@ EXPLORER = (
             "explorer.rollout_model.engine_type",
             "vllm",
             _NATIVE,
-            value_type=one_of("vllm", "vllm_async"),
+            value_type=STRING,
             supported=never,
         ),
         placement(
@@ -169,12 +195,109 @@ EXPLORER = (
                 ("seed", 42),
                 ("gpu_memory_utilization", 0.9),
                 ("enable_chunked_prefill", False),
-                ("max_model_len", None),
+                ("use_v1", True),
+                ("enable_log_requests", False),
+                ("bundle_indices", ""),
             )
         ),
         *(
+            refused(
+                f"explorer.rollout_model.{name}",
+                None,
+                f"a run has one value for all its requests; write model.{name}",
+                supported=_none_or_same(f"model.{name}"),
+            )
+            for name in (
+                "model_path",
+                "max_model_len",
+                "max_prompt_tokens",
+                "max_response_tokens",
+                "min_response_tokens",
+                "temperature",
+                "top_p",
+                "top_k",
+                "repetition_penalty",
+                "enable_prompt_truncation",
+            )
+        ),
+        refused(
+            "explorer.rollout_model.ignore_eos",
+            False,
+            "it is for tests of long responses; remove it",
+        ),
+        refused(
+            "explorer.rollout_model.chat_template",
+            None,
+            "write model.custom_chat_template",
+            supported=only(None, ""),
+        ),
+        placement(
+            "explorer.rollout_model.logprobs",
+            None,
+            "log-probs are always recorded",
+            supported=always,
+            value_type=ANY,
+        ),
+        *(
             placement(f"{_AUXILIARY_MODELS}.0.{name}", UNSET, _NATIVE, supported=never, value_type=ANY)
-            for name in ("engine_type", "engine_num", "dtype", "max_model_len", "gpu_memory_utilization")
+            for name in (
+                "engine_type",
+                "engine_num",
+                "dtype",
+                "gpu_memory_utilization",
+                "enable_prefix_caching",
+                "enable_chunked_prefill",
+                "enforce_eager",
+                "use_v1",
+                "seed",
+            )
+        ),
+        mapped(
+            f"{_AUXILIARY_MODELS}.0.max_response_tokens",
+            None,
+            "rollout.auxiliary_models.0.max_response_tokens",
+            read=auxiliary_models,
+            value_type=nullable(INTEGER),
+            note="null means model.max_response_tokens",
+        ),
+        *(
+            no_effect(
+                f"{_AUXILIARY_MODELS}.0.{name}",
+                UNSET,
+                "prompts of auxiliary models are bounded by the model alone",
+                value_type=nullable(INTEGER),
+            )
+            for name in ("max_model_len", "max_prompt_tokens", "min_response_tokens")
+        ),
+        *(
+            no_effect(
+                f"{_AUXILIARY_MODELS}.0.{name}",
+                UNSET,
+                "a workflow writes them in its requests",
+                value_type=ANY,
+            )
+            for name in ("temperature", "top_p", "top_k", "logprobs", "repetition_penalty", "name")
+        ),
+        *(
+            no_effect(
+                f"{_AUXILIARY_MODELS}.0.{name}",
+                UNSET,
+                "every auxiliary model has an endpoint and parses tool calls",
+                value_type=ANY,
+            )
+            for name in (
+                "enable_openai_api",
+                "enable_auto_tool_choice",
+                "tool_call_parser",
+                "reasoning_parser",
+                "enable_history",
+            )
+        ),
+        refused(
+            f"{_AUXILIARY_MODELS}.0.enable_thinking",
+            False,
+            "an auxiliary model has its tokenizer's chat template; remove it",
+            supported=only(False, None),
         ),
         placement(
             "explorer.rollout_model.enable_openai_api",
@@ -188,17 +311,56 @@ EXPLORER = (
             "tool calls are always parsed",
             supported=always,
         ),
+        placement(
+            "explorer.rollout_model.tool_call_parser",
+            None,
+            "tool calls are parsed in the format of the model's chat template",
+            supported=always,
+            value_type=nullable(STRING),
+        ),
+        no_effect(
+            "explorer.rollout_model.reasoning_parser",
+            None,
+            "reasoning stays in the text of a response, where a reward or a workflow may remove it",
+            value_type=nullable(STRING),
+        ),
+        no_effect(
+            "explorer.rollout_model.enable_thinking",
+            False,
+            THINKING,
+            value_type=nullable(BOOLEAN),
+        ),
+        no_effect("model.enable_thinking", False, THINKING, value_type=nullable(BOOLEAN)),
+        no_effect(
+            "explorer.bench_on_latest_checkpoint",
+            False,
+            "bench evaluates all checkpoints, the latest included",
+            value_type=BOOLEAN,
+        ),
         *(
-            refused(f"explorer.rollout_model.{name}", default, instead, supported=only(None, default))
-            for name, default, instead in (
-                (
-                    "tool_call_parser",
-                    None,
-                    "tool calls are parsed in the format of the chat template; remove it",
-                ),
-                ("reasoning_parser", None, "reasoning remains in the response text; remove it"),
-                ("enable_thinking", False, "write a chat template that starts the reasoning"),
+            no_effect(f"explorer.{name}", default, "Strop has no mode serve", value_type=ANY)
+            for name, default in (
+                ("proxy_port", 8010),
+                ("listen_address", "0.0.0.0"),
+                ("service_status_check_interval", 60),
+                ("min_running_model_num", 1),
+                ("db_url", None),
+                ("api_port", 8010),
             )
+        ),
+        no_effect(
+            "explorer.runner_state_report_interval",
+            0,
+            "metrics have the state of the rollouts",
+            value_type=ANY,
+        ),
+        *(
+            refused(f"explorer.{name}", default, "a step waits for all its tasks; remove it")
+            for name, default in (("over_rollout.ratio", 0.0), ("dynamic_timeout.enable", False))
+        ),
+        *(
+            no_effect(f"explorer.{name}", default, "its switch is off", value_type=NUMBER)
+            for name, default in (("over_rollout.wait_after_min", 30.0), ("dynamic_timeout.ratio", 3.0))
         ),
         placement("explorer.runner_num", None, _NATIVE, supported=always, value_type=ANY),
         placement("explorer.max_repeat_times_per_runner", None, _NATIVE, supported=always, value_type=ANY),

@@ -10,6 +10,7 @@ from strop.dialects.ledger.key_mapping import ForeignValues, KeyMapping, mapped,
 from strop.dialects.ledger.value_types import BOOLEAN, STRING, nullable, one_of
 
 _FILES = (".jsonl", ".json", ".parquet")
+_SYSTEM, _PREFIX = "buffer.explorer_input.system_prompt", "buffer.explorer_input.reply_prefix"
 _DATABASES = ("sqlite:///", "postgresql://", "postgres://")
 
 
@@ -61,7 +62,7 @@ def task_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:
     return {
         "prompt": foreign[f"{form}.{key}"] or default,
         "answer": foreign[f"{form}.response_key"] or "response",
-        "reply_prefix": foreign[f"{form}.reply_prefix"] or "",
+        "reply_prefix": foreign[f"{form}.reply_prefix"] or foreign[_PREFIX] or "",
         **_shown(foreign, at, messages=messages),
     }
 
@@ -92,10 +93,15 @@ def pair_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:
 def _shown(foreign: ForeignValues, at: str, *, messages: bool) -> dict[str, Any]:
     form = f"{at}.format"
     return {
-        "system": None if messages else foreign[f"{form}.system_prompt"],
+        "system": None if messages else foreign[f"{form}.system_prompt"] or _system(foreign, at),
         "system_column": None if messages else foreign[f"{form}.system_prompt_key"],
         "tools": foreign[f"{form}.tools_key"],
     }
+
+
+def _system(foreign: ForeignValues, at: str) -> str | None:
+    """The system message of all tasksets; demonstrations and pairs have none."""
+    return foreign[_SYSTEM] if at.startswith("buffer.explorer_input") else None
 
 
 def rows(at: str, read: Any, field: str, *, answer: str) -> tuple[KeyMapping, ...]:

@@ -11,24 +11,38 @@ from typing import Any
 from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.dialects.ledger.key_mapping import (
-    UNSET,
     ForeignValues,
+    KeyMapping,
     mapped,
-    never,
     no_effect,
+    not_on_page,
     only,
     placement,
     refused,
+    unless,
     unstated_defaults,
+    versions,
     written_by,
 )
-from strop.dialects.ledger.value_types import MAPPING, STRING, nullable, one_of
-from strop.dialects.trinity import cluster
+from strop.dialects.ledger.value_types import BOOLEAN, MAPPING, STRING, nullable, one_of
+from strop.dialects.trinity import cluster, later_keys
+from strop.dialects.trinity.data_processor import ROWS as DATA_PROCESSOR
 from strop.dialects.trinity.stages import ROWS as STAGES
 from strop.dialects.trinity.topology import MODE
 from strop.dialects.verl.trainer import every, frequency
 
-_TRACKERS = ("wandb", "mlflow")
+_TRACKERS = ("wandb", "mlflow", "swanlab")
+_MONITOR_ARGS = {
+    "base_url": "record.wandb.base_url",
+    "uri": "record.mlflow.tracking_uri",
+    "workspace": "record.swanlab.workspace",
+    "mode": "record.swanlab.mode",
+}
+_SECRETS = {
+    "api_key": "WANDB_API_KEY or SWANLAB_API_KEY",
+    "username": "MLFLOW_TRACKING_USERNAME",
+    "password": "MLFLOW_TRACKING_PASSWORD",
+}
 
 
 def write_folder(run: Run) -> Mapping[str, Any]:
@@ -46,9 +60,11 @@ def write_folder(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_folder)
 def folder(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the run folder `<checkpoint_root_dir>/<project>/<name>/`. A run that must not resume from an
+    """Read the run folder `<checkpoint_root_dir>/<project>/<group>/<name>/`. A run that must not resume from an
     existing folder gets a timestamp in its name."""
     root, project, name = foreign["checkpoint_root_dir"], foreign["project"], foreign["name"]
+    if foreign["group"]:
+        root, project = str(Path(root) / project), foreign["group"]
     settings = {"output": root, "project": project, "name": name, "resume": "auto"}
     there = existing_path(Path(root) / project / name)
     if not foreign["continue_from_checkpoint"] and there and there.is_dir() and any(there.iterdir()):
@@ -57,21 +73,33 @@ def folder(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 def write_monitors(run: Run) -> Mapping[str, Any]:
-    """Write the monitor; the console is always on."""
-    return {"monitor.monitor_type": "tensorboard" if "tensorboard" in run.record.monitors else None}
+    """Write the monitor, of which Trinity has one; the console is always on."""
+    named = [name for name in run.record.monitors if name in _TRACKERS]
+    kind = named[0] if named else "tensorboard" if "tensorboard" in run.record.monitors else None
+    values: dict[str, Any] = {"monitor.monitor_type": kind}
+    for name, field in _MONITOR_ARGS.items():
+        _, section, key = field.split(".")
+        if section == kind:
+            values[f"monitor.monitor_args.{name}"] = getattr(getattr(run.record, section), key)
+    return values
 
 
 @written_by(write_monitors)
 def monitors(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the monitors; the console is always on, and TensorBoard's files are in the folder of Trinity's
-    page."""
+    """Read the monitor and its arguments; the console is always on, and TensorBoard's files are in the folder of
+    Trinity's page."""
     kind = foreign["monitor.monitor_type"]
-    if kind in _TRACKERS:
-        raise foreign.error_for(
-            "monitor.monitor_type",
-            f"Strop does not support monitor_type {kind} yet; write monitor_type: tensorboard.",
-        )
-    return {"record.monitors": ["console", "tensorboard"], "record.tensorboard": "monitor/tensorboard"}
+    settings: dict[str, Any] = {
+        "record.monitors": ["console", kind],
+        "record.tensorboard": "monitor/tensorboard",
+    }
+    for name, field in _MONITOR_ARGS.items():
+        value = foreign[f"monitor.monitor_args.{name}"]
+        if field.split(".")[1] == kind and value is not None:
+            settings[field] = value
+    if kind in ("wandb", "swanlab") and foreign["group"]:
+        settings[f"record.{kind}.group"] = foreign["group"]
+    return settings
 
 
 def write_checkpointing(run: Run) -> Mapping[str, Any]:
@@ -101,6 +129,21 @@ def save_concurrency(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"checkpoint.save_concurrency": _SAVE_STRATEGIES[foreign["trainer.save_strategy"]]}
 
 
+def _argument_rows(*names: str) -> tuple[KeyMapping, ...]:
+    """Rows of a monitor's arguments."""
+    return tuple(
+        mapped(
+            f"monitor.monitor_args.{name}",
+            None,
+            _MONITOR_ARGS[name],
+            read=monitors,
+            value_type=nullable(STRING),
+            inactive=unless("monitor.monitor_type", _MONITOR_ARGS[name].split(".")[1]),
+        )
+        for name in names
+    )
+
+
 GLOBAL = (
     *unstated_defaults(
         mapped("project", "Trinity-RFT", "project", read=folder),
@@ -123,6 +166,19 @@ GLOBAL = (
         note="false starts a new run, named <name>_<timestamp> if the folder is not empty",
     ),
     cluster.NAMESPACE,
+    *versions(
+        mapped("group", "", "output", "project", read=folder, note="a folder between project and name"),
+        no_effect(
+            "ignore_validator_suggestions",
+            False,
+            "Strop suggests no changes of a configuration",
+            value_type=BOOLEAN,
+        ),
+        no_effect(
+            "ignore_suggestions", False, "Strop suggests no changes of a configuration", value_type=BOOLEAN
+        ),
+        since="0.3",
+    ),
 )
 MONITOR = (
     *unstated_defaults(
@@ -134,26 +190,26 @@ MONITOR = (
             read=monitors,
             value_type=one_of("tensorboard", *_TRACKERS),
         ),
-        refused(
-            "monitor.monitor_args",
-            {},
-            "Strop does not support wandb and mlflow yet; write monitor_type: tensorboard, which has no "
-            "arguments",
-            value_type=nullable(MAPPING),
-            supported=lambda foreign, value: not value,
-        ),
+        mapped("monitor.monitor_args", None, note="by monitor_type", value_type=nullable(MAPPING)),
     ),
+    *_argument_rows("base_url", "uri"),
+    *not_on_page(*_argument_rows("workspace", "mode")),
     *(
         refused(
             f"monitor.monitor_args.{name}",
-            UNSET,
-            "Strop does not support wandb and mlflow yet; write monitor_type: tensorboard, which has no "
-            "arguments",
-            supported=never,
+            None,
+            f"a secret does not belong in a file; set the environment variable {variable}",
+            supported=only(None),
         )
-        for name in ("base_url", "api_key", "uri", "username", "password")
+        for name, variable in _SECRETS.items()
     ),
     cluster.TIMELINE,
+    *versions(
+        no_effect(
+            "monitor.detailed_stats", False, "evaluations always have all statistics", value_type=BOOLEAN
+        ),
+        since="0.4",
+    ),
 )
 TRAINER = (
     *unstated_defaults(
@@ -166,6 +222,7 @@ TRAINER = (
         ),
         mapped("trainer.save_interval", 0, "checkpoint.every", read=checkpointing, note="counts steps"),
     ),
+    *later_keys.TRAINER,
 )
 SAVE_STRATEGY = mapped(
     "trainer.save_strategy",
@@ -176,32 +233,7 @@ SAVE_STRATEGY = mapped(
     note="which ranks save a checkpoint concurrently",
 )
 REST = (
-    *(
-        refused(
-            f"service.data_juicer.{name}",
-            UNSET,
-            "Strop does not call Data-Juicer yet; prepare the data before the run and write its path",
-            supported=never,
-        )
-        for name in ("server_url", "auto_start", "port")
-    ),
-    *(
-        refused(
-            f"data_processor.{name}",
-            UNSET,
-            "Strop does not support pipelines yet; prepare the data before the run and write its path",
-            supported=never,
-        )
-        for name in (
-            "task_pipeline.num_process",
-            "task_pipeline.operators.0.name",
-            "task_pipeline.operators.0.args",
-            "task_pipeline.inputs",
-            "task_pipeline.target_fields",
-            "experience_pipeline.operators.0.name",
-            "experience_pipeline.operators.0.args",
-        )
-    ),
+    *DATA_PROCESSOR,
     no_effect("log.level", "INFO", "a run prints all messages to the console", value_type=STRING),
     cluster.BY_NODE,
     *STAGES,

@@ -12,16 +12,19 @@ from strop.dialects.ledger.key_mapping import (
     always,
     mapped,
     never,
+    no_effect,
     not_on_page,
+    only,
     placement,
     refused,
     unstated_defaults,
     written_by,
 )
-from strop.dialects.ledger.value_types import ANY, INTEGER, MAPPING_LIST, STRING, nullable
+from strop.dialects.ledger.placement_notes import NO_SHARDS
+from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, MAPPING_LIST, NUMBER, STRING, nullable
 from strop.dialects.trinity import critic
 from strop.dialects.trinity.buffer_writer import EVAL
-from strop.dialects.trinity.experience_buffer import TEMPLATE
+from strop.dialects.trinity.experience_buffer import TEMPLATE, TEMPLATE_PATH
 from strop.dialects.trinity.presets import is_offline, only_sampled
 from strop.dialects.trinity.tasksets import tasks
 
@@ -64,7 +67,9 @@ def _limits(foreign: ForeignValues) -> tuple[int, int, int | None]:
         for key, limit in (("model.max_prompt_tokens", prompt), ("model.max_response_tokens", response))
         if limit is None
     ]
-    if len(lacking) == 2 or (lacking and total is None):
+    if len(lacking) == 2 and total is not None:
+        prompt = total // 2
+    elif len(lacking) == 2 or (lacking and total is None):
         raise foreign.error_for(
             lacking[0], f"write {' and '.join(lacking)}: the length limits of prompt and response, in tokens."
         )
@@ -105,6 +110,51 @@ def lora(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
+_SAMPLING = (
+    *(
+        mapped(
+            f"model.{name}",
+            default,
+            f"rollout.sampling.{name}",
+            read=tasks,
+            value_type=nullable(NUMBER),
+            note="of tasksets without the key in rollout_args",
+        )
+        for name, default in (
+            ("temperature", 1.0),
+            ("top_p", 1.0),
+            ("top_k", -1),
+            ("repetition_penalty", 1.0),
+        )
+    ),
+    placement("model.logprobs", 0, "log-probs are always recorded", supported=always, value_type=ANY),
+    mapped(
+        "model.enable_prompt_truncation",
+        True,
+        "data.overlong",
+        read=tasks,
+        value_type=BOOLEAN,
+        inactive=only_sampled,
+        note="true keeps the end of a prompt above max_prompt_tokens",
+    ),
+    *(
+        refused(f"model.{name}", default, why)
+        for name, default, why in (
+            ("tinker.enable", False, "Strop trains on this machine; remove it"),
+            ("external_model.enable", False, "Strop samples from models that it loads; write model_path"),
+            ("rope_scaling", None, "write a model folder whose config.json has it"),
+            ("rope_theta", None, "write a model folder whose config.json has it"),
+        )
+    ),
+    *(
+        no_effect(f"model.{section}.*", UNSET, "its switch is off", value_type=ANY)
+        for section in ("tinker", "external_model")
+    ),
+    placement("model.fully_sharded_loras", False, NO_SHARDS, supported=always),
+    placement(
+        "model.max_cpu_loras", None, "a run has one adapter", supported=always, value_type=nullable(INTEGER)
+    ),
+)
 MODEL = (
     mapped("model.model_path", UNSET, "model.path", value_type=STRING),
     critic.MODEL,
@@ -142,11 +192,20 @@ MODEL = (
     ),
     *not_on_page(
         TEMPLATE,
+        TEMPLATE_PATH,
+        *_SAMPLING,
         mapped("model.lora_configs", None, "model.lora", read=lora, value_type=MAPPING_LIST),
         mapped("model.lora_configs.0.lora_rank", 32, "model.lora.rank", read=lora),
         mapped("model.lora_configs.0.lora_alpha", 32, "model.lora.alpha", read=lora),
         mapped("model.lora_configs.0.target_modules", "all-linear", "model.lora.targets", read=lora),
         placement("model.lora_configs.0.name", None, _NO_ACTORS, supported=always, value_type=ANY),
+        placement("model.lora_configs.0.base_model_name", None, _NO_ACTORS, supported=always, value_type=ANY),
+        placement(
+            "model.lora_configs.0.lora_dtype",
+            "auto",
+            "the adapter has the model's dtype",
+            supported=only("auto"),
+        ),
         refused(
             "model.lora_configs.0.*",
             UNSET,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from strop.dialects.ledger.key_mapping import (
@@ -22,12 +22,52 @@ from strop.dialects.trinity import presets
 from strop.dialects.trinity.algorithm_writer import write_policy_loss
 
 _ARGS = "algorithm.policy_loss_fn_args"
-_SELECTABLE = ("ppo", "gspo", "opmd")
+_SELECTABLE = ("ppo", "gspo", "opmd", "cispo", "topr", "sppo", "rec")
 """Losses that are compatible with all advantage functions."""
-_CLIPPED = ("ppo", "gspo", "mix")
+_CLIPPED = ("ppo", "gspo", "mix", "mix_chord", "cispo")
 _GSPO_CLIP = {"low": 3e-4, "high": 4e-4}
 _AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 _clipped = presets.only_losses(*_CLIPPED)
+
+
+def _cispo(foreign: ForeignValues) -> dict[str, Any]:
+    low, high = foreign[f"{_ARGS}.clip_range_low"], foreign[f"{_ARGS}.clip_range_high"]
+    return {
+        "type": "cispo",
+        "clip_low": None if low is None or low >= 1 else low,
+        "clip_high": 0.28 if high is None else high,
+        "mask_clipped": True,
+    }
+
+
+def _rec(foreign: ForeignValues) -> dict[str, Any]:
+    return {
+        "type": "rec",
+        "clipping": {"one-side": "one_side", "two-side": "two_sides"}.get(
+            foreign[f"{_ARGS}.clip_mode"], foreign[f"{_ARGS}.clip_mode"]
+        ),
+        "clip_low": foreign[f"{_ARGS}.epsilon_low"],
+        "clip_high": foreign[f"{_ARGS}.epsilon_high"],
+        "ring_low": foreign[f"{_ARGS}.epsilon_low_prime"],
+        "ring_high": foreign[f"{_ARGS}.epsilon_high_prime"],
+        "weight": {"importance_sampling": "ratio"}.get(
+            foreign[f"{_ARGS}.weight"], foreign[f"{_ARGS}.weight"]
+        ),
+        "temperature": foreign[f"{_ARGS}.temp"],
+        "regularizer": foreign[f"{_ARGS}.regularizer"].replace("-", "_"),
+        "regularizer_coef": foreign[f"{_ARGS}.regularizer_coef"],
+    }
+
+
+_OFF_POLICY: Mapping[str, Callable[[ForeignValues], dict[str, Any]]] = {
+    "opmd": lambda foreign: {"type": "opmd", "tau": foreign[f"{_ARGS}.tau"]},
+    "sft": lambda foreign: {"type": "gpg"},
+    "cispo": _cispo,
+    "topr": lambda foreign: {"type": "topr", "threshold": foreign[f"{_ARGS}.advantage_threshold"]},
+    "sppo": lambda foreign: {"type": "sppo", "clip": foreign[f"{_ARGS}.epsilon"]},
+    "rec": _rec,
+}
+"""Fields of the losses without a clipped ratio."""
 
 
 @written_by(write_policy_loss)
@@ -39,8 +79,8 @@ def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
     loss = presets.loss(foreign)
     settings: dict[str, Any] = {"algorithm.aggregation": _aggregation(foreign, loss)}
     at = "algorithm.policy_loss"
-    if loss == "opmd":
-        return {**settings, f"{at}.type": "opmd", f"{at}.tau": foreign[f"{_ARGS}.tau"]}
+    if loss in _OFF_POLICY:
+        return settings | {f"{at}.{name}": value for name, value in _OFF_POLICY[loss](foreign).items()}
     settings |= {
         f"{at}.clip_low": _clip_range(foreign, loss, "low"),
         f"{at}.clip_high": _clip_range(foreign, loss, "high"),
@@ -70,7 +110,7 @@ def _clip_range(foreign: ForeignValues, loss: str, side: str) -> float:
 
 
 def _aggregation(foreign: ForeignValues, loss: str) -> str:
-    aggregation = foreign[f"{_ARGS}.loss_agg_mode"]
+    aggregation = foreign["algorithm.loss_agg_mode"] or foreign[f"{_ARGS}.loss_agg_mode"]
     default = "seq-mean-token-mean" if loss == "gspo" else "token-mean"
     return default if aggregation is None else str(aggregation)
 
@@ -85,9 +125,8 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
         None,
         "algorithm.policy_loss.type",
         read=policy_loss,
-        value_type=nullable(one_of(*_SELECTABLE, "dpo", "sft", "mix")),
-        note="default by algorithm_type; ppo, gspo and opmd work with all advantages, the others only with their own "
-        "type",
+        value_type=nullable(one_of(*_SELECTABLE, "dpo", "sft", "mix", "mix_chord")),
+        note="default by algorithm_type; mix, mix_chord, sft and dpo work only with their own type",
     ),
     mapped(
         f"{_ARGS}.clip_range",
@@ -106,7 +145,7 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
             read=policy_loss,
             value_type=nullable(NUMBER),
             inactive=_clipped,
-            note="null means clip_range",
+            note="null means clip_range; cispo: no lower bound, and 0.28 above",
         )
         for side in ("low", "high")
     ),
@@ -116,7 +155,7 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
         "algorithm.policy_loss.dual_clip",
         read=policy_loss,
         value_type=nullable(NUMBER),
-        inactive=presets.only_losses("ppo", "mix"),
+        inactive=presets.only_losses("ppo", "mix", "mix_chord"),
         note="null means no dual clipping",
     ),
     mapped(
@@ -165,6 +204,55 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
             "train_batch_size_usual",
             "train_batch_size_expert",
         )
+    ),
+    mapped(
+        f"{_ARGS}.advantage_threshold",
+        0.0,
+        "algorithm.policy_loss.threshold",
+        read=policy_loss,
+        inactive=presets.only_losses("topr"),
+    ),
+    mapped(
+        f"{_ARGS}.epsilon",
+        0.3,
+        "algorithm.policy_loss.clip",
+        read=policy_loss,
+        inactive=presets.only_losses("sppo"),
+    ),
+    *(
+        mapped(
+            f"{_ARGS}.{name}",
+            default,
+            f"algorithm.policy_loss.{field}",
+            read=policy_loss,
+            value_type=one_of(*choices) if choices else None,
+            inactive=presets.only_losses("rec"),
+        )
+        for name, default, field, choices in (
+            ("epsilon_low", 0.2, "clip_low", ()),
+            ("epsilon_high", 0.2, "clip_high", ()),
+            ("epsilon_low_prime", 0.6, "ring_low", ()),
+            ("epsilon_high_prime", 2.0, "ring_high", ()),
+            ("clip_mode", "none", "clipping", ("none", "one-side", "two-side", "ring")),
+            ("weight", "none", "weight", ("none", "importance_sampling", "advantage")),
+            ("temp", 1.0, "temperature", ()),
+            ("regularizer", "none", "regularizer", ("none", "k2", "forward-kl")),
+            ("regularizer_coef", 0.0, "regularizer_coef", ()),
+        )
+    ),
+    mapped(
+        "algorithm.loss_agg_mode",
+        None,
+        "algorithm.aggregation",
+        read=policy_loss,
+        value_type=nullable(one_of(*_AGGREGATIONS)),
+        inactive=presets.only_sampled,
+        note="takes precedence over policy_loss_fn_args.loss_agg_mode",
+    ),
+    refused(
+        "algorithm.use_token_level_loss",
+        True,
+        "the loss of demonstrations is always averaged over tokens",
     ),
     refused(f"{_ARGS}.*", UNSET, "unknown argument of the policy loss; remove it", supported=never),
 )

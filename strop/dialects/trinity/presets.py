@@ -15,6 +15,12 @@ ADVANTAGES = {
     "rloo": "rloo",
     "reinforceplusplus": "reinforce_plus_plus",
     "remax": "remax",
+    "reinforce": "reinforce",
+    "asymre": "asymre",
+    "step_wise_grpo": "grpo",
+    "multi_step_grpo": "grpo",
+    "rec": "grpo",
+    "raft": "raft",
 }
 """The algorithm whose advantages each `advantage_fn` computes."""
 
@@ -38,7 +44,17 @@ PRESETS = {
     "dpo": AlgorithmPreset(2, "none", "dpo"),
     "sft": AlgorithmPreset(1, "none", "sft", kl_loss="none", entropy="none"),
     "mix": AlgorithmPreset(8, "grpo", "mix", entropy="mix", sample="mix"),
+    "mix_chord": AlgorithmPreset(8, "grpo", "mix_chord", entropy="mix", sample="mix"),
+    "multi_step_grpo": AlgorithmPreset(8, "step_wise_grpo", "ppo"),
+    "raft": AlgorithmPreset(1, "raft", "sft", kl_loss="none", entropy="none"),
+    "topr": AlgorithmPreset(2, "reinforce", "topr"),
+    "cispo": AlgorithmPreset(2, "grpo", "cispo"),
+    "asymre": AlgorithmPreset(2, "asymre", "opmd", kl_loss="none", entropy="none"),
+    "sppo": AlgorithmPreset(2, "opmd", "sppo", kl_loss="none", entropy="none"),
+    "rec": AlgorithmPreset(2, "rec", "rec", kl_loss="none", entropy="none"),
 }
+MIXED = ("mix", "mix_chord")
+"""Types that train on an expert's demonstrations together with rollouts."""
 
 
 def algorithm_type(foreign: ForeignValues) -> str:

@@ -26,7 +26,7 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, MAPPING, NUMBER, STRING, nullable, one_of
 from strop.dialects.trinity import formats
 from strop.dialects.trinity.buffer_writer import AUXILIARY, write_auxiliary, write_batch_selection
-from strop.dialects.trinity.presets import algorithm_type, option, preset
+from strop.dialects.trinity.presets import MIXED, algorithm_type, option, preset
 
 _ARGS = "algorithm.sample_strategy_args"
 _NAME = f"{_ARGS}.sft_dataset_name"
@@ -104,13 +104,13 @@ def auxiliary_data(foreign: ForeignValues) -> Mapping[str, Any]:
             f"Remove it, or write its name in {_NAME}.",
         )
     settings = {"name": name, **formats.row_source(foreign, at), **formats.answer_columns(foreign, at)}
-    expert = {"algorithm.expert": name} if algorithm_type(foreign) == "mix" else {}
+    expert = {"algorithm.expert": name} if algorithm_type(foreign) in MIXED else {}
     return {"data.demonstrations": [settings], **expert}
 
 
 def auxiliary_off(foreign: ForeignValues) -> str | None:
     """The reason why no demonstrations are read, or None."""
-    if algorithm_type(foreign) == "mix" or _warms_up(foreign):
+    if algorithm_type(foreign) in MIXED or _warms_up(foreign):
         return None
     if _strategy(foreign) == "warmup":
         return f"{_STEPS} is {foreign[_STEPS]}"
@@ -168,6 +168,27 @@ def _rows(at: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
         no_effect(f"{at}.max_read_timeout", 1800, queue, value_type=NUMBER),
         no_effect(f"{at}.use_priority_queue", False, queue, value_type=BOOLEAN),
         no_effect(f"{at}.reuse_cooldown_time", None, queue, value_type=nullable(NUMBER)),
+        *not_on_page(
+            no_effect(
+                f"{at}.enable_progress_bar", False, "data are read without a progress bar", value_type=BOOLEAN
+            ),
+            *(
+                no_effect(
+                    f"{at}.{name}",
+                    UNSET,
+                    "demonstrations are repeated as long as the run needs them",
+                    value_type=ANY,
+                )
+                for name in (
+                    "total_epochs",
+                    "total_steps",
+                    "schema_type",
+                    "index",
+                    "batch_size",
+                    "max_retry_times",
+                )
+            ),
+        ),
         refused(f"{at}.*", UNSET, "a buffer of demonstrations has no such key; remove it", supported=never),
     )
     return tuple(also_inactive(row, inactive) for row in rows)

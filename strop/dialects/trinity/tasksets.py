@@ -7,20 +7,24 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from strop.config.effective_reward import workflow_rewards
-from strop.config.schema.workflow import WorkflowConfig
+from strop.config.schema.reward import RewardFunctionConfig
 from strop.dialects.ledger.key_mapping import (
+    UNSET,
     ForeignValues,
     KeyMapping,
     also_inactive,
     always,
     mapped,
+    no_effect,
     not_on_page,
+    only,
     placement,
+    refused,
     written_by,
 )
 from strop.dialects.ledger.value_types import (
     ANY,
+    BOOLEAN,
     INTEGER,
     MAPPING,
     MAPPING_LIST,
@@ -29,24 +33,18 @@ from strop.dialects.ledger.value_types import (
     nullable,
     one_of,
 )
-from strop.dialects.trinity import formats, workflows
+from strop.dialects.trinity import formats, rewards, workflows
 from strop.dialects.trinity.buffer_writer import EVAL, TASKSET, write_tasks
 from strop.dialects.trinity.presets import is_offline, only_sampled, repeat_times
+from strop.dialects.trinity.workflows import INPUT
 
-REWARDS = {
-    "math_reward": "math",
-    "math_boxed_reward": "math",
-    "countdown_reward": "countdown",
-    "format_reward": "format",
-    "accuracy_reward": "math",
-}
 _STORAGE = one_of("file", "sql", "queue")
 
 
 @written_by(write_tasks)
 def tasks(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the training and evaluation tasksets with their workflows and rewards."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"data.shuffle": _is_shuffled(foreign)}
     evaluated = foreign[EVAL] or {}
     places = [*([] if is_offline(foreign) else [TASKSET]), *(f"{EVAL}.{index}" for index in evaluated)]
     if not is_offline(foreign):
@@ -54,11 +52,24 @@ def tasks(foreign: ForeignValues) -> Mapping[str, Any]:
         settings |= {f"data.train.{name}": v for name, v in _taskset(foreign, TASKSET).items()}
         settings |= _queue(foreign)
         settings |= {f"rollout.sampling.{name}": v for name, v in _sampling(foreign, TASKSET).items()}
+        settings |= rewards.overlong_penalty(
+            foreign, _function(foreign, TASKSET), foreign[f"{TASKSET}.reward_fn_args"] or {}
+        )
+        if foreign.is_set("model.enable_prompt_truncation"):
+            settings["data.overlong"] = "left" if foreign["model.enable_prompt_truncation"] else "error"
     if places:
         settings["rollout.workflow"] = _workflow(foreign, places[0])
         settings["reward.functions"] = _written(foreign, places[0])
     settings["data.eval"] = [_measured(foreign, index, places[0]) for index in evaluated]
     return settings
+
+
+def _is_shuffled(foreign: ForeignValues) -> bool:
+    """Trinity reads the rows in their order, unless a taskset's selector says otherwise."""
+    kind = (
+        foreign[f"{TASKSET}.task_selector.selector_type"] or foreign[f"{TASKSET}.data_selector.selector_type"]
+    )
+    return not is_offline(foreign) and not _is_queue(foreign) and kind in ("shuffle", "random")
 
 
 def _is_queue(foreign: ForeignValues) -> bool:
@@ -74,7 +85,7 @@ def _queue(foreign: ForeignValues) -> dict[str, Any]:
             "buffer.total_steps",
             "a queue of tasks has no epochs; write buffer.total_steps or trainer.total_steps.",
         )
-    return {"data.queue": {}, "data.shuffle": False}
+    return {"data.queue": {}}
 
 
 def _measured(foreign: ForeignValues, index: str, first: str) -> dict[str, Any]:
@@ -103,11 +114,11 @@ def _taskset(foreign: ForeignValues, at: str) -> dict[str, Any]:
 
 def _sampling(foreign: ForeignValues, at: str) -> dict[str, Any]:
     written = {name: foreign[f"{at}.rollout_args.{name}"] for name in ("temperature", "top_p", "top_k")}
-    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
-    options = {name: defaults[name] if value is None else value for name, value in written.items()}
+    options = {name: foreign[f"model.{name}"] if value is None else value for name, value in written.items()}
     return {
         **options,
         "top_k": max(options["top_k"], 0),
+        "repetition_penalty": foreign["model.repetition_penalty"],
         "min_response_tokens": foreign["model.min_response_tokens"],
     }
 
@@ -135,27 +146,39 @@ def _check_repeats(foreign: ForeignValues) -> None:
 
 
 def _reward(foreign: ForeignValues, at: str) -> list[dict[str, Any]]:
-    """The reward functions of a taskset: configured, or provided by its workflow."""
-    provided = workflow_rewards(WorkflowConfig.model_validate(_workflow(foreign, at)))
-    return _written(foreign, at) or [function.model_dump() for function in provided]
+    """The reward functions of a taskset, complete, for comparison with those of another."""
+    return [RewardFunctionConfig(**function).model_dump() for function in _written(foreign, at)]
 
 
 def _written(foreign: ForeignValues, at: str) -> list[dict[str, Any]]:
     """The configured reward function; empty where the workflow provides the reward."""
     name, args = _function(foreign, at), foreign[f"{at}.reward_fn_args"] or {}
-    if not args and workflows.brings_reward(_workflow(foreign, at), name):
+    workflow = _workflow(foreign, at)
+    if workflows.brings_reward(workflow, name):
         return []
+    with_think = bool((foreign[f"{at}.workflow_args"] or {}).get("with_think"))
+    if workflow["name"] == "math":
+        name = "math_boxed_reward" if workflows.is_boxed(foreign, at) else "math_reward"
     if name is None:
         raise foreign.error_for(
             "buffer.default_reward_fn_type",
-            f"write default_reward_fn_type: one of {', '.join(REWARDS)}, or file.py:function.",
+            f"write default_reward_fn_type: one of {', '.join(rewards.REWARDS)}, or file.py:function.",
         )
-    return [{"function": REWARDS.get(name, name), "args": args}]
+    return rewards.reward_functions(name, args, boxed_with_think=with_think)
 
 
 def _function(foreign: ForeignValues, at: str) -> str | None:
     """The taskset's own reward function, or the default of all tasksets."""
-    return foreign[f"{at}.default_reward_fn_type"] or foreign["buffer.default_reward_fn_type"]
+    keys = (at, INPUT, "buffer")
+    return next(filter(None, (foreign[f"{key}.default_reward_fn_type"] for key in keys)), None)
+
+
+def _random(foreign: ForeignValues) -> str | None:
+    if "random" in (
+        foreign[f"{TASKSET}.{name}.selector_type"] for name in ("task_selector", "data_selector")
+    ):
+        return "Strop draws each task once in an epoch, in a random order"
+    return None
 
 
 def _rows(at: str, field: str, sampling: str, repeat: str) -> tuple[KeyMapping, ...]:
@@ -201,6 +224,78 @@ def _rows(at: str, field: str, sampling: str, repeat: str) -> tuple[KeyMapping, 
         workflows.args_row(at, workflow, tasks),
         *formats.prefix_row(at, tasks, field),
         *not_on_page(
+            no_effect(
+                f"{at}.enable_progress_bar",
+                False,
+                "tasks are read without a progress bar",
+                value_type=nullable(BOOLEAN),
+            ),
+            mapped(
+                f"{at}.default_eval_workflow_type",
+                None,
+                f"{workflow}",
+                read=tasks,
+                value_type=nullable(STRING),
+                inactive=(lambda foreign: "the taskset is trained on") if is_trained else None,
+            ),
+            *(
+                refused(f"{at}.format.{name}", default, why, supported=only(None, ""))
+                for name, default, why in (
+                    ("image_key", None, "Strop trains on text only"),
+                    ("video_key", None, "Strop trains on text only"),
+                    ("workflow_key", "", "a taskset has one workflow; write one taskset for each"),
+                    ("reward_fn_key", "", "a taskset has one reward; write one that chooses by the row"),
+                )
+            ),
+            *(
+                mapped(
+                    f"{at}.{section}.selector_type",
+                    None,
+                    "data.shuffle",
+                    read=tasks,
+                    value_type=nullable(one_of("sequential", "shuffle", "random")),
+                    warn=_random,
+                    inactive=None
+                    if is_trained
+                    else (lambda foreign: "evaluations read all tasks in their order"),
+                    note="sequential; shuffle and random give each epoch an order of its own",
+                )
+                for section in ("task_selector", "data_selector")
+            ),
+            *(
+                no_effect(
+                    f"{at}.{section}.{name}",
+                    UNSET,
+                    "a shuffled order is drawn from the run's seed",
+                    value_type=ANY,
+                )
+                for section in ("task_selector", "data_selector")
+                for name in ("seed", "feature_keys", "kwargs")
+            ),
+            *(
+                no_effect(
+                    f"{at}.{name}", default, "a database is read with Strop's own retries", value_type=ANY
+                )
+                for name, default in (("max_retry_times", 3), ("max_retry_interval", 1))
+            ),
+            *(
+                no_effect(f"{at}.{name}", UNSET, "Trinity sets it itself", value_type=ANY)
+                for name in (
+                    "index",
+                    "is_eval",
+                    "batch_size",
+                    "total_epochs",
+                    "total_steps",
+                    "ray_namespace",
+                    "capacity",
+                )
+            ),
+            refused(
+                f"{at}.rollout_args.max_tokens",
+                None,
+                "write model.max_response_tokens, with the same value",
+                supported=lambda foreign, value: value in (None, foreign["model.max_response_tokens"]),
+            ),
             mapped(
                 f"{at}.rollout_args.top_p", None, f"{sampling}.top_p", read=tasks, value_type=nullable(NUMBER)
             ),
@@ -252,7 +347,32 @@ REWARD = mapped(
     "reward.functions.0.function",
     read=tasks,
     value_type=nullable(STRING),
-    note=", ".join(f"{foreign_name}: {name}" for foreign_name, name in REWARDS.items())
-    + ", or file.py:function",
+    note=f"{', '.join(rewards.REWARDS)}, or file.py:function",
 )
 WORKFLOW = workflows.type_row("buffer", "rollout.workflow", tasks)
+DEFAULTS = not_on_page(
+    workflows.type_row(INPUT, "rollout.workflow", tasks),
+    mapped(
+        f"{INPUT}.default_eval_workflow_type",
+        None,
+        "data.eval.0.workflow",
+        read=tasks,
+        value_type=nullable(STRING),
+        note="of evaluation tasksets without their own",
+    ),
+    mapped(
+        f"{INPUT}.default_reward_fn_type",
+        None,
+        "reward.functions.0.function",
+        read=tasks,
+        value_type=nullable(STRING),
+    ),
+    mapped(f"{INPUT}.system_prompt", None, "data.train.system", read=tasks, value_type=nullable(STRING)),
+    mapped(f"{INPUT}.reply_prefix", None, "data.train.reply_prefix", read=tasks, value_type=nullable(STRING)),
+    refused(
+        f"{INPUT}.tasksets",
+        [],
+        "a run trains on one taskset; join the files and write taskset",
+        supported=lambda foreign, value: not value,
+    ),
+)

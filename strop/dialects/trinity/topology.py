@@ -21,16 +21,25 @@ from strop.dialects.ledger.key_mapping import (
     always,
     any_inactive,
     mapped,
+    no_effect,
     not_on_page,
     placement,
     unstated_defaults,
     written_by,
 )
-from strop.dialects.ledger.value_types import INTEGER, NUMBER, nullable, one_of
+from strop.dialects.ledger.value_types import BOOLEAN, INTEGER, NUMBER, nullable, one_of
 from strop.dialects.trinity.cluster import uses_cluster
 from strop.dialects.trinity.presets import algorithm_type, is_offline, only_sampled
 
-_SYNC_STYLES = {"fixed": "fixed", "dynamic_by_trainer": "latest", "dynamic_by_explorer": "on_request"}
+_SYNC_STYLES = {
+    "fixed": "fixed",
+    "trainer_driven": "latest",
+    "explorer_driven": "on_request",
+    "dynamic_by_trainer": "latest",
+    "dynamic_by_explorer": "on_request",
+}
+"""The names `dynamic_by_*` are those of Trinity 0.3, which later versions still accept."""
+_SYNC_METHODS = ("nccl", "checkpoint", "memory", "online", "offline")
 _SINGLE_ROLES = ("train", "explore")
 _DEFAULT_CAPACITY = 4096
 """Default capacity of a buffer, in groups."""
@@ -59,7 +68,8 @@ def is_distributed(foreign: ForeignValues) -> bool:
 def uses_priority_queue(foreign: ForeignValues) -> bool:
     """Whether the buffer is a priority queue, which does not deliver steps in order."""
     at = "buffer.trainer_input.experience_buffer"
-    return bool(foreign[f"{at}.use_priority_queue"]) and foreign[f"{at}.storage_type"] in (None, "queue")
+    enabled = foreign[f"{at}.use_priority_queue"] or foreign[f"{at}.replay_buffer.enable"]
+    return bool(enabled) and foreign[f"{at}.storage_type"] in (None, "queue")
 
 
 def buffer_capacity(foreign: ForeignValues) -> int | None:
@@ -107,7 +117,7 @@ def write_synchronizer(run: Run) -> Mapping[str, Any]:
     section = run.synchronizer
     if isinstance(section, MemorySyncConfig):
         return {}
-    names = {name: foreign_name for foreign_name, name in _SYNC_STYLES.items()}
+    names = {name: foreign_name for foreign_name, name in reversed(_SYNC_STYLES.items())}
     name = names.get(section.style.type)
     values = {
         "synchronizer.sync_method": "nccl" if isinstance(section, CollectiveSyncConfig) else "checkpoint",
@@ -129,13 +139,7 @@ def synchronizer(foreign: ForeignValues) -> Mapping[str, Any]:
     folder."""
     at = "synchronizer"
     separate = is_single_role(foreign) or foreign["mode"] == "bench"
-    nccl = foreign[f"{at}.sync_method"] == "nccl"
-    if separate and nccl and foreign.is_set(f"{at}.sync_method"):
-        raise foreign.error_for(
-            f"{at}.sync_method",
-            f"{at}.sync_method is nccl, which requires mode both; mode {foreign['mode']} transfers weights "
-            "through a folder. Write sync_method: checkpoint.",
-        )
+    nccl = foreign[f"{at}.sync_method"] in ("nccl", "online", "memory")
     if not is_distributed(foreign):
         return {}
     settings = {
@@ -176,7 +180,7 @@ ROWS: tuple[KeyMapping, ...] = (
             "nccl",
             "nccl is a collective (gloo without two GPUs); a single process that alternates shares the "
             "weights",
-            value_type=one_of("nccl", "checkpoint"),
+            value_type=one_of(*_SYNC_METHODS),
             supported=always,
             fields=("synchronizer.type",),
             read=synchronizer,
@@ -218,6 +222,12 @@ ROWS: tuple[KeyMapping, ...] = (
             value_type=nullable(one_of(*_SYNC_STYLES)),
             inactive=only_sampled,
             note="null means fixed",
+        ),
+        no_effect(
+            "synchronizer.wait_for_checkpoint",
+            False,
+            "a separate explorer always waits for the first weights",
+            value_type=BOOLEAN,
         ),
     ),
 )

@@ -22,8 +22,9 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.placement_notes import NO_SHARDS, OWN_KERNELS, TRAINER_MICRO_BATCHES
 from strop.dialects.ledger.value_types import ANY, INTEGER, MAPPING, NUMBER, nullable
 from strop.dialects.trinity import critic
+from strop.dialects.trinity.algorithm import algorithm
 from strop.dialects.trinity.embedded_verl import PREFIX, embedded_converter, remaining_rows, verl_row
-from strop.dialects.trinity.presets import repeat_times, without_critic
+from strop.dialects.trinity.presets import only_sampled, repeat_times, without_critic
 from strop.dialects.verl.model import override_config
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -116,7 +117,12 @@ _PAGE: tuple[KeyMapping, ...] = (
     *critic.ROWS,
     verl_row("trainer.balance_batch", True),
     _refused_row("trainer.total_training_steps", None, "write Trinity's key trainer.total_steps"),
-    _refused_row("trainer.resume_mode", "auto", "write Trinity's key continue_from_checkpoint"),
+    refused(
+        f"{PREFIX}trainer.resume_mode",
+        "auto",
+        "Trinity overwrites it; write continue_from_checkpoint",
+        supported=always,
+    ),
     _refused_row("trainer.resume_from_path", "", "write Trinity's key continue_from_checkpoint"),
     verl_row("trainer.critic_warmup", 0),
     verl_row("trainer.default_hdfs_dir", None),
@@ -162,7 +168,40 @@ _ELSEWHERE = not_on_page(
         )
     ),
 )
-_OTHERS = remaining_rows(
-    (f"{_ACTOR}.", f"{_MODEL}.", f"{_REF}.", "critic."), {row.key for row in (*_PAGE, *_ELSEWHERE)}
+_MEGATRON = not_on_page(
+    mapped(
+        f"{PREFIX}algorithm.rollout_correction.bypass_mode",
+        True,
+        "algorithm.old_policy",
+        read=algorithm,
+        inactive=only_sampled,
+        note="true takes the sampler's log-probs as those of the old policy",
+    ),
+    *(
+        placement(
+            f"{PREFIX}{section}.megatron.*",
+            UNSET,
+            "a single process trains, without Megatron's engine",
+            supported=never,
+            value_type=ANY,
+        )
+        for section in (_ACTOR, _REF, "critic")
+    ),
+    replace(verl_row(f"{_ACTOR}.optim.lr_decay_style", "constant"), note="Trinity's default is constant"),
+    replace(verl_row("critic.optim.lr_decay_style", "constant"), note="Trinity's default is constant"),
+    *(
+        _refused_row(f"algorithm.{name}", default, f"write Trinity's key algorithm.{instead}")
+        for name, default, instead in (
+            ("gamma", 1.0, "advantage_fn_args.gamma"),
+            ("lam", 1.0, "advantage_fn_args.lam"),
+            ("kl_penalty", "kl", "kl_penalty_fn"),
+            ("kl_ctrl.type", "fixed", "kl_penalty_fn_args"),
+            ("kl_ctrl.kl_coef", 0.001, "kl_penalty_fn_args.kl_coef"),
+        )
+    ),
 )
-ROWS = (*_PAGE, *_ELSEWHERE, *_OTHERS)
+_OTHERS = remaining_rows(
+    (f"{_ACTOR}.", f"{_MODEL}.", f"{_REF}.", "critic."),
+    {row.key for row in (*_PAGE, *_ELSEWHERE, *_MEGATRON)},
+)
+ROWS = (*_PAGE, *_ELSEWHERE, *_MEGATRON, *_OTHERS)

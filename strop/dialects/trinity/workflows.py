@@ -8,12 +8,29 @@ from typing import Any
 
 from strop.config.schema import Run
 from strop.config.schema.workflow import WorkflowConfig
+from strop.config.suggest import closest
 from strop.dialects.ledger.key_mapping import ForeignValues, KeyMapping, mapped, unstated_defaults, written_by
 from strop.dialects.ledger.value_types import INTEGER, MAPPING, NUMBER, STRING, nullable
+from strop.dialects.trinity.packaged_workflows import PACKAGED
 
-_MATH = {"math_workflow": "tags", "math_boxed_workflow": "boxed"}
+INPUT = "buffer.explorer_input"
+R1_PROMPT = (
+    "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
+    "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
+    "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., "
+    "<think> reasoning process here </think> <answer> answer here </answer>."
+)
+"""System message of `math_workflow`: the prompt of DeepSeek-R1 (arXiv 2501.12948, table 1)."""
+BOXED_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
+"""System message of `math_boxed_workflow`, as in Qwen2.5-Math."""
+_THINKING_PROMPT = (
+    "Solve the problem. First think about it, within <think> and </think>. Then write the final answer within "
+    "\\boxed{}."
+)
+_MATH = ("math_workflow", "math_boxed_workflow", "math_eval_workflow")
 _MATH_REWARDS = (None, "math_reward", "math_boxed_reward")
-_KNOWN = ("simple_workflow", *_MATH)
+_PLAIN = ("simple_workflow",)
+_KNOWN = (*_PLAIN, *_MATH, *PACKAGED)
 
 
 def workflow_of(foreign: ForeignValues, at: str, reward: str | None) -> dict[str, Any]:
@@ -21,43 +38,75 @@ def workflow_of(foreign: ForeignValues, at: str, reward: str | None) -> dict[str
 
     A math workflow with a reward other than a math reward has no system message of its own.
     """
-    key = f"{at}.default_workflow_type"
-    workflow, args = (
-        foreign[key] or foreign["buffer.default_workflow_type"],
-        foreign[f"{at}.workflow_args"] or {},
-    )
-    if workflow in _MATH and reward in _MATH_REWARDS:
-        return {"name": "math", "args": {"style": _MATH[workflow], **args}}
-    if workflow is None or workflow in _KNOWN:
-        return {"name": "single_turn", "args": args}
-    if not ("." in workflow or ":" in workflow):
+    key, name = _workflow_name(foreign, at)
+    args = dict(foreign[f"{at}.workflow_args"] or {})
+    if name in _MATH and reward in _MATH_REWARDS:
+        if name == "math_workflow":
+            return {"name": "math", "args": {"system": R1_PROMPT, **args}}
+        return {"name": "math", "args": _boxed(args)}
+    if name is None or name in (*_PLAIN, *_MATH):
+        return {"name": "single_turn", "args": {} if name in _MATH else args}
+    if name in PACKAGED:
+        return {"name": PACKAGED[name], "args": args}
+    if not ("." in name or ":" in name):
+        close = closest(name, (*_KNOWN, *(f"async_{known}" for known in (*_PLAIN, *_MATH))))
         raise foreign.error_for(
-            key if foreign[key] else "buffer.default_workflow_type",
-            f"unknown workflow {workflow}; write one of {', '.join(_KNOWN)}, or a Strop workflow of your own "
-            "as "
-            "`file.py:name` or a dotted path.",
+            key,
+            f"unknown workflow {name}{f'; did you mean {close}?' if close else ';'} Trinity registers "
+            f"{', '.join(_KNOWN)}; for a workflow of your own write `file.py:name` or a dotted path.",
         )
-    return {"name": workflow, "args": args}
+    return {"name": name, "args": args}
+
+
+def _boxed(args: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a math workflow whose answer is boxed; `with_think` also asks for think tags."""
+    rest = {
+        name: value
+        for name, value in args.items()
+        if name not in ("with_think", "use_base", "format_score_coef")
+    }
+    return {"system": _THINKING_PROMPT if args.get("with_think") else BOXED_PROMPT, **rest}
+
+
+def _workflow_name(foreign: ForeignValues, at: str) -> tuple[str, str | None]:
+    """The key that names a taskset's workflow, and the name without `async_`: both forms do the same here."""
+    keys = [f"{at}.default_workflow_type", f"{INPUT}.default_workflow_type", "buffer.default_workflow_type"]
+    if at != f"{INPUT}.taskset":
+        keys = [f"{at}.default_eval_workflow_type", keys[0], f"{INPUT}.default_eval_workflow_type", *keys[1:]]
+    key = next((key for key in keys if foreign[key]), keys[-1])
+    return key, foreign[key] and str(foreign[key]).removeprefix("async_")
+
+
+def is_boxed(foreign: ForeignValues, at: str) -> bool:
+    """Whether a math workflow of the taskset reads a boxed answer: by its name, or by the taskset's own system
+    message."""
+    _, name = _workflow_name(foreign, at)
+    system = foreign[f"{at}.format.system_prompt"] or foreign[f"{INPUT}.system_prompt"] or ""
+    return name in ("math_boxed_workflow", "math_eval_workflow") or (
+        name == "math_workflow" and "boxed{" in system
+    )
 
 
 def brings_reward(workflow: Mapping[str, Any], reward: str | None) -> bool:
     """Whether the workflow provides the reward, so that a taskset needs no reward function."""
-    if workflow["name"] == "math":
-        return reward in _MATH_REWARDS
-    return reward is None and workflow["name"] != "single_turn"
+    return reward is None and workflow["name"] not in ("single_turn", "math")
 
 
 def write_workflow(at: str, workflow: WorkflowConfig) -> dict[str, Any]:
     """Write the workflow of a taskset."""
-    styles = {style: name for name, style in _MATH.items()}
     args = dict(workflow.args)
-    match workflow.name:
-        case "single_turn":
+    names = {path: name for name, path in PACKAGED.items()}
+    match workflow.name, args.get("system"):
+        case "single_turn", _:
             name = "simple_workflow"
-        case "math":
-            name = styles[args.pop("style", "boxed")]
+        case "math", system:
+            name = "math_workflow" if system == R1_PROMPT else "math_boxed_workflow"
+            if system in (R1_PROMPT, BOXED_PROMPT):
+                del args["system"]
+            if system == _THINKING_PROMPT:
+                args = {key: value for key, value in args.items() if key != "system"} | {"with_think": True}
         case _:
-            name = workflow.name
+            name = names.get(workflow.name, workflow.name)
     return {f"{at}.default_workflow_type": name, f"{at}.workflow_args": args or None}
 
 
@@ -104,8 +153,8 @@ def type_row(at: str, field: str, read: Any) -> KeyMapping:
         field,
         read=read,
         value_type=nullable(STRING),
-        note="simple_workflow: single_turn; math_workflow: math with tags; math_boxed_workflow: math; or "
-        "file.py:name",
+        note="simple_workflow: single_turn; math_workflow and math_boxed_workflow: math; a name that Trinity "
+        "registers: its class in the package trinity-rft; or file.py:name",
     )
 
 

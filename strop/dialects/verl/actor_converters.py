@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import ClippedLossConfig, GspoLossConfig
+from strop.config.schema.policy_loss import ClippedLossConfig, GspoLossConfig
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
 from strop.dialects.verl import switches
 from strop.dialects.verl.algorithm import KL, KL_NAMES

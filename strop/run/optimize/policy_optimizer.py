@@ -31,7 +31,7 @@ class PolicyOptimizer:
         weight_decay = self.lr_schedule.weight_decay(step, update)
         if weight_decay is not None:
             self.engine.set_weight_decay(weight_decay)
-        metrics |= self.engine.forward_backward(batch, self._loss)
+        metrics |= self.engine.forward_backward(batch, self._loss.at_step(step))
         metrics["grad_norm"] = self.engine.step()
         return metrics
 

@@ -101,7 +101,7 @@ class RolloutUpdater:
                 experiences,
                 advantages,
                 minibatch,
-                old if number else None,
+                old if number or self._algorithm.old_policy == "sampler" else None,
                 reference,
                 step,
                 updates_done + number,
@@ -201,11 +201,14 @@ class RolloutUpdater:
     def _old_logprobs(
         self, experiences: Sequence[Experience], updates: Sequence[Sequence[int]]
     ) -> list[FloatArray] | None:
-        """Log-probs by the weights at the start of the step, of what is trained on after the first update.
+        """Log-probs by the old policy: the weights at the start of the step, of what is trained on after the first
+        update, or the sampler's.
 
         In the first update they equal the current log-probs, so no forward pass is spent on them, unless
         a KL penalty in the reward is estimated from the log-probs of all experiences.
         """
+        if self._algorithm.old_policy == "sampler":
+            return [experience.policy_logprobs for experience in experiences]
         chosen = sorted({number for update in updates[1:] for number in update})
         penalty = self._algorithm.kl_reward
         if penalty is not None and penalty.estimator != "full":

@@ -1,0 +1,112 @@
+"""`algorithm.policy_loss`: losses of probability ratios and advantages, one class for each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from strop.config.schema.base import Section
+
+
+class ClippedLossConfig(Section):
+    """PPO's clipped surrogate (arXiv 1707.06347); DAPO's two sides (2503.14476); dual clip (1912.09729)."""
+
+    type: Literal["clip"] = "clip"
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    """Lower clip range: the ratio to the old policy is clipped at 1 - clip_low."""
+    clip_high: float = Field(0.2, ge=0)
+    """Upper clip range: the ratio to the old policy is clipped at 1 + clip_high."""
+    dual_clip: float | None = Field(3.0, gt=1)
+    """Upper bound of the ratio for negative advantages (dual clip); null for no bound."""
+
+
+class GspoLossConfig(Section):
+    """Clipped surrogate with one ratio per response, the geometric mean of its tokens' ratios
+    (2507.18071)."""
+
+    type: Literal["gspo"] = "gspo"
+    clip_low: float = Field(3e-4, ge=0, lt=1)
+    """Lower clip range: the response's ratio is clipped at 1 - clip_low."""
+    clip_high: float = Field(4e-4, ge=0)
+    """Upper clip range: the response's ratio is clipped at 1 + clip_high."""
+
+
+class CispoLossConfig(Section):
+    """REINFORCE, weighted by a clipped ratio without a gradient (arXiv 2506.13585)."""
+
+    type: Literal["cispo"] = "cispo"
+    clip_low: float | None = Field(None, ge=0, lt=1)
+    """Lower clip range: the ratio is clipped at 1 - clip_low; null for no lower bound, as in the paper."""
+    clip_high: float = Field(4.0, ge=0)
+    """Upper clip range: the ratio is clipped at 1 + clip_high."""
+    mask_clipped: bool = False
+    """Drop tokens that PPO's clipping would leave without a gradient, as Trinity-RFT does."""
+
+
+class GpgLossConfig(Section):
+    """Plain policy gradient, without ratio and clipping (arXiv 2504.02546)."""
+
+    type: Literal["gpg"] = "gpg"
+
+
+class OpmdLossConfig(Section):
+    """Online policy mirror descent: the plain policy gradient divided by 1 + tau (arXiv 2505.17826)."""
+
+    type: Literal["opmd"] = "opmd"
+    tau: float = Field(1.0, ge=0)
+    """Strength of the regularization towards the current policy."""
+
+
+class ToprLossConfig(Section):
+    """REINFORCE, where a token with an advantage up to `threshold` is weighted by its ratio, at most 1 (TOPR,
+    arXiv 2503.14286)."""
+
+    type: Literal["topr"] = "topr"
+    threshold: float = 0.0
+    """Advantage above which a token has the weight 1."""
+
+
+class SppoLossConfig(Section):
+    """Log-ratio times advantage, for tokens whose ratio is within bounds (sPPO, arXiv 2108.05828)."""
+
+    type: Literal["sppo"] = "sppo"
+    clip: float = Field(0.3, gt=0)
+    """Clip range: a token counts where its ratio is between 1 / (1 + clip) and 1 + clip."""
+
+
+class RecLossConfig(Section):
+    """REINFORCE with clipping, weights and a regularizer for off-policy rollouts (REC, arXiv 2509.24203)."""
+
+    type: Literal["rec"] = "rec"
+    clipping: Literal["none", "one_side", "two_sides", "ring"] = "none"
+    """Tokens that count: all; those whose ratio has not passed the bound in the advantage's direction; those
+    within both bounds; or those and, in the other direction, those beyond the outer bounds."""
+    clip_low: float = Field(0.2, gt=0, le=1)
+    """Lower clip range: the bound is 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0)
+    """Upper clip range: the bound is 1 + clip_high."""
+    ring_low: float = Field(0.6, gt=0, le=1)
+    """Outer lower clip range of `ring`: the bound is 1 - ring_low."""
+    ring_high: float = Field(2.0, gt=0)
+    """Outer upper clip range of `ring`: the bound is 1 + ring_high."""
+    weight: Literal["none", "ratio", "advantage"] = "none"
+    """Weight of a token: 1, its ratio without a gradient, or exp(advantage / temperature)."""
+    temperature: float = Field(1.0, gt=0)
+    """Divisor of the advantage in the weight `advantage`."""
+    regularizer: Literal["none", "k2", "forward_kl"] = "none"
+    """Regularizer towards the old policy: the squared log-ratio, or the cross entropy of its samples."""
+    regularizer_coef: float = Field(0.0, ge=0)
+    """Coefficient of the regularizer."""
+
+
+PolicyLossConfig = (
+    ClippedLossConfig
+    | GspoLossConfig
+    | CispoLossConfig
+    | GpgLossConfig
+    | OpmdLossConfig
+    | ToprLossConfig
+    | SppoLossConfig
+    | RecLossConfig
+)

@@ -1,0 +1,87 @@
+"""Ledger rows of Trinity's `data_processor` and `service` sections: pipelines that prepare tasks and rollouts."""
+
+from __future__ import annotations
+
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    KeyMapping,
+    always,
+    mapped,
+    never,
+    no_effect,
+    placement,
+    refused,
+    unstated_defaults,
+    versions,
+)
+from strop.dialects.ledger.value_types import ANY, BOOLEAN, MAPPING, MAPPING_LIST, STRING, nullable
+
+_TASKS, _EXPERIENCES = "data_processor.task_pipeline", "data_processor.experience_pipeline"
+_PREPARE = "with --here, the run reads its data as they are; prepare them before the run"
+_OPERATORS = (
+    "Strop has no operators that change rollouts before training; write a reward function of your own that gives the "
+    "score, and remove the pipeline"
+)
+
+
+def _has_no_operators(foreign: ForeignValues) -> str | None:
+    return None if foreign[f"{_EXPERIENCES}.operators"] else "the pipeline has no operators"
+
+
+ROWS: tuple[KeyMapping, ...] = (
+    *(
+        placement(
+            f"service.data_juicer.{name}",
+            UNSET,
+            "Strop calls no Data-Juicer service",
+            supported=never,
+            value_type=ANY,
+        )
+        for name in ("server_url", "auto_start", "port")
+    ),
+    *(
+        placement(f"{_TASKS}.{name}", UNSET, _PREPARE, supported=never, value_type=ANY)
+        for name in ("num_process", "operators.0.name", "operators.0.args", "inputs", "target_fields")
+    ),
+    *(
+        refused(f"{_EXPERIENCES}.operators.0.{name}", UNSET, _OPERATORS, supported=never)
+        for name in ("name", "args")
+    ),
+    *unstated_defaults(
+        *versions(
+            *(
+                mapped(section, None, note="each key has a row of its own", value_type=nullable(MAPPING))
+                for section in ("data_processor", _TASKS, _EXPERIENCES, "service", "service.data_juicer")
+            ),
+            *(
+                mapped(
+                    f"{section}.operators", None, note="each item has rows", value_type=nullable(MAPPING_LIST)
+                )
+                for section in (_TASKS, _EXPERIENCES)
+            ),
+            *(
+                placement(f"{_TASKS}.{name}", UNSET, _PREPARE, supported=never, value_type=ANY)
+                for name in ("config_path", "output.*", "priority_weights.*", "top_k")
+            ),
+            no_effect(f"{_EXPERIENCES}.save_input", True, "rollouts are always recorded", value_type=BOOLEAN),
+            no_effect(
+                f"{_EXPERIENCES}.input_save_path",
+                None,
+                "rollouts are recorded in the run folder",
+                value_type=nullable(STRING),
+            ),
+            *(
+                refused(
+                    f"{_EXPERIENCES}.{name}.*",
+                    UNSET,
+                    _OPERATORS,
+                    supported=always,
+                    inactive=_has_no_operators,
+                )
+                for name in ("inputs", "output")
+            ),
+            since="0.3",
+        )
+    ),
+)
