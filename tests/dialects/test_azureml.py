@@ -163,6 +163,22 @@ def value(job: Job, field: str) -> Any:
         ("grpo", ["--do_eval=true"], "evaluate.every", None),
         ("grpo", ["--eval_strategy=steps", "--eval_steps=4"], "evaluate.every", Amount(4, "updates")),
         ("grpo", ["--eval_strategy=epoch"], "evaluate.every", Amount(1, "epochs")),
+        ("grpo", ["--eval_strategy=disable"], "evaluate.every", None),
+        ("grpo", ["--eval_strategy=disable"], "data.eval", ()),
+        (
+            "verl_trainer",
+            ["--actor_loss_agg_mode=seq-mean-token-sum"],
+            "algorithm.aggregation",
+            "seq-mean-token-sum",
+        ),
+        ("rft_trainer", ["--algorithm_norm_adv_by_std_in_grpo=false"], "algorithm.divide_by_std", False),
+        (
+            "verl_trainer",
+            ["--algorithm_adv_estimator=gae", "--critic_optim_lr=2e-5"],
+            "algorithm.critic.optimizer.lr",
+            2e-5,
+        ),
+        ("verl_trainer", ["--actor_strategy=megatron"], "trainer.engine.type", "local"),
         ("grpo", ["--eval_strategy=epoch"], "data.eval.0.rollouts_per_task", 4),
         (
             "grpo",

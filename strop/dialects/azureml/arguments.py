@@ -32,7 +32,7 @@ def parse_arguments(
     Raises ConfigError for an unknown input, an input that is given twice, and a missing required input.
     """
     texts: dict[str, str] = {}
-    known = [*(part.name for part in component.inputs), *(part.name for part in component.outputs)]
+    known = [*(part.name for part in component.accepted), *(part.name for part in component.outputs)]
     for name, text in _split_arguments(arguments):
         if name not in known:
             hint = did_you_mean(name, known) or "."
@@ -48,7 +48,7 @@ def parse_arguments(
     missing = [f"--{part.name}" for part in component.inputs if _is_missing(part, texts)]
     if missing:
         raise ConfigError(f"{component.name} requires {', '.join(missing)}; write {missing[0]} VALUE.")
-    inputs = tuple(part for part in component.inputs if part.name in texts)
+    inputs = tuple(part for part in component.accepted if part.name in texts)
     _refuse_contradictions(inputs, texts)
     outputs = tuple((part, texts[part.name]) for part in component.outputs if part.name in texts)
     return ComponentArguments(inputs, texts, outputs)

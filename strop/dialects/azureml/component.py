@@ -41,6 +41,8 @@ class ComponentInput:
     """Accepted texts; empty accepts all."""
     convert: Callable[[str], Any] | None = None
     """Parser for text that encodes another value, such as a list; None parses by `type`."""
+    also: tuple[str, ...] = ()
+    """Further accepted texts, which the seed page does not list."""
 
     @property
     def name(self) -> str:
@@ -55,7 +57,7 @@ class ComponentInput:
     def read(self, text: str) -> Any:
         """Parse the text of the input. Raises ConfigError for text that is not of the input's type."""
         got = f"got {redacted_repr(text, self.name)}."
-        if self.enum and text not in self.enum:
+        if self.enum and text not in (*self.enum, *self.also):
             raise ConfigError(f"--{self.name} must be {' or '.join(self.enum)}, {got}")
         if self.convert is not None:
             return self.convert(text)
@@ -96,6 +98,13 @@ class Component:
     """Key of `read_ledger` that sets the run folder."""
     input_names: Mapping[str, str] = field(default_factory=dict)
     """Input name of each `read_ledger` key that has another name as an input."""
+    further: tuple[ComponentInput, ...] = ()
+    """Inputs in common use that the seed page, and so the component's file, does not have."""
+
+    @property
+    def accepted(self) -> tuple[ComponentInput, ...]:
+        """All inputs of the command line."""
+        return (*self.inputs, *self.further)
 
     @property
     def ledger(self) -> Ledger:
@@ -110,6 +119,7 @@ def component_input(
     required: bool = False,
     enum: tuple[str, ...] = (),
     convert: Callable[[str], Any] | None = None,
+    also: tuple[str, ...] = (),
 ) -> ComponentInput:
     """An input that is read under its own name."""
-    return ComponentInput(input_type, row, row.key, required, enum, convert)
+    return ComponentInput(input_type, row, row.key, required, enum, convert, also)

@@ -236,10 +236,11 @@ _REST: tuple[ComponentInput, ...] = (
             "evaluate.every",
             "checkpoint.best",
             read=converters.evaluation_schedule,
-            value_type=one_of("no", "steps", "epoch"),
+            value_type=one_of("no", "disable", "steps", "epoch"),
             note="each evaluation saves a checkpoint; the final model is the one with the best reward",
         ),
         enum=("no", "steps", "epoch"),
+        also=("disable",),
     ),
     component_input(
         "integer",

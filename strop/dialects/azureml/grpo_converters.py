@@ -33,7 +33,7 @@ REWARDS = (
 
 def is_evaluation_on(foreign: ForeignValues) -> bool:
     """Whether evaluation is enabled."""
-    return bool(foreign["do_eval"]) or foreign["eval_strategy"] != "no"
+    return bool(foreign["do_eval"]) or foreign["eval_strategy"] not in ("no", "disable")
 
 
 def evaluation_off(foreign: ForeignValues) -> str | None:
@@ -41,7 +41,7 @@ def evaluation_off(foreign: ForeignValues) -> str | None:
     return (
         None
         if is_evaluation_on(foreign)
-        else "do_eval is False and eval_strategy is no, so there is no evaluation"
+        else f"do_eval is False and eval_strategy is {foreign['eval_strategy']}, so there is no evaluation"
     )
 
 
@@ -241,7 +241,12 @@ def write_evaluation_schedule(run: Run) -> Mapping[str, Any]:
 def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the evaluation interval in updates or epochs; `do_eval` alone evaluates at the end. The best model
     is the one with the highest reward; without evaluation it is the last one."""
-    often = {"steps": f"{foreign['eval_steps']} updates", "epoch": "1 epochs", "no": "never"}
+    often = {
+        "steps": f"{foreign['eval_steps']} updates",
+        "epoch": "1 epochs",
+        "no": "never",
+        "disable": "never",
+    }
     best = {"metric": "eval/validation/reward", "mode": "max"}
     return {
         "evaluate.every": often[foreign["eval_strategy"]],

@@ -28,11 +28,13 @@ def verl_input(
     convert: Callable[[str], Any] | None = None,
     row: KeyMapping | None = None,
     note: str | None = None,
+    also: tuple[str, ...] = (),
+    on_page: bool = True,
 ) -> ComponentInput:
     """An input that stands for verl's `key`; `row` replaces verl's row for it."""
     found = row or VERL.find(key)
     assert found is not None, key
-    value_type = one_of(*enum) if enum else found.value_type
+    value_type = one_of(*enum, *also) if enum else found.value_type
     note = found.note if note is None else note
     row = replace(
         found,
@@ -40,11 +42,33 @@ def verl_input(
         default=default,
         value_type=value_type,
         note=note,
-        default_stated=True,
-        on_page=True,
+        default_stated=on_page,
+        on_page=on_page,
         deprecated="",
     )
-    return ComponentInput(input_type, row, key, required, enum, convert)
+    return ComponentInput(input_type, row, key, required, enum, convert, also)
+
+
+_FURTHER: tuple[tuple[str, InputType, str], ...] = (
+    ("actor_loss_agg_mode", "string", "actor_rollout_ref.actor.loss_agg_mode"),
+    ("algorithm_norm_adv_by_std_in_grpo", "boolean", "algorithm.norm_adv_by_std_in_grpo"),
+    ("critic_optim_lr", "number", "critic.optim.lr"),
+    ("critic_ppo_micro_batch_size_per_gpu", "integer", "critic.ppo_micro_batch_size_per_gpu"),
+    ("critic_strategy", "string", "critic.strategy"),
+    ("critic_model_path", "string", "critic.model.path"),
+    ("critic_model_use_remove_padding", "boolean", "critic.model.use_remove_padding"),
+    ("critic_model_enable_gradient_checkpointing", "boolean", "critic.model.enable_gradient_checkpointing"),
+    ("critic_fsdp_param_offload", "boolean", "critic.model.fsdp_config.param_offload"),
+    ("critic_fsdp_optimizer_offload", "boolean", "critic.model.fsdp_config.optimizer_offload"),
+    ("critic_cliprange_value", "number", "critic.cliprange_value"),
+    ("critic_grad_clip", "number", "critic.grad_clip"),
+)
+
+
+def _further_input(name: str, kind: InputType, key: str) -> ComponentInput:
+    row = VERL.find(key)
+    assert row is not None, key
+    return verl_input(name, kind, row.default, key, on_page=False)
 
 
 def verl_component(
@@ -70,7 +94,14 @@ def verl_component(
         replace(part, row=replace(part.row, note=rename_keys(part.row.note, names))) for part in inputs
     )
     return Component(
-        name, azureml_name, shown, outputs, Ledger(name, rows + others), "trainer.default_local_dir", names
+        name,
+        azureml_name,
+        shown,
+        outputs,
+        Ledger(name, rows + others),
+        "trainer.default_local_dir",
+        names,
+        tuple(_further_input(*each) for each in _FURTHER),
     )
 
 
