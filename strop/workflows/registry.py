@@ -27,6 +27,10 @@ BUILTIN_WORKFLOWS: dict[str, Callable[..., Any]] = {
 }
 
 
+_TRINITY = "trinity.common.workflows."
+"""Module of the workflows in Trinity-RFT's package."""
+
+
 @dataclass(frozen=True, slots=True)
 class BoundWorkflow:
     """A workflow with its arguments bound."""
@@ -47,6 +51,12 @@ def load_workflow(section: WorkflowConfig) -> BoundWorkflow:
 
     Raises `ConfigError` if it does not exist, cannot be constructed, or does not accept its arguments.
     """
+    if section.name.startswith(_TRINITY):
+        raise ConfigError(
+            f"rollout.workflow {section.name!r} is a class of the package trinity-rft, for the interface of "
+            "Trinity-RFT, which Strop cannot call yet. Write its episode for Strop, as a class with `async def "
+            "run(self, task, chat)`, and name it as file.py:Name."
+        )
     found = BUILTIN_WORKFLOWS.get(section.name) or _import_path(section.name).load()
     if not inspect.isclass(found):
         _check(section, found, "task", "chat", **section.args)

@@ -10,6 +10,7 @@ from strop.dialects.ledger.writer import write_dialect
 from strop.dialects.trinity.reader import LEDGER
 from strop.dialects.trinity.workflows import BOXED_PROMPT, R1_PROMPT
 from strop.errors import ConfigError
+from strop.workflows.registry import load_workflow
 
 from .trinity_file import TASKSET, read
 
@@ -47,6 +48,11 @@ def test_a_taskset_has_its_own_workflow_and_arguments() -> None:
     assert run.data.eval[0].workflow == WorkflowConfig(name="m.py:W", args={"turns": 3})
     assert run.rollout.workflow == WorkflowConfig(args={"a": 1})
     assert write_dialect(LEDGER, run).unsupported == ()
+
+
+def test_a_workflow_of_trinitys_package_is_named_before_a_run() -> None:
+    with pytest.raises(ConfigError, match=r"package trinity-rft.*cannot call yet"):
+        load_workflow(PACKAGED)
 
 
 def test_rollout_limits_retries_and_environment() -> None:

@@ -1,4 +1,4 @@
-"""Workflows that Trinity registers by name and that run only with its package, trinity-rft."""
+"""Workflows that Trinity registers by name and that are classes of its package, trinity-rft."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ _CLASSES = {
     "webshop_workflow": "envs.webshop.webshop_workflow.WebShopWorkflow",
 }
 PACKAGED: Mapping[str, str] = {name: f"trinity.common.workflows.{path}" for name, path in _CLASSES.items()}
-"""The class of each workflow in Trinity's package, which `strop ... --check` names where it is not installed."""
+"""The class of each workflow in Trinity's package. A configuration with one is read; `--check` names the class."""
