@@ -76,7 +76,9 @@ def _environment_fingerprints(run: Run) -> dict[str, str]:
     return {
         ".".join(keys): fingerprint(".".join(keys), plain[keys])
         for keys, saved in iter_values(saved_values(run))
-        if keys in plain and saved not in (HIDDEN, redact(escape_interpolations(plain[keys]), keys[-1]))
+        if keys in plain
+        and not is_secret(keys[-1])
+        and saved not in (HIDDEN, redact(escape_interpolations(plain[keys]), keys[-1]))
     }
 
 

@@ -74,8 +74,12 @@ def is_running(pid: int) -> bool:
 
 
 @contextmanager
-def lock_run(folder: RunFolder, *, mode: str, is_distributed: bool) -> Iterator[Sequence[int]]:
-    """Hold the locks of a run in `mode`; yields their file descriptors, for child processes to inherit.
+def lock_run(
+    folder: RunFolder, *, mode: str, is_distributed: bool, permissions: int = 0o777
+) -> Iterator[Sequence[int]]:
+    """Hold the locks of a run in `mode`, in a folder that is created with `permissions`.
+
+    Yields the file descriptors of the locks, for child processes to inherit.
 
     Raises `RunFolderError` where another process holds one, or the folder cannot be written.
     """
@@ -83,7 +87,7 @@ def lock_run(folder: RunFolder, *, mode: str, is_distributed: bool) -> Iterator[
     if mode == "both" and is_distributed:
         names.append(EXPLORER_LOCK_FILE)
     created = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
-    folder.create()
+    folder.create(permissions)
     with ExitStack() as stack:
         stack.callback(_remove_empty, created)
         yield [stack.enter_context(_locked(folder, name)) for name in names]

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from strop.config.redact import safe_text
 from strop.printable import encodable
 from strop.runs.folder import RunFolder
 from strop.types import Message, Rollout, RolloutGroup, Task
@@ -113,7 +114,7 @@ def _rows(step: int, group: RolloutGroup) -> Iterator[dict[str, Any]]:
             "reward": rollout.reward,
             "reward_parts": list(rollout.reward_parts.items()),
             "status": rollout.status,
-            "error": rollout.error,
+            "error": None if rollout.error is None else safe_text(rollout.error),
             "turns": len(rollout.turns),
             "response_tokens": _response_tokens(rollout),
             "versions": list(rollout.versions),

@@ -11,6 +11,7 @@ from strop.config.load.loader import load_run
 from strop.config.redact import safe_text
 from strop.config.resume_compatibility import recorded_differences
 from strop.config.save import folder_mode, resolved_text, save_resolved, yaml_text
+from strop.runs.folder import RunFolder
 
 RUN = """\
 model: {path: "${oc.env:STROP_TEST_MODEL}"}
@@ -99,6 +100,8 @@ def test_paths_and_numbers_are_printed_as_they_are(
 
 def test_a_run_with_secrets_has_a_private_folder(path: Path) -> None:
     assert folder_mode(load_run(path).run) == 0o700
+    RunFolder(path.parent / "runs" / "x").create(0o700)
+    assert (path.parent / "runs" / "x").stat().st_mode & 0o777 == 0o700
     path.write_text("model: {path: m}\ndata: {train: {path: d}}\nreward: exact\n")
     assert folder_mode(load_run(path).run) == 0o777
     assert folder_mode(load_run(path, ["+reward.functions.0.args.api_key=x"]).run) == 0o700

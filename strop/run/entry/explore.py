@@ -13,7 +13,7 @@ import torch
 from strop.buffer.factory import clear_buffer, open_buffer
 from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
-from strop.config.save import folder_mode, save_resolved
+from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
@@ -61,8 +61,7 @@ def explore(
     folder = RunFolder.of(run)
     own = folder.explorer
     find_start(run, own)  # only for its checks: an explorer has no checkpoints
-    folder.create(folder_mode(run))
-    own.create(folder_mode(run))
+    own.create()
     tokenizer = load_run_tokenizer(run)
     tasks = load_tasks(run, tokenizer)
     horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))

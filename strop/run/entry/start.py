@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strop.config.load.loader import LoadedRun
+from strop.config.save import folder_mode
 from strop.config.schema import Run
 from strop.errors import ConfigError, Interrupted
 from strop.run.entry.result import RunResult
@@ -45,7 +46,10 @@ def start_run(
         _require_training_loop(run)
     folder = RunFolder.of(run)
     try:
-        with lock_run(folder, mode=run.mode, is_distributed=run.is_distributed) as locks:
+        permissions = folder_mode(run)
+        with lock_run(
+            folder, mode=run.mode, is_distributed=run.is_distributed, permissions=permissions
+        ) as locks:
             if run.mode in ("both", "train") and not _launches_processes(run):
                 return _train(loaded, reward, stop, callbacks)
             return _start_other(loaded, reward, stop, locks)

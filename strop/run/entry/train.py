@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from strop.algorithms.custom import check_custom_functions
 from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
-from strop.config.save import folder_mode, save_resolved
+from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, SftConfig
 from strop.errors import Interrupted
@@ -70,7 +70,7 @@ def train(
         check_custom_functions(run.algorithm)
     folder = RunFolder.of(run)
     start = find_start(run, folder)
-    folder.create(folder_mode(run))
+    folder.create()
     tokenizer = load_run_tokenizer(run)
     with _open_setup(run, tokenizer, reward, start, folder, stop) as setup:
         with reporting_write_errors(folder.path):

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from strop.config.redact import redact
+from strop.config.save import saved_values
 from strop.config.schema import Run
 from strop.errors import MissingExtraError
 from strop.runs.rollout_file import prompt_text
@@ -54,7 +54,7 @@ def _load_ids(folder: Path) -> dict[str, str]:
 
 def run_values(run: Run) -> dict[str, Any]:
     """Values of the run file, secrets redacted."""
-    return redact(run.model_dump(mode="json"))
+    return saved_values(run)
 
 
 def flat_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
