@@ -69,7 +69,8 @@ def recorded_differences(run_file: Path, run: Run) -> list[str]:
         keys = split_key(field)
         if not (isinstance(now.get(keys), str) and tree.has(keys)):
             continue
-        if fingerprint(field, now[keys]) != recorded and not _is_non_learning(field, NON_LEARNING_FIELDS):
+        is_same = not recorded or fingerprint(field, now[keys]) == recorded
+        if not is_same and not _is_non_learning(field, NON_LEARNING_FIELDS):
             changed.append(f"{field} was another value of {tree.get(keys)}")
         tree.replace_value(keys, escape_interpolations(now[keys]))
     return [*changed, *resume_differences(load_values(tree.values, origin=str(run_file)).run, run)]

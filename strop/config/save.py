@@ -69,16 +69,14 @@ def saved_values(run: Run) -> dict[str, Any]:
 
 
 def _environment_fingerprints(run: Run) -> dict[str, str]:
-    """Return a fingerprint of each value that is saved as an interpolation, by dotted key; none for keys that
-    name a secret, which may change."""
+    """Return a fingerprint of each value that is saved as an interpolation, by dotted key; an empty one for
+    keys that name a secret, which may change."""
     dumped = run.model_dump(mode="json")
     plain = {keys: value for keys, value in iter_values(dumped) if isinstance(value, str)}
     return {
-        ".".join(keys): fingerprint(".".join(keys), plain[keys])
+        ".".join(keys): "" if is_secret(keys[-1]) else fingerprint(".".join(keys), plain[keys])
         for keys, saved in iter_values(saved_values(run))
-        if keys in plain
-        and not is_secret(keys[-1])
-        and saved not in (HIDDEN, redact(escape_interpolations(plain[keys]), keys[-1]))
+        if keys in plain and saved not in (HIDDEN, redact(escape_interpolations(plain[keys]), keys[-1]))
     }
 
 
