@@ -22,6 +22,23 @@ verl = typer.Typer(
 ConfigOption = Annotated[
     Path | None, typer.Option(help="Complete YAML file that the overrides apply to.", show_default=False)
 ]
+ConfigPathOption = Annotated[
+    str | None,
+    typer.Option("--config-path", "-cp", help="Folder of the configuration.", show_default=False),
+]
+ConfigNameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config-name",
+        "-cn",
+        help="Name of the configuration: a YAML file in the folder, or one of verl's own.",
+        show_default=False,
+    ),
+]
+ConfigDirOption = Annotated[
+    str | None,
+    typer.Option("--config-dir", "-cd", help="Additional folder of configurations.", show_default=False),
+]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Print what the run would do.")]
 CheckOption = Annotated[bool, typer.Option("--check", help="Check whether the run can start.")]
 
@@ -30,6 +47,9 @@ CheckOption = Annotated[bool, typer.Option("--check", help="Check whether the ru
 def ppo(
     overrides: OverridesArgument = None,
     config: ConfigOption = None,
+    config_path: ConfigPathOption = None,
+    config_name: ConfigNameOption = None,
+    config_dir: ConfigDirOption = None,
     here: HereOption = False,
     explain: ExplainOption = False,
     check: CheckOption = False,
@@ -37,10 +57,12 @@ def ppo(
     """Train as `python -m verl.trainer.main_ppo key=value ...` does."""
     from strop.cli.actions import run_and_print
     from strop.cli.show import explain_or_check
+    from strop.dialects.hydra.selection import ConfigSelection
     from strop.dialects.key_owner import key_owner_hint
     from strop.dialects.verl.ppo_trainer import read_verl
 
-    loaded = read_verl(overrides or (), config=config, here=here, key_owner=key_owner_hint)
+    selection = ConfigSelection(config, config_name, config_path, config_dir)
+    loaded = read_verl(overrides or (), selection=selection, here=here, key_owner=key_owner_hint)
     if not explain_or_check(loaded, explain=explain, check=check):
         run_and_print(loaded)
 
@@ -49,6 +71,9 @@ def ppo(
 def sft(
     overrides: OverridesArgument = None,
     config: ConfigOption = None,
+    config_path: ConfigPathOption = None,
+    config_name: ConfigNameOption = None,
+    config_dir: ConfigDirOption = None,
     here: HereOption = False,
     explain: ExplainOption = False,
     check: CheckOption = False,
@@ -56,10 +81,12 @@ def sft(
     """Fine-tune as `python -m verl.trainer.fsdp_sft_trainer key=value ...` does."""
     from strop.cli.actions import run_and_print
     from strop.cli.show import explain_or_check
+    from strop.dialects.hydra.selection import ConfigSelection
     from strop.dialects.key_owner import key_owner_hint
     from strop.dialects.verl.sft_trainer import read_verl_sft
 
-    loaded = read_verl_sft(overrides or (), config=config, here=here, key_owner=key_owner_hint)
+    selection = ConfigSelection(config, config_name, config_path, config_dir)
+    loaded = read_verl_sft(overrides or (), selection=selection, here=here, key_owner=key_owner_hint)
     if not explain_or_check(loaded, explain=explain, check=check):
         run_and_print(loaded)
 
@@ -68,13 +95,18 @@ def sft(
 def evaluate(
     overrides: OverridesArgument = None,
     config: ConfigOption = None,
+    config_path: ConfigPathOption = None,
+    config_name: ConfigNameOption = None,
+    config_dir: ConfigDirOption = None,
     explain: Annotated[bool, typer.Option("--explain", help="Print what would be scored, and how.")] = False,
 ) -> None:
     """Score a file of responses as `python -m verl.trainer.main_eval key=value ...` does."""
+    from strop.dialects.hydra.selection import ConfigSelection
     from strop.dialects.key_owner import key_owner_hint
     from strop.dialects.verl.evaluation import describe_evaluation, read_verl_eval
 
-    scoring, notes = read_verl_eval(overrides or (), config=config, key_owner=key_owner_hint)
+    selection = ConfigSelection(config, config_name, config_path, config_dir)
+    scoring, notes = read_verl_eval(overrides or (), selection=selection, key_owner=key_owner_hint)
     if explain:
         echo(describe_evaluation(scoring))
     for note in notes:
@@ -92,15 +124,25 @@ def evaluate(
 def generate(
     overrides: OverridesArgument = None,
     config: ConfigOption = None,
+    config_path: ConfigPathOption = None,
+    config_name: ConfigNameOption = None,
+    config_dir: ConfigDirOption = None,
     here: HereOption = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print what would be sampled, and how.")] = False,
 ) -> None:
     """Sample responses to prompts as `python -m verl.trainer.main_generation key=value ...` does."""
     from strop.cli.actions import print_notes
+    from strop.dialects.hydra.selection import ConfigSelection
     from strop.dialects.key_owner import key_owner_hint
-    from strop.dialects.verl.generation import read_verl_generate
+    from strop.dialects.verl.generation import describe_generation, read_verl_generate
 
-    read = read_verl_generate(overrides or (), config=config, here=here, key_owner=key_owner_hint)
+    selection = ConfigSelection(config, config_name, config_path, config_dir)
+    read = read_verl_generate(overrides or (), selection=selection, here=here, key_owner=key_owner_hint)
+    if explain:
+        typer.echo(describe_generation(read.generation))
     print_notes(read)
+    if explain:
+        return
     from strop.run.entry.generate import generate_file
 
     count = generate_file(read.generation)

@@ -17,12 +17,24 @@ _COLUMNS = ("key", "disposition", "field", "default", "note")
 def keys(
     dialect: Annotated[str, typer.Argument(help="verl, trinity, rft_trainer, ...", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            help="Print only the keys that this or a later version of the tool added.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Print every key of a dialect, with its disposition, its run file field, its default, and a note."""
     from strop.cli.columns import align_columns
+    from strop.dialects.ledger.key_mapping import added_since
     from strop.dialects.registry import ledger_of
 
-    entries = [row.as_entry() for row in ledger_of(dialect).rows]
+    rows = ledger_of(dialect).rows
+    if since is not None:
+        rows = added_since(rows, since)
+    entries = [row.as_entry() for row in rows]
     if as_json:
         echo(json.dumps(entries, indent=1, ensure_ascii=False))
     elif sys.stdout.isatty():

@@ -40,7 +40,7 @@ def read_any(path: Path, overrides: Sequence[str] = (), *, here: bool = False) -
     match dialect:
         case "verl":
             return Job(read_verl(overrides, config=path, here=here, key_owner=key_owner_hint))
-        case "verl-sft":
+        case "verl-sft" | "verl-sft-engine":
             return Job(read_verl_sft(overrides, config=path, here=here, key_owner=key_owner_hint))
         case "verl-eval":
             raise ConfigError(
@@ -97,6 +97,8 @@ def detect_dialect(tree: ConfigTree) -> str:
     values = tree.values
     if "actor_rollout_ref" in values:
         return "verl"
+    if "engine" in values or tree.has(("data", "messages_key")):
+        return "verl-sft-engine"
     if tree.has(("model", "partial_pretrain")):
         return "verl-sft"
     if any(tree.has(("data", key)) for key in ("n_samples", "output_path")):

@@ -12,12 +12,14 @@ from strop.dialects.verl.evaluation import LEDGER as VERL_EVAL
 from strop.dialects.verl.generation import LEDGER as VERL_GENERATE
 from strop.dialects.verl.model_merger import LEDGER as VERL_MERGE
 from strop.dialects.verl.ppo_trainer import LEDGER as VERL
+from strop.dialects.verl.sft_engine_trainer import LEDGER as VERL_SFT_ENGINE
 from strop.dialects.verl.sft_trainer import LEDGER as VERL_SFT
 from strop.errors import ConfigError
 
 LEDGERS: Mapping[str, Ledger] = {
     "verl": VERL,
     "verl-sft": VERL_SFT,
+    "verl-sft-engine": VERL_SFT_ENGINE,
     "verl-eval": VERL_EVAL,
     "verl-generate": VERL_GENERATE,
     "verl-merge": VERL_MERGE,

@@ -108,13 +108,15 @@ def test_explain_is_a_table_in_a_terminal(
 
 def test_keys(cli: Cli) -> None:
     rows = json.loads(cli("keys", "verl", "--json").output)
-    assert set(rows[0]) == {"key", "disposition", "field", "default", "note"}
+    assert set(rows[0]) == {"key", "disposition", "field", "default", "since", "until", "note"}
     by_key = {row["key"]: row for row in rows}
     assert by_key["data.train_batch_size"] == {
         "key": "data.train_batch_size",
         "disposition": "mapped",
         "field": "trainer.tasks_per_step",
         "default": 1024,
+        "since": "",
+        "until": "",
         "note": "counts prompts",
     }
     assert by_key["actor_rollout_ref.model.lora_rank"]["note"].startswith("default unstated")
@@ -127,6 +129,10 @@ def test_keys(cli: Cli) -> None:
         "note",
     ]
     assert "did you mean 'verl'" in cli("keys", "ver").stderr
+    later = json.loads(cli("keys", "verl", "--since", "0.8", "--json").output)
+    assert {row["since"] for row in later} == {"0.8", "0.9"}
+    assert "trainer.v1.trainer_mode" in {row["key"] for row in later}
+    assert "write one such as 0.9" in cli("keys", "verl", "--since", "new").stderr
 
 
 def test_version_and_help(cli: Cli) -> None:

@@ -22,7 +22,7 @@ def test_file_goes_to_stdout_and_messages_to_stderr(cli: Cli, tmp_path: Path) ->
     assert done.exit_code == 0
     assert done.stdout.startswith("# From run.yaml, by strop convert.\ndata:\n")
     said = [line.split() for line in done.stderr.splitlines()]
-    assert ["data.train.limit_tasks", "9", "null", "no", "key", "for", "it"] in said
+    assert ["data.train.limit_tasks", "9", "null", "data.train_max_samples"] in [line[:4] for line in said]
     (tmp_path / "ppo.yaml").write_text(done.stdout)
     assert cli("explain", "ppo.yaml").exit_code == 0
 

@@ -112,7 +112,7 @@ def read(dialect: str, path: Path, number: int) -> LoadedRun | None:
             return read_verl(list(_lines(read_yaml(path).values)), here=here)
         case "verl":
             return read_verl((), config=path, here=here)
-        case "verl-sft":
+        case "verl-sft" | "verl-sft-engine":
             return read_verl_sft((), config=path, here=here)
         case "verl-eval":
             read_verl_eval((), config=path)

@@ -97,8 +97,8 @@ def test_fsdps_keys_are_inactive_under_megatron(key: str) -> None:
 def test_megatrons_parallel_sizes_are_placement() -> None:
     loaded = read(*MEGATRON, f"+{ACTOR}.megatron.tensor_model_parallel_size=4")
     assert f"{ACTOR}.megatron.tensor_model_parallel_size" in {item.key for item in loaded.overridden}
-    with pytest.raises(ConfigError, match="no Megatron engine yet"):
-        read(*MEGATRON, f"+{ACTOR}.megatron.seed=3")
+    with pytest.raises(ConfigError, match="adds no such loss"):
+        read(*MEGATRON, f"+{ACTOR}.megatron.override_transformer_config.moe_z_loss_coeff=0.001")
 
 
 def test_only_the_reward_models_score_counts() -> None:

@@ -21,8 +21,9 @@ IsKnown = Callable[[KeyPath], bool]
 """Returns whether the schema has a key, so that it has a default even if it is not written."""
 
 
-def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """Parse overrides. Raises ConfigError for a syntax error, and for a sweep over several values."""
+def parse_overrides(texts: Sequence[str], *, groups: bool = False) -> list[Override]:
+    """Parse overrides. Raises ConfigError for a syntax error, for a sweep over several values, and, unless
+    `groups` is true, for a config group or a package."""
     if not texts:
         return []  # Hydra's parser takes a tenth of a second of CPU to import.
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -45,7 +46,7 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
                 f"{shown}: cannot be parsed: {reason}. An override is written key=value; a value that contains "
                 "spaces, '=', ',', '~' or quotes needs its own quotes: \"key='a, b'\"."
             ) from None
-        if override.package is not None or "/" in override.key_or_group:
+        if not groups and (override.package is not None or "/" in override.key_or_group):
             raise ConfigError(
                 f"{shown}: config groups ('/') and packages ('@') are not supported; write a dotted key."
             )

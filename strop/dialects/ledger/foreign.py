@@ -30,13 +30,17 @@ class ForeignConfig:
         self.here = here
         faults: list[str] = []
         self.written: Mapping[str, KeyMapping] = dict(_written_rows(ledger, tree, (), faults, key_owner))
+        self._aliases = {row.alias_of: key for key, row in self.written.items() if row.alias_of}
+        self._tree = tree
+        faults += self._contradictions()
         if faults:
             raise ConfigError("\n".join(faults))
-        self._tree = tree
         merged = ConfigTree(ledger.defaults())
-        for dotted in self.written:
-            keys = split_key(dotted)
-            merged.set(keys, tree.get(keys), self.source(dotted))
+        for dotted, row in self.written.items():
+            value, source = tree.get(split_key(dotted)), self.source(dotted)
+            merged.set(split_key(dotted), value, source)
+            if row.alias_of:
+                merged.set(split_key(row.alias_of), value, source)
         self._values = ConfigTree(resolve_interpolations(merged.values, tree.locator(ledger.dialect)))
 
     def __getitem__(self, dotted: str) -> Any:
@@ -47,8 +51,8 @@ class ForeignConfig:
         return self.ledger.find(dotted) is not None
 
     def is_set(self, dotted: str) -> bool:
-        """Whether a file or an override sets the key."""
-        return dotted in self.written
+        """Whether a file or an override sets the key, by one of its names."""
+        return dotted in self.written or dotted in self._aliases
 
     def written_keys(self, row: KeyMapping) -> list[str]:
         """The keys of a row that are set; a row for user-named sections has one key per such section."""
@@ -58,6 +62,7 @@ class ForeignConfig:
 
     def source(self, dotted: str) -> Source:
         """The place where a key is set, or the origin of its default."""
+        dotted = self._aliases.get(dotted, dotted)
         source = self._tree.source(split_key(dotted))
         if source is None:
             row = self.ledger.find(dotted)
@@ -76,6 +81,13 @@ class ForeignConfig:
         keys = split_key(dotted)
         where = self._tree.source_named_in(reason) or self._tree.nearest_source(keys) or self.ledger.dialect
         return ConfigError(f"{where}: {reason}")
+
+    def _contradictions(self) -> Iterator[str]:
+        """Messages about keys that are set by two of their names to different values."""
+        for key, name in self._aliases.items():
+            first, second = (self._tree.get(split_key(each)) for each in (key, name))
+            if key in self.written and None not in (first, second) and first != second:
+                yield f"{self.source(name)}: {name} is another name of {key}, which is {first!r}; write one."
 
 
 def _written_rows(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal, Protocol
@@ -106,10 +106,12 @@ class KeyMapping:
     """Notice that names the replacement, shown where the key is set; empty for a key in use."""
     warn: InactiveCheck | None = None
     """Check that returns a notice about the value that is set, or None."""
+    alias_of: str = ""
+    """Key of which this one is another name, in another version of the foreign tool; empty for none."""
     since: str = ""
-    """First version of the foreign tool that has the key; empty for the version of the seed page."""
+    """First version of the foreign tool that has the key; empty if the seed page's version has it."""
     until: str = ""
-    """Last version of the foreign tool that has the key; empty for a key in use."""
+    """Last version of the foreign tool that has the key; empty if the latest known version has it."""
 
     @property
     def write(self) -> WriteFunction | None:
@@ -127,9 +129,10 @@ class KeyMapping:
         default = None if self.default is UNSET else self.default
         marks = (
             "" if self.default_stated else "default unstated",
-            self.deprecated and "deprecated",
             self.since and f"since {self.since}",
             self.until and f"until {self.until}",
+            self.deprecated and "deprecated",
+            self.alias_of and f"another name of {self.alias_of}",
             self.note,
         )
         return {
@@ -137,6 +140,8 @@ class KeyMapping:
             "disposition": self.disposition,
             "field": ", ".join(self.fields),
             "default": default,
+            "since": self.since,
+            "until": self.until,
             "note": "; ".join(mark for mark in marks if mark),
         }
 
@@ -236,6 +241,35 @@ def not_on_page(*rows: KeyMapping) -> tuple[KeyMapping, ...]:
 def versions(*rows: KeyMapping, since: str = "", until: str = "") -> tuple[KeyMapping, ...]:
     """Rows for keys that not all versions of the foreign tool have; the defaults are the foreign tool's own."""
     return not_on_page(*(replace(row, since=since, until=until) for row in rows))
+
+
+def placement_section(section: str, instead: str, *, inactive: InactiveCheck | None = None) -> KeyMapping:
+    """All keys of a section that have no row of their own; they decide only where or how fast a run
+    executes."""
+    return placement(f"{section}.*", UNSET, instead, supported=never, value_type=ANY, inactive=inactive)
+
+
+def aliases(rows: Iterable[KeyMapping], names: Mapping[str, str]) -> tuple[KeyMapping, ...]:
+    """Rows of other names of keys; `names` has the key of each name."""
+    known = {row.key: row for row in rows}
+    return tuple(
+        replace(known[key], key=name, default=UNSET, default_stated=False, on_page=False, alias_of=key)
+        for name, key in names.items()
+    )
+
+
+def added_since(rows: Iterable[KeyMapping], version: str) -> tuple[KeyMapping, ...]:
+    """The rows of keys that a version of the foreign tool, or a later one, added. Raises ConfigError for a
+    version that is not a number."""
+    first = _version(version)
+    return tuple(row for row in rows if row.since and _version(row.since) >= first)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    parts = text.removeprefix("v").split(".")
+    if not all(part.isdecimal() and len(part) < 6 for part in parts):
+        raise ConfigError(f"The version {text!r} is not a number; write one such as 0.9.")
+    return tuple(map(int, parts))
 
 
 def only(*values: Any) -> SupportCheck:

@@ -1,14 +1,19 @@
-"""Hydra overrides (`key=value`) applied to an optional YAML file, as verl's programs accept them."""
+"""Hydra overrides (`key=value`) applied to a configuration's values, as verl's programs accept them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from strop.config.load.config_tree import ConfigTree
-from strop.config.load.overrides import apply_override, parse_overrides
+from strop.config.load.overrides import apply_override, override_source, parse_overrides
 from strop.config.load.yaml_file import read_yaml
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
+from strop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 
 def config_tree_from_overrides(
@@ -20,11 +25,45 @@ def config_tree_from_overrides(
 ) -> ConfigTree:
     """The file's values with the overrides applied. Raises ConfigError for a key that the ledger lacks."""
     tree = ConfigTree() if config is None else read_yaml(config)
-    for override in parse_overrides(overrides):
-        apply_override(
-            tree,
-            override,
-            known=lambda keys: ledger.has(".".join(keys)),
-            suggest=lambda dotted: ledger.unknown_key_hint(dotted, key_owner),
-        )
+    return apply_overrides(ledger, tree, parse_overrides(overrides), key_owner=key_owner)
+
+
+def apply_overrides(
+    ledger: Ledger,
+    tree: ConfigTree,
+    overrides: Sequence[Override],
+    *,
+    key_owner: KeyOwnerHint = no_key_owner,
+) -> ConfigTree:
+    """Apply the overrides to the tree. Raises ConfigError that lists every override that Hydra would reject."""
+    faults: list[str] = []
+    for override in overrides:
+        try:
+            if not _delete_default(ledger, tree, override):
+                apply_override(
+                    tree,
+                    override,
+                    known=lambda keys: ledger.has(".".join(keys)),
+                    suggest=lambda dotted: ledger.unknown_key_hint(dotted, key_owner),
+                )
+        except ConfigError as error:
+            faults.append(str(error))
+    if faults:
+        raise ConfigError("\n".join(faults))
     return tree
+
+
+def _delete_default(ledger: Ledger, tree: ConfigTree, override: Override) -> bool:
+    """Whether the override deletes a key that only has its default: the key is then null.
+
+    Raises ConfigError for a key that cannot be null.
+    """
+    dotted = override.key_or_group
+    row = ledger.find_exact(dotted)
+    if not override.is_delete() or row is None or tree.has(tuple(dotted.split("."))):
+        return False
+    source = override_source(override)
+    if not row.value_type.accepts(None):
+        raise ConfigError(f"{source}: {ledger.dialect} needs the key {dotted}, so it cannot be removed.")
+    tree.set(tuple(dotted.split(".")), None, source)
+    return True

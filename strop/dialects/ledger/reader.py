@@ -113,7 +113,9 @@ def apply_converters(foreign: ForeignConfig) -> ConfigTree:
     """
     tree, faults = ConfigTree(), []
     for read in dict.fromkeys(
-        row.read or _copy_value(row) for row in foreign.ledger.rows if row.fields or row.read
+        row.read or _copy_value(row)
+        for row in foreign.ledger.rows
+        if (row.fields or row.read) and not row.alias_of
     ):
         try:
             settings = read(foreign)

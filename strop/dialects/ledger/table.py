@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from strop.config.load.config_tree import ConfigTree, Source, split_key
+from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
 from strop.config.suggest import closest
 from strop.dialects.ledger.key_mapping import UNSET, KeyMapping
 
@@ -79,15 +80,23 @@ class Ledger:
         return f"{hint}{owner} Run `strop keys {self.dialect}` for the list of keys."
 
     def _closest_key(self, dotted: str) -> str | None:
-        """A key whose last name resembles the unknown key's; keys of the same section come first."""
+        """A key whose name resembles the unknown key's: in the same section, else in another one.
+
+        A key in another section has the same last name, or as many sections of similar names.
+        """
         *above, last = split_key(dotted)
         names = [row.key for row in self.rows if not row.key.endswith("*")]
-        siblings = [name for name in names if split_key(name)[:-1] == tuple(above)]
-        for group in (siblings, names):
-            by_last = {split_key(name)[-1]: name for name in reversed(group)}
-            if found := closest(last, by_last):
-                return by_last[found]
-        return closest(dotted, names)
+        siblings = {split_key(name)[-1]: name for name in names if split_key(name)[:-1] == tuple(above)}
+        if found := closest(last, siblings):
+            return siblings[found]
+        by_last = {split_key(name)[-1]: name for name in reversed(names)}
+        if len(split_key(dotted)) == 1 and last in by_last:
+            return by_last[last]
+        by_last = {last: name for last, name in by_last.items() if _same_section(above, name)}
+        if found := closest(last, by_last):
+            return by_last[found]
+        alike = [name for name in names if _resembles(split_key(dotted), split_key(name))]
+        return closest(dotted, alike)
 
     def defaults(self) -> dict[str, Any]:
         """The configuration in which no key is set."""
@@ -96,3 +105,17 @@ class Ledger:
             if row.default is not UNSET and not row.is_repeated:
                 tree.set(split_key(row.key), row.default, Source("dialect", row.key))
         return tree.values
+
+
+def _same_section(above: Sequence[str], name: str) -> bool:
+    """Whether a key is inside the section `above`, or in a section that contains it."""
+    section = split_key(name)[:-1]
+    depth = min(len(above), len(section))
+    return depth > 0 and section[:depth] == tuple(above[:depth]) and abs(len(above) - len(section)) <= 1
+
+
+def _resembles(first: KeyPath, second: KeyPath) -> bool:
+    """Whether every part of one key resembles the same part of the other one."""
+    return len(first) == len(second) and all(
+        one == other or closest(one, [other]) is not None for one, other in zip(first, second, strict=True)
+    )

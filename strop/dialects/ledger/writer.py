@@ -100,6 +100,8 @@ def _all_values(ledger: Ledger, run: Run) -> dict[str, Any]:
     values: dict[str, Any] = {}
     done = set()
     for row in ledger.rows:
+        if row.alias_of:
+            continue
         if row.read is None and row.disposition == "mapped" and row.fields:
             values |= _copy_value(row, run)
         elif row.write is not None and row.write not in done:

@@ -15,6 +15,7 @@ from strop.dialects.trinity.embedded_verl import PREFIX
 TITLES = {
     "verl": ("verl: `ppo_trainer.yaml` and its overrides", "strop verl ppo key=value ..."),
     "verl-sft": ("verl: `sft_trainer.yaml`", "strop verl sft key=value ..."),
+    "verl-sft-engine": ("verl: `sft_trainer_engine.yaml`", "strop verl sft key=value ..."),
     "verl-eval": ("verl: `evaluation.yaml`", "strop verl eval key=value ..."),
     "verl-generate": ("verl: `generation.yaml`", "strop verl generate key=value ..."),
     "verl-merge": ("verl: the model merger", "strop verl merge --local_dir FOLDER --target_dir FOLDER"),

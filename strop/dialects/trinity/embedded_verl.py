@@ -192,6 +192,8 @@ def remaining_rows(sections: Sequence[str], known: Collection[str]) -> tuple[Key
     """verl's rows of these sections that are not `known` on Trinity's page, with verl's defaults."""
     found = []
     for row in VERL.rows:
+        if row.alias_of or row.since:
+            continue
         if row.key.startswith(tuple(sections)) and PREFIX + row.key not in known:
             default = row.default
             if isinstance(default, str):

@@ -13,9 +13,18 @@ from strop.dialects.ledger.key_mapping import (
     refused,
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS
-from strop.dialects.ledger.value_types import INTEGER, NUMBER, NUMBER_LIST, STRING_OR_LIST, nullable, one_of
+from strop.dialects.ledger.value_types import (
+    INTEGER,
+    NUMBER,
+    NUMBER_LIST,
+    STRING,
+    STRING_OR_LIST,
+    nullable,
+    one_of,
+)
 from strop.dialects.verl import switches
 from strop.dialects.verl.actor_converters import (
+    LACKING_LOSSES,
     LOSSES,
     betas,
     clipping,
@@ -41,7 +50,7 @@ ROWS = (
         "actor_rollout_ref.actor.strategy",
         "fsdp",
         "a single process trains",
-        value_type=one_of("fsdp", "fsdp2", "megatron"),
+        value_type=STRING,
         supported=only("fsdp", "fsdp2"),
     ),
     mapped(
@@ -226,8 +235,8 @@ ROWS = (
             "vanilla",
             "algorithm.policy_loss.type",
             read=policy_loss,
-            value_type=one_of(*LOSSES),
-            note="the clip_ratio keys also bound the ratio of gspo",
+            value_type=one_of(*LOSSES, *LACKING_LOSSES, "clip-cov", "kl-cov"),
+            note="the clip_ratio keys also bound the ratio of gspo and of cispo",
         ),
         mapped(
             "actor_rollout_ref.actor.loss_agg_mode",

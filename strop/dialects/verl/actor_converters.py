@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.policy_loss import ClippedLossConfig, GspoLossConfig
+from strop.config.schema.policy_loss import CispoLossConfig, ClippedLossConfig, GspoLossConfig
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
 from strop.dialects.verl import switches
 from strop.dialects.verl.algorithm import KL, KL_NAMES
@@ -19,7 +19,9 @@ from strop.dialects.verl.lr_schedule import (
 
 _AT = "actor_rollout_ref.actor"
 OPTIM = f"{_AT}.optim"
-LOSSES = {"vanilla": "clip", "gspo": "gspo", "gpg": "gpg"}
+LOSSES = {"vanilla": "clip", "gspo": "gspo", "gpg": "gpg", "cispo": "cispo"}
+LACKING_LOSSES = ("clip_cov", "kl_cov", "geo_mean", "sapo", "dppo_tv", "dppo_kl", "dro", "bypass_mode")
+"""verl's losses that Strop does not have."""
 
 
 def write_micro_batch(run: Run) -> Mapping[str, Any]:
@@ -64,8 +66,10 @@ def write_policy_loss(run: Run) -> Mapping[str, Any]:
     values: dict[str, Any] = {f"{actor}.policy_loss.loss_mode": names.get(loss.type) if loss else None}
     if isinstance(loss, ClippedLossConfig):
         values[f"{actor}.clip_ratio_c"] = loss.dual_clip
-    if isinstance(loss, ClippedLossConfig | GspoLossConfig):
+    if isinstance(loss, ClippedLossConfig | GspoLossConfig | CispoLossConfig):
         sides = {f"{actor}.clip_ratio_low": loss.clip_low, f"{actor}.clip_ratio_high": loss.clip_high}
+        if loss.clip_low is None:
+            sides[f"{actor}.clip_ratio_low"] = 1.0
         alike = loss.clip_low == loss.clip_high
         values |= {f"{actor}.clip_ratio": loss.clip_low} if alike else sides
     return values
@@ -77,9 +81,18 @@ def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
     actor = "actor_rollout_ref.actor"
     low, high = foreign[f"{actor}.clip_ratio_low"], foreign[f"{actor}.clip_ratio_high"]
     both = foreign[f"{actor}.clip_ratio"]
-    settings = {"algorithm.policy_loss.type": LOSSES[foreign[f"{actor}.policy_loss.loss_mode"]]}
+    mode = foreign[f"{actor}.policy_loss.loss_mode"].replace("-", "_")
+    if mode not in LOSSES:
+        raise foreign.error_for(
+            f"{actor}.policy_loss.loss_mode",
+            f"{actor}.policy_loss.loss_mode is {mode}, a loss that Strop does not have; it has "
+            f"{', '.join(LOSSES)}. Your own loss runs with `algorithm.type: custom` in a run file.",
+        )
+    settings: dict[str, Any] = {"algorithm.policy_loss.type": LOSSES[mode]}
     if not switches.ratio(foreign):
-        settings["algorithm.policy_loss.clip_low"] = both if low is None else low
+        bound = both if low is None else low
+        unbounded = mode == "cispo" and bound >= 1
+        settings["algorithm.policy_loss.clip_low"] = None if unbounded else bound
         settings["algorithm.policy_loss.clip_high"] = both if high is None else high
     if not switches.dual_clip(foreign):
         settings["algorithm.policy_loss.dual_clip"] = foreign[f"{actor}.clip_ratio_c"]
@@ -133,9 +146,9 @@ def write_clipping(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_clipping)
 def clipping(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the gradient norm bound; Megatron's optimizer has a key of its own for it."""
+    """Read the gradient norm bound: `optim.clip_grad` under Megatron and where it is set, else `grad_clip`."""
     bound = foreign["actor_rollout_ref.actor.grad_clip"]
-    if not switches.megatron(foreign):
+    if not switches.megatron(foreign) or foreign.is_set(f"{OPTIM}.clip_grad"):
         bound = foreign[f"{OPTIM}.clip_grad"] or None
     return {"trainer.max_grad_norm": bound}
 

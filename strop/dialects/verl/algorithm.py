@@ -21,7 +21,11 @@ ESTIMATORS = (
     "grpo_passk",
     "gpg",
 )
-"""verl's advantage estimators. The page lists five; verl itself and the AzureML component accept all nine."""
+"""verl's advantage estimators. The page lists five."""
+_SAME = {"gae": "ppo", "grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
+"""Estimators whose algorithm has another name in the run file."""
+_LACKING = ("gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
+"""verl's estimators that Strop does not have."""
 _WHOLE_REWARD = (None, "score", "seq_reward", "seq_final_reward")
 KL = {
     "kl": "k1",
@@ -53,7 +57,12 @@ def write_estimator(run: Run) -> Mapping[str, Any]:
 def estimator(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the algorithm: the estimator gae is PPO, the others are algorithms of the same name."""
     name = foreign["algorithm.adv_estimator"]
-    settings = {"algorithm.type": "ppo" if name == "gae" else name}
+    if name in _LACKING:
+        raise foreign.error_for(
+            "algorithm.adv_estimator",
+            f"algorithm.adv_estimator is {name}, which Strop does not have; it has {', '.join(ESTIMATORS)}.",
+        )
+    settings = {"algorithm.type": _SAME.get(name, name)}
     if not switches.by_std(foreign):
         settings["algorithm.divide_by_std"] = foreign["algorithm.norm_adv_by_std_in_grpo"]
     if not switches.discounted(foreign):
@@ -122,6 +131,8 @@ def filter_groups(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def _part(foreign: ForeignValues, metric: str) -> str:
     """The reward part that a user's reward function returns, such as `compute_score/acc`."""
+    if metric == "acc" and foreign["custom_reward_function.path"] is None and switches.reward_model(foreign):
+        return "by_source"
     if foreign["custom_reward_function.path"] is None or not switches.reward_model(foreign):
         raise foreign.error_for(
             "algorithm.filter_groups.metric",
@@ -147,7 +158,7 @@ ROWS = (
         "gae",
         "algorithm.type",
         read=estimator,
-        value_type=one_of(*ESTIMATORS),
+        value_type=one_of(*ESTIMATORS, *_SAME, *_LACKING),
         note="gae is PPO with a critic",
     ),
     mapped("algorithm.use_kl_in_reward", False, "algorithm.kl_reward", read=kl_reward),
@@ -220,7 +231,8 @@ ROWS = (
             read=filter_groups,
             value_type=nullable(STRING),
             inactive=switches.filter_groups,
-            note="score, seq_reward, seq_final_reward and null mean the whole reward",
+            note="score, seq_reward, seq_final_reward and null mean the whole reward; acc of a "
+            "built-in reward is its score",
         ),
     ),
 )

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.dialects.ledger.key_mapping import ForeignValues, written_by
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    KeyMapping,
+    no_effect,
+    refused,
+    written_by,
+)
+from strop.dialects.ledger.value_types import ANY
 
 
 def write_checkpoint_contents(run: Run) -> Mapping[str, Any]:
@@ -61,3 +69,23 @@ def without_optimizer(foreign: ForeignValues) -> str | None:
     """Notice for a run whose checkpoints have no optimizer state."""
     kept = "optimizer" in foreign["actor_rollout_ref.actor.checkpoint.save_contents"]
     return None if kept else "without the optimizer state, a resumed run differs from an uninterrupted one"
+
+
+def checkpoint_contents_rows(section: str) -> tuple[KeyMapping, ...]:
+    """Rows of a `checkpoint` section of SFT, whose checkpoints always have all of their parts."""
+    whole = ["model", "optimizer", "extra"]
+    why = "checkpoints always have the model, the optimizer's state and the run's state"
+    return (
+        *(
+            refused(f"{section}.{name}", default, f"{why}; leave it at its default", supported=_is_whole)
+            for name, default in (
+                ("save_contents", whole),
+                ("load_contents", f"${{{section}.save_contents}}"),
+            )
+        ),
+        no_effect(f"{section}.*", UNSET, why, value_type=ANY),
+    )
+
+
+def _is_whole(foreign: ForeignValues, value: Any) -> bool:
+    return isinstance(value, list) and {"model", "optimizer", "extra"} <= set(value)

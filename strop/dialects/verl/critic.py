@@ -239,7 +239,7 @@ _MODEL = (
         "critic.strategy",
         "${actor_rollout_ref.actor.strategy}",
         "a single process trains",
-        value_type=one_of("fsdp", "fsdp2", "megatron"),
+        value_type=STRING,
         supported=only("fsdp", "fsdp2"),
         inactive=switches.gae,
     ),

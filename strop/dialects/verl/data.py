@@ -21,7 +21,7 @@ from strop.dialects.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.dialects.ledger.value_types import STRING, STRING_OR_LIST, nullable, one_of
+from strop.dialects.ledger.value_types import ANY, STRING, STRING_OR_LIST, nullable, one_of
 from strop.dialects.verl import switches
 
 _MAX_SAMPLER_TOKENS = 131072
@@ -123,13 +123,37 @@ def tasksets(foreign: ForeignValues) -> Mapping[str, Any]:
     }
     settings: dict[str, Any] = {f"data.train.{name}": column for name, column in columns.items()}
     settings["data.train.path"] = foreign["data.train_files"]
+    settings["data.train.limit_tasks"] = _limit(foreign, "data.train_max_samples")
+    limit = _limit(foreign, "data.val_max_samples")
     validation = {"name": "val", "path": foreign["data.val_files"], **columns}
     validation["rollouts_per_task"] = foreign["actor_rollout_ref.rollout.val_kwargs.n"]
     validation["sampling"] = validation_sampling(foreign)
+    if limit is not None:
+        validation["limit_tasks"] = limit
     if (dataset := custom_class(foreign)) is not None:
         settings["data.train.dataset"] = validation["dataset"] = dataset
     settings["data.eval"] = [] if foreign["data.val_files"] is None else [validation]
     return settings
+
+
+def _limit(foreign: ForeignValues, key: str) -> int | None:
+    """Maximum number of rows; verl-sft of the seed page has no such key."""
+    count = foreign[key] if foreign.has_row(key) else None
+    return count if count is not None and count > 0 else None
+
+
+def write_chat_template(run: Run) -> Mapping[str, Any]:
+    """Write a chat template other than the tokenizer's."""
+    template = run.data.chat_template
+    own = template not in ("tokenizer", "none")
+    return {"actor_rollout_ref.model.custom_chat_template": template} if own else {}
+
+
+@written_by(write_chat_template)
+def chat_template(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the chat template; null means the tokenizer's."""
+    template = foreign["actor_rollout_ref.model.custom_chat_template"]
+    return {} if template is None else {"data.chat_template": template}
 
 
 def validation_sampling(foreign: ForeignValues) -> dict[str, Any]:
@@ -202,9 +226,16 @@ def write_batches(run: Run) -> Mapping[str, Any]:
 @written_by(write_batches)
 def batches(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the batch sizes; both count prompts, each with `rollout.n` responses."""
-    step = foreign["data.train_batch_size"]
+    step = step_size(foreign)
     update = mini_batch_size(foreign, "actor_rollout_ref.actor.ppo_mini_batch_size")
     return {"trainer.tasks_per_step": step, "trainer.tasks_per_update": update}
+
+
+def step_size(foreign: ForeignValues) -> int:
+    """Prompts of a step. Without dynamic sampling, verl trains on all prompts of `data.gen_batch_size`."""
+    count = foreign["data.gen_batch_size"]
+    sampled_again = foreign["algorithm.filter_groups.enable"]
+    return int(foreign["data.train_batch_size"] if count is None or sampled_again else count)
 
 
 def mini_batch_size(foreign: ForeignValues, key: str) -> int | None:
@@ -212,7 +243,7 @@ def mini_batch_size(foreign: ForeignValues, key: str) -> int | None:
     step."""
     if foreign[key] is None:
         return None
-    step, update = foreign["data.train_batch_size"], int(foreign[key])
+    step, update = step_size(foreign), int(foreign[key])
     if step > 0 and update > 0 and step % update:
         fits = sorted((n for n in range(1, step + 1) if step % n == 0), key=lambda n: abs(n - update))
         near = " and ".join(str(size) for size in sorted(fits[:2]))
@@ -294,7 +325,7 @@ ROWS = (
     mapped("data.max_response_length", 512, "data.max_response_tokens", read=lengths),
     mapped("data.train_batch_size", 1024, "trainer.tasks_per_step", read=batches, note="counts prompts"),
     no_effect("data.return_raw_input_ids", False, "a reward model with another tokenizer receives the text"),
-    no_effect("data.return_raw_chat", False, "every task always keeps its messages"),
+    no_effect("data.return_raw_chat", False, "every task always keeps its messages", value_type=ANY),
     no_effect("data.return_full_prompt", False, "every rollout is always recorded with its whole prompt"),
     mapped("data.shuffle", True, "data.shuffle"),
     mapped("data.filter_overlong_prompts", False, "data.overlong", read=truncation),

@@ -8,14 +8,16 @@ from typing import Any
 
 from strop.config.schema.base import Section
 from strop.config.schema.reward import RewardConfig
+from strop.dialects.hydra.selection import ConfigSelection, select
 from strop.dialects.ledger.foreign import ForeignConfig
 from strop.dialects.ledger.key_mapping import ForeignValues, mapped
-from strop.dialects.ledger.overrides import config_tree_from_overrides
 from strop.dialects.ledger.reader import apply_converters, check_values, usage_notes
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import STRING, STRING_OR_LIST, nullable
 from strop.dialects.verl import switches
+from strop.dialects.verl.hydra import read_command_line
 from strop.dialects.verl.reward import reward
+from strop.dialects.verl.shipped import EVALUATION
 
 
 class EvaluationOptions(Section):
@@ -81,13 +83,18 @@ def describe_evaluation(scoring: EvaluationOptions) -> str:
 
 
 def read_verl_eval(
-    overrides: Sequence[str], *, config: Path | None = None, key_owner: KeyOwnerHint = no_key_owner
+    overrides: Sequence[str],
+    *,
+    config: Path | None = None,
+    selection: ConfigSelection | None = None,
+    key_owner: KeyOwnerHint = no_key_owner,
 ) -> tuple[EvaluationOptions, tuple[str, ...]]:
     """Read the arguments of `python -m verl.trainer.main_eval`: the options, and notices for the user.
 
     Raises ConfigError for a key or value that is not accepted.
     """
-    tree = config_tree_from_overrides(LEDGER, overrides, config, key_owner=key_owner)
+    selection = select(config, selection)
+    tree = read_command_line(LEDGER, EVALUATION, "evaluation", overrides, selection, key_owner)
     foreign = ForeignConfig(LEDGER, tree, key_owner=key_owner)
     check_values(foreign)
     return EvaluationOptions.model_validate(apply_converters(foreign).values), tuple(usage_notes(foreign))

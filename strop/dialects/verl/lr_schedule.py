@@ -19,6 +19,7 @@ from strop.config.schema.schedule import (
 )
 from strop.config.step_arithmetic import to_steps
 from strop.dialects.ledger.key_mapping import ForeignValues
+from strop.dialects.verl import switches
 
 DECAYS = {
     "constant": "constant",
@@ -37,13 +38,23 @@ def fsdp_schedule(foreign: ForeignValues, optim: str) -> Mapping[str, Any]:
     if kind == "cosine":
         settings["min_ratio"] = foreign[f"{optim}.min_lr_ratio"]
         settings["cycles"] = foreign[f"{optim}.num_cycles"]
-    return settings
+    return settings | _veomni_ends(foreign, optim, kind)
+
+
+def _veomni_ends(foreign: ForeignValues, optim: str, kind: str) -> dict[str, Any]:
+    """First and last rate of VeOmni's schedule, which it has as rates; none under another strategy."""
+    if not foreign.has_row(f"{optim}.lr_min") or not (
+        foreign.is_set(f"{optim}.lr_min") or foreign.is_set(f"{optim}.lr_start")
+    ):
+        return {}
+    ends = {"start_ratio": _fraction(foreign, optim, "lr_start")}
+    return ends | ({"min_ratio": _fraction(foreign, optim, "lr_min")} if kind == "cosine" else {})
 
 
 def megatron_schedule(foreign: ForeignValues, optim: str) -> Mapping[str, Any]:
     """Read a Megatron schedule from the section `optim`; returns schedule fields by their last name. Strop's
     rates are fractions of the peak rate. Megatron's warm-up ratio is a fraction of `lr_decay_steps`."""
-    kind, length = DECAYS[foreign[f"{optim}.lr_decay_style"]], foreign[f"{optim}.lr_decay_steps"]
+    kind, length = DECAYS[decay_style(foreign, optim)], foreign[f"{optim}.lr_decay_steps"]
     settings = {
         "type": kind,
         "interval": "steps",
@@ -67,6 +78,12 @@ def megatron_schedule(foreign: ForeignValues, optim: str) -> Mapping[str, Any]:
         settings["decay"] = f"{decay} steps"
         settings["style"] = foreign[f"{optim}.lr_wsd_decay_style"]
     return settings
+
+
+def decay_style(foreign: ForeignValues, optim: str) -> str:
+    """Megatron's decay style: where it is not set, linear as on the seed page, and constant since verl 0.6."""
+    key = f"{optim}.lr_decay_style"
+    return str(foreign[key]) if foreign.is_set(key) or not switches.is_later(foreign) else "constant"
 
 
 def requires_megatron(run: Run) -> bool:

@@ -20,12 +20,13 @@ from strop.dialects.ledger.key_mapping import (
     no_effect,
     written_by,
 )
-from strop.dialects.ledger.value_types import INTEGER, NUMBER, nullable, one_of
+from strop.dialects.ledger.value_types import INTEGER, NUMBER, STRING, nullable, one_of
 from strop.dialects.verl import switches
 from strop.dialects.verl.actor_converters import OPTIM, clipping, schedule
 from strop.dialects.verl.lr_schedule import DECAYS
 
 _WSD = ("constant", "exponential", "cosine", "linear", "minus_sqrt")
+_ADAMW = ("adam", "AdamW", "adamw", "_AdamW", "FusedAdam")
 _MOMENTUM = 0.9
 """Momentum of Megatron's SGD; verl has no key for it."""
 
@@ -37,10 +38,19 @@ def write_optimizer(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_optimizer)
 def optimizer(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the optimizer: Megatron's adam is AdamW, and its sgd has momentum."""
-    if switches.megatron(foreign) or foreign[f"{OPTIM}.optimizer"] == "adam":
+    """Read the optimizer: AdamW under every strategy, or Megatron's sgd, which has momentum."""
+    key = f"{OPTIM}.optimizer"
+    name = foreign[key]
+    if name in _ADAMW:
         return {}
-    return {"trainer.optimizer.type": "sgd", "trainer.optimizer.momentum": _MOMENTUM}
+    if name == "sgd" and not switches.megatron(foreign):
+        return {"trainer.optimizer.type": "sgd", "trainer.optimizer.momentum": _MOMENTUM}
+    if not foreign.is_set(key):
+        return {}
+    raise foreign.error_for(
+        key,
+        f"{key} is {name}; Strop reads AdamW, and sgd under Megatron. Another optimizer needs a run file.",
+    )
 
 
 def write_weight_decay_schedule(run: Run) -> Mapping[str, Any]:
@@ -86,7 +96,7 @@ def schedule_rows(
             "linear",
             "type",
             value_type=one_of(*DECAYS),
-            note="verl accepts WSD, which is not on the page",
+            note="verl accepts WSD, which is not on the page; constant by default since 0.6",
         ),
         row("min_lr", 0.0, "min_ratio", inactive=falling, note="a fraction of lr in the run file"),
         row("lr_wsd_decay_style", "exponential", "style", value_type=one_of(*_WSD), inactive=wsd),
@@ -102,8 +112,7 @@ ROWS = (
         "adam",
         "trainer.optimizer.type",
         read=optimizer,
-        value_type=one_of("adam", "sgd"),
-        inactive=switches.megatron,
+        value_type=STRING,
         note="sgd has Megatron's momentum of 0.9",
     ),
     mapped(
@@ -111,8 +120,7 @@ ROWS = (
         1.0,
         "trainer.max_grad_norm",
         read=clipping,
-        inactive=switches.megatron,
-        note="0 means no bound",
+        note="0 means no bound; since 0.8 it also counts under FSDP, instead of grad_clip",
     ),
     _ROWS["lr_warmup_init"],
     _ROWS["lr_decay_steps"],

@@ -88,7 +88,9 @@ def write_lora(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_lora)
 def lora(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the LoRA adapter; rank 0 trains the whole model."""
+    """Read the LoRA adapter; rank 0 trains the whole model. Megatron has a section of its own for it."""
+    if not switches.megatron_lora(foreign):
+        return _megatron_lora(foreign)
     if switches.lora(foreign):
         return {}
     return {
@@ -96,6 +98,35 @@ def lora(foreign: ForeignValues) -> Mapping[str, Any]:
         "model.lora.alpha": foreign["actor_rollout_ref.model.lora_alpha"],
         "model.lora.targets": foreign["actor_rollout_ref.model.target_modules"],
         "model.lora.exclude": foreign["actor_rollout_ref.model.exclude_modules"],
+    }
+
+
+_MEGATRON_MODULES = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""Megatron's names of a model's modules, each with the names that Hugging Face has."""
+
+
+def _megatron_lora(foreign: ForeignValues) -> Mapping[str, Any]:
+    at = "actor_rollout_ref.model.lora"
+    named = foreign[f"{at}.target_modules"]
+    modules = [named] if isinstance(named, str) else named
+    unknown = [name for name in modules if name not in _MEGATRON_MODULES]
+    if unknown:
+        raise foreign.error_for(
+            f"{at}.target_modules",
+            f"{at}.target_modules has {', '.join(unknown)}; the supported modules are "
+            f"{', '.join(_MEGATRON_MODULES)}.",
+        )
+    targets = [target for name in modules for target in _MEGATRON_MODULES[name]]
+    return {
+        "model.lora.rank": foreign[f"{at}.rank"],
+        "model.lora.alpha": foreign[f"{at}.alpha"],
+        "model.lora.dropout": foreign[f"{at}.dropout"],
+        "model.lora.targets": "all-linear" if len(modules) == len(_MEGATRON_MODULES) else targets,
     }
 
 

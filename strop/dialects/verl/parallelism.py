@@ -1,39 +1,51 @@
-"""Ledger rows of verl's parallelism and sharding keys, shared by actor, reference model and critic."""
+"""Ledger rows of Megatron's engine settings, shared by actor, reference model and critic."""
 
 from __future__ import annotations
 
-from strop.dialects.ledger.key_mapping import UNSET, InactiveCheck, KeyMapping, never, placement, refused
+from typing import Any
+
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    InactiveCheck,
+    KeyMapping,
+    placement_section,
+    refused,
+)
 from strop.dialects.ledger.placement_notes import NO_SHARDS
 
-_PARALLEL = (
-    "tensor_model_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "context_parallel_size",
-    "sequence_parallel",
-    "use_distributed_optimizer",
-    "use_dist_checkpointing",
-    "dist_checkpointing_path",
-    "param_offload",
-    "grad_offload",
-    "optimizer_offload",
-)
+_LOSSES = ("moe_aux_loss_coeff", "moe_z_loss_coeff", "dsa_indexer_loss_coeff", "mtp_loss_scaling_factor")
+"""Coefficients of losses that Megatron adds to the training loss."""
+_DROPOUTS = ("attention_dropout", "hidden_dropout")
+_BIAS = "moe_router_bias_update_rate"
 
 
 def megatron_parallelism_rows(section: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
-    """Rows of a `megatron` section: parallel sizes are placement, all other keys are refused."""
+    """Rows of a `megatron` section: all of its keys are placement, except those that change the training."""
+    override = f"{section}.override_transformer_config"
     return (
         *(
-            placement(f"{section}.{name}", UNSET, NO_SHARDS, supported=never, inactive=inactive)
-            for name in _PARALLEL
+            _off(f"{override}.{name}", "Strop adds no such loss to the algorithm's loss", inactive)
+            for name in _LOSSES
         ),
-        refused(
-            f"{section}.*",
-            UNSET,
-            "Strop has no Megatron engine yet; only Megatron's optimizer keys under `optim` are supported",
-            supported=never,
-            inactive=inactive,
+        *(
+            _off(
+                f"{override}.{name}",
+                "write +actor_rollout_ref.model.override_config.attention_dropout for a model that has it",
+                inactive,
+            )
+            for name in _DROPOUTS
         ),
+        _off(f"{override}.{_BIAS}", "Strop does not change a router's bias outside the optimizer", inactive),
+        _off(f"{section}.qat.enable", "Strop has no quantization-aware training", inactive),
+        placement_section(section, NO_SHARDS, inactive=inactive),
     )
+
+
+def _off(key: str, reason: str, inactive: InactiveCheck) -> KeyMapping:
+    """A key that may only have a value that switches it off."""
+    return refused(key, UNSET, f"{reason}; write 0", supported=_is_off, inactive=inactive)
+
+
+def _is_off(foreign: ForeignValues, value: Any) -> bool:
+    return not value

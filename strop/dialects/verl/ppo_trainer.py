@@ -7,7 +7,8 @@ from pathlib import Path
 
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import here_requested
-from strop.dialects.ledger.overrides import config_tree_from_overrides
+from strop.dialects.hydra.selection import ConfigSelection, select
+from strop.dialects.ledger.key_mapping import aliases
 from strop.dialects.ledger.reader import read_dialect
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.verl import (
@@ -15,6 +16,8 @@ from strop.dialects.verl import (
     algorithm,
     critic,
     data,
+    engine_settings,
+    later_keys,
     megatron_optimizer,
     model,
     reference_model,
@@ -22,29 +25,33 @@ from strop.dialects.verl import (
     rollout,
     trainer,
 )
+from strop.dialects.verl.hydra import read_command_line
+from strop.dialects.verl.shipped import PPO
+from strop.dialects.verl.versions import OTHER_NAMES, dated
 
-LEDGER = Ledger(
-    "verl",
-    (
-        *data.ROWS,
-        *model.ROWS,
-        *actor.ROWS,
-        *reference_model.ROWS,
-        *rollout.ROWS,
-        *megatron_optimizer.ROWS,
-        *critic.ROWS,
-        *reward.REWARD_MODEL,
-        *reward.CUSTOM_REWARD,
-        *algorithm.ROWS,
-        *trainer.ROWS,
-    ),
+_ROWS = (
+    *data.ROWS,
+    *model.ROWS,
+    *actor.ROWS,
+    *reference_model.ROWS,
+    *rollout.ROWS,
+    *megatron_optimizer.ROWS,
+    *critic.ROWS,
+    *reward.REWARD_MODEL,
+    *reward.CUSTOM_REWARD,
+    *algorithm.ROWS,
+    *trainer.ROWS,
+    *engine_settings.ROWS,
+    *later_keys.ROWS,
 )
+LEDGER = Ledger("verl", dated((*_ROWS, *aliases(_ROWS, OTHER_NAMES))))
 
 
 def read_verl(
     overrides: Sequence[str],
     *,
     config: Path | None = None,
+    selection: ConfigSelection | None = None,
     here: bool = False,
     key_owner: KeyOwnerHint = no_key_owner,
 ) -> LoadedRun:
@@ -53,5 +60,6 @@ def read_verl(
     Raises ConfigError for a key or value that is not accepted, and PlacementError for hardware and engines
     that this machine does not have, unless `here` or STROP_HERE overrides them.
     """
-    tree = config_tree_from_overrides(LEDGER, overrides, config, key_owner=key_owner)
+    selection = select(config, selection)
+    tree = read_command_line(LEDGER, PPO, "ppo_trainer", overrides, selection, key_owner)
     return read_dialect(LEDGER, tree, here=here_requested(here), key_owner=key_owner)

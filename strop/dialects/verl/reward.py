@@ -45,9 +45,23 @@ def reward(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the reward: a reward model's score, a user's function, or the built-in function for each row's
     `data_source`."""
     if not switches.reward_model(foreign):
+        _refuse_scoring_function(foreign)
         return {"reward.models": [model(foreign)]}
     path, name = foreign["custom_reward_function.path"], foreign["custom_reward_function.name"]
     return {"reward.functions": [{"function": "by_source" if path is None else f"{path}:{name}"}]}
+
+
+def _refuse_scoring_function(foreign: ForeignValues) -> None:
+    """Since verl 0.6, a reward function next to a reward model asks the model itself."""
+    if foreign.is_set("reward.custom_reward_function.path") or (
+        foreign["custom_reward_function.path"] is not None and switches.is_later(foreign)
+    ):
+        raise foreign.error_for(
+            "custom_reward_function.path",
+            "custom_reward_function.path is set, and reward_model.enable is True: in this version of verl the "
+            "function asks the reward model's server, whose address it receives. Write a run file with "
+            "reward.judges, or leave one of the two out.",
+        )
 
 
 def _write_model(run: Run, reward_model: Model) -> Mapping[str, Any]:
@@ -197,7 +211,7 @@ REWARD_MODEL = (
         "reward_model.reward_manager",
         "naive",
         "responses are always scored in parallel, with the same rewards; dapo's penalty has keys of its own",
-        value_type=one_of("naive", "prime", "dapo"),
+        value_type=one_of("naive", "prime", "dapo", "rate_limited", "remote"),
     ),
     *not_on_page(
         mapped(

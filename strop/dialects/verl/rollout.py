@@ -100,7 +100,7 @@ ROWS = (
         "actor_rollout_ref.rollout.name",
         "vllm",
         "the native sampler in the trainer's process",
-        value_type=one_of("vllm", "sglang", "hf"),
+        value_type=STRING,
         supported=never,
     ),
     mapped("actor_rollout_ref.rollout.temperature", 1.0, "rollout.sampling.temperature", read=sampling),

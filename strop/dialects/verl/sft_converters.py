@@ -7,9 +7,13 @@ from typing import Any
 
 from strop.config.schema import Run
 from strop.config.schema.algorithm import SftConfig
+from strop.config.units import Amount
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
 from strop.dialects.verl.data import custom_class, write_custom_class
+from strop.dialects.verl.trainer import every, frequency
 
+EACH_EPOCH = "after_each_epoch"
+"""Value of an interval that means one epoch."""
 DTYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
 
 
@@ -178,23 +182,44 @@ def write_micro_batch(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_micro_batch)
 def micro_batch(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the micro-batch size in sequences."""
+    """Read the micro-batch size in sequences; the deprecated key counts those of all GPUs."""
+    everywhere = foreign["data.micro_batch_size"]
+    if everywhere is not None and not foreign.is_set("data.micro_batch_size_per_gpu"):
+        gpus = foreign["trainer.nnodes"] * foreign["trainer.n_gpus_per_node"]
+        return {"trainer.microbatch": f"{max(1, everywhere // max(1, gpus))} sequences"}
     return {"trainer.microbatch": f"{foreign['data.micro_batch_size_per_gpu']} sequences"}
 
 
-def write_epoch_intervals(run: Run) -> Mapping[str, Any]:
-    """Write the seed; verl has no keys for the evaluation and checkpoint intervals."""
-    return {"trainer.seed": run.seed}
+def write_intervals(run: Run) -> Mapping[str, Any]:
+    """Write the seed, and the evaluation and checkpoint intervals."""
+    intervals = {"trainer.test_freq": run.evaluate.every, "trainer.save_freq": run.checkpoint.every}
+    written = {key: _frequency(run, often) for key, often in intervals.items()}
+    return {"trainer.seed": run.seed, "trainer.max_ckpt_to_keep": run.checkpoint.keep, **written}
 
 
-@written_by(write_epoch_intervals)
-def epoch_intervals(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the seed; verl evaluates and saves a Hugging Face folder at the end of every epoch."""
+@written_by(write_intervals)
+def intervals(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the seed and the intervals; verl also evaluates and saves a Hugging Face folder at the end."""
     return {
         "seed": foreign["trainer.seed"],
-        "evaluate.every": "1 epochs",
+        "evaluate.every": _interval(foreign, "trainer.test_freq"),
         "evaluate.at_start": False,
-        "checkpoint.every": "1 epochs",
-        "checkpoint.keep": None,
+        "checkpoint.every": _interval(foreign, "trainer.save_freq"),
+        "checkpoint.keep": foreign["trainer.max_ckpt_to_keep"],
         "checkpoint.export": True,
     }
+
+
+def _frequency(run: Run, often: Amount | None) -> float | str | None:
+    if often is not None and (often.count, often.unit) == (1, "epochs"):
+        return EACH_EPOCH
+    return frequency(run, often)
+
+
+def _interval(foreign: ForeignValues, key: str) -> str:
+    count = foreign[key]
+    if count == EACH_EPOCH:
+        return "1 epochs"
+    if not isinstance(count, int):
+        raise foreign.error_for(key, f"{key} is {count!r}; write a number of steps, or {EACH_EPOCH}.")
+    return every(count)

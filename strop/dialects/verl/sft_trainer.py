@@ -8,18 +8,21 @@ from pathlib import Path
 
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import here_requested
+from strop.dialects.hydra.selection import ConfigSelection, select
 from strop.dialects.ledger.key_mapping import (
     mapped,
+    no_effect,
     not_on_page,
     only,
     placement,
+    refused,
     unless,
 )
-from strop.dialects.ledger.overrides import config_tree_from_overrides
 from strop.dialects.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE, OWN_KERNELS
 from strop.dialects.ledger.reader import read_dialect
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import (
+    ANY,
     INTEGER,
     NUMBER,
     NUMBER_LIST,
@@ -30,11 +33,12 @@ from strop.dialects.ledger.value_types import (
 )
 from strop.dialects.verl import switches
 from strop.dialects.verl.data import custom_class_rows
+from strop.dialects.verl.hydra import read_command_line
 from strop.dialects.verl.sft_converters import (
     DTYPES,
     answer_columns,
-    epoch_intervals,
     imports,
+    intervals,
     length_limit,
     lora,
     micro_batch,
@@ -43,7 +47,10 @@ from strop.dialects.verl.sft_converters import (
     template,
     without_lora,
 )
-from strop.dialects.verl.trainer import duration, folder, monitors, one_gpu
+from strop.dialects.verl.sft_engine_trainer import read_engine_trainer, uses_engine
+from strop.dialects.verl.sft_intervals import INTERVALS
+from strop.dialects.verl.shipped import SFT
+from strop.dialects.verl.trainer import duration, folder, lacking_monitors, monitors, one_gpu
 
 _conversation = unless("data.multiturn.enable", True)
 _columns = unless("data.multiturn.enable", False)
@@ -194,6 +201,27 @@ _DATA = not_on_page(
     ),
 )
 _TRAINER = not_on_page(
+    *INTERVALS,
+    mapped(
+        "data.micro_batch_size",
+        None,
+        "trainer.microbatch",
+        read=micro_batch,
+        value_type=nullable(INTEGER),
+        note="total number of sequences on all GPUs",
+        deprecated="write micro_batch_size_per_gpu, the number per GPU",
+    ),
+    *(
+        no_effect(key, default, why, value_type=ANY)
+        for key, default, why in (
+            ("data.use_shm", False, "the data is read from its files"),
+            ("data.multiturn.tools_key", "tools", "a row's tools column is read where it exists"),
+            ("data.multiturn.enable_thinking_key", "enable_thinking", "the chat template has no options"),
+            ("model.use_shm", False, "the model is read from its folder"),
+            ("model.strategy", "fsdp2", "a single process trains"),
+        )
+    ),
+    refused("trainer.resume_path", None, "a run resumes from its own folder; leave it null"),
     mapped(
         "trainer.default_local_dir",
         "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
@@ -215,9 +243,14 @@ _TRAINER = not_on_page(
         note="takes precedence over trainer.total_epochs",
     ),
     mapped(
-        "trainer.logger", ["console", "wandb"], "record.monitors", read=monitors, value_type=STRING_OR_LIST
+        "trainer.logger",
+        ["console", "wandb"],
+        "record.monitors",
+        read=monitors,
+        value_type=STRING_OR_LIST,
+        warn=lacking_monitors,
     ),
-    mapped("trainer.seed", 1, "seed", read=epoch_intervals),
+    mapped("trainer.seed", 1, "seed", read=intervals),
     placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
     placement(
         "trainer.n_gpus_per_node",
@@ -238,13 +271,18 @@ def read_verl_sft(
     overrides: Sequence[str],
     *,
     config: Path | None = None,
+    selection: ConfigSelection | None = None,
     here: bool = False,
     key_owner: KeyOwnerHint = no_key_owner,
 ) -> LoadedRun:
-    """Read the arguments of `verl.trainer.fsdp_sft_trainer`: overrides, applied to `config` if it is given.
+    """Read the arguments of `verl.trainer.fsdp_sft_trainer`, or of `verl.trainer.sft_trainer`, which has
+    other keys: overrides, applied to `config` if it is given.
 
     Raises ConfigError for a key or value that is not accepted, and PlacementError for hardware that this
     machine does not have, unless `here` or STROP_HERE overrides it.
     """
-    tree = config_tree_from_overrides(LEDGER, overrides, config, key_owner=key_owner)
+    chosen = select(config, selection)
+    if uses_engine(overrides, chosen):
+        return read_engine_trainer(overrides, chosen, here=here_requested(here), key_owner=key_owner)
+    tree = read_command_line(LEDGER, SFT, "sft_trainer", overrides, chosen, key_owner)
     return read_dialect(LEDGER, tree, here=here_requested(here), key_owner=key_owner)

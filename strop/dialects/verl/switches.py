@@ -5,7 +5,7 @@ from __future__ import annotations
 from strop.dialects.ledger.key_mapping import ForeignValues, any_inactive, unless
 
 gae = unless("algorithm.adv_estimator", "gae")
-ratio = unless("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla", "gspo")
+ratio = unless("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla", "gspo", "cispo")
 dual_clip = unless("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla")
 kl_loss = unless("actor_rollout_ref.actor.use_kl_loss", True)
 kl_in_reward = unless("algorithm.use_kl_in_reward", True)
@@ -21,7 +21,13 @@ rollout_dynamic = unless("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", T
 rollout_fixed = unless("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", False)
 ref_dynamic = unless("actor_rollout_ref.ref.log_prob_use_dynamic_bsz", True)
 ref_fixed = unless("actor_rollout_ref.ref.log_prob_use_dynamic_bsz", False)
-fsdp = unless("actor_rollout_ref.actor.strategy", "fsdp", "fsdp2")
+
+
+def fsdp(foreign: ForeignValues) -> str | None:
+    """Every strategy but Megatron has FSDP's optimizer keys."""
+    return None if megatron(foreign) else "actor_rollout_ref.actor.strategy is megatron"
+
+
 cosine = any_inactive(fsdp, unless("actor_rollout_ref.actor.optim.warmup_style", "cosine"))
 falling = any_inactive(
     megatron,
@@ -50,6 +56,22 @@ def reference(foreign: ForeignValues) -> str | None:
         if kl_loss(foreign) and kl_in_reward(foreign)
         else None
     )
+
+
+def fsdp_lora(foreign: ForeignValues) -> str | None:
+    """The section `lora` is Megatron's."""
+    return None if not megatron(foreign) else "Megatron reads it, and the strategy is another one"
+
+
+def megatron_lora(foreign: ForeignValues) -> str | None:
+    """The section `lora` has an effect under Megatron, for a rank above 0."""
+    rank = foreign["actor_rollout_ref.model.lora.rank"]
+    return fsdp_lora(foreign) or (None if rank > 0 else f"actor_rollout_ref.model.lora.rank is {rank}")
+
+
+def is_later(foreign: ForeignValues) -> bool:
+    """Whether the configuration is of a later version of verl than the seed page's: it has a key of one."""
+    return any(row.since for row in foreign.written.values())
 
 
 def lora(foreign: ForeignValues) -> str | None:

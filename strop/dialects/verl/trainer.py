@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from strop.config.load.placement import count_cuda_devices
 from strop.config.schema import Run
+from strop.config.schema.record import MonitorName
 from strop.config.step_arithmetic import to_steps
 from strop.config.units import Amount
 from strop.dialects.ledger.key_mapping import (
@@ -24,8 +25,18 @@ from strop.dialects.ledger.value_types import INTEGER, STRING, STRING_OR_LIST, n
 from strop.dialects.verl import switches
 from strop.dialects.verl.critic import critic
 
-_MONITORS = ("console", "tensorboard")
-_UNAVAILABLE_MONITORS = ("wandb", "swanlab", "mlflow")
+_MONITORS = get_args(MonitorName)
+"""Monitors of the run file."""
+_LOCAL_MONITORS = ("console", "tensorboard")
+"""Monitors that need no further package and no service: those of a run that does not set the key."""
+_OTHER_MONITORS = (
+    "vemlp_wandb",
+    "clearml",
+    "trackio",
+    "file",
+    "rl_logging_board",
+)
+"""verl's further monitors, which a run without them does not need: they only show metrics."""
 
 
 def write_duration(run: Run) -> Mapping[str, Any]:
@@ -70,20 +81,41 @@ def write_monitors(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_monitors)
 def monitors(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the monitors. Unsupported monitors are dropped from the page's default and refused where they are
-    set."""
+    """Read the monitors. Those that Strop does not have are left out: `metrics.jsonl` has what they show."""
+    names = _named_monitors(foreign)
+    unknown = [name for name in names if name not in (*_MONITORS, *_OTHER_MONITORS)]
+    if unknown:
+        raise foreign.error_for(
+            "trainer.logger",
+            f"trainer.logger has {', '.join(unknown)}, which is not a monitor of verl; write "
+            f"trainer.logger=[{','.join(_MONITORS)}], or one of them.",
+        )
+    known = _MONITORS if foreign.is_set("trainer.logger") else _LOCAL_MONITORS
+    return {"record.monitors": [name for name in names if name in known]}
+
+
+def _named_monitors(foreign: ForeignValues) -> list[str]:
     configured = foreign["trainer.logger"]
-    names = [configured] if isinstance(configured, str) else configured
-    if foreign.is_set("trainer.logger"):
-        lacking = [name for name in names if name not in _MONITORS]
-        if lacking:
-            known = "not supported yet" if lacking[0] in _UNAVAILABLE_MONITORS else "not known"
-            raise foreign.error_for(
-                "trainer.logger",
-                f"trainer.logger has {', '.join(lacking)}, which is {known}; write "
-                f"trainer.logger=[{','.join(_MONITORS)}], or one of them.",
-            )
-    return {"record.monitors": [name for name in names if name in _MONITORS]}
+    return [configured] if isinstance(configured, str) else list(configured)
+
+
+def lacking_monitors(foreign: ForeignValues) -> str | None:
+    """Notice for monitors that Strop does not have."""
+    lacking = [name for name in _named_monitors(foreign) if name in _OTHER_MONITORS and name not in _MONITORS]
+    if not lacking:
+        return None
+    return f"without {', '.join(lacking)}, which Strop does not have yet; metrics.jsonl has all metrics"
+
+
+def write_rollout_files(run: Run) -> Mapping[str, Any]:
+    """Write nothing: verl's key is a folder, and a run's rollouts are in the run folder."""
+    return {}
+
+
+@written_by(write_rollout_files)
+def rollout_files(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read whether the rollouts of every step are written."""
+    return {"record.rollouts_every": "1 steps"} if foreign["trainer.rollout_data_dir"] else {}
 
 
 def write_checkpointing(run: Run) -> Mapping[str, Any]:
@@ -190,7 +222,8 @@ ROWS = (
         "record.monitors",
         read=monitors,
         value_type=STRING_OR_LIST,
-        note="console and tensorboard are supported; metrics.jsonl is always written",
+        warn=lacking_monitors,
+        note="console alone where it is not set; metrics.jsonl is always written",
     ),
     mapped(
         "trainer.log_val_generations",

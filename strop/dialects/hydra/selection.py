@@ -1,0 +1,47 @@
+"""Selection of a configuration by Hydra's command line options, or by a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from strop.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSelection:
+    """The primary configuration, and the folders in which configurations are searched."""
+
+    file: Path | None = None
+    """Primary configuration as a file."""
+    name: str | None = None
+    """Name of the primary configuration (`--config-name`); None for the program's own."""
+    path: str | None = None
+    """Folder of the primary configuration (`--config-path`)."""
+    folder: str | None = None
+    """Additional folder that is searched (`--config-dir`)."""
+
+    def folders(self) -> list[Path]:
+        """The folders that are searched, in order; those of a `pkg://` path are not among them."""
+        named = [] if self.file is None else [str(self.file.parent)]
+        named += [name for name in (self.path, self.folder) if name is not None]
+        return [Path(name.removeprefix("file://")) for name in named if not name.startswith("pkg://")]
+
+    def primary(self, default: str) -> str:
+        """Name of the primary configuration, without `.yaml`. Raises ConfigError for a file and a name."""
+        if self.file is not None and self.name is not None:
+            raise ConfigError(
+                f"--config {self.file} and --config-name {self.name} both name the configuration; write one."
+            )
+        name = self.file.name if self.file is not None else self.name or default
+        return name.removesuffix(".yaml").removesuffix(".yml")
+
+    def is_default(self) -> bool:
+        """Whether nothing is selected."""
+        return self == ConfigSelection()
+
+
+def select(file: Path | None, selection: ConfigSelection | None) -> ConfigSelection:
+    """The selection with a file, if one is given."""
+    selection = selection or ConfigSelection()
+    return selection if file is None else replace(selection, file=file)

@@ -1,0 +1,368 @@
+"""Ledger rows of verl's keys that the seed page does not list: keys of later versions, and of recipes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    KeyMapping,
+    any_inactive,
+    mapped,
+    no_effect,
+    not_on_page,
+    only,
+    placement,
+    refused,
+    unless,
+)
+from strop.dialects.ledger.placement_notes import OWN_KERNELS
+from strop.dialects.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable
+from strop.dialects.verl import switches
+from strop.dialects.verl.actor_converters import schedule
+from strop.dialects.verl.data import batches, chat_template, tasksets
+from strop.dialects.verl.model import lora
+from strop.dialects.verl.rollout_correction import ROWS as ROLLOUT_CORRECTION
+from strop.dialects.verl.trainer import rollout_files
+
+_ACTOR, _MODEL, _ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "model", "rollout"))
+_IMAGES = "Strop trains on text"
+_LOOPS = "a workflow of your own (`rollout.workflow: file.py:name`) in a run file does this"
+_pf_ppo = unless("algorithm.use_pf_ppo", True)
+_mtp = any_inactive(unless(f"{_MODEL}.mtp.enable", True), unless(f"{_MODEL}.mtp.enable_train", True))
+_distillation = unless("distillation.enabled", True)
+
+
+def _is_empty(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports null and what is empty."""
+    return value in (None, {}, [])
+
+
+def _empty(key: str, reason: str, default: Any = UNSET) -> KeyMapping:
+    """A key that Strop supports only where it is null or empty."""
+    return refused(key, default, reason, supported=_is_empty)
+
+
+def _heads_only(foreign: ForeignValues, value: Any) -> bool:
+    """Whether multi-token prediction does not train the model itself, but only its additional heads."""
+    return not value or bool(foreign[f"{_MODEL}.mtp.detach_encoder"])
+
+
+def _no_generation_batch(foreign: ForeignValues) -> str | None:
+    return "data.gen_batch_size is null" if foreign["data.gen_batch_size"] is None else None
+
+
+_DATA = (
+    no_effect("data.val_batch_size", None, "all validation prompts are sampled together", value_type=ANY),
+    mapped(
+        "data.gen_batch_size",
+        None,
+        "trainer.tasks_per_step",
+        read=batches,
+        value_type=nullable(INTEGER),
+        inactive=_no_generation_batch,
+        note="prompts of a step; with algorithm.filter_groups.enable, of one sampling round, and "
+        "data.train_batch_size counts the prompts of a step",
+    ),
+    mapped(
+        "data.train_max_samples",
+        -1,
+        "data.train.limit_tasks",
+        read=tasksets,
+        note="-1 means all rows; verl takes a random choice, Strop the first rows",
+    ),
+    mapped(
+        "data.val_max_samples",
+        -1,
+        "data.eval.0.limit_tasks",
+        read=tasksets,
+        note="-1 means all rows; verl takes a random choice, Strop the first rows",
+    ),
+    mapped(
+        f"{_MODEL}.custom_chat_template",
+        None,
+        "data.chat_template",
+        read=chat_template,
+        value_type=nullable(STRING),
+        note="Jinja text; null means the tokenizer's template",
+    ),
+    *(
+        no_effect(f"data.{name}", default, why, value_type=ANY)
+        for name, default, why in (
+            ("use_shm", False, "the data is read from its files"),
+            ("dataloader_num_workers", 8, "rows are read in this process"),
+            ("validation_shuffle", False, "all validation prompts are evaluated, in any order"),
+            ("image_patch_size", 14, _IMAGES),
+            ("return_multi_modal_inputs", True, _IMAGES),
+            ("video_key", "videos", _IMAGES),
+            ("audio_key", "audios", _IMAGES),
+            ("mm_processor_kwargs.*", UNSET, _IMAGES),
+            ("tool_config_path", UNSET, f"{_ROLLOUT}.multi_turn.enable decides on tools"),
+            ("function_tool_path", UNSET, f"{_ROLLOUT}.multi_turn.enable decides on tools"),
+        )
+    ),
+    _empty(
+        "data.apply_chat_template_kwargs.*",
+        f"Strop calls the chat template without options; write {_MODEL}.custom_chat_template, a template "
+        "that has them",
+    ),
+    _empty(
+        "data.sampler.*",
+        "Strop has no user-defined order of tasks; sort the file and write data.shuffle=False",
+    ),
+    _empty("data.datagen.*", "Strop has no generation of tasks during a run; write the tasks to a file"),
+)
+_LOSS = (
+    *(
+        no_effect(f"{_ACTOR}.policy_loss.{name}", default, "the loss mode does not read it", value_type=ANY)
+        for name, default in (
+            ("clip_cov_ratio", 0.0002),
+            ("clip_cov_lb", 1.0),
+            ("clip_cov_ub", 5.0),
+            ("kl_cov_ratio", 0.0002),
+            ("ppo_kl_coef", 0.1),
+            ("dro_beta", None),
+            ("tau_pos", 1.0),
+            ("tau_neg", 1.05),
+        )
+    ),
+    no_effect(f"{_ACTOR}.tau_pos", 1.0, "the loss mode does not read it", value_type=ANY),
+    no_effect(f"{_ACTOR}.tau_neg", 1.05, "the loss mode does not read it", value_type=ANY),
+    refused(
+        f"{_ACTOR}.loss_scale_factor",
+        None,
+        "the sum over tokens is divided by data.max_response_length; leave it null",
+    ),
+    refused(
+        f"{_ACTOR}.use_rollout_log_probs",
+        False,
+        "the trainer always computes the old log-probs; write algorithm.rollout_correction.rollout_is=token "
+        "for the difference to the sampler",
+    ),
+    refused("algorithm.use_pf_ppo", False, "Strop has no reweighting of samples (PF-PPO); leave it False"),
+    no_effect("algorithm.pf_ppo.*", UNSET, "algorithm.use_pf_ppo is False", value_type=ANY),
+    placement(
+        "algorithm.filter_groups.max_inflight_gen_batches",
+        1,
+        "one sampling round at a time",
+        supported=only(1),
+    ),
+    _empty("algorithm.gdpo_reward_keys", "Strop has no GDPO: it normalizes the total reward"),
+    refused(
+        "distillation.enabled",
+        False,
+        "Strop has no on-policy distillation from a teacher yet; leave it False",
+    ),
+    no_effect("distillation.*", UNSET, "distillation.enabled is False", value_type=ANY),
+)
+_OPTIMIZER = (
+    *(
+        mapped(
+            f"{_ACTOR}.optim.{name}",
+            0.0,
+            f"trainer.schedule.{field}",
+            read=schedule,
+            inactive=switches.fsdp,
+            note="a rate, of VeOmni's schedule; a fraction of lr in the run file",
+        )
+        for name, field in (("lr_min", "min_ratio"), ("lr_start", "start_ratio"))
+    ),
+    refused(f"{_ACTOR}.optim.lr_decay_ratio", 1.0, "the rate decays until the end of the run; write 1.0"),
+    refused(f"{_ACTOR}.optim.zero_indexed_step", True, "the schedule counts steps from 0; leave it True"),
+    placement(
+        f"{_ACTOR}.optim.optimizer_impl",
+        "torch.optim",
+        "Strop's own optimizer",
+        supported=only("torch.optim"),
+    ),
+    *(
+        placement(
+            f"{_ACTOR}.optim.{name}", default, "the optimizer's state is in float32", supported=only(default)
+        )
+        for name, default in (
+            ("use_precision_aware_optimizer", False),
+            ("main_grads_dtype", "fp32"),
+            ("exp_avg_dtype", "fp32"),
+            ("exp_avg_sq_dtype", "fp32"),
+            ("use_layer_wise_distributed_optimizer", False),
+        )
+    ),
+    *(
+        placement(
+            f"{_ACTOR}.optim.override_optimizer_config.{name}",
+            UNSET,
+            "the optimizer's state is in float32, on the device that trains",
+            supported=only(UNSET),
+            value_type=ANY,
+        )
+        for name in (
+            "optimizer_cpu_offload",
+            "optimizer_offload_fraction",
+            "offload_fraction",
+            "overlap_cpu_optimizer_d2h_h2d",
+            "use_precision_aware_optimizer",
+            "fp8_recipe",
+            "foreach",
+            "fused",
+        )
+    ),
+    _empty(
+        f"{_ACTOR}.optim.override_optimizer_config.*",
+        "Strop does not know this option of the optimizer; write the optimizer's own keys",
+    ),
+)
+_MODELS = (
+    _empty(f"{_MODEL}.lora_adapter_path", "write the merged model's folder as actor_rollout_ref.model.path"),
+    _empty(f"{_MODEL}.tokenizer_path", "write data.tokenizer"),
+    _empty(
+        f"{_MODEL}.hf_config_path",
+        "the model folder's config.json is read; write values that replace "
+        f"those in it as +{_MODEL}.override_config.NAME",
+    ),
+    mapped(
+        f"{_MODEL}.lora.rank",
+        0,
+        "model.lora.rank",
+        read=lora,
+        inactive=switches.fsdp_lora,
+        note="LoRA under Megatron",
+    ),
+    mapped(
+        f"{_MODEL}.lora.alpha",
+        32,
+        "model.lora.alpha",
+        read=lora,
+        value_type=NUMBER,
+        inactive=switches.megatron_lora,
+    ),
+    mapped(f"{_MODEL}.lora.dropout", 0.0, "model.lora.dropout", read=lora, inactive=switches.megatron_lora),
+    mapped(
+        f"{_MODEL}.lora.target_modules",
+        ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
+        "model.lora.targets",
+        read=lora,
+        value_type=STRING_OR_LIST,
+        inactive=switches.megatron_lora,
+        note="Megatron's names of the modules",
+    ),
+    refused(f"{_MODEL}.lora.type", "lora", "Strop has no other adapter", inactive=switches.megatron_lora),
+    refused(f"{_MODEL}.lora.exclude_modules", [], "write target_modules", inactive=switches.megatron_lora),
+    refused(
+        f"{_MODEL}.lora.adapter_path",
+        None,
+        "write the merged model's folder as the model's path",
+        inactive=switches.megatron_lora,
+    ),
+    no_effect(
+        f"{_MODEL}.lora.*",
+        UNSET,
+        "the adapter starts as in peft, and is merged for the export",
+        value_type=ANY,
+    ),
+    no_effect(f"{_MODEL}.mtp.enable", False, "tokens are sampled and trained one by one"),
+    refused(
+        f"{_MODEL}.mtp.enable_train",
+        False,
+        f"multi-token prediction adds a loss; write {_MODEL}.mtp.detach_encoder=True, with which it trains "
+        "only its own heads, or leave it False",
+        supported=_heads_only,
+        inactive=_mtp,
+    ),
+    no_effect(f"{_MODEL}.mtp.detach_encoder", False, "the additional heads are not trained"),
+    no_effect(f"{_MODEL}.mtp.*", UNSET, "the additional heads are not trained", value_type=ANY),
+    placement("critic.model.lora_rank", 0, OWN_KERNELS, supported=only(0)),
+)
+_REWARD = (
+    *(
+        no_effect(key, default, why, value_type=ANY)
+        for key, default, why in (
+            (
+                "reward_model.launch_reward_fn_async",
+                False,
+                "responses are always scored while others are sampled",
+            ),
+            ("reward_model.strategy", UNSET, "a single process scores"),
+            ("reward_model.num_workers", UNSET, "responses are scored in parallel"),
+            ("reward.num_workers", 8, "responses are scored in parallel"),
+            ("reward_model.use_dynamic_bsz", UNSET, "it changes only memory use"),
+            ("reward_model.forward_max_token_len_per_gpu", UNSET, "it changes only memory use"),
+            ("reward_model.ulysses_sequence_parallel_size", UNSET, "a single process scores"),
+            ("reward_model.nccl_timeout", UNSET, "a single process scores"),
+            ("reward_model.load_weight", UNSET, "the weights are always loaded"),
+            ("reward_model.profiler.*", UNSET, "Strop does not profile a run"),
+            ("reward_model.megatron.*", UNSET, "a single process scores"),
+            ("reward_model.model.use_shm", UNSET, "the model is read from its folder"),
+            ("reward_model.model.use_remove_padding", UNSET, "sequences are always packed"),
+            ("reward_model.model.use_fused_kernels", UNSET, "Strop's own kernels are used"),
+            ("reward_model.model.fsdp_config.*", UNSET, "a single process scores"),
+            ("reward_model.micro_batch_size", None, "write reward_model.micro_batch_size_per_gpu"),
+            ("reward_model.reward_loop_source", UNSET, "reward_manager names the manager"),
+        )
+    ),
+    *(
+        placement(
+            f"{section}.{name}",
+            UNSET,
+            "the reward model runs in a process of its own on this machine",
+            supported=lambda foreign, value: not value,
+            value_type=ANY,
+            inactive=switches.reward_model,
+        )
+        for section in ("reward_model", "reward.reward_model")
+        for name in ("enable_resource_pool", "n_gpus_per_node", "nnodes", "rollout.*")
+    ),
+    no_effect("sandbox_fusion.*", UNSET, "reward.sandbox_fusion decides", value_type=ANY),
+    *(
+        _empty(
+            f"{section}.{name}",
+            "Strop passes no options to a reward function of verl's; write a run file with "
+            "reward.functions.args",
+        )
+        for section, name in (
+            ("reward_model", "reward_kwargs.*"),
+            ("reward", "reward_kwargs.*"),
+            ("custom_reward_function", "reward_kwargs.*"),
+            ("reward.custom_reward_function", "reward_kwargs.*"),
+        )
+    ),
+    refused(
+        "reward.reward_manager.source",
+        "register",
+        "Strop does not run a reward manager of your own; write a reward function",
+    ),
+    no_effect("reward.reward_manager.module.*", UNSET, "the manager is a registered one", value_type=ANY),
+    _empty("reward_model.reward_loop_module_path", "write a reward function"),
+    _empty("reward_model.reward_loop_class_name", "write a reward function"),
+    *(
+        refused(key, UNSET, "PRIME trains its reward model; Strop has no such algorithm", supported=_is_empty)
+        for key in (
+            "reward_model.model.update",
+            "reward_model.model.beta_train",
+            "reward_model.model.optim.*",
+            "reward_model.mini_batch_size",
+            "data.filter_accuracy",
+            "data.accuracy_lower_bound",
+            "data.accuracy_upper_bound",
+            "data.oversample_factor",
+        )
+    ),
+)
+_TRAINER = (
+    no_effect(
+        "trainer.max_critic_ckpt_to_keep", None, "policy and critic are saved together", value_type=ANY
+    ),
+    mapped(
+        "trainer.rollout_data_dir",
+        None,
+        "record.rollouts_every",
+        read=rollout_files,
+        value_type=nullable(STRING),
+        note="the rollouts of every step are written to the run folder, as Parquet",
+    ),
+    no_effect(
+        "trainer.validation_data_dir", None, "the run folder has the validation responses", value_type=ANY
+    ),
+    refused("trainer.val_only", False, "use `strop verl eval` on generated responses; leave it False"),
+)
+ROWS = not_on_page(*_DATA, *_LOSS, *ROLLOUT_CORRECTION, *_OPTIMIZER, *_MODELS, *_REWARD, *_TRAINER)

@@ -1,0 +1,466 @@
+"""Ledger and reader of verl's `sft_trainer_engine.yaml`, the SFT trainer since verl 0.6."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strop.config.load.loader import LoadedRun
+from strop.config.load.overrides import parse_overrides
+from strop.config.load.yaml_file import read_yaml
+from strop.config.schema import Run
+from strop.dialects.hydra.selection import ConfigSelection
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    aliases,
+    any_inactive,
+    mapped,
+    no_effect,
+    not_on_page,
+    only,
+    placement,
+    placement_section,
+    refused,
+    unless,
+    written_by,
+)
+from strop.dialects.ledger.placement_notes import ALWAYS_PACKED, NO_SHARDS, ONE_GPU, ONE_MACHINE, OWN_KERNELS
+from strop.dialects.ledger.reader import read_dialect
+from strop.dialects.ledger.table import KeyOwnerHint, Ledger
+from strop.dialects.ledger.value_types import (
+    ANY,
+    INTEGER,
+    NUMBER,
+    NUMBER_LIST,
+    STRING,
+    STRING_OR_LIST,
+    nullable,
+    one_of,
+)
+from strop.dialects.verl import switches
+from strop.dialects.verl.checkpoint_contents import checkpoint_contents_rows
+from strop.dialects.verl.data import custom_class, custom_class_rows, write_custom_class
+from strop.dialects.verl.hydra import read_command_line
+from strop.dialects.verl.lr_schedule import fsdp_schedule, megatron_schedule
+from strop.dialects.verl.megatron_optimizer import schedule_rows
+from strop.dialects.verl.sft_converters import DTYPES, imports, length_limit, lora, without_lora
+from strop.dialects.verl.sft_intervals import INTERVALS
+from strop.dialects.verl.shipped import SFT_ENGINE
+from strop.dialects.verl.trainer import duration, folder, lacking_monitors, monitors, one_gpu, resume
+
+_megatron = unless("engine.strategy", "megatron")
+_falling = any_inactive(
+    _megatron, unless("optim.lr_decay_style", "linear", "cosine", "inverse_square_root", "WSD")
+)
+_wsd = any_inactive(_megatron, unless("optim.lr_decay_style", "WSD"))
+_fixed = unless("data.use_dynamic_bsz", False)
+_dynamic = unless("data.use_dynamic_bsz", True)
+_mtp = unless("model.mtp.enable", True)
+
+
+def _fsdp(foreign: ForeignValues) -> str | None:
+    return None if _megatron(foreign) else "engine.strategy is megatron"
+
+
+_cosine = any_inactive(_fsdp, unless("optim.warmup_style", "cosine"))
+
+
+def write_conversations(run: Run) -> Mapping[str, Any]:
+    """Write the files and the column of the conversations."""
+    train, held_out = run.data.train, run.data.eval
+    return {
+        "data.train_files": train.path,
+        "data.val_files": held_out[0].path if held_out else None,
+        "data.messages_key": train.response,
+        "data.tools_key": train.tools,
+        **write_custom_class(train.dataset),
+    }
+
+
+@written_by(write_conversations)
+def conversations(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the files, and the column of whole conversations, of which the assistant's turns are trained."""
+    columns: dict[str, Any] = {"response": foreign["data.messages_key"]}
+    dataset = custom_class(foreign)
+    settings: dict[str, Any] = {"algorithm.type": "sft", "data.eval": []}
+    for name, files in (("train", "data.train_files"), ("val", "data.val_files")):
+        limit = foreign[f"data.{name}_max_samples"]
+        taskset = {"path": foreign[files], **columns}
+        taskset |= {"limit_tasks": limit} if limit > 0 else {}
+        taskset |= {} if dataset is None else {"dataset": dataset}
+        if name == "train":
+            settings |= {f"data.train.{key}": value for key, value in taskset.items()}
+        elif foreign[files] is not None:
+            settings["data.eval"] = [{"name": "val", **taskset}]
+    return settings
+
+
+def write_micro_batch(run: Run) -> Mapping[str, Any]:
+    """Write the micro-batch size in tokens or in sequences."""
+    size = run.trainer.microbatch
+    by_tokens = size.unit == "tokens"
+    key = "data.max_token_len_per_gpu" if by_tokens else "data.micro_batch_size_per_gpu"
+    return {"data.use_dynamic_bsz": by_tokens, key: size.count}
+
+
+@written_by(write_micro_batch)
+def micro_batch(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the micro-batch size: tokens for a dynamic batch size, else sequences."""
+    if foreign["data.use_dynamic_bsz"]:
+        return {"trainer.microbatch": f"{foreign['data.max_token_len_per_gpu']} tokens"}
+    return {"trainer.microbatch": f"{foreign['data.micro_batch_size_per_gpu']} sequences"}
+
+
+def schedule(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the schedule and the bound of the gradient norm from the keys of the engine."""
+    own = fsdp_schedule(foreign, "optim") if _megatron(foreign) else megatron_schedule(foreign, "optim")
+    settings = {f"trainer.schedule.{name}": value for name, value in own.items()}
+    if foreign.is_set("optim.init_lr_ratio") and foreign["engine.strategy"] == "automodel":
+        settings["trainer.schedule.start_ratio"] = foreign["optim.init_lr_ratio"]
+    return settings | {"trainer.max_grad_norm": foreign["optim.clip_grad"] or None}
+
+
+def template(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the chat template; null means the tokenizer's."""
+    return {"data.chat_template": foreign["model.custom_chat_template"] or "tokenizer"}
+
+
+def precision(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the dtypes: the key sets the parameters' dtype; computation is in bfloat16."""
+    return {"model.dtype": DTYPES[foreign["engine.model_dtype"]], "model.compute_dtype": "bfloat16"}
+
+
+def _is_empty(foreign: ForeignValues, value: Any) -> bool:
+    return value in (None, {}, [], 0, False)
+
+
+def _heads_only(foreign: ForeignValues, value: Any) -> bool:
+    return not value or bool(foreign["model.mtp.detach_encoder"])
+
+
+_DATA = (
+    mapped("data.train_batch_size", 256, "trainer.tasks_per_step", note="counts rows"),
+    mapped("data.micro_batch_size_per_gpu", 4, "trainer.microbatch", read=micro_batch, inactive=_fixed),
+    mapped("data.max_token_len_per_gpu", 8192, "trainer.microbatch", read=micro_batch, inactive=_dynamic),
+    mapped("data.use_dynamic_bsz", True, "trainer.microbatch", read=micro_batch),
+    mapped(
+        "data.train_files",
+        "~/data/gsm8k/train.parquet",
+        "data.train.path",
+        read=conversations,
+        value_type=STRING_OR_LIST,
+    ),
+    mapped(
+        "data.val_files",
+        None,
+        "data.eval.0.path",
+        read=conversations,
+        value_type=nullable(STRING_OR_LIST),
+        note="the loss on this file is the evaluation",
+    ),
+    mapped("data.train_max_samples", -1, "data.train.limit_tasks", read=conversations),
+    mapped("data.val_max_samples", -1, "data.eval.0.limit_tasks", read=conversations),
+    mapped(
+        "data.messages_key", "messages", "data.train.response", "data.eval.0.response", read=conversations
+    ),
+    mapped(
+        "data.max_length",
+        1024,
+        "data.max_prompt_tokens",
+        "data.max_response_tokens",
+        read=length_limit,
+        note="bounds a whole conversation",
+    ),
+    mapped(
+        "data.truncation",
+        "error",
+        "data.overlong",
+        read=length_limit,
+        value_type=one_of("error", "left", "right"),
+    ),
+    *custom_class_rows(
+        conversations, "a torch Dataset of input_ids, attention_mask and loss_mask, or of rows"
+    ),
+    *(
+        no_effect(f"data.{name}", default, why, value_type=ANY)
+        for name, default, why in (
+            ("tools_key", "tools", "a row's tools column is read where it exists"),
+            ("enable_thinking_key", "enable_thinking", "the chat template has no options"),
+            ("enable_thinking_default", None, "the chat template has no options"),
+            ("pad_mode", "no_padding", ALWAYS_PACKED),
+            ("balance_dp_token", False, "a single process needs no balancing"),
+            ("use_shm", False, "the data is read from its files"),
+            ("num_workers", 8, "rows are read in this process"),
+            ("ignore_input_ids_mismatch", False, "a conversation is always tokenized as a whole"),
+            ("image_key", "images", "Strop trains on text"),
+            ("video_key", "videos", "Strop trains on text"),
+        )
+    ),
+    refused(
+        "data.apply_chat_template_kwargs.*",
+        UNSET,
+        "Strop calls the chat template without options; write model.custom_chat_template",
+        supported=_is_empty,
+    ),
+)
+_MODEL = (
+    mapped("model.path", "~/models/deepseek-llm-7b-chat", "model.path"),
+    mapped("model.tokenizer_path", None, "model.tokenizer", value_type=nullable(STRING)),
+    mapped("model.external_lib", None, "model.imports", read=imports, value_type=nullable(STRING_OR_LIST)),
+    mapped("model.enable_gradient_checkpointing", True, "model.gradient_checkpointing"),
+    mapped("model.trust_remote_code", False, "model.trust_remote_code"),
+    mapped(
+        "model.custom_chat_template",
+        None,
+        "data.chat_template",
+        read=template,
+        value_type=nullable(STRING),
+        note="Jinja text; null means the tokenizer's template",
+    ),
+    mapped("model.lora_rank", 0, "model.lora.rank", read=lora),
+    mapped("model.lora_alpha", 16, "model.lora.alpha", read=lora, value_type=NUMBER, inactive=without_lora),
+    mapped(
+        "model.target_modules",
+        "all-linear",
+        "model.lora.targets",
+        read=lora,
+        value_type=STRING_OR_LIST,
+        inactive=without_lora,
+    ),
+    *(
+        refused(f"model.{name}", default, why, supported=_is_empty)
+        for name, default, why in (
+            ("exclude_modules", None, "write model.target_modules"),
+            ("lora_adapter_path", None, "write the merged model's folder as model.path"),
+            ("lora.rank", 0, "write model.lora_rank"),
+            ("hf_config_path", None, "the model folder's config.json is read"),
+            ("override_config.*", UNSET, "write a model folder with this config.json"),
+        )
+    ),
+    placement("model.use_remove_padding", True, ALWAYS_PACKED, supported=only(True)),
+    *(
+        placement(f"model.{name}", False, OWN_KERNELS, supported=only(False))
+        for name in ("use_liger", "use_fused_kernels", "use_shm", "enable_activation_offload")
+    ),
+    *(placement_section(f"model.{name}", OWN_KERNELS) for name in ("fused_kernel_options", "tiled_mlp")),
+    no_effect("model.lora.*", UNSET, "model.lora.rank is 0", value_type=ANY),
+    no_effect("model.mtp.enable", False, "tokens are trained one by one"),
+    no_effect("model.mtp.detach_encoder", False, "the additional heads are not trained"),
+    refused(
+        "model.mtp.enable_train",
+        False,
+        "multi-token prediction adds a loss; write model.mtp.detach_encoder=True, or leave it False",
+        supported=_heads_only,
+        inactive=_mtp,
+    ),
+    no_effect("model.mtp.*", UNSET, "the additional heads are not trained", value_type=ANY),
+)
+_ENGINE = (
+    placement(
+        "engine.strategy",
+        "fsdp",
+        "a single process trains",
+        value_type=STRING,
+        supported=only("fsdp", "fsdp2"),
+    ),
+    mapped(
+        "engine.model_dtype",
+        "fp32",
+        "model.dtype",
+        "model.compute_dtype",
+        read=precision,
+        value_type=one_of(*DTYPES),
+        note="dtype of the parameters; computation is in bfloat16",
+    ),
+    *(
+        refused(f"engine.{name}", UNSET, f"{why}; write 0", supported=_is_empty)
+        for name, why in (
+            ("override_transformer_config.moe_aux_loss_coeff", "Strop adds no such loss"),
+            ("override_transformer_config.moe_z_loss_coeff", "Strop adds no such loss"),
+            ("override_transformer_config.attention_dropout", "Strop trains without dropout"),
+            ("override_transformer_config.hidden_dropout", "Strop trains without dropout"),
+            ("qat.enable", "Strop has no quantization-aware training"),
+            ("enable_fp8", "Strop trains in bfloat16 or float32"),
+            ("backend_config.fake_balanced_gate", "experts are chosen by the router"),
+            ("backend_config.fake_gate_noise", "experts are chosen by the router"),
+        )
+    ),
+    placement_section("engine", NO_SHARDS),
+)
+_SCHEDULE = schedule_rows("optim", "trainer", schedule, _megatron, _falling, _wsd)
+_OPTIM = (
+    mapped("optim.lr", 1e-3, "trainer.optimizer.lr"),
+    mapped("optim.weight_decay", 0.01, "trainer.optimizer.weight_decay"),
+    mapped("optim.betas", [0.9, 0.999], "trainer.optimizer.betas", value_type=NUMBER_LIST),
+    mapped("optim.clip_grad", 1.0, "trainer.max_grad_norm", read=schedule, note="0 means no bound"),
+    mapped(
+        "optim.lr_warmup_steps",
+        -1,
+        "trainer.schedule.warmup",
+        read=schedule,
+        value_type=nullable(INTEGER),
+        note="a negative value means that the ratio applies",
+    ),
+    mapped("optim.lr_warmup_steps_ratio", 0.0, "trainer.schedule.warmup", read=schedule),
+    mapped(
+        "optim.warmup_style",
+        "constant",
+        "trainer.schedule.type",
+        read=schedule,
+        value_type=nullable(one_of("constant", "cosine")),
+        inactive=_fsdp,
+    ),
+    mapped("optim.min_lr_ratio", 0.0, "trainer.schedule.min_ratio", read=schedule, inactive=_cosine),
+    mapped("optim.num_cycles", 0.5, "trainer.schedule.cycles", read=schedule, inactive=_cosine),
+    mapped("optim.init_lr_ratio", 0.0, "trainer.schedule.start_ratio", read=schedule, inactive=_fsdp),
+    mapped("optim.lr_min", 0.0, "trainer.schedule.min_ratio", read=schedule, inactive=_fsdp),
+    mapped("optim.lr_start", 0.0, "trainer.schedule.start_ratio", read=schedule, inactive=_fsdp),
+    *_SCHEDULE.values(),
+    *(
+        refused(f"optim.{name}", default, why, supported=supported)
+        for name, default, why, supported in (
+            ("lr_decay_ratio", 1.0, "the rate decays until the end of the run", only(1.0)),
+            ("zero_indexed_step", True, "the schedule counts steps from 0", only(True)),
+            ("weight_decay_incr_style", "constant", "the weight decay is constant", only("constant")),
+            ("wd_incr_style", "constant", "the weight decay is constant", only("constant")),
+            ("total_training_steps", -1, "write trainer.total_training_steps", only(-1)),
+            ("eps", 1e-8, "AdamW's epsilon is 1e-8", only(1e-8)),
+            (
+                "optimizer",
+                "AdamW",
+                "Strop reads AdamW here; another optimizer needs a run file",
+                only("AdamW", "adam", "adamw", "FusedAdam", "_AdamW"),
+            ),
+        )
+    ),
+    *(
+        placement(
+            f"optim.{name}",
+            default,
+            "the optimizer's state is in float32",
+            supported=only(default),
+            value_type=ANY,
+        )
+        for name, default in (
+            ("optimizer_impl", "torch.optim"),
+            ("master_weights", False),
+            ("store_param_remainders", False),
+            ("exp_avg_dtype", None),
+            ("exp_avg_sq_dtype", None),
+            ("master_weight_dtype", None),
+            ("main_grads_dtype", "fp32"),
+            ("use_precision_aware_optimizer", False),
+        )
+    ),
+    no_effect("optim.use_checkpoint_opt_param_scheduler", False, "a resumed run always keeps its schedule"),
+    *(
+        placement(
+            f"optim.override_optimizer_config.{name}",
+            UNSET,
+            "the optimizer's state is in float32, on the device that trains",
+            supported=only(UNSET),
+            value_type=ANY,
+        )
+        for name in (
+            "optimizer_cpu_offload",
+            "optimizer_offload_fraction",
+            "overlap_cpu_optimizer_d2h_h2d",
+            "use_precision_aware_optimizer",
+            "foreach",
+            "fused",
+        )
+    ),
+    refused(
+        "optim.override_optimizer_config.*",
+        UNSET,
+        "Strop does not know this option of the optimizer",
+        supported=_is_empty,
+    ),
+)
+_TRAINER = (
+    *INTERVALS,
+    mapped(
+        "trainer.default_local_dir",
+        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
+        "folder",
+        "output",
+        read=folder,
+        value_type=STRING,
+    ),
+    mapped("trainer.default_hdfs_dir", None, "checkpoint.mirror", value_type=nullable(STRING)),
+    mapped("trainer.project_name", "gsm8k-sft", "project", read=folder),
+    mapped("trainer.experiment_name", "test", "name", read=folder),
+    mapped("trainer.total_epochs", 4, "trainer.duration", read=duration, inactive=switches.epochs),
+    mapped(
+        "trainer.total_training_steps",
+        None,
+        "trainer.duration",
+        read=duration,
+        value_type=nullable(INTEGER),
+        note="takes precedence over trainer.total_epochs",
+    ),
+    mapped(
+        "trainer.logger",
+        ["console", "wandb"],
+        "record.monitors",
+        read=monitors,
+        value_type=STRING_OR_LIST,
+        warn=lacking_monitors,
+    ),
+    mapped("trainer.seed", 1, "seed", read=INTERVALS[0].read),
+    mapped(
+        "trainer.resume_mode",
+        "auto",
+        "resume",
+        read=resume,
+        value_type=one_of("auto", "disable", "resume_path"),
+    ),
+    mapped(
+        "trainer.resume_from_path",
+        None,
+        "resume",
+        read=resume,
+        value_type=nullable(STRING),
+        inactive=switches.resume_path,
+    ),
+    placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
+    placement("trainer.n_gpus_per_node", 1, ONE_GPU, supported=one_gpu),
+    placement("trainer.balance_batch", True, "a single process needs no balancing", supported=only(True)),
+    placement(
+        "trainer.device",
+        "cuda",
+        "this machine's GPU, or its CPU if there is no GPU",
+        value_type=STRING,
+        supported=only("cuda"),
+    ),
+    no_effect("trainer.profile_interval", [-1, -1], "Strop does not profile a run", value_type=ANY),
+    no_effect("profiler.*", UNSET, "Strop does not profile a run", value_type=ANY),
+    no_effect("global_profiler.*", UNSET, "Strop does not profile a run", value_type=ANY),
+    no_effect("hydra.*", UNSET, "the run folder is trainer.default_local_dir", value_type=ANY),
+    *checkpoint_contents_rows("checkpoint"),
+)
+_ROWS = (*_DATA, *_MODEL, *_ENGINE, *_OPTIM, *_TRAINER)
+LEDGER = Ledger(
+    "verl-sft-engine",
+    not_on_page(*_ROWS, *aliases(_ROWS, {"optim.lr_scheduler_type": "optim.warmup_style"})),
+)
+
+
+def uses_engine(overrides: Sequence[str], selection: ConfigSelection) -> bool:
+    """Whether the command line is of the SFT trainer since verl 0.6, which has keys of its own."""
+    if "sft_trainer_engine" in (selection.name or "", selection.file.stem if selection.file else ""):
+        return True
+    if selection.file is not None and selection.file.is_file():
+        values = read_yaml(selection.file).values
+        return "engine" in values or "path" in (values.get("model") or {})
+    keys = [override.key_or_group for override in parse_overrides(overrides, groups=True)]
+    return any(key.split(".")[0] == "engine" or key in ("model.path", "data.messages_key") for key in keys)
+
+
+def read_engine_trainer(
+    overrides: Sequence[str], selection: ConfigSelection, *, here: bool, key_owner: KeyOwnerHint
+) -> LoadedRun:
+    """Read the arguments of `verl.trainer.sft_trainer`. Raises ConfigError and PlacementError."""
+    tree = read_command_line(LEDGER, SFT_ENGINE, "sft_trainer_engine", overrides, selection, key_owner)
+    return read_dialect(LEDGER, tree, here=here, key_owner=key_owner)

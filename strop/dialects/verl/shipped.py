@@ -1,0 +1,124 @@
+"""Configurations that verl ships: names of its trainers' YAML files, and the groups that they choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.dialects.hydra.shipped import ShippedConfig, ShippedConfigs
+
+_ENGINES = ("dp", "megatron", "veomni", "torchtitan")
+_STRATEGIES = {"dp": "fsdp", "megatron": "megatron", "veomni": "veomni", "torchtitan": "torchtitan"}
+_WORKERS = {
+    "actor": "actor_rollout_ref.actor",
+    "ref": "actor_rollout_ref.ref",
+    "critic": "critic",
+}
+_SFT_ENGINES = ("fsdp", "megatron", "veomni", "torchtitan", "automodel")
+_SCHEDULES: Mapping[str, Mapping[str, Any]] = {
+    "veomni": {"lr_scheduler_type": "cosine"},
+    "automodel": {"lr": 1e-5, "lr_scheduler_type": "cosine", "min_lr_ratio": 0.01, "init_lr_ratio": 0.1},
+}
+"""Options of an engine's optimizer that differ from FSDP's."""
+_PACKAGES = ("pkg://verl.trainer.config", "file://verl/trainer/config")
+
+
+def _engine(name: str) -> ShippedConfig:
+    return ShippedConfig({"model_engine": name}, package="_global_")
+
+
+def _worker(role: str, engine: str) -> ShippedConfig:
+    """FSDP's actor, critic and reference model are the ledger's defaults."""
+    if engine == "dp" or role == "ref":
+        return ShippedConfig()
+    schedule = {"optim.lr_scheduler_type": "cosine"} if engine == "veomni" else {}
+    return ShippedConfig({"strategy": _STRATEGIES[engine], **schedule})
+
+
+_GROUPS = {
+    **{f"model_engine/{engine}": _engine(engine) for engine in _ENGINES if engine != "dp"},
+    "model_engine/dp": ShippedConfig(),
+    **{f"{role}/{engine}_{role}": _worker(role, engine) for role in _WORKERS for engine in _ENGINES},
+    **{f"{group}/{group}": ShippedConfig() for group in ("rollout", "reward", "distillation")},
+    "model/hf_model": ShippedConfig(),
+    "data/legacy_data": ShippedConfig(),
+    "algorithm/rollout_correction": ShippedConfig(),
+}
+_PPO = ShippedConfig(
+    defaults=(
+        {"model_engine": "dp"},
+        *({f"{role}@{package}": f"${{model_engine}}_{role}"} for role, package in _WORKERS.items()),
+        "_self_",
+    )
+)
+_PPO_MEGATRON = ShippedConfig(
+    defaults=(
+        "ppo_trainer",
+        "_self_",
+        *({f"override {role}@{package}": f"megatron_{role}"} for role, package in _WORKERS.items()),
+    )
+)
+_DAPO = {
+    "data.gen_batch_size": "${data.train_batch_size}",
+    "reward_model.reward_manager": "dapo",
+    "trainer.project_name": "verl-dapo",
+}
+_ASYNC = {"actor_rollout_ref.rollout.calculate_log_probs": True}
+
+
+def _recipe(base: str, values: dict[str, object]) -> ShippedConfig:
+    return ShippedConfig(values, (base, "_self_"))
+
+
+PPO = ShippedConfigs(
+    "verl",
+    {
+        "ppo_trainer": _PPO,
+        "ppo_megatron_trainer": _PPO_MEGATRON,
+        "dapo_trainer": _recipe("ppo_trainer", dict(_DAPO)),
+        "dapo_megatron_trainer": _recipe("ppo_megatron_trainer", dict(_DAPO)),
+        "one_step_off_ppo_trainer": _recipe("ppo_trainer", dict(_ASYNC)),
+        "one_step_off_ppo_megatron_trainer": _recipe("ppo_megatron_trainer", dict(_ASYNC)),
+        **_GROUPS,
+    },
+    _PACKAGES,
+)
+"""Configurations of `verl.trainer.main_ppo` and of the recipes built on it."""
+
+SFT = ShippedConfigs("verl", {"sft_trainer": ShippedConfig()}, _PACKAGES)
+"""Configuration of `verl.trainer.fsdp_sft_trainer`."""
+
+SFT_ENGINE = ShippedConfigs(
+    "verl",
+    {
+        "sft_trainer_engine": ShippedConfig(
+            defaults=(
+                {"model@model": "hf_model"},
+                {"engine@engine": "fsdp"},
+                {"optim@optim": "fsdp"},
+                "_self_",
+            )
+        ),
+        **{
+            f"engine/{engine}": ShippedConfig({} if engine == "fsdp" else {"strategy": engine})
+            for engine in _SFT_ENGINES
+        },
+        **{f"optim/{engine}": ShippedConfig(_SCHEDULES.get(engine, {})) for engine in _SFT_ENGINES},
+        "model/hf_model": ShippedConfig(),
+        "profiler/profiler": ShippedConfig(),
+    },
+    _PACKAGES,
+)
+"""Configuration of `verl.trainer.sft_trainer`, whose engine is a config group."""
+
+_SERVER = {
+    "actor_rollout_ref.rollout.n": 1,
+    "actor_rollout_ref.rollout.top_p": 1,
+    "actor_rollout_ref.rollout.prompt_length": 512,
+    "rollout.top_k": -1,
+}
+"""Options of `main_generation_server`, which reads `ppo_trainer`, that differ from those of `generation`."""
+GENERATION = ShippedConfigs(
+    "verl", {"generation": ShippedConfig(), "generation_server": ShippedConfig(_SERVER)}, _PACKAGES
+)
+EVALUATION = ShippedConfigs("verl", {"evaluation": ShippedConfig()}, _PACKAGES)

@@ -1,0 +1,170 @@
+"""Tests of Hydra's composition: defaults lists, packages, groups and search paths equal hydra-core's own
+result for the same files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
+
+from strop.dialects.hydra.compose import compose
+from strop.dialects.hydra.selection import ConfigSelection
+from strop.dialects.hydra.shipped import ShippedConfig, ShippedConfigs
+from strop.dialects.ledger.key_mapping import mapped
+from strop.dialects.ledger.overrides import apply_overrides
+from strop.dialects.ledger.table import Ledger
+from strop.dialects.verl.ppo_trainer import read_verl
+from strop.errors import ConfigError
+
+FILES = {
+    "main.yaml": """
+        defaults:
+          - base
+          - engine: dp
+          - optim@worker.optim: ${engine}
+          - optional missing: nothing
+          - _self_
+        worker: {size: 4, name: main}
+        kept: {a: 1}
+    """,
+    "base.yaml": "{worker: {size: 1, depth: 2}, kept: {b: 2}}",
+    "first.yaml": "{defaults: [_self_, base], worker: {size: 9}}",
+    "child.yaml": "{defaults: [main, override engine: big, _self_], worker: {name: child}}",
+    "engine/dp.yaml": "# @package _global_\nengine: dp\n",
+    "engine/big.yaml": "# @package _global_\nengine: big\nworker: {strategy: big}\n",
+    "optim/dp.yaml": "{defaults: [common, _self_], lr: 1}",
+    "optim/big.yaml": "{defaults: [common, ../extra@extra: one, _self_], lr: 2}",
+    "optim/common.yaml": "{lr: 0, decay: 0.1, betas: [1, 2]}",
+    "extra/one.yaml": "{x: 1}",
+}
+NOTHING = ShippedConfigs("tool", {})
+LEDGER = Ledger("tool", (mapped("new", None, "name"), mapped("worker.size", 1, "seed")))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        file = tmp_path / "folder with spaces" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text).lstrip())
+    return tmp_path / "folder with spaces"
+
+
+def ours(folder: Path, name: str, *overrides: str) -> dict[str, Any]:
+    selection = ConfigSelection(name=name, path=str(folder))
+    tree, left = compose(selection, "main", overrides, NOTHING)
+    return apply_overrides(LEDGER, tree, left).values
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("main", []),
+        ("first", []),
+        ("child", []),
+        ("main", ["engine=big"]),
+        ("main", ["optim@worker.optim=big"]),
+        ("main", ["~optim@worker.optim"]),
+        ("main", ["+extra=one"]),
+        ("main", ["+extra@worker.more=one", "worker.size=7"]),
+        ("main", ["+new=3", "++worker.depth=5", "~kept.b"]),
+        ("main", ["worker.optim.betas=[3]", "++kept={c: 3}"]),
+    ],
+)
+def test_composition_equals_that_of_hydra(folder: Path, name: str, overrides: list[str]) -> None:
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        expected = OmegaConf.to_container(hydra_compose(name, overrides))
+    assert ours(folder, name, *overrides) == expected
+
+
+def test_every_value_keeps_its_file_and_line(folder: Path) -> None:
+    tree, _ = compose(ConfigSelection(name="main", path=str(folder)), "main", ["engine=big"], NOTHING)
+    assert str(tree.source(("worker", "optim", "decay"))) == f"{folder / 'optim/common.yaml'}:1"
+    assert str(tree.source(("worker", "name"))) == f"{folder / 'main.yaml'}:7"
+
+
+def test_own_file_on_top_of_a_shipped_configuration(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(
+        yaml.safe_dump(
+            {
+                "hydra": {"searchpath": ["pkg://tool.config"]},
+                "defaults": ["shipped", {"override engine": "big"}, "_self_"],
+                "worker": {"size": 2},
+            }
+        )
+    )
+    shipped = ShippedConfigs(
+        "tool",
+        {
+            "shipped": ShippedConfig(
+                {"worker.size": 1, "worker.depth": 3}, ({"engine@worker": "dp"}, "_self_")
+            ),
+            "engine/dp": ShippedConfig({"strategy": "dp"}),
+            "engine/big": ShippedConfig({"strategy": "big"}),
+        },
+        ("pkg://tool.config",),
+    )
+    own.write_text(own.read_text().replace("override engine:", "override engine@worker:"))
+    tree, _ = compose(ConfigSelection(file=own), "shipped", [], shipped)
+    assert tree.values["worker"] == {"strategy": "big", "size": 2, "depth": 3}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["engine=huge"], "Available options in 'engine'.*big.*dp"),
+        (["optin@worker.optim=big"], "there is no config group optin; write a dotted key"),
+        (["+new=1", "~old"], "old is not written"),
+    ],
+)
+def test_what_hydra_rejects_is_one_line(folder: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        ours(folder, "main", *overrides)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_unknown_configuration_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"--config-name ppo_trianer: .* has no file.*ppo_megatron_trainer"):
+        read_verl(["actor_rollout_ref.rollout.n=2"], selection=ConfigSelection(name="ppo_trianer"))
+
+
+BASE = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "data.val_files=null")
+
+
+@pytest.mark.parametrize(
+    ("selection", "overrides"),
+    [
+        (ConfigSelection(name="ppo_megatron_trainer.yaml", path="config"), ()),
+        (ConfigSelection(), ("model_engine=megatron",)),
+        (ConfigSelection(name="dapo_megatron_trainer"), ()),
+        (ConfigSelection(), ("actor@actor_rollout_ref.actor=megatron_actor",)),
+    ],
+)
+def test_shipped_megatron_configurations(selection: ConfigSelection, overrides: tuple[str, ...]) -> None:
+    optim = "actor_rollout_ref.actor.optim"
+    loaded = read_verl(
+        [*BASE, f"{optim}.lr_decay_style=cosine", f"{optim}.min_lr=1e-7", *overrides],
+        selection=selection,
+        here=True,
+    )
+    assert loaded.run.trainer.schedule.type == "cosine"
+    assert "actor_rollout_ref.actor.strategy" in [key.key for key in loaded.overridden]
+
+
+def test_placeholders_of_launch_scripts_are_text() -> None:
+    loaded = read_verl([*BASE, "actor_rollout_ref.model.path=<path_to_model>"], here=True)
+    assert loaded.run.model.path == "<path_to_model>"
+
+
+def test_deleting_a_default_sets_it_to_null() -> None:
+    loaded = read_verl([*BASE[:2], "~data.val_files"], here=True)
+    assert loaded.run.data.eval == ()
+    with pytest.raises(ConfigError, match=r"override ~data\.prompt_key: verl needs the key data\.prompt_key"):
+        read_verl([*BASE, "~data.prompt_key"], here=True)

@@ -1,0 +1,161 @@
+"""Tests of the keys of later versions of verl, and of defaults that differ between versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strop.config.units import Amount
+from strop.dialects.hydra.selection import ConfigSelection
+from strop.dialects.verl.generation import read_verl_generate
+from strop.dialects.verl.ppo_trainer import read_verl
+from strop.dialects.verl.sft_trainer import read_verl_sft
+from strop.errors import ConfigError
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+BASE = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4", "data.val_files=null")
+MEGATRON = ConfigSelection(name="ppo_megatron_trainer")
+BUFFER = "algorithm.overlong_penalty.buffer_tokens"
+
+
+def field(run: Any, name: str) -> Any:
+    for part in name.split("."):
+        run = run[int(part)] if part.isdigit() else getattr(run, part)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "expected"),
+    [
+        (["reward.custom_reward_function.path=f.py"], "reward.functions.0.function", "f.py:compute_score"),
+        (
+            [f"reward_model.overlong_buffer.{word}" for word in ("enable=True", "len=64")],
+            "algorithm.overlong_penalty.buffer_tokens",
+            64,
+        ),
+        (
+            [f"reward.reward_kwargs.overlong_buffer_cfg.{word}" for word in ("enable=True", "len=32")],
+            BUFFER,
+            32,
+        ),
+        ([f"{ACTOR}.optim.lr_scheduler_type=cosine"], "trainer.schedule.type", "cosine"),
+        ([f"{ACTOR}.optim.clip_grad=0.5"], "trainer.max_grad_norm", 0.5),
+        (
+            [f"{ACTOR}.policy_loss.loss_mode=cispo", f"{ACTOR}.clip_ratio_high=3"],
+            "algorithm.policy_loss.clip_high",
+            3,
+        ),
+        (
+            ["algorithm.rollout_correction.rollout_is=sequence"],
+            "algorithm.importance_correction.level",
+            "sequence",
+        ),
+        (["data.gen_batch_size=512"], "trainer.tasks_per_step", 512),
+        (["data.gen_batch_size=4096", "algorithm.filter_groups.enable=True"], "trainer.tasks_per_step", 1024),
+        (
+            ["algorithm.filter_groups={enable: True, metric: acc}"],
+            "algorithm.dynamic_sampling.metric",
+            "by_source",
+        ),
+        (["data.train_max_samples=64"], "data.train.limit_tasks", 64),
+        (["trainer.rollout_data_dir=x"], "record.rollouts_every", Amount(1, "steps")),
+        (["model_engine=veomni"], "trainer.schedule.type", "cosine"),
+    ],
+)
+def test_keys_of_later_versions(overrides: list[str], name: str, expected: object) -> None:
+    assert field(read_verl([*BASE, *overrides], here=True).run, name) == expected
+
+
+def test_megatrons_decay_is_constant_in_later_versions() -> None:
+    seed = read_verl(BASE, selection=MEGATRON, here=True)
+    later = read_verl([*BASE, f"{ROLLOUT}.data_parallel_size=1"], selection=MEGATRON, here=True)
+    assert (seed.run.trainer.schedule.type, later.run.trainer.schedule.type) == ("linear", "constant")
+
+
+def test_lora_of_megatron_has_the_names_of_hugging_face() -> None:
+    lora = "actor_rollout_ref.model.lora"
+    words = [f"{lora}.rank=8", f"{lora}.target_modules=[linear_qkv,linear_fc2]"]
+    adapter = read_verl([*BASE, *words], selection=MEGATRON, here=True).run.model.lora
+    assert adapter is not None
+    assert (adapter.rank, adapter.targets) == (8, ("q_proj", "k_proj", "v_proj", "down_proj"))
+    assert read_verl([*BASE, *words], here=True).run.model.lora is None, "FSDP does not read the section"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([f"{ACTOR}.policy_loss.loss_mode=sapo"], "a loss that Strop does not have; it has vanilla"),
+        (["algorithm.adv_estimator=gdpo"], "gdpo, which Strop does not have"),
+        (["distillation.enabled=True"], "no on-policy distillation"),
+        (["algorithm.rollout_correction.bypass_mode=True"], "computes the old log-probs"),
+        (["trainer.v1.trainer_mode=separate_async"], "write sync"),
+        ([f"{ROLLOUT}.agent.default_agent_loop=tool_agent"], "agent loops"),
+        (["actor_rollout_ref.model.mtp={enable: True, enable_train: True}"], "detach_encoder=True"),
+        (
+            ["custom_reward_function.path=a.py", "reward.custom_reward_function.path=b.py"],
+            "is another name of custom_reward_function.path",
+        ),
+    ],
+)
+def test_refused_with_a_reason(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_verl([*BASE, *overrides], here=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_engine_settings_are_placement() -> None:
+    words = [
+        f"{ACTOR}.megatron.use_mbridge=True",
+        f"{ROLLOUT}.checkpoint_engine.backend=nccl",
+        "trainer.device=npu",
+    ]
+    loaded = read_verl([*BASE, *words], selection=MEGATRON, here=True)
+    assert {word.split("=")[0] for word in words} <= {key.key for key in loaded.overridden}
+
+
+def test_an_unknown_key_gets_no_suggestion_of_another_meaning() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_verl(
+            [*BASE, "actor_rollout_ref.nccl_timeouts=1", "trainer.x=1", "data.max_promt_length=1"], here=True
+        )
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3, "all unknown keys are reported at once"
+    assert "did you mean" not in lines[1]
+    assert "did you mean 'data.max_prompt_length'" in lines[2]
+
+
+ENGINE = ("model.path=m", "data.train_files=t.parquet", "trainer.logger=console")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "expected"),
+    [
+        ([], "data.train.response", "messages"),
+        ([], "trainer.optimizer.lr", 1e-3),
+        ([], "trainer.optimizer.betas", (0.9, 0.999)),
+        ([], "trainer.schedule.type", "constant"),
+        ([], "trainer.microbatch", Amount(8192, "tokens")),
+        ([], "checkpoint.every", None),
+        (["trainer.save_freq=after_each_epoch"], "checkpoint.every", Amount(1, "epochs")),
+        (
+            ["engine=megatron", "optim=megatron", "optim.lr_decay_style=cosine", "optim.min_lr=1e-4"],
+            "trainer.schedule.min_ratio",
+            0.1,
+        ),
+        (["engine=automodel", "optim=automodel"], "trainer.schedule.start_ratio", 0.1),
+        (["engine=automodel", "optim=automodel"], "trainer.optimizer.lr", 1e-5),
+        (["optim.lr_scheduler_type=cosine", "optim.min_lr_ratio=0.2"], "trainer.schedule.min_ratio", 0.2),
+    ],
+)
+def test_sft_trainer_with_an_engine(overrides: list[str], name: str, expected: object) -> None:
+    run = read_verl_sft([*ENGINE, *overrides], here=True).run
+    assert (run.algorithm.type, field(run, name)) == ("sft", expected)
+
+
+def test_generation_server_keeps_all_tokens() -> None:
+    words = ["data.train_files=t.parquet", "data.output_path=o.parquet"]
+    words += [f"{ROLLOUT}.top_k=50", f"{ROLLOUT}.n=3", "actor_rollout_ref.model.path=m"]
+    generation = read_verl_generate(words, here=True).generation
+    assert (generation.rollouts_per_task, generation.sampling.top_k, generation.sampling.top_p) == (3, 0, 1)
+    assert (generation.model.path, generation.data.train.path) == ("m", "t.parquet")
