@@ -67,9 +67,8 @@ def test_round_trip(name: str) -> None:
             _check(job, dialect, to)
 
     check()
-    assert counts["read"] > counts["drawn"] / 5, (
-        f"too few of the generated configurations are valid: {counts}"
-    )
+    enough = counts["drawn"] / 5 if counts["drawn"] >= 20 else 0  # Few draws may all be invalid but one.
+    assert counts["read"] > enough, f"too few of the generated configurations are valid: {counts}"
 
 
 def _check(job: Job, dialect: str, to: str) -> None:

@@ -22,7 +22,9 @@ OPTIONS = {"--config-path": "path", "--config-name": "name", "--config-dir": "fo
 
 
 def read(command: str, words: list[str]) -> None:
-    chosen: dict[str, Any] = {OPTIONS[word.split("=")[0]]: word.split("=")[1] for word in words if word.startswith("--")}
+    chosen: dict[str, Any] = {
+        OPTIONS[word.split("=")[0]]: word.split("=")[1] for word in words if word.startswith("--")
+    }
     overrides, selection = [word for word in words if word[:2] != "--"], ConfigSelection(**chosen)
     match command:
         case "ppo":

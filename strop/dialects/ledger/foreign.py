@@ -38,6 +38,8 @@ class ForeignConfig:
         merged = ConfigTree(ledger.defaults())
         for dotted, row in self.written.items():
             value, source = tree.get(split_key(dotted)), self.source(dotted)
+            if row.key == f"{dotted}.*" and not isinstance(value, dict) and merged.get(split_key(dotted)):
+                continue  # A section that is null keeps the defaults of its keys.
             merged.set(split_key(dotted), value, source)
             if row.alias_of:
                 merged.set(split_key(row.alias_of), value, source)
