@@ -115,7 +115,7 @@ def _same_section(above: Sequence[str], name: str) -> bool:
 
 
 def _resembles(first: KeyPath, second: KeyPath) -> bool:
-    """Whether every part of one key resembles the same part of the other one."""
+    """Whether every part of one key resembles the same part of another key."""
     return len(first) == len(second) and all(
         one == other or closest(one, [other]) is not None for one, other in zip(first, second, strict=True)
     )
