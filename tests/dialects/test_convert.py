@@ -354,11 +354,11 @@ def test_secrets_are_not_written(tmp_path: Path) -> None:
 
 
 def test_resolved_interpolation_stays_text(tmp_path: Path) -> None:
-    job = load(tmp_path, VERL_LINE, overrides=[r"trainer.experiment_name='a\${b}'"])
-    assert job.loaded.run.name == "a${b}"
+    job = load(tmp_path, VERL_LINE, overrides=[r"data.train_files='a\${b}.parquet'"])
+    assert job.loaded.run.data.train.path == "a${b}.parquet"
     found = convert(job, "strop")
-    assert yaml.safe_load(yaml_text(found.values))["name"] == r"a\${b}"
-    assert read_back(tmp_path, found).run.name == "a${b}"
+    assert yaml.safe_load(yaml_text(found.values))["data"]["train"]["path"] == r"a\${b}.parquet"
+    assert read_back(tmp_path, found).run.data.train.path == "a${b}.parquet"
 
 
 @pytest.mark.parametrize(

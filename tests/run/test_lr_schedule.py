@@ -12,7 +12,7 @@ import strop
 from strop.config.load.loader import load_values
 from strop.config.resume_compatibility import resume_differences
 from strop.errors import ConfigError, Interrupted, TrainingError
-from strop.run.drivers import train_loop
+from strop.run.drivers import evaluator, train_loop
 
 PLATEAU = {
     "type": "reduce_lr_on_plateau",
@@ -61,7 +61,7 @@ def test_an_interrupted_evaluation_is_repeated_after_a_resume(plateau, monkeypat
 
     def stopped(self):
         if self._state.step == 4:
-            patch.setattr(train_loop.TrainLoop, "_evaluate", interrupt)
+            patch.setattr(evaluator.Evaluator, "evaluate", interrupt)
         return evaluate(self)
 
     def interrupt(self, step):
