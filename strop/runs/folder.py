@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,9 +81,8 @@ class RunFolder:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=mode, exist_ok=True)
-            probe = self.path / ".writable"
-            probe.touch()
-            probe.unlink()
+            with tempfile.TemporaryFile(dir=self.path):
+                pass  # the folder is writable
         except OSError as error:
             raise RunFolderError(
                 f"The run folder {self.path} cannot be written ({error.strerror}). "
