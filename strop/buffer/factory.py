@@ -7,7 +7,7 @@ import os
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, assert_never
 
@@ -21,6 +21,7 @@ from strop.buffer.remote.server import BufferServer
 from strop.buffer.store import GroupStore, InMemoryStore
 from strop.config.schema import buffer as schema
 from strop.errors import MissingExtraError
+from strop.workers.cleanup import closing
 from strop.workers.server import SocketServer
 from strop.workers.waiting import StopCheck, never_stop
 

@@ -15,6 +15,7 @@ from strop.inference.native import NativeEngine
 from strop.models.fused_storage import fuse_storage
 from strop.models.loading import load_model
 from strop.protocols import InferenceEngine, SharedWeights
+from strop.workers.cleanup import cleanup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,8 +73,6 @@ def load_engine(
 @contextmanager
 def running_engine(engine: E) -> Iterator[E]:
     """Start an engine, and close it at the end of the block."""
-    try:
+    with cleanup(engine.close):
         engine.start()
         yield engine
-    finally:
-        engine.close()

@@ -21,6 +21,7 @@ from strop.rewards.limits import LimitExceeded
 from strop.rewards.registry import SANDBOXED_REWARDS
 from strop.sandbox.registry import open_sandbox
 from strop.types import Rollout, RolloutGroup, Task
+from strop.workers.cleanup import keep_first_error
 from strop.workers.process_limits import ProcessLimits, total_memory_bytes
 
 _MAX_WORKERS = 4
@@ -97,7 +98,8 @@ class Scorer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        with keep_first_error(error):
+            self.close()
 
     def _with_result(self, rollout: Rollout, result: FunctionScores | ScoringFailure) -> Rollout:
         if isinstance(result, ScoringFailure):

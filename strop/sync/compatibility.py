@@ -12,11 +12,13 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from strop.errors import RunFolderError
 from strop.workers.atomic_write import atomic_write
+from strop.workers.cleanup import cleanup
 
 SyncRole = Literal["explorer", "trainer"]
 _MAX_FIELDS_SHOWN = 8
@@ -33,12 +35,15 @@ def registered_peer(folder: Path, role: SyncRole, settings: Mapping[str, str]) -
     _require_same_settings(role, settings, folder, role)
     # Written before the peer's file is read: of two processes that start together, one sees the other.
     written = _write_settings(own, settings)
-    try:
+    with cleanup(partial(_unregister, own, written)):
         _require_same_settings(role, settings, folder, "trainer" if role == "explorer" else "explorer")
         yield
-    finally:
-        if own.exists() and own.read_text(encoding="utf-8") == written:
-            own.unlink()
+
+
+def _unregister(own: Path, written: str) -> None:
+    """Delete the role's file, unless a later process of the role has replaced it."""
+    if own.exists() and own.read_text(encoding="utf-8") == written:
+        own.unlink()
 
 
 def _file(folder: Path, role: SyncRole) -> Path:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+
+class _Closable(Protocol):
+    def close(self) -> object: ...
+
+
+C = TypeVar("C", bound=_Closable)
 
 
 @contextmanager
@@ -27,3 +35,10 @@ def cleanup(action: Callable[[], object]) -> Iterator[None]:
             action()
         raise
     action()
+
+
+@contextmanager
+def closing(resource: C) -> Iterator[C]:
+    """Close `resource` at the end of the block; an error of `close` becomes a note of an error in the block."""
+    with cleanup(resource.close):
+        yield resource

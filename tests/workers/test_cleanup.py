@@ -10,11 +10,16 @@ import pytest
 
 from strop.errors import RunFolderError, message_with_notes
 from strop.workers.append_file import AppendFile
-from strop.workers.cleanup import cleanup, keep_first_error
+from strop.workers.cleanup import cleanup, closing, keep_first_error
 
 
 def fail() -> None:
     raise OSError(28, "No space left on device")
+
+
+class FailsToClose:
+    def close(self) -> None:
+        fail()
 
 
 def test_an_error_of_the_cleanup_never_replaces_the_first_one() -> None:
@@ -25,6 +30,9 @@ def test_an_error_of_the_cleanup_never_replaces_the_first_one() -> None:
     )
     with pytest.raises(OSError, match="No space"), cleanup(fail):
         pass
+    with pytest.raises(KeyError) as caught_key, closing(FailsToClose()):
+        raise KeyError("first")
+    assert "No space left" in message_with_notes(caught_key.value)
     with pytest.raises(OSError, match="No space"), keep_first_error(None):
         fail()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,6 +38,7 @@ from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.sync.factory import CrossProcessSync, clear_versions, open_weight_receiver
 from strop.sync.publish import Subscriber
 from strop.sync.transport import WeightReceiver
+from strop.workers.cleanup import closing
 from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.signals import StopSignal
 

@@ -7,7 +7,7 @@ its context, SIGINT, SIGTERM and a request to `stop` raise `Interrupted` between
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ from strop.sync.factory import SYNC_FOLDER, open_weight_sender
 from strop.sync.publish import Publisher
 from strop.training.backends.registry import open_training_engines
 from strop.training.device import find_device
+from strop.workers.cleanup import closing
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from strop.rewards.judges.judge import Judge, Judges
 from strop.rewards.scorer import Scorer, reject_duplicate_names
 from strop.training.device import find_device
 from strop.types import Rollout, RolloutGroup, Task
+from strop.workers.cleanup import keep_first_error
 from strop.workers.event_loop_thread import gather_or_cancel
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class RewardManager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._opened.close()
+        with keep_first_error(error):
+            self._opened.close()
 
     async def _judge(self, task: Task, rollout: Rollout) -> Rollout:
         for judge in self._judges:

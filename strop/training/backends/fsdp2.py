@@ -7,7 +7,7 @@ the rank builds its micro-batches and holds a shard of every parameter, gradient
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +48,7 @@ from strop.training.ranks.share import RankShare, interleave, plan_rank_shares
 from strop.training.ranks.snapshot import ShardedSnapshot
 from strop.training.specs import CriticSpec, PolicySpec
 from strop.types import Experience, FloatArray, GlobalCounts, TrainingBatch
+from strop.workers.cleanup import closing
 from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement
 
 _Quantity = Literal["logprobs", "reference_logprobs", "reference_kl", "values"]
