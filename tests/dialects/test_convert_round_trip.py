@@ -21,7 +21,7 @@ from strop.errors import ConfigError
 
 from .random_configs import BASES, Values, configurations
 
-EXAMPLES = 6
+EXAMPLES = 4
 """Number of examples per dialect; each example reads and writes about ten configurations."""
 
 

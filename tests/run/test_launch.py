@@ -56,6 +56,7 @@ def test_a_stopped_and_resumed_run_equals_the_run_in_one_process(values, tmp_pat
     assert set(states_of(folder).values()) == {"done"}
 
 
+@pytest.mark.faults
 def test_no_group_is_lost_when_the_buffer_process_is_killed(values, tmp_path):
     reference = strop.train(strop.load(values(name="one")))
     run = values(name="two", synchronizer="checkpoint", buffer="queue")
