@@ -111,7 +111,7 @@ def load_offline_dataset(
     Raises `DataError`, which names the row, for a row without an answer or an assistant turn, and for a
     row that is too long under `overlong: error`; `ModelError` for a tokenizer that cannot be used.
     """
-    rows, encoded = _rows_and_answers(section, tokenizer, data.chat_template)
+    rows, encoded = _rows_and_answers(section, tokenizer, data)
     limit = data.max_prompt_tokens + data.max_response_tokens
     groups, num_filtered = [], 0
     for number, of_row in enumerate(with_progress_bar(encoded, len(rows), f"Encoding the answers of {name}")):
@@ -137,14 +137,15 @@ def is_offline_taskset(section: EvalTasksetConfig) -> bool:
 
 
 def _rows_and_answers(
-    section: TasksetConfig, tokenizer: PreTrainedTokenizerBase, chat_template: str
+    section: TasksetConfig, tokenizer: PreTrainedTokenizerBase, data: DataConfig
 ) -> tuple[DatasetRows, Iterator[list[EncodedSequence]]]:
     """The rows, and for each one training sequence or a pair of them."""
     custom = None if section.dataset is None else CustomDataset(section, tokenizer)
     rows = read_rows(section) if custom is None else custom.rows()
     if custom is not None and custom.has_answer_tokens:
         return rows, ([answer] for answer in islice(custom.answers(), len(rows)))
-    return rows, _encoded(_rows(rows, section), ConversationEncoder(tokenizer, chat_template))
+    encoder = ConversationEncoder(tokenizer, data.chat_template, data.chat_template_args)
+    return rows, _encoded(_rows(rows, section), encoder)
 
 
 def _encoded(rows: Iterator[_Row], encoder: ConversationEncoder) -> Iterator[list[EncodedSequence]]:

@@ -103,7 +103,7 @@ def load_taskset(
     that is too long under `overlong: error`; `ModelError` for a tokenizer without a chat template.
     """
     name = section.name if isinstance(section, EvalTasksetConfig) else "train"
-    encoder = PromptEncoder(tokenizer, data.chat_template)
+    encoder = PromptEncoder(tokenizer, data.chat_template, data.chat_template_args)
     rows, encoded = _rows_and_prompts(section, encoder, tokenizer, data.tokenize_workers)
     fitted = fit_prompts(
         with_progress_bar(encoded, len(rows), f"Encoding the prompts of {name}"),

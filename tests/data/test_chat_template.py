@@ -182,3 +182,12 @@ class TestEncoder:
             PromptEncoder(tokenizer, "none").encode_all(
                 [ChatPrompt("line 1", (USER,)), ChatPrompt("line 2", ({"role": "user", "content": ""},))]
             )
+
+
+def test_variables_of_the_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    template = "{% if thinking %}think: {% endif %}{{ messages[0].content }}"
+    message = ({"role": "user", "content": "2 + 2"},)
+    for args, expected in (({}, "2 + 2"), ({"thinking": True}, "think: 2 + 2")):
+        encoder = PromptEncoder(tokenizer, template, args)
+        assert encoder.render("here", message, (), prompt=True) == expected
+        assert encoder.render_marked("here", message, ())[0] == expected

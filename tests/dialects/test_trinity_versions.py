@@ -14,7 +14,7 @@ from strop.config.schema.buffer import PriorityBufferConfig
 from strop.config.schema.policy_loss import RecLossConfig, SppoLossConfig, ToprLossConfig
 from strop.dialects.ledger.writer import write_dialect
 from strop.dialects.trinity.reader import LEDGER, read_trinity
-from strop.errors import StropError
+from strop.errors import ConfigError, StropError
 
 from .trinity_file import read, value
 
@@ -31,7 +31,8 @@ EXPERT = (
 
 @pytest.mark.skipif(not CORPORA.exists(), reason="the corpora are not in ../shared")
 def test_the_corpora_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AUX_MODEL_PATH", "BUFFER_PATH", "EVAL_TASKSET_PATH", "SFT_DATASET_PATH", "TASKSET_PATH"):
+    names = "AUX_MODEL_PATH BUFFER_PATH CHECKPOINT_ROOT_DIR EVAL_TASKSET_PATH MODEL_PATH SFT_DATASET_PATH TASKSET_PATH"
+    for name in names.split():
         monkeypatch.setenv(f"TRINITY_{name}", "x")
     file, found = tmp_path / "file.yaml", Counter[str]()
     for corpus in LEAST_READ:
@@ -103,3 +104,13 @@ def test_the_replay_buffer_is_a_priority_queue() -> None:
     assert isinstance(run.buffer, PriorityBufferConfig)
     assert (run.buffer.use_penalty, run.buffer.noise, run.buffer.max_uses) == (0.1, 2.0, 3)
     assert run.synchronizer.type == "collective" and run.synchronizer.style.type == "on_request"
+
+
+@pytest.mark.usefixtures("trinity_file")
+def test_thinking_is_a_variable_of_the_chat_template() -> None:
+    for key in ("explorer.rollout_model.enable_thinking", "model.enable_thinking"):
+        run = read(f"++{key}=false").run
+        assert run.data.chat_template_args == {"enable_thinking": False}
+        assert write_dialect(LEDGER, run).unsupported == ()
+    with pytest.raises(ConfigError, match="differ; write one of them"):
+        read("++explorer.rollout_model.enable_thinking=false", "++model.enable_thinking=true")

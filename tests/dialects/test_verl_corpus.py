@@ -17,7 +17,7 @@ from strop.dialects.verl.sft_trainer import read_verl_sft
 from strop.errors import ConfigError
 
 CORPORA = Path(__file__).parents[3] / "shared" / "configs"
-FLOORS = {"verl-2025-06": 41, "verl-2026-08": 68}
+FLOORS = {"verl-2025-06": 41, "verl-2026-08": 70}
 OPTIONS = {"--config-path": "path", "--config-name": "name", "--config-dir": "folder"}
 
 

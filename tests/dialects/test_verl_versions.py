@@ -59,6 +59,11 @@ def field(run: Any, name: str) -> Any:
             "by_source",
         ),
         (["data.train_max_samples=64"], "data.train.limit_tasks", 64),
+        (
+            ["+data.apply_chat_template_kwargs.enable_thinking=False"],
+            "data.chat_template_args",
+            {"enable_thinking": False},
+        ),
         (["trainer.rollout_data_dir=x"], "record.rollouts_every", Amount(1, "steps")),
         (["model_engine=veomni"], "trainer.schedule.type", "cosine"),
     ],

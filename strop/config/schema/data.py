@@ -127,6 +127,8 @@ class DataConfig(Section):
     chat_template: str = "tokenizer"
     """Chat template: `tokenizer` for the tokenizer's own, `none` to encode plain text without a template, a
     file with a Jinja template, or the template itself, which contains `{{` or `{%`."""
+    chat_template_args: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the chat template, such as `enable_thinking: false`; none by default."""
     shuffle: bool = True
     """Shuffle the tasks in each epoch, by the run's `seed`."""
     incomplete_batch: Literal["drop", "keep"] = "drop"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tools = tuple[Mapping[str, Any], ...]
+NO_TEMPLATE_ARGS: Mapping[str, Any] = {}
+"""No variables beyond those that every template gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +125,21 @@ def _brief(value: Any) -> str:
 class PromptEncoder:
     """Encodes messages as the tokens of a prompt."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str) -> None:
-        """`chat_template` is `data.chat_template`: `tokenizer`, `none`, a Jinja file, or its text.
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_template: str,
+        args: Mapping[str, Any] = NO_TEMPLATE_ARGS,
+    ) -> None:
+        """`chat_template` is `data.chat_template`: `tokenizer`, `none`, a Jinja file, or its text; `args` are
+        the template's variables.
 
         Raises `ModelError` for a tokenizer without a template, `ConfigError` for a file that cannot be read.
         """
         self._tokenizer = tokenizer
         self._template = None if chat_template in ("tokenizer", "none") else read_template(chat_template)
         self._plain = chat_template == "none"
+        self._args = dict(args)
         if chat_template == "tokenizer" and not tokenizer.chat_template:
             raise ModelError(
                 f"The tokenizer of {tokenizer.name_or_path} has no chat template, so messages cannot be "
@@ -189,6 +198,7 @@ class PromptEncoder:
                 chat_template=self._template,
                 add_generation_prompt=prompt,
                 tokenize=False,
+                **self._args,
             )
         return str(text)
 
@@ -200,7 +210,7 @@ class PromptEncoder:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         with _rendering(where):
-            options: dict[str, Any] = dict(self._tokenizer.special_tokens_map)
+            options: dict[str, Any] = {**self._tokenizer.special_tokens_map, **self._args}
             rendered: Any = render_jinja_template(
                 conversations=[[dict(message) for message in messages]],
                 tools=[dict(tool) for tool in tools] or None,

@@ -7,13 +7,13 @@ separately, so that an answer begins at the token at which sampling would have b
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strop.data.encoding.chat_template import PromptEncoder, Tools, require_encodable
+from strop.data.encoding.chat_template import NO_TEMPLATE_ARGS, PromptEncoder, Tools, require_encodable
 from strop.errors import DataError, ModelError
 from strop.types import BoolArray, IntArray, Message
 
@@ -58,10 +58,15 @@ class EncodedSequence:
 class ConversationEncoder:
     """Encodes conversations as tokens and a loss mask, with the same template as prompts."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str) -> None:
-        """`chat_template` is `data.chat_template`. Raises like `PromptEncoder`, and `ModelError` for a
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_template: str,
+        args: Mapping[str, Any] = NO_TEMPLATE_ARGS,
+    ) -> None:
+        """`chat_template` and `args` are those of `PromptEncoder`. Raises like it, and `ModelError` for a
         tokenizer without an end token."""
-        self._prompts = PromptEncoder(tokenizer, chat_template)
+        self._prompts = PromptEncoder(tokenizer, chat_template, args)
         self._tokenizer = tokenizer
         if tokenizer.eos_token is None:
             raise ModelError(

@@ -7,12 +7,12 @@ that the chat template writes between one reply and the next is rendered and enc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strop.data.encoding.chat_template import PromptEncoder, Tools
+from strop.data.encoding.chat_template import NO_TEMPLATE_ARGS, PromptEncoder, Tools
 from strop.errors import DataError, ModelError
 from strop.printable import encodable
 from strop.types import IntArray, Message
@@ -29,9 +29,14 @@ _NEW = "strop-new-9d07c3-{}"
 class TurnEncoder:
     """Encodes prompts, and the messages between the model's replies."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str) -> None:
-        """`chat_template` is `data.chat_template`. Raises like `PromptEncoder`."""
-        self.prompts = PromptEncoder(tokenizer, chat_template)
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_template: str,
+        args: Mapping[str, Any] = NO_TEMPLATE_ARGS,
+    ) -> None:
+        """`chat_template` and `args` are those of `PromptEncoder`. Raises like it."""
+        self.prompts = PromptEncoder(tokenizer, chat_template, args)
         self._tokenizer = tokenizer
         self._added = frozenset({*tokenizer.added_tokens_decoder, tokenizer.eos_token_id})
         self._checked: set[tuple[str, ...]] = set()

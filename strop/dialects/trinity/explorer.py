@@ -39,10 +39,22 @@ from strop.dialects.verl.trainer import every, frequency
 _RUNNERS, _ENGINES = "explorer.runner_per_model", "explorer.rollout_model.engine_num"
 _AUXILIARY_MODELS = "explorer.auxiliary_models"
 _NATIVE = "the native sampler in the trainer's process"
-THINKING = (
-    "Strop renders the model's own chat template, whose default decides; write a template that sets enable_thinking in "
-    "model.custom_chat_template"
-)
+_THINKING = ("explorer.rollout_model.enable_thinking", "model.enable_thinking")
+
+
+def write_thinking(run: Run) -> Mapping[str, Any]:
+    """Write the only variable of the chat template that Trinity has."""
+    args = run.data.chat_template_args
+    return {_THINKING[0]: args["enable_thinking"]} if set(args) == {"enable_thinking"} else {}
+
+
+@written_by(write_thinking)
+def thinking(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the variable of the chat template from either key; where both are written, they must be equal."""
+    written = {foreign[key] for key in _THINKING if foreign.is_set(key) and foreign[key] is not None}
+    if len(written) > 1:
+        raise foreign.error_for(_THINKING[0], f"{' and '.join(_THINKING)} differ; write one of them.")
+    return {"data.chat_template_args": {"enable_thinking": written.pop()}} if written else {}
 
 
 def _none_or_same(key: str) -> SupportCheck:
@@ -324,13 +336,17 @@ EXPLORER = (
             "reasoning stays in the text of a response, where a reward or a workflow may remove it",
             value_type=nullable(STRING),
         ),
-        no_effect(
-            "explorer.rollout_model.enable_thinking",
-            False,
-            THINKING,
-            value_type=nullable(BOOLEAN),
+        *(
+            mapped(
+                key,
+                None,
+                "data.chat_template_args",
+                read=thinking,
+                value_type=nullable(BOOLEAN),
+                note="a variable of the chat template; where the key is not written, the template's default decides",
+            )
+            for key in _THINKING
         ),
-        no_effect("model.enable_thinking", False, THINKING, value_type=nullable(BOOLEAN)),
         no_effect(
             "explorer.bench_on_latest_checkpoint",
             False,

@@ -156,6 +156,22 @@ def chat_template(foreign: ForeignValues) -> Mapping[str, Any]:
     return {} if template is None else {"data.chat_template": template}
 
 
+_TEMPLATE_ARGS = "data.apply_chat_template_kwargs"
+
+
+def write_template_args(run: Run) -> Mapping[str, Any]:
+    """Write the variables of the chat template."""
+    return {f"{_TEMPLATE_ARGS}.{name}": value for name, value in run.data.chat_template_args.items()}
+
+
+@written_by(write_template_args)
+def template_args(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the variables of the chat template."""
+    keys = [key for key in foreign.written if key.startswith(f"{_TEMPLATE_ARGS}.")]
+    values = {key.removeprefix(f"{_TEMPLATE_ARGS}."): foreign[key] for key in keys}
+    return {"data.chat_template_args": values} if values else {}
+
+
 def validation_sampling(foreign: ForeignValues) -> dict[str, Any]:
     """Read the evaluation sampling; `do_sample: False` means greedy sampling at any temperature."""
     shared = {"ignore_eos": foreign["actor_rollout_ref.rollout.ignore_eos"]}

@@ -21,7 +21,7 @@ from strop.dialects.ledger.placement_notes import OWN_KERNELS
 from strop.dialects.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable
 from strop.dialects.verl import switches
 from strop.dialects.verl.actor_converters import schedule
-from strop.dialects.verl.data import batches, chat_template, tasksets
+from strop.dialects.verl.data import batches, chat_template, tasksets, template_args
 from strop.dialects.verl.model import lora
 from strop.dialects.verl.rollout_correction import ROWS as ROLLOUT_CORRECTION
 from strop.dialects.verl.trainer import rollout_files
@@ -102,10 +102,12 @@ _DATA = (
             ("function_tool_path", UNSET, f"{_ROLLOUT}.multi_turn.enable decides on tools"),
         )
     ),
-    _empty(
+    mapped(
         "data.apply_chat_template_kwargs.*",
-        f"Strop calls the chat template without options; write {_MODEL}.custom_chat_template, a template "
-        "that has them",
+        UNSET,
+        "data.chat_template_args",
+        read=template_args,
+        note="variables of the chat template",
     ),
     _empty(
         "data.sampler.*",

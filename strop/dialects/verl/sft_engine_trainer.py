@@ -40,7 +40,7 @@ from strop.dialects.ledger.value_types import (
 )
 from strop.dialects.verl import switches
 from strop.dialects.verl.checkpoint_contents import checkpoint_contents_rows
-from strop.dialects.verl.data import custom_class, custom_class_rows, write_custom_class
+from strop.dialects.verl.data import custom_class, custom_class_rows, template_args, write_custom_class
 from strop.dialects.verl.hydra import read_command_line
 from strop.dialects.verl.lr_schedule import fsdp_schedule, megatron_schedule
 from strop.dialects.verl.megatron_optimizer import schedule_rows
@@ -186,8 +186,12 @@ _DATA = (
         no_effect(f"data.{name}", default, why, value_type=ANY)
         for name, default, why in (
             ("tools_key", "tools", "a row's tools column is read where it exists"),
-            ("enable_thinking_key", "enable_thinking", "the chat template has no options"),
-            ("enable_thinking_default", None, "the chat template has no options"),
+            (
+                "enable_thinking_key",
+                "enable_thinking",
+                "all rows have the same variables of the chat template",
+            ),
+            ("enable_thinking_default", None, "write data.apply_chat_template_kwargs.enable_thinking"),
             ("pad_mode", "no_padding", ALWAYS_PACKED),
             ("balance_dp_token", False, "a single process needs no balancing"),
             ("use_shm", False, "the data is read from its files"),
@@ -197,11 +201,12 @@ _DATA = (
             ("video_key", "videos", "Strop trains on text"),
         )
     ),
-    refused(
+    mapped(
         "data.apply_chat_template_kwargs.*",
         UNSET,
-        "Strop calls the chat template without options; write model.custom_chat_template",
-        supported=_is_empty,
+        "data.chat_template_args",
+        read=template_args,
+        note="variables of the chat template",
     ),
 )
 _MODEL = (

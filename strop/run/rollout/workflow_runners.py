@@ -23,7 +23,7 @@ def make_workflow_runners(
 
     Raises `ConfigError` for a workflow that cannot be found or constructed.
     """
-    encoder = TurnEncoder(tokenizer, run.data.chat_template)
+    encoder = TurnEncoder(tokenizer, run.data.chat_template, run.data.chat_template_args)
 
     def runner(section: WorkflowConfig) -> WorkflowRunner:
         bound = load_workflow(section)
