@@ -63,6 +63,7 @@ def interrupt(folder: Path, *words: str, ready: Callable[[], bool]) -> tuple[int
         while not ready():
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)
+        time.sleep(0.3)  # Python notices a signal right before a blocking system call only after the call
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=250)
     finally:
