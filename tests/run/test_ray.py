@@ -72,7 +72,6 @@ def test_a_stopped_and_resumed_run_on_ray_equals_the_run_in_one_process(values, 
     assert json.loads((folder / "monitor" / "timeline.json").read_text())
 
 
-@pytest.mark.faults
 def test_a_killed_rank_is_restarted_with_its_trainer_and_the_metrics_stay(values, tmp_path, cluster):
     from .clusters import kill
 
