@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from strop.printable import printable
 from strop.runs.rollout_file import prompt_text
-from strop.types import RolloutGroup
+from strop.types import Rollout, RolloutGroup, Task
 
 _SEED = 42
 _MAX_CHARACTERS = 2000
@@ -21,12 +21,17 @@ def choose_tasks(ids: Iterable[str], count: int) -> list[str]:
     return [known[index] for index in order[:count]]
 
 
+def choose_samples(groups: Sequence[RolloutGroup], count: int) -> Iterator[tuple[Task, Rollout]]:
+    """The first response to each of `count` tasks, the same tasks for the same taskset."""
+    by_task = {group.task.id: group for group in groups}
+    for task_id in choose_tasks(by_task, count):
+        yield by_task[task_id].task, by_task[task_id].rollouts[0]
+
+
 def samples_markdown(groups: Sequence[RolloutGroup], count: int) -> str:
     """Format the first response to each of `count` tasks as a Markdown table."""
-    by_task = {group.task.id: group for group in groups}
     lines = ["| prompt | expected | answer | reward |", "| --- | --- | --- | --- |"]
-    for task_id in choose_tasks(by_task, count):
-        task, rollout = by_task[task_id].task, by_task[task_id].rollouts[0]
+    for task, rollout in choose_samples(groups, count):
         reward = "failed" if rollout.reward is None else f"{rollout.reward:g}"
         expected = "" if task.answer is None else str(task.answer)
         cells = (prompt_text(task), expected, rollout.text, reward)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import strop
-from strop.errors import ConfigError, MissingExtraError, MonitorError
+from strop.errors import ConfigError, MissingExtraError, MonitorError, RunFolderError
 from strop.run.recording import tracking
 
 SERVICES = ["wandb", "mlflow", "swanlab"]
@@ -88,3 +88,10 @@ def test_options_of_a_service_that_is_not_used(values: Callable[..., dict[str, A
         ConfigError, match=r"record\.wandb has options, but record\.monitors does not list wandb"
     ):
         strop.load(values(record={"monitors": ["console"], "wandb": {"mode": "offline"}}))
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "5"])
+def test_a_damaged_file_of_ids_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tracking.json").write_text(content)
+    with pytest.raises(RunFolderError, match=r"tracking\.json: damaged.*delete it"):
+        tracking.load_run_id(tmp_path, "wandb")

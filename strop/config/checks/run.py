@@ -10,6 +10,7 @@ from strop.config.checks.models import model_faults
 from strop.config.checks.optimization import optimization_faults
 from strop.config.checks.topology import topology_faults
 from strop.config.schema.run import Run
+from strop.config.schema.tracking import TRACKING_SERVICES
 
 
 def run_faults(run: Run) -> Iterator[str]:
@@ -31,7 +32,7 @@ def _evaluation_faults(run: Run) -> Iterator[str]:
 
 
 def _monitor_faults(run: Run) -> Iterator[str]:
-    for name in ("wandb", "mlflow", "swanlab"):
+    for name in TRACKING_SERVICES:
         section = getattr(run.record, name)
         if name not in run.record.monitors and section != type(section)():
             yield (

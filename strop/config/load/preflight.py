@@ -17,6 +17,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
 from strop.config.schema.data import TasksetConfig, is_template
 from strop.config.schema.reward import RewardConfig
+from strop.config.schema.tracking import TRACKING_SERVICES
 from strop.config.schema.workflow import WorkflowConfig
 from strop.errors import ConfigError
 
@@ -66,7 +67,7 @@ def missing_files(loaded: LoadedRun) -> list[str]:
     faults += [
         f"{_at('record.monitors', sources)}: {name} is not installed: pip install 'strop[{name}]'"
         for name in run.record.monitors
-        if name in ("wandb", "mlflow", "swanlab") and find_spec(name) is None
+        if name in TRACKING_SERVICES and find_spec(name) is None
     ]
     parent = next(folder for folder in (run.folder_path, *run.folder_path.parents) if existing_path(folder))
     if not os.access(parent, os.W_OK | os.X_OK):

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from strop.config.schema.base import Section
 
+TRACKING_SERVICES = ("wandb", "mlflow", "swanlab")
+"""Monitors that have a section of options, and a package and an extra of their name."""
+
 
 class WandbConfig(Section):
     """Weights & Biases. The API key is the environment variable `WANDB_API_KEY`, or that of `wandb login`."""

@@ -216,7 +216,11 @@ _TRAINER = not_on_page(
         for key, default, why in (
             ("data.use_shm", False, "the data is read from its files"),
             ("data.multiturn.tools_key", "tools", "a row's tools column is read where it exists"),
-            ("data.multiturn.enable_thinking_key", "enable_thinking", "the chat template has no options"),
+            (
+                "data.multiturn.enable_thinking_key",
+                "enable_thinking",
+                "all rows have the same variables of the chat template",
+            ),
             ("model.use_shm", False, "the model is read from its folder"),
             ("model.strategy", "fsdp2", "a single process trains"),
         )

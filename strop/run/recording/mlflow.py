@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.config.redact import redact_text
+from strop.config.save import saved_values
 from strop.config.schema import Run
 from strop.errors import MonitorError
 from strop.run.recording.monitor import SessionInfo
-from strop.run.recording.tracking import flat_values, load_run_id, require_package, run_values, save_run_id
+from strop.run.recording.tracking import flat_values, load_run_id, require_package, save_run_id
 from strop.runs.sample_table import samples_markdown
 from strop.runs.sessions import SessionOutcome
 from strop.types import RolloutGroup
@@ -135,7 +136,7 @@ def _create_run(client: MlflowClient, run: Run) -> str:
         experiment_id, run_name=run.name, tags=dict(run.record.mlflow.tags)
     ).info.run_id
     values = [
-        Param(key, value[:_MAX_PARAMETER_CHARACTERS]) for key, value in flat_values(run_values(run)).items()
+        Param(key, value[:_MAX_PARAMETER_CHARACTERS]) for key, value in flat_values(saved_values(run)).items()
     ]
     for first in range(0, len(values), _PARAMETERS_PER_BATCH):
         client.log_batch(run_id, params=values[first : first + _PARAMETERS_PER_BATCH])

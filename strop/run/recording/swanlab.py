@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strop.config.save import saved_values
 from strop.run.recording.monitor import SessionInfo
-from strop.run.recording.tracking import load_run_id, new_run_id, require_package, run_values, save_run_id
+from strop.run.recording.tracking import load_run_id, new_run_id, require_package, save_run_id
 from strop.runs.sample_table import samples_markdown
 from strop.runs.sessions import SessionOutcome
 from strop.types import RolloutGroup
@@ -40,7 +41,7 @@ class SwanlabMonitor:
             tags=list(options.tags) or None,
             mode=options.mode,
             log_dir=str(session.folder / "swanlab"),
-            config=run_values(run),
+            config=saved_values(run),
         )
         save_run_id(session.folder, "swanlab", run_id)
         self._sample_count = run.record.eval_answers

@@ -9,11 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from strop.config.save import saved_values
-from strop.config.schema import Run
-from strop.errors import MissingExtraError
+from strop.errors import MissingExtraError, RunFolderError
 from strop.runs.rollout_file import prompt_text
-from strop.runs.sample_table import choose_tasks
+from strop.runs.sample_table import choose_samples
 from strop.types import RolloutGroup
 from strop.workers.atomic_write import atomic_write
 
@@ -49,12 +47,15 @@ def save_run_id(folder: Path, service: str, run_id: str) -> None:
 
 def _load_ids(folder: Path) -> dict[str, str]:
     path = folder / _FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def run_values(run: Run) -> dict[str, Any]:
-    """Values of the run file, secrets redacted."""
-    return saved_values(run)
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        raise RunFolderError(
+            f"{path}: damaged, so the run's ids at the tracking services are unknown. Restore it, or delete it "
+            "to start new runs there."
+        ) from None
 
 
 def flat_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -70,10 +71,8 @@ def flat_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def sample_rows(step: int, groups: Sequence[RolloutGroup], count: int) -> list[list[Any]]:
     """Rows of `SAMPLE_COLUMNS`: the first response to each of `count` fixed tasks."""
-    by_task = {group.task.id: group for group in groups}
     rows = []
-    for task_id in choose_tasks(by_task, count):
-        task, rollout = by_task[task_id].task, by_task[task_id].rollouts[0]
+    for task, rollout in choose_samples(groups, count):
         expected = "" if task.answer is None else str(task.answer)
-        rows.append([step, task_id, prompt_text(task), expected, rollout.text, rollout.reward])
+        rows.append([step, task.id, prompt_text(task), expected, rollout.text, rollout.reward])
     return rows

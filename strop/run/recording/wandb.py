@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strop.config.save import saved_values
 from strop.errors import MonitorError
 from strop.run.recording.monitor import SessionInfo
 from strop.run.recording.tracking import (
@@ -12,7 +13,6 @@ from strop.run.recording.tracking import (
     load_run_id,
     new_run_id,
     require_package,
-    run_values,
     sample_rows,
     save_run_id,
 )
@@ -51,7 +51,7 @@ class WandbMonitor:
                 tags=list(options.tags) or None,
                 mode=options.mode,
                 dir=str(session.folder),
-                config=run_values(run),
+                config=saved_values(run),
                 settings=wandb.Settings(console="off", silent=True, **address),
             )
         except wandb.errors.Error as error:
