@@ -16,7 +16,11 @@ grad = grad log pi, per token:
     k2   log(pi / ref) grad     in expectation the gradient of KL(pi || ref)
     k3   (1 - ref / pi) grad    in expectation the gradient of KL(ref || pi)
 
-A fifth estimator, `full`, is the divergence over the whole vocabulary. It needs both models' logits, and is
+`k1+`, `abs+` and `k3+` have the value of the estimator and the gradient of k2 (straight-through), as in verl.
+Multiplied by the ratio w = pi / pi_old with its gradient, k1 and k3 have the gradient of KL(pi || ref) in expectation
+over tokens of pi_old (DeepSeek-V3.2, arXiv 2512.02556): w (k3 + 1 - r) grad = w (-log r) grad.
+
+Another estimator, `full`, is the divergence over the whole vocabulary. It needs both models' logits, and is
 computed with them in `strop/models/logprobs.py`.
 
 k3 bounds log r to +-20 before the exponential, as verl does. verl also bounds the value of k3 to +-10, and
@@ -31,13 +35,21 @@ from typing import assert_never
 import torch
 
 from strop.algorithms.log_ratios import bound_exponent, bound_log_ratio
-from strop.config.schema.algorithm import SampledKl
+from strop.config.schema.algorithm import K2GradientKl, SampledKl
 
 
-def estimate_kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: SampledKl) -> torch.Tensor:
+def estimate_kl(
+    logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: SampledKl | K2GradientKl
+) -> torch.Tensor:
     """KL(policy || reference) per token, both [K]; the tokens were sampled from the policy."""
     log_ratio = bound_log_ratio(ref_logprobs - logprobs)
     match estimator:
+        case "k1+":
+            return _with_k2_gradient(-log_ratio, log_ratio)
+        case "abs+":
+            return _with_k2_gradient(log_ratio.abs(), log_ratio)
+        case "k3+":
+            return _with_k2_gradient(_k3(log_ratio), log_ratio)
         case "k1":
             return -log_ratio
         case "abs":
@@ -45,10 +57,19 @@ def estimate_kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: S
         case "k2":
             return log_ratio.square() / 2
         case "k3":
-            log_ratio = bound_exponent(log_ratio)
-            return torch.expm1(log_ratio) - log_ratio
+            return _k3(log_ratio)
         case _:
             assert_never(estimator)
+
+
+def _k3(log_ratio: torch.Tensor) -> torch.Tensor:
+    log_ratio = bound_exponent(log_ratio)
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def _with_k2_gradient(value: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
+    k2 = log_ratio.square() / 2
+    return value.detach() + (k2 - k2.detach())
 
 
 def mean_rollout_kl(divergences: torch.Tensor, tokens: torch.Tensor) -> float:

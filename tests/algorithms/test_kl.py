@@ -8,10 +8,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from strop.algorithms.kl import AdaptiveKlController, FixedKlController, estimate_kl, mean_rollout_kl
 from strop.algorithms.registry import make_kl_controller
-from strop.config.schema.algorithm import AdaptiveKlConfig, GrpoConfig, KlRewardConfig, SampledKl
+from strop.config.schema.algorithm import (
+    AdaptiveKlConfig,
+    GrpoConfig,
+    KlLossConfig,
+    KlRewardConfig,
+    SampledKl,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +72,42 @@ def test_gradients_in_expectation(policy_and_reference) -> None:  # type: ignore
     torch.testing.assert_close(gradient(expectation("k1", logits, reference)), torch.zeros_like(logits))
     torch.testing.assert_close(gradient(expectation("k2", logits, reference)), reverse)
     torch.testing.assert_close(gradient(expectation("k3", logits, reference)), forward)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "abs", "k3"])
+def test_a_plus_keeps_the_value_and_takes_the_gradient_of_k2(
+    estimator: SampledKl,
+    policy_and_reference: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    logits, reference = policy_and_reference
+    value, gradient = (expectation(f"{estimator}{suffix}", logits, reference) for suffix in ("", "+"))  # type: ignore[arg-type]
+    torch.testing.assert_close(gradient, value)
+    expected = torch.autograd.grad(expectation("k2", logits, reference), logits)
+    torch.testing.assert_close(torch.autograd.grad(gradient, logits), expected)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_weighted_by_the_ratio_tokens_of_an_old_policy_give_value_and_gradient_of_the_divergence(
+    estimator: SampledKl,
+    policy_and_reference: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """E over tokens of the old policy of w * estimate; both as the exact KL(policy || reference)."""
+    logits, reference = policy_and_reference
+    old = torch.randn(7, generator=torch.Generator().manual_seed(4), dtype=torch.float64).log_softmax(0)
+    policy = logits.log_softmax(0)
+    weighted = (policy - old).exp() * estimate_kl(policy, reference, estimator)
+    found, exact = (old.exp() * weighted).sum(), (policy.exp() * (policy - reference)).sum()
+    torch.testing.assert_close(found, exact)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, logits, retain_graph=True), torch.autograd.grad(exact, logits)
+    )
+
+
+def test_the_ratio_weights_k1_and_k3_only() -> None:
+    with pytest.raises(ValidationError, match="estimators k1 and k3, and estimator is k3\\+"):
+        KlLossConfig(estimator="k3+", weight_by_ratio=True)
+    with pytest.raises(ValidationError, match="max_ratio has no effect"):
+        KlLossConfig(max_ratio=2.0)
 
 
 @given(st.floats(-20, 0), st.floats(-20, 0))

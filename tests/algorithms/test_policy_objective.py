@@ -21,8 +21,8 @@ from strop.config.schema.algorithm import (
     GrpoConfig,
     GrpoPasskConfig,
     ImportanceCorrectionConfig,
-    KlEstimator,
     KlLossConfig,
+    KlLossEstimator,
     OpmdConfig,
     OpoConfig,
     ReinforcePlusPlusBaselineConfig,
@@ -31,13 +31,23 @@ from strop.config.schema.algorithm import (
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
     ClippedLossConfig,
+    DppoKlLossConfig,
+    DppoTvLossConfig,
+    DroLossConfig,
+    GmpoLossConfig,
     GpgLossConfig,
     GspoLossConfig,
+    ImportanceSamplingLossConfig,
     OpmdLossConfig,
     PolicyLossConfig,
+    RecLossConfig,
+    SapoLossConfig,
+    SppoLossConfig,
+    ToprLossConfig,
 )
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 from tests.algorithms.batches import counts_of, make_batch, split
+from tests.algorithms.naive_losses import naive_losses
 
 SHAPES = [(3, 4), (2, 1), (5, 0), (1, 6)]
 LIMIT = 8
@@ -54,6 +64,17 @@ LOSSES = [
     CispoLossConfig(clip_low=0.2, clip_high=0.3),
     GpgLossConfig(),
     OpmdLossConfig(tau=0.5),
+    ToprLossConfig(threshold=0.2),
+    SppoLossConfig(clip=0.3),
+    RecLossConfig(clipping="ring", weight="ratio", regularizer="k2", regularizer_coef=0.1),
+    RecLossConfig(clipping="one_side", weight="advantage", temperature=2.0),
+    SapoLossConfig(tau_pos=0.5, tau_neg=2.0),
+    SapoLossConfig(gate="weight"),
+    GmpoLossConfig(clip_low=0.1, clip_high=0.2),
+    DppoTvLossConfig(divergence_low=0.05, divergence_high=0.1),
+    DppoKlLossConfig(divergence_low=0.01, divergence_high=0.02, ratio_cap=1.1),
+    ImportanceSamplingLossConfig(),
+    DroLossConfig(beta=0.5),
 ]
 CORRECTIONS = [
     None,
@@ -89,33 +110,22 @@ def naive_policy_losses(
     config: GrpoConfig, logprobs: list[float], batch: MicroBatch, targets: list[int]
 ) -> list[float]:
     """One answer's policy losses, in plain Python; corrected for the sampler where that is asked."""
-    loss = config.policy_loss
     old = logprobs if batch.old_logprobs is None else batch.old_logprobs.tolist()
-    logs = {t: logprobs[t] - old[t] for t in targets}
     sampler = batch.sampler_logprobs.tolist()
     whole = math.exp(sum(old[t] - sampler[t] for t in targets))
-    found = []
-    for t in targets:
-        advantage = float(batch.advantages[t])
-        ratio = math.exp(sum(logs.values()) / len(logs) if isinstance(loss, GspoLossConfig) else logs[t])
-        if isinstance(loss, ClippedLossConfig | GspoLossConfig):
-            low, high = 1 - loss.clip_low, 1 + loss.clip_high
-            surrogate = min(ratio * advantage, min(max(ratio, low), high) * advantage)
-            if isinstance(loss, ClippedLossConfig) and loss.dual_clip and advantage < 0:
-                surrogate = max(surrogate, loss.dual_clip * advantage)
-        elif isinstance(loss, CispoLossConfig):
-            bounded = min(
-                max(ratio, 1 - (1.0 if loss.clip_low is None else loss.clip_low)), 1 + loss.clip_high
-            )
-            surrogate = bounded * advantage * logprobs[t]
-        else:
-            surrogate = advantage * logprobs[t] / (1 + loss.tau if isinstance(loss, OpmdLossConfig) else 1)
-        if config.importance_correction is not None:
-            by_token = config.importance_correction.level == "token"
-            weight = math.exp(old[t] - sampler[t]) if by_token else whole
-            surrogate *= min(weight, config.importance_correction.cap)
-        found.append(-surrogate)
-    return found
+    advantages = batch.advantages.tolist()
+    losses = naive_losses(
+        config.policy_loss,
+        *([values[t] for t in targets] for values in (logprobs, old, advantages)),
+    )
+    if config.importance_correction is None:
+        return losses
+    by_token = config.importance_correction.level == "token"
+    weights = [math.exp(old[t] - sampler[t]) if by_token else whole for t in targets]
+    return [
+        loss * min(weight, config.importance_correction.cap)
+        for loss, weight in zip(losses, weights, strict=True)
+    ]
 
 
 def naive(
@@ -143,8 +153,11 @@ def naive(
             difference = float(batch.ref_logprobs[t]) - logprobs[t]
             k3 = math.exp(difference) - 1 - difference
             kl = {"k1": -difference, "abs": abs(difference), "k2": difference**2 / 2, "k3": k3}
+            kl |= {f"{name}+": kl[name] for name in ("k1", "abs", "k3")}
             kl["full"] = full[t]
             moved = 0.0 if batch.old_logprobs is None else logprobs[t] - float(batch.old_logprobs[t])
+            if config.kl_loss.weight_by_ratio:
+                kl["k3"] *= min(math.exp(moved), config.kl_loss.max_ratio or math.inf)
             sums["policy_loss"] += loss * weight
             sums["kl_loss"] += config.kl_loss.coef * kl[config.kl_loss.estimator] * weight
             sums["entropy_bonus"] += config.entropy_coef * entropy[t] * weight
@@ -157,21 +170,31 @@ def naive(
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.type)
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=str)
-@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_equals_the_naive_loop(
-    loss: PolicyLossConfig,
-    correction: ImportanceCorrectionConfig | None,
-    aggregation: Aggregation,
-    on_policy: bool,
+    loss: PolicyLossConfig, correction: ImportanceCorrectionConfig | None, on_policy: bool
 ) -> None:
-    config = with_parts(policy_loss=loss, importance_correction=correction, aggregation=aggregation)
+    config = with_parts(policy_loss=loss, importance_correction=correction)
     check_naive(config, make_batch(SHAPES, on_policy=on_policy))
 
 
-@pytest.mark.parametrize("estimator", get_args(KlEstimator))
-def test_equals_the_naive_loop_with_every_divergence(estimator: KlEstimator) -> None:
+@pytest.mark.parametrize("loss", LOSSES[:3], ids=lambda loss: loss.type)
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+def test_equals_the_naive_loop_with_every_aggregation(
+    loss: PolicyLossConfig, aggregation: Aggregation
+) -> None:
+    check_naive(with_parts(policy_loss=loss, aggregation=aggregation), make_batch(SHAPES))
+
+
+@pytest.mark.parametrize("estimator", get_args(KlLossEstimator))
+def test_equals_the_naive_loop_with_every_divergence(estimator: KlLossEstimator) -> None:
     check_naive(with_parts(kl_loss=KlLossConfig(estimator=estimator, coef=0.1)), make_batch(SHAPES))
+
+
+@pytest.mark.parametrize("max_ratio", [None, 1.1])
+def test_equals_the_naive_loop_with_a_divergence_weighted_by_the_ratio(max_ratio: float | None) -> None:
+    kl_loss = KlLossConfig(estimator="k3", coef=0.1, weight_by_ratio=True, max_ratio=max_ratio)
+    check_naive(with_parts(kl_loss=kl_loss), make_batch(SHAPES))
 
 
 def check_naive(config: GrpoConfig, batch: MicroBatch) -> None:
@@ -213,7 +236,7 @@ def test_on_policy_the_sampler_is_compared_with_the_current_logprobs() -> None:
     st.sampled_from(LOSSES),
     st.sampled_from(CORRECTIONS),
     st.sampled_from(get_args(Aggregation)),
-    st.sampled_from(get_args(KlEstimator)),
+    st.sampled_from(get_args(KlLossEstimator)),
     st.booleans(),
     st.integers(0, 4),
 )
@@ -221,7 +244,7 @@ def test_two_micro_batches_give_the_loss_and_gradient_of_one(
     loss: PolicyLossConfig,
     correction: ImportanceCorrectionConfig | None,
     aggregation: Aggregation,
-    estimator: KlEstimator,
+    estimator: KlLossEstimator,
     on_policy: bool,
     cut: int,
 ) -> None:
@@ -251,13 +274,14 @@ def test_two_micro_batches_give_the_loss_and_gradient_of_one(
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.type)
-@pytest.mark.parametrize("correction", CORRECTIONS, ids=str)
-@pytest.mark.parametrize("estimator", ["k3", "full"])
-@pytest.mark.parametrize("on_policy", [True, False])
+@pytest.mark.parametrize(
+    ("correction", "estimator", "on_policy"),
+    [(None, "k3", True), (CORRECTIONS[1], "full", False), (CORRECTIONS[2], "k3", False)],
+)
 def test_nan_outside_targets_changes_nothing(
     loss: PolicyLossConfig,
     correction: ImportanceCorrectionConfig | None,
-    estimator: KlEstimator,
+    estimator: KlLossEstimator,
     on_policy: bool,
 ) -> None:
     kl_loss = KlLossConfig(estimator=estimator, coef=0.1)
@@ -283,17 +307,20 @@ def test_nan_outside_targets_changes_nothing(
     assert results[0][1][:, ~batch.loss_mask].count_nonzero() == 0
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.type)
+UNREGULARIZED = [
+    loss for loss in LOSSES if loss.type != "dro" and getattr(loss, "regularizer", "none") == "none"
+]
+
+
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "loss"),
     [
-        GrpoConfig,
-        GrpoPasskConfig,
-        RlooConfig,
-        OpoConfig,
-        GpgConfig,
-        OpmdConfig,
-        ReinforcePlusPlusBaselineConfig,
+        *(
+            (kind, FULL.policy_loss)
+            for kind in (GrpoPasskConfig, RlooConfig, OpoConfig, GpgConfig, OpmdConfig)
+        ),
+        (ReinforcePlusPlusBaselineConfig, FULL.policy_loss),
+        *((GrpoConfig, loss) for loss in UNREGULARIZED),
     ],
 )
 @pytest.mark.parametrize("on_policy", [True, False])

@@ -69,7 +69,7 @@ _POOLS: dict[str, tuple[Any, ...]] = {
         ["model", "extra"],
     ),
     "trainer.logger": ("console", ["console"], ["console", "tensorboard"], ["tensorboard"]),
-    f"{_ACTOR}.policy_loss.loss_mode": ("vanilla", "gspo", "gpg", "cispo"),
+    f"{_ACTOR}.policy_loss.loss_mode": ("vanilla", "gspo", "gpg", "cispo", "sapo", "geo_mean", "dppo_tv"),
     f"{_ACTOR}.optim.optimizer": ("adam",),
     "actor_rollout_ref.model.lora.target_modules": (["linear_qkv"], ["linear_proj", "linear_fc2"]),
     "algorithm.adv_estimator": ("gae", "grpo", "rloo", "remax", "reinforce_plus_plus"),

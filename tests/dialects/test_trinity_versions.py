@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from strop.config.schema.algorithm import ImitationScheduleConfig, MixConfig
+from strop.config.schema.algorithm import ImitationScheduleConfig, KlLossConfig, MixConfig
 from strop.config.schema.buffer import PriorityBufferConfig
-from strop.config.schema.policy_loss import RecLossConfig, SppoLossConfig, ToprLossConfig
+from strop.config.schema.policy_loss import (
+    ImportanceSamplingLossConfig,
+    RecLossConfig,
+    SapoLossConfig,
+    SppoLossConfig,
+    ToprLossConfig,
+)
 from strop.dialects.ledger.writer import write_dialect
 from strop.dialects.trinity.reader import LEDGER, read_trinity
 from strop.errors import ConfigError, StropError
@@ -73,6 +79,21 @@ def test_the_corpora_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             ],
             "policy_loss",
             RecLossConfig(clipping="one_side", weight="ratio"),
+        ),
+        (
+            [f"{KIND}=sapo", "+algorithm.policy_loss_fn_args={tau_neg: 1.5}"],
+            "policy_loss",
+            SapoLossConfig(tau_neg=1.5, gate="weight"),
+        ),
+        (
+            ["+algorithm.policy_loss_fn=importance_sampling"],
+            "policy_loss",
+            ImportanceSamplingLossConfig(),
+        ),
+        (
+            ["+algorithm.kl_loss_fn=corrected_k3"],
+            "kl_loss",
+            KlLossConfig(estimator="k3", weight_by_ratio=True, max_ratio=2.0),
         ),
         ([f"{KIND}=rec"], "divide_by_std", False),
         ([], "old_policy", "sampler"),

@@ -6,10 +6,19 @@ from typing import Any
 
 import pytest
 
+from strop.config.schema import Run
+from strop.config.schema.policy_loss import (
+    DppoKlLossConfig,
+    DppoTvLossConfig,
+    DroLossConfig,
+    GmpoLossConfig,
+    SapoLossConfig,
+)
 from strop.config.units import Amount
 from strop.dialects.hydra.selection import ConfigSelection
+from strop.dialects.ledger.writer import write_dialect
 from strop.dialects.verl.generation import read_verl_generate
-from strop.dialects.verl.ppo_trainer import read_verl
+from strop.dialects.verl.ppo_trainer import LEDGER, read_verl
 from strop.dialects.verl.sft_trainer import read_verl_sft
 from strop.errors import ConfigError
 
@@ -72,6 +81,69 @@ def test_keys_of_later_versions(overrides: list[str], name: str, expected: objec
     assert field(read_verl([*BASE, *overrides], here=True).run, name) == expected
 
 
+LOSS = "algorithm.policy_loss"
+
+
+@pytest.mark.parametrize(
+    ("mode", "overrides", "expected"),
+    [
+        ("sapo", ["tau_neg=1.2"], SapoLossConfig(tau_pos=1.0, tau_neg=1.2)),
+        ("geo_mean", ["clip_ratio=0.4"], GmpoLossConfig(clip_low=0.4, clip_high=0.4)),
+        (
+            "dppo_tv",
+            ["clip_ratio=0.15", "clip_ratio_c=10000"],
+            DppoTvLossConfig(divergence_low=0.15, divergence_high=0.15, ratio_cap=10000),
+        ),
+        (
+            "dppo_kl",
+            ["clip_ratio_low=0.05", "clip_ratio_high=0.1"],
+            DppoKlLossConfig(divergence_low=0.05, divergence_high=0.1, ratio_cap=3.0),
+        ),
+        ("dro", ["policy_loss.dro_beta=0.5"], DroLossConfig(beta=0.5)),
+    ],
+)
+def test_policy_losses(mode: str, overrides: list[str], expected: object) -> None:
+    written = [f"{ACTOR}.policy_loss.loss_mode={mode}", *(f"{ACTOR}.{word}" for word in overrides)]
+    loaded = read_verl([*BASE, *written], here=True)
+    assert field(loaded.run, LOSS) == expected
+    assert field(read_verl([*BASE, *back_to_verl(loaded.run)], here=True).run, LOSS) == expected
+
+
+def back_to_verl(run: Run) -> list[str]:
+    """The keys of the policy loss in a run that is written in verl's keys."""
+    values = write_dialect(LEDGER, run).values
+    return [
+        f"{key}={value}"
+        for key, value in values.items()
+        if key.startswith((f"{ACTOR}.policy_loss", f"{ACTOR}.clip", f"{ACTOR}.tau"))
+    ]
+
+
+@pytest.mark.parametrize("mode", ["gspo", "sapo", "geo_mean"])
+def test_losses_per_response_ignore_the_aggregation(mode: str) -> None:
+    """verl/trainer/ppo/core_algos.py passes seq-mean-token-mean, or takes the mean over responses itself."""
+    written = [f"{ACTOR}.policy_loss.loss_mode={mode}", f"{ACTOR}.loss_agg_mode=token-mean"]
+    loaded = read_verl([*BASE, *written], here=True)
+    assert field(loaded.run, "algorithm.aggregation") == "seq-mean-token-mean"
+    assert any(f"always averages {mode} over sequences" in note for note in loaded.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("k3+", "k3+"), ("low_var_kl+", "k3+"), ("kl+", "k1+"), ("mse+", "k2")]
+)
+def test_estimators_with_the_gradient_of_k2(name: str, expected: str) -> None:
+    loss = [f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_type={name}"]
+    reward = ["algorithm.use_kl_in_reward=True", f"algorithm.kl_penalty={name}"]
+    run = read_verl([*BASE, *loss, *reward], here=True).run
+    assert field(run, "algorithm.kl_loss.estimator") == expected
+    assert field(run, "algorithm.kl_reward.estimator") == expected.removesuffix("+")
+
+
+def test_dro_needs_its_coefficient() -> None:
+    with pytest.raises(ConfigError, match=r"needs a positive .*policy_loss\.dro_beta"):
+        read_verl([*BASE, f"{ACTOR}.policy_loss.loss_mode=dro"], here=True)
+
+
 def test_megatrons_decay_is_constant_in_later_versions() -> None:
     seed = read_verl(BASE, selection=MEGATRON, here=True)
     later = read_verl([*BASE, f"{ROLLOUT}.data_parallel_size=1"], selection=MEGATRON, here=True)
@@ -90,7 +162,7 @@ def test_lora_of_megatron_has_the_names_of_hugging_face() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([f"{ACTOR}.policy_loss.loss_mode=sapo"], "a loss that Strop does not have; it has vanilla"),
+        ([f"{ACTOR}.policy_loss.loss_mode=kl_cov"], "a loss that Strop does not have; it has vanilla"),
         (["algorithm.adv_estimator=gdpo"], "gdpo, which Strop does not have"),
         (["distillation.enabled=True"], "no on-policy distillation"),
         (["algorithm.rollout_correction.bypass_mode=True"], "computes the old log-probs"),

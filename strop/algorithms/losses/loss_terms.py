@@ -19,3 +19,9 @@ class PolicyLossTerms:
     """[K] bool: True where the ratio is above the upper bound and was clipped to it."""
     clipped_dual: torch.Tensor
     """[K] bool: True where the ratio is above dual_clip, with a negative advantage, and was clipped to it."""
+
+    @classmethod
+    def unbounded(cls, loss: torch.Tensor) -> PolicyLossTerms:
+        """[K] losses to which no bound applies."""
+        nowhere = torch.zeros_like(loss, dtype=torch.bool)
+        return cls(loss, nowhere, nowhere, nowhere)

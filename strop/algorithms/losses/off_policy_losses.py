@@ -1,4 +1,4 @@
-"""Policy losses for rollouts of older weights: TOPR, sPPO and REC. Their ratios have no gradient."""
+"""Policy losses for rollouts of older weights: TOPR, sPPO, REC and DRO. Weights and masks have no gradient."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import assert_never
 import torch
 
 from strop.algorithms.losses.loss_terms import PolicyLossTerms
-from strop.config.schema.policy_loss import RecLossConfig, SppoLossConfig, ToprLossConfig
+from strop.config.schema.policy_loss import DroLossConfig, RecLossConfig, SppoLossConfig, ToprLossConfig
 
 
 def off_policy_loss_terms(
-    config: ToprLossConfig | SppoLossConfig | RecLossConfig,
+    config: ToprLossConfig | SppoLossConfig | RecLossConfig | DroLossConfig,
     logprobs: torch.Tensor,
     log_ratio: torch.Tensor,
     advantages: torch.Tensor,
@@ -24,6 +24,8 @@ def off_policy_loss_terms(
             return sppo(log_ratio, advantages, clip=config.clip)
         case RecLossConfig():
             return rec(config, logprobs, log_ratio, advantages)
+        case DroLossConfig():
+            return dro(logprobs, log_ratio, advantages, beta=config.beta)
         case _:
             assert_never(config)
 
@@ -76,3 +78,11 @@ def rec(
     elif config.regularizer == "forward_kl":
         loss = loss - config.regularizer_coef * logprobs
     return PolicyLossTerms(loss, below, above, torch.zeros_like(below))
+
+
+def dro(
+    logprobs: torch.Tensor, log_ratio: torch.Tensor, advantages: torch.Tensor, *, beta: float
+) -> PolicyLossTerms:
+    """Direct reward optimization's policy loss (Richemond et al., arXiv 2405.19107), with the old policy as the
+    reference: -A * log pi + beta / 2 * (log ratio)^2."""
+    return PolicyLossTerms.unbounded(-advantages * logprobs + beta / 2 * log_ratio.square())

@@ -10,14 +10,21 @@ from strop.algorithms.log_ratios import bound_exponent
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.loss_terms import PolicyLossTerms
 from strop.algorithms.losses.off_policy_losses import off_policy_loss_terms
+from strop.algorithms.losses.trust_region_losses import dppo, gmpo, sapo, sequence_log_ratio
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
     ClippedLossConfig,
+    DppoKlLossConfig,
+    DppoTvLossConfig,
+    DroLossConfig,
+    GmpoLossConfig,
     GpgLossConfig,
     GspoLossConfig,
+    ImportanceSamplingLossConfig,
     OpmdLossConfig,
     PolicyLossConfig,
     RecLossConfig,
+    SapoLossConfig,
     SppoLossConfig,
     ToprLossConfig,
 )
@@ -48,7 +55,7 @@ def policy_loss_terms(
                 ratio, advantages, low=config.clip_low, high=config.clip_high, dual=config.dual_clip
             )
         case GspoLossConfig():
-            sequence = gspo_log_ratio(ratio, targets)
+            sequence = sequence_log_ratio(ratio, targets)
             return ppo_clip(sequence, advantages, low=config.clip_low, high=config.clip_high, dual=None)
         case CispoLossConfig():
             return cispo(
@@ -63,7 +70,22 @@ def policy_loss_terms(
             return reinforce(logprobs, advantages)
         case OpmdLossConfig():
             return reinforce(logprobs, advantages / (1 + config.tau))
-        case ToprLossConfig() | SppoLossConfig() | RecLossConfig():
+        case ImportanceSamplingLossConfig():
+            return importance_sampling(ratio, advantages)
+        case GmpoLossConfig():
+            return gmpo(ratio, advantages, targets, low=config.clip_low, high=config.clip_high)
+        case SapoLossConfig():
+            return sapo(
+                logprobs,
+                ratio,
+                advantages,
+                tau_pos=config.tau_pos,
+                tau_neg=config.tau_neg,
+                gate_as_weight=config.gate == "weight",
+            )
+        case DppoTvLossConfig() | DppoKlLossConfig():
+            return dppo(config, logprobs, ratio, advantages)
+        case ToprLossConfig() | SppoLossConfig() | RecLossConfig() | DroLossConfig():
             return off_policy_loss_terms(config, logprobs, ratio, advantages)
         case _:
             assert_never(config)
@@ -89,16 +111,6 @@ def ppo_clip(
         bounded = loses & (ratio > dual)
         loss = torch.where(bounded, -advantages * dual, loss)
     return PolicyLossTerms(loss, loses & (ratio < lowest), gains & (ratio > highest), bounded)
-
-
-def gspo_log_ratio(log_ratio: torch.Tensor, targets: TargetTokens) -> torch.Tensor:
-    """[K] Log of GSPO's ratio: the sequence's mean log-ratio as value, the token's own gradient (arXiv 2507.18071).
-
-    This is the paper's GSPO-token. Where all advantages of a sequence are equal, as in GSPO, value and
-    gradient under `seq-mean-token-mean` are those of the sequence-level objective.
-    """
-    value = log_ratio.detach()
-    return log_ratio - value + targets.sequence_sum(value) / targets.tokens
 
 
 def cispo(
@@ -129,5 +141,9 @@ def cispo(
 
 def reinforce(logprobs: torch.Tensor, advantages: torch.Tensor) -> PolicyLossTerms:
     """REINFORCE (Williams, 1992), negated: -A * log pi, without bounds. The loss of GPG and OPMD."""
-    nowhere = torch.zeros_like(advantages, dtype=torch.bool)
-    return PolicyLossTerms(-advantages * logprobs, nowhere, nowhere, nowhere)
+    return PolicyLossTerms.unbounded(-advantages * logprobs)
+
+
+def importance_sampling(log_ratio: torch.Tensor, advantages: torch.Tensor) -> PolicyLossTerms:
+    """Importance-weighted policy gradient without bounds, negated: -A * ratio."""
+    return PolicyLossTerms.unbounded(-advantages * log_ratio.exp())

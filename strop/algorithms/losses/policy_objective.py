@@ -48,7 +48,7 @@ class PolicyObjective:
         loss = parts["policy_loss"]
         if self.config.kl_loss is not None:
             exact = None if outputs.divergence is None else targets.take(outputs.divergence)
-            parts["kl_loss"] = self._kl_loss(logprobs, reference, exact, weights)
+            parts["kl_loss"] = self._kl_loss(logprobs, reference, exact, ratio, weights)
             loss = loss + parts["kl_loss"]
         if self.config.entropy_coef > 0:
             parts["entropy_bonus"] = self._entropy_bonus(entropy, weights)
@@ -80,6 +80,7 @@ class PolicyObjective:
         logprobs: torch.Tensor,
         reference: torch.Tensor | None,
         exact: torch.Tensor | None,
+        ratio: torch.Tensor,
         weights: torch.Tensor,
     ) -> torch.Tensor:
         config = self.config.kl_loss
@@ -94,7 +95,11 @@ class PolicyObjective:
             raise ValueError(
                 "algorithm.kl_loss needs the reference's log-probs, which the micro-batch does not have"
             )
-        return config.coef * (weights * estimate_kl(logprobs, reference, config.estimator)).sum()
+        estimate = estimate_kl(logprobs, reference, config.estimator)
+        if config.weight_by_ratio:
+            weight = ratio.exp()
+            estimate = estimate * (weight if config.max_ratio is None else weight.clamp(max=config.max_ratio))
+        return config.coef * (weights * estimate).sum()
 
     def _entropy_bonus(self, entropy: torch.Tensor | None, weights: torch.Tensor) -> torch.Tensor:
         if entropy is None:

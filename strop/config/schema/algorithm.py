@@ -12,18 +12,36 @@ from strop.config.schema.critic import CriticConfig
 from strop.config.schema.policy_loss import ClippedLossConfig, GpgLossConfig, OpmdLossConfig, PolicyLossConfig
 
 SampledKl = Literal["k1", "abs", "k2", "k3"]
+K2GradientKl = Literal["k1+", "abs+", "k3+"]
 KlEstimator = Literal[SampledKl, "full"]
+KlLossEstimator = Literal[KlEstimator, K2GradientKl]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
 class KlLossConfig(Section):
     """KL penalty in the loss, relative to the reference, which is the initial model."""
 
-    estimator: KlEstimator = "k3"
-    """Estimator of the divergence from sampled tokens (joschu.net/blog/kl-approx.html); `full` is exact, over
-    the whole vocabulary, and requires a forward pass of the reference in every update."""
+    estimator: KlLossEstimator = "k3"
+    """Estimator of the divergence from sampled tokens (joschu.net/blog/kl-approx.html); with `+`, its value with
+    the gradient of `k2`; `full` is exact, over the whole vocabulary, and requires a forward pass of the reference in
+    every update."""
     coef: float = Field(0.001, ge=0)
     """Coefficient of the penalty."""
+    weight_by_ratio: bool = False
+    """Multiply the estimate of each token by its ratio to the old policy, so that the gradient is that of
+    KL(policy || reference) for tokens of the old policy (arXiv 2512.02556); `k1` and `k3` only."""
+    max_ratio: float | None = Field(None, gt=0)
+    """Maximum ratio of `weight_by_ratio`; null for no maximum."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.weight_by_ratio and self.estimator not in ("k1", "k3"):
+            yield (
+                f"weight_by_ratio corrects the gradient of the estimators k1 and k3, and estimator is "
+                f"{self.estimator}; write estimator: k3, or take weight_by_ratio out"
+            )
+        if self.max_ratio is not None and not self.weight_by_ratio:
+            yield "max_ratio has no effect without weight_by_ratio: true; write it, or take max_ratio out"
 
 
 class AdaptiveKlConfig(Section):

@@ -100,6 +100,70 @@ class RecLossConfig(Section):
     """Coefficient of the regularizer."""
 
 
+class SapoLossConfig(Section):
+    """Ratio in a sigmoid gate instead of clipping: soft adaptive policy optimization (arXiv 2511.20347)."""
+
+    type: Literal["sapo"] = "sapo"
+    tau_pos: float = Field(1.0, gt=0)
+    """Temperature of the gate for positive advantages: a larger one ends the gradient closer to ratio 1."""
+    tau_neg: float = Field(1.05, gt=0)
+    """Temperature of the gate for other advantages."""
+    gate: Literal["objective", "weight"] = "objective"
+    """Use of the gate: as the objective, as in the paper and verl, or as a weight of the log-prob without a
+    gradient, as in Trinity-RFT."""
+
+
+class GmpoLossConfig(Section):
+    """Geometric mean of a response's ratios, each clipped on its own (GMPO, arXiv 2507.20673)."""
+
+    type: Literal["gmpo"] = "gmpo"
+    clip_low: float = Field(0.4, ge=0)
+    """Lower clip range: the log of a token's ratio is clipped at -clip_low."""
+    clip_high: float = Field(0.4, ge=0)
+    """Upper clip range: the log of a token's ratio is clipped at clip_high."""
+
+
+class _DppoLossConfig(Section):
+    ratio_cap: float = Field(20.0, gt=0)
+    """Maximum weight of a token; larger ratios are truncated to it."""
+
+
+class DppoTvLossConfig(_DppoLossConfig):
+    """REINFORCE, weighted by the ratio, for tokens within a total variation of the old policy (DPPO, arXiv
+    2602.04879)."""
+
+    type: Literal["dppo_tv"] = "dppo_tv"
+    divergence_low: float = Field(0.15, ge=0)
+    """Maximum decrease of a token's probability, for negative advantages."""
+    divergence_high: float = Field(0.15, ge=0)
+    """Maximum increase of a token's probability, for positive advantages."""
+
+
+class DppoKlLossConfig(_DppoLossConfig):
+    """REINFORCE, weighted by the ratio, for tokens within a KL divergence of the old policy (DPPO, arXiv
+    2602.04879)."""
+
+    type: Literal["dppo_kl"] = "dppo_kl"
+    divergence_low: float = Field(0.05, ge=0)
+    """Maximum KL divergence, in nats, of a token that became less likely, for negative advantages."""
+    divergence_high: float = Field(0.05, ge=0)
+    """Maximum KL divergence, in nats, of a token that became more likely, for positive advantages."""
+
+
+class ImportanceSamplingLossConfig(Section):
+    """Ratio times advantage, without clipping."""
+
+    type: Literal["importance_sampling"] = "importance_sampling"
+
+
+class DroLossConfig(Section):
+    """Log-prob times advantage, with the squared log-ratio as the regularizer (DRO, arXiv 2405.19107)."""
+
+    type: Literal["dro"] = "dro"
+    beta: float = Field(1.0, gt=0)
+    """Coefficient of half the squared log-ratio."""
+
+
 PolicyLossConfig = (
     ClippedLossConfig
     | GspoLossConfig
@@ -109,4 +173,10 @@ PolicyLossConfig = (
     | ToprLossConfig
     | SppoLossConfig
     | RecLossConfig
+    | SapoLossConfig
+    | GmpoLossConfig
+    | DppoTvLossConfig
+    | DppoKlLossConfig
+    | ImportanceSamplingLossConfig
+    | DroLossConfig
 )

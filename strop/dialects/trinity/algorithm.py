@@ -21,6 +21,9 @@ from strop.dialects.trinity import later_keys, policy_loss, presets, sample_stra
 from strop.dialects.trinity.algorithm_writer import write_algorithm, write_entropy, write_kl
 
 _KL = {"none": None, "k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
+_KL_LOSS = {**_KL, "corrected_k3": "k3"}
+_CORRECTED_RATIO = 2.0
+"""Maximum ratio of corrected_k3."""
 _ARGS = "algorithm.advantage_fn_args"
 _MIXED = "algorithm.policy_loss_fn_args.mu"
 
@@ -110,12 +113,18 @@ def kl(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the KL terms: `kl_loss_fn` is in the loss, `kl_penalty_fn` in the reward."""
     if presets.is_offline(foreign):
         return {}
-    settings = {}
+    settings: dict[str, Any] = {}
     for place, key, default in (
         ("kl_loss", "kl_loss_fn", presets.preset(foreign).kl_loss),
         ("kl_reward", "kl_penalty_fn", "none"),
     ):
-        estimator = _KL[presets.option(foreign, key, default)]
+        name = presets.option(foreign, key, default)
+        estimator = _KL_LOSS[name]
+        if name == "corrected_k3":
+            settings |= {
+                "algorithm.kl_loss.weight_by_ratio": True,
+                "algorithm.kl_loss.max_ratio": _CORRECTED_RATIO,
+            }
         if estimator is not None:
             settings[f"algorithm.{place}.estimator"] = estimator
             settings[f"algorithm.{place}.coef"] = foreign[f"algorithm.{key}_args.kl_coef"]
@@ -200,10 +209,12 @@ FUNCTIONS: tuple[KeyMapping, ...] = (
         None,
         "algorithm.kl_loss",
         "algorithm.kl_loss.estimator",
+        "algorithm.kl_loss.weight_by_ratio",
+        "algorithm.kl_loss.max_ratio",
         read=kl,
-        value_type=nullable(one_of(*_KL)),
+        value_type=nullable(one_of(*_KL_LOSS)),
         inactive=_held_by_itself,
-        note="null means k2, except under sft",
+        note="null means k2, except under sft; corrected_k3: k3 times the ratio, which is at most 2",
     ),
     mapped(
         "algorithm.entropy_loss_fn",

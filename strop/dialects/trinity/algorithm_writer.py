@@ -9,6 +9,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import (
     DpoConfig,
     GrpoConfig,
+    KlLossConfig,
     LogAvgExpBaselineConfig,
     MeanBaselineConfig,
     MixConfig,
@@ -21,8 +22,10 @@ from strop.config.schema.policy_loss import (
     ClippedLossConfig,
     GpgLossConfig,
     GspoLossConfig,
+    ImportanceSamplingLossConfig,
     OpmdLossConfig,
     RecLossConfig,
+    SapoLossConfig,
     SppoLossConfig,
     ToprLossConfig,
 )
@@ -151,6 +154,11 @@ def write_policy_loss(run: Run) -> Mapping[str, Any]:
         case ToprLossConfig() | SppoLossConfig() | RecLossConfig():
             name = loss.type
             values |= _write_off_policy(loss)
+        case SapoLossConfig():
+            name = "sapo"
+            values |= {f"{_LOSS_ARGS}.tau_pos": loss.tau_pos, f"{_LOSS_ARGS}.tau_neg": loss.tau_neg}
+        case ImportanceSamplingLossConfig():
+            name = "importance_sampling"
         case GspoLossConfig() | ClippedLossConfig():
             name = "gspo" if isinstance(loss, GspoLossConfig) else "ppo"
             both = loss.clip_low == loss.clip_high and name == "ppo"
@@ -178,7 +186,11 @@ def write_kl(run: Run) -> Mapping[str, Any]:
         return values
     for term, key in ((run.algorithm.kl_loss, "kl_loss_fn"), (run.algorithm.kl_reward, "kl_penalty_fn")):
         if term is not None:
-            values |= {f"algorithm.{key}": term.estimator, f"algorithm.{key}_args.kl_coef": term.coef}
+            corrected = isinstance(term, KlLossConfig) and term.weight_by_ratio
+            values |= {
+                f"algorithm.{key}": "corrected_k3" if corrected else term.estimator,
+                f"algorithm.{key}_args.kl_coef": term.coef,
+            }
         elif key == "kl_loss_fn":
             values[f"algorithm.{key}"] = "none"
     return values

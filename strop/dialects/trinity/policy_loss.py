@@ -22,7 +22,7 @@ from strop.dialects.trinity import presets
 from strop.dialects.trinity.algorithm_writer import write_policy_loss
 
 _ARGS = "algorithm.policy_loss_fn_args"
-_SELECTABLE = ("ppo", "gspo", "opmd", "cispo", "topr", "sppo", "rec")
+_SELECTABLE = ("ppo", "gspo", "opmd", "cispo", "topr", "sppo", "rec", "sapo", "importance_sampling")
 """Losses that are compatible with all advantage functions."""
 _CLIPPED = ("ppo", "gspo", "mix", "mix_chord", "cispo")
 _GSPO_CLIP = {"low": 3e-4, "high": 4e-4}
@@ -59,15 +59,22 @@ def _rec(foreign: ForeignValues) -> dict[str, Any]:
     }
 
 
-_OFF_POLICY: Mapping[str, Callable[[ForeignValues], dict[str, Any]]] = {
+def _sapo(foreign: ForeignValues) -> dict[str, Any]:
+    taus = {name: foreign[f"{_ARGS}.{name}"] for name in ("tau_pos", "tau_neg")}
+    return {"type": "sapo", "gate": "weight", **taus}
+
+
+_UNCLIPPED: Mapping[str, Callable[[ForeignValues], dict[str, Any]]] = {
     "opmd": lambda foreign: {"type": "opmd", "tau": foreign[f"{_ARGS}.tau"]},
     "sft": lambda foreign: {"type": "gpg"},
     "cispo": _cispo,
     "topr": lambda foreign: {"type": "topr", "threshold": foreign[f"{_ARGS}.advantage_threshold"]},
     "sppo": lambda foreign: {"type": "sppo", "clip": foreign[f"{_ARGS}.epsilon"]},
     "rec": _rec,
+    "sapo": _sapo,
+    "importance_sampling": lambda foreign: {"type": "importance_sampling"},
 }
-"""Fields of the losses without a clipped ratio."""
+"""Fields of the losses without PPO's clipped ratio."""
 
 
 @written_by(write_policy_loss)
@@ -79,8 +86,8 @@ def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
     loss = presets.loss(foreign)
     settings: dict[str, Any] = {"algorithm.aggregation": _aggregation(foreign, loss)}
     at = "algorithm.policy_loss"
-    if loss in _OFF_POLICY:
-        return settings | {f"{at}.{name}": value for name, value in _OFF_POLICY[loss](foreign).items()}
+    if loss in _UNCLIPPED:
+        return settings | {f"{at}.{name}": value for name, value in _UNCLIPPED[loss](foreign).items()}
     settings |= {
         f"{at}.clip_low": _clip_range(foreign, loss, "low"),
         f"{at}.clip_high": _clip_range(foreign, loss, "high"),
@@ -218,6 +225,17 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
         "algorithm.policy_loss.clip",
         read=policy_loss,
         inactive=presets.only_losses("sppo"),
+    ),
+    *(
+        mapped(
+            f"{_ARGS}.{name}",
+            default,
+            f"algorithm.policy_loss.{name}",
+            read=policy_loss,
+            inactive=presets.only_losses("sapo"),
+            note="the gate is a weight of the log-prob without a gradient",
+        )
+        for name, default in (("tau_pos", 1.0), ("tau_neg", 1.05))
     ),
     *(
         mapped(

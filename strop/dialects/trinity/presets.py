@@ -49,6 +49,7 @@ PRESETS = {
     "raft": AlgorithmPreset(1, "raft", "sft", kl_loss="none", entropy="none"),
     "topr": AlgorithmPreset(2, "reinforce", "topr"),
     "cispo": AlgorithmPreset(2, "grpo", "cispo"),
+    "sapo": AlgorithmPreset(2, "grpo", "sapo"),
     "asymre": AlgorithmPreset(2, "asymre", "opmd", kl_loss="none", entropy="none"),
     "sppo": AlgorithmPreset(2, "opmd", "sppo", kl_loss="none", entropy="none"),
     "rec": AlgorithmPreset(2, "rec", "rec", kl_loss="none", entropy="none"),

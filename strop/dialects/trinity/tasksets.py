@@ -117,7 +117,7 @@ def _sampling(foreign: ForeignValues, at: str) -> dict[str, Any]:
     options = {name: foreign[f"model.{name}"] if value is None else value for name, value in written.items()}
     return {
         **options,
-        "top_k": max(options["top_k"], 0),
+        "top_k": max(options["top_k"] or 0, 0),
         "repetition_penalty": foreign["model.repetition_penalty"],
         "min_response_tokens": foreign["model.min_response_tokens"],
     }

@@ -15,7 +15,6 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.placement_notes import NO_SHARDS
 from strop.dialects.ledger.value_types import (
     INTEGER,
-    NUMBER,
     NUMBER_LIST,
     STRING,
     STRING_OR_LIST,
@@ -24,20 +23,19 @@ from strop.dialects.ledger.value_types import (
 )
 from strop.dialects.verl import switches
 from strop.dialects.verl.actor_converters import (
-    LACKING_LOSSES,
-    LOSSES,
     betas,
     clipping,
     kl_loss,
     micro_batch,
-    policy_loss,
     precision,
     schedule,
 )
-from strop.dialects.verl.algorithm import KL
+from strop.dialects.verl.algorithm import KL_LOSS
 from strop.dialects.verl.checkpoint_contents import loaded_contents, saved_contents, without_optimizer
 from strop.dialects.verl.data import batches
 from strop.dialects.verl.parallelism import megatron_parallelism_rows
+from strop.dialects.verl.policy_loss import ROWS as POLICY_LOSS
+from strop.dialects.verl.policy_loss import bounds_inactive, policy_loss
 
 
 def equals_or_same_as(value: Any, key: str) -> SupportCheck:
@@ -99,8 +97,10 @@ ROWS = (
         0.2,
         "algorithm.policy_loss.clip_low",
         "algorithm.policy_loss.clip_high",
+        "algorithm.policy_loss.divergence_low",
+        "algorithm.policy_loss.divergence_high",
         read=policy_loss,
-        inactive=switches.ratio,
+        inactive=bounds_inactive,
     ),
     mapped("actor_rollout_ref.actor.entropy_coeff", 0.0, "algorithm.entropy_coef"),
     mapped("actor_rollout_ref.actor.use_kl_loss", False, "algorithm.kl_loss", read=kl_loss),
@@ -119,7 +119,7 @@ ROWS = (
         "low_var_kl",
         "algorithm.kl_loss.estimator",
         read=kl_loss,
-        value_type=one_of(*KL),
+        value_type=one_of(*KL_LOSS),
         inactive=switches.kl_loss,
     ),
     mapped("actor_rollout_ref.actor.ppo_epochs", 1, "trainer.epochs_per_step"),
@@ -204,48 +204,8 @@ ROWS = (
         value_type=STRING_OR_LIST,
         note="without optimizer, a resumed run starts with a fresh optimizer state",
     ),
+    *POLICY_LOSS,
     *not_on_page(
-        mapped(
-            "actor_rollout_ref.actor.clip_ratio_low",
-            None,
-            "algorithm.policy_loss.clip_low",
-            read=policy_loss,
-            inactive=switches.ratio,
-            value_type=nullable(NUMBER),
-            note="null means clip_ratio",
-        ),
-        mapped(
-            "actor_rollout_ref.actor.clip_ratio_high",
-            None,
-            "algorithm.policy_loss.clip_high",
-            read=policy_loss,
-            inactive=switches.ratio,
-            value_type=nullable(NUMBER),
-            note="null means clip_ratio",
-        ),
-        mapped(
-            "actor_rollout_ref.actor.clip_ratio_c",
-            3.0,
-            "algorithm.policy_loss.dual_clip",
-            read=policy_loss,
-            inactive=switches.dual_clip,
-        ),
-        mapped(
-            "actor_rollout_ref.actor.policy_loss.loss_mode",
-            "vanilla",
-            "algorithm.policy_loss.type",
-            read=policy_loss,
-            value_type=one_of(*LOSSES, *LACKING_LOSSES, "clip-cov", "kl-cov"),
-            note="the clip_ratio keys also bound the ratio of gspo and of cispo",
-        ),
-        mapped(
-            "actor_rollout_ref.actor.loss_agg_mode",
-            "token-mean",
-            "algorithm.aggregation",
-            value_type=one_of(
-                "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-            ),
-        ),
         mapped(
             "actor_rollout_ref.actor.optim.betas",
             [0.9, 0.999],

@@ -1,4 +1,4 @@
-"""Converters of verl's `actor_rollout_ref.actor` keys: micro-batches, policy loss, KL loss, optimizer."""
+"""Converters of verl's `actor_rollout_ref.actor` keys: micro-batches, KL loss, optimizer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.policy_loss import CispoLossConfig, ClippedLossConfig, GspoLossConfig
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
 from strop.dialects.verl import switches
-from strop.dialects.verl.algorithm import KL, KL_NAMES
+from strop.dialects.verl.algorithm import KL_LOSS, KL_NAMES
 from strop.dialects.verl.lr_schedule import (
     fsdp_schedule,
     megatron_schedule,
@@ -19,9 +18,6 @@ from strop.dialects.verl.lr_schedule import (
 
 _AT = "actor_rollout_ref.actor"
 OPTIM = f"{_AT}.optim"
-LOSSES = {"vanilla": "clip", "gspo": "gspo", "gpg": "gpg", "cispo": "cispo"}
-LACKING_LOSSES = ("clip_cov", "kl_cov", "geo_mean", "sapo", "dppo_tv", "dppo_kl", "dro", "bypass_mode")
-"""verl's losses that Strop does not have."""
 
 
 def write_micro_batch(run: Run) -> Mapping[str, Any]:
@@ -59,46 +55,6 @@ def micro_batch_size(foreign: ForeignValues, section: str) -> str:
     return f"{max(1, everywhere // max(1, gpus))} sequences"
 
 
-def write_policy_loss(run: Run) -> Mapping[str, Any]:
-    """Write the policy loss; equal clip bounds are written as `clip_ratio` alone."""
-    actor, loss = "actor_rollout_ref.actor", getattr(run.algorithm, "policy_loss", None)
-    names = {name: foreign_name for foreign_name, name in LOSSES.items()}
-    values: dict[str, Any] = {f"{actor}.policy_loss.loss_mode": names.get(loss.type) if loss else None}
-    if isinstance(loss, ClippedLossConfig):
-        values[f"{actor}.clip_ratio_c"] = loss.dual_clip
-    if isinstance(loss, ClippedLossConfig | GspoLossConfig | CispoLossConfig):
-        sides = {f"{actor}.clip_ratio_low": loss.clip_low, f"{actor}.clip_ratio_high": loss.clip_high}
-        if loss.clip_low is None:
-            sides[f"{actor}.clip_ratio_low"] = 1.0
-        alike = loss.clip_low == loss.clip_high
-        values |= {f"{actor}.clip_ratio": loss.clip_low} if alike else sides
-    return values
-
-
-@written_by(write_policy_loss)
-def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the policy loss; `clip_ratio` is the bound on each side that has no key of its own."""
-    actor = "actor_rollout_ref.actor"
-    low, high = foreign[f"{actor}.clip_ratio_low"], foreign[f"{actor}.clip_ratio_high"]
-    both = foreign[f"{actor}.clip_ratio"]
-    mode = foreign[f"{actor}.policy_loss.loss_mode"].replace("-", "_")
-    if mode not in LOSSES:
-        raise foreign.error_for(
-            f"{actor}.policy_loss.loss_mode",
-            f"{actor}.policy_loss.loss_mode is {mode}, a loss that Strop does not have; it has "
-            f"{', '.join(LOSSES)}. Your own loss runs with `algorithm.type: custom` in a run file.",
-        )
-    settings: dict[str, Any] = {"algorithm.policy_loss.type": LOSSES[mode]}
-    if not switches.ratio(foreign):
-        bound = both if low is None else low
-        unbounded = mode == "cispo" and bound >= 1
-        settings["algorithm.policy_loss.clip_low"] = None if unbounded else bound
-        settings["algorithm.policy_loss.clip_high"] = both if high is None else high
-    if not switches.dual_clip(foreign):
-        settings["algorithm.policy_loss.dual_clip"] = foreign[f"{actor}.clip_ratio_c"]
-    return settings
-
-
 def write_kl_loss(run: Run) -> Mapping[str, Any]:
     """Write the switch and, where it is on, the coefficient and the estimator."""
     actor, term = "actor_rollout_ref.actor", getattr(run.algorithm, "kl_loss", None)
@@ -107,7 +63,7 @@ def write_kl_loss(run: Run) -> Mapping[str, Any]:
     return {
         f"{actor}.use_kl_loss": True,
         f"{actor}.kl_loss_coef": term.coef,
-        f"{actor}.kl_loss_type": KL_NAMES[term.estimator],
+        f"{actor}.kl_loss_type": KL_NAMES.get(term.estimator, term.estimator),
     }
 
 
@@ -118,7 +74,7 @@ def kl_loss(foreign: ForeignValues) -> Mapping[str, Any]:
         return {}
     kind = foreign["actor_rollout_ref.actor.kl_loss_type"]
     return {
-        "algorithm.kl_loss.estimator": KL[kind],
+        "algorithm.kl_loss.estimator": KL_LOSS[kind],
         "algorithm.kl_loss.coef": foreign["actor_rollout_ref.actor.kl_loss_coef"],
     }
 

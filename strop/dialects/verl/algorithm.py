@@ -38,6 +38,12 @@ KL = {
     "full": "full",
 }
 """verl's names of the KL estimators, each with Strop's name."""
+KL_LOSS = KL | {
+    f"{name}+": estimator if estimator == "k2" else f"{estimator}+"
+    for name, estimator in KL.items()
+    if name != "full"
+}
+"""verl's names of the estimators in the loss; a `+` takes the gradient of k2."""
 KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl", "full": "full"}
 """Strop's names of the KL estimators, each with the name on verl's page."""
 
@@ -95,7 +101,7 @@ def kl_reward(foreign: ForeignValues) -> Mapping[str, Any]:
     if switches.kl_in_reward(foreign):
         return {}
     settings = {
-        "algorithm.kl_reward.estimator": KL[foreign["algorithm.kl_penalty"]],
+        "algorithm.kl_reward.estimator": KL[foreign["algorithm.kl_penalty"].removesuffix("+")],
         "algorithm.kl_reward.coef": foreign["algorithm.kl_ctrl.kl_coef"],
     }
     if not switches.adaptive_kl(foreign):
@@ -167,7 +173,7 @@ ROWS = (
         "kl",
         "algorithm.kl_reward.estimator",
         read=kl_reward,
-        value_type=one_of(*KL),
+        value_type=one_of(*KL_LOSS),
         inactive=switches.kl_in_reward,
     ),
     mapped(

@@ -23,6 +23,7 @@ from strop.dialects.verl import switches
 from strop.dialects.verl.actor_converters import schedule
 from strop.dialects.verl.data import batches, chat_template, tasksets, template_args
 from strop.dialects.verl.model import lora
+from strop.dialects.verl.policy_loss import LATER_ROWS as POLICY_LOSS
 from strop.dialects.verl.rollout_correction import ROWS as ROLLOUT_CORRECTION
 from strop.dialects.verl.trainer import rollout_files
 
@@ -116,21 +117,7 @@ _DATA = (
     _empty("data.datagen.*", "Strop has no generation of tasks during a run; write the tasks to a file"),
 )
 _LOSS = (
-    *(
-        no_effect(f"{_ACTOR}.policy_loss.{name}", default, "the loss mode does not read it", value_type=ANY)
-        for name, default in (
-            ("clip_cov_ratio", 0.0002),
-            ("clip_cov_lb", 1.0),
-            ("clip_cov_ub", 5.0),
-            ("kl_cov_ratio", 0.0002),
-            ("ppo_kl_coef", 0.1),
-            ("dro_beta", None),
-            ("tau_pos", 1.0),
-            ("tau_neg", 1.05),
-        )
-    ),
-    no_effect(f"{_ACTOR}.tau_pos", 1.0, "the loss mode does not read it", value_type=ANY),
-    no_effect(f"{_ACTOR}.tau_neg", 1.05, "the loss mode does not read it", value_type=ANY),
+    *POLICY_LOSS,
     refused(
         f"{_ACTOR}.loss_scale_factor",
         None,

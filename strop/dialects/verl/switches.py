@@ -5,8 +5,6 @@ from __future__ import annotations
 from strop.dialects.ledger.key_mapping import ForeignValues, any_inactive, unless
 
 gae = unless("algorithm.adv_estimator", "gae")
-ratio = unless("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla", "gspo", "cispo")
-dual_clip = unless("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla")
 kl_loss = unless("actor_rollout_ref.actor.use_kl_loss", True)
 kl_in_reward = unless("algorithm.use_kl_in_reward", True)
 adaptive_kl = any_inactive(kl_in_reward, unless("algorithm.kl_ctrl.type", "adaptive"))
