@@ -53,7 +53,7 @@ def test_verl_to_run_file_and_back(tmp_path: Path) -> None:
     job = load(tmp_path, VERL_LINE)
     found = convert(job, "strop")
     assert found.unsupported == ()
-    assert found.values["reward"] == "by_source"
+    assert found.values["reward"] == "verl_by_source"
     assert found.values["trainer"]["tasks_per_update"] == 256
     run_file = load(tmp_path, yaml_text(found.values), "run.yaml")
     assert semantic_diff(job.loaded.run, run_file.loaded.run) == []
@@ -328,7 +328,7 @@ trainer: {optimizer: {type: adafactor, lr: 1e-5}, duration: 100 updates, tasks_p
     says = differences(found)
     assert says["data.train.limit_tasks"] == ("9", "null")
     assert says["data.eval.1"][1] == "null", "a whole section is one difference"
-    assert says["reward.functions.0.function"] == ("gsm8k", "by_source")
+    assert says["reward.functions.0.function"] == ("gsm8k", "verl_by_source")
     assert says["algorithm.policy_loss"][0] == "{'type': 'opmd'}"
     assert "adafactor" in says["trainer.optimizer"][0]
     assert "trainer.duration" not in says, "two updates make a step"

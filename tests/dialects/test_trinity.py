@@ -123,7 +123,7 @@ def test_every_default_has_the_key_type() -> None:
         ([], "data.eval.0.name", "test"),
         ([], "data.eval.0.sampling.temperature", 0.1),
         ([], "data.eval.0.rollouts_per_task", 1),
-        ([], "reward.functions.0.function", "countdown"),
+        ([], "reward.functions.0.function", "trinity_countdown"),
         (["buffer.default_reward_fn_type=r.py:f"], "reward.functions.0.function", "r.py:f"),
         ([f"{TASKSET}.rollout_args.temperature=0.7"], "rollout.sampling.temperature", 0.7),
         ([f"{TASKSET}.format.system_prompt=Think"], "data.train.system", "Think"),

@@ -119,22 +119,22 @@ def test_an_eval_taskset_has_its_own_settings() -> None:
 def test_a_rewards_arguments() -> None:
     args = "reward_fn_args={method: strict}"
     loaded = read(f"+{TASKSET}.{args}", f"+{EVAL}.{args}")
-    assert loaded.run.reward.functions[0].args == {"format_score": 0.1, "method": "strict"}
+    assert loaded.run.reward.functions[0].args == {"method": "strict"}
 
 
 @pytest.mark.parametrize(
     ("overrides", "trained", "measured"),
     [
-        ([f"+{EVAL}.default_reward_fn_type=math_reward"], ["countdown"], ["math_in_text", "format"]),
-        ([f"+{EVAL}.default_reward_fn_type=countdown_reward"], ["countdown"], None),
-        ([f"+{TASKSET}.reward_fn_args={{method: strict}}"], ["countdown"], ["countdown"]),
+        ([f"+{EVAL}.default_reward_fn_type=math_reward"], ["trinity_countdown"], ["trinity_math", "format"]),
+        ([f"+{EVAL}.default_reward_fn_type=countdown_reward"], ["trinity_countdown"], None),
+        ([f"+{TASKSET}.reward_fn_args={{method: strict}}"], ["trinity_countdown"], ["trinity_countdown"]),
         (
             [
                 f"+{EVAL}.default_workflow_type=math_workflow",
                 f"+{EVAL}.default_reward_fn_type=math_reward",
             ],
-            ["countdown"],
-            ["math_in_text", "format"],
+            ["trinity_countdown"],
+            ["trinity_math", "format"],
         ),
     ],
 )

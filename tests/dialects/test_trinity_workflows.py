@@ -24,12 +24,12 @@ PACKAGED = WorkflowConfig(name="trinity.common.workflows.envs.alfworld.alfworld_
 @pytest.mark.parametrize(
     ("workflow", "reward", "expected", "scored"),
     [
-        ("simple_workflow", "countdown_reward", WorkflowConfig(), ["countdown"]),
-        ("math_workflow", "countdown_reward", WorkflowConfig(), ["countdown"]),
-        ("math_workflow", "math_reward", TAGS, ["math_in_text", "format"]),
-        ("math_workflow", "null", TAGS, ["math_in_text", "format"]),
-        ("async_math_workflow", "null", TAGS, ["math_in_text", "format"]),
-        ("math_boxed_workflow", "null", BOXED, ["math"]),
+        ("simple_workflow", "countdown_reward", WorkflowConfig(), ["trinity_countdown"]),
+        ("math_workflow", "countdown_reward", WorkflowConfig(), ["trinity_countdown"]),
+        ("math_workflow", "math_reward", TAGS, ["trinity_math", "format"]),
+        ("math_workflow", "null", TAGS, ["trinity_math", "format"]),
+        ("async_math_workflow", "null", TAGS, ["trinity_math", "format"]),
+        ("math_boxed_workflow", "null", BOXED, ["trinity_math_boxed"]),
         ("alfworld_workflow", "null", PACKAGED, []),
         ("mine.py:talk", "null", WorkflowConfig(name="mine.py:talk"), []),
         ("mine.py:talk", "exact", WorkflowConfig(name="mine.py:talk"), ["exact"]),

@@ -63,7 +63,7 @@ def test_page_defaults() -> None:
     assert (run.evaluate.every, run.evaluate.at_start) == (Amount(2, "steps"), True)
     assert (run.checkpoint.every, run.checkpoint.keep) == (None, None)
     assert (run.data.train.answer, run.data.train.source) == ("reward_model.ground_truth", "data_source")
-    assert run.reward.functions[0].function == "by_source"
+    assert run.reward.functions[0].function == "verl_by_source"
     assert run.algorithm.kl_loss is None
     assert run.record.monitors == ("console",)
     assert (run.model.dtype, run.model.compute_dtype, run.rollout.engine.dtype) == (

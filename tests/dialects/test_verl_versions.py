@@ -65,7 +65,7 @@ def field(run: Any, name: str) -> Any:
         (
             ["algorithm.filter_groups={enable: True, metric: acc}"],
             "algorithm.dynamic_sampling.metric",
-            "by_source",
+            "verl_by_source",
         ),
         (["data.train_max_samples=64"], "data.train.limit_tasks", 64),
         (

@@ -95,6 +95,7 @@ def _training(run: Run) -> str:
     models, judges = ([part.name for part in reward.models], [part.name for part in reward.judges])
     default = "nothing yet" if lacks_reward(run) else f"its workflow ({run.rollout.workflow.name})"
     rewards = " + ".join([*functions, *models, *judges]) or default
+    rewards = rewards.replace("verl_by_source", "verl's reward for each row's data_source")
     rewards = rewards.replace("by_source", "the built-in reward of each row's source")
     return f"{text}, scored by {rewards}{_demonstrations(run)}."
 

@@ -58,6 +58,11 @@ MIXED = ("mix", "mix_chord")
 """Types that train on an expert's demonstrations together with rollouts."""
 
 
+def is_later(foreign: ForeignValues) -> bool:
+    """Whether the configuration is of a later version of Trinity than 0.3: it has a key of one."""
+    return any(row.since >= "0.4" for row in foreign.written.values() if row.since)
+
+
 def algorithm_type(foreign: ForeignValues) -> str:
     """The value of `algorithm_type`."""
     return str(foreign["algorithm.algorithm_type"])

@@ -8,23 +8,20 @@ from typing import Any
 from strop.config.schema.reward import RewardFunctionConfig
 from strop.dialects.ledger.key_mapping import ForeignValues
 
-_ACCURACY = RewardFunctionConfig(function="math_in_text")
-_BOXED = RewardFunctionConfig(function="math")
+_BOXED = RewardFunctionConfig(function="trinity_math_boxed")
 REWARDS: Mapping[str, tuple[RewardFunctionConfig, ...]] = {
     "math_reward": (
-        _ACCURACY,
+        RewardFunctionConfig(function="trinity_math"),
         RewardFunctionConfig(function="format", weight=0.1, args={"method": "ending", "wrong": -1.0}),
     ),
     "math_boxed_reward": (_BOXED,),
-    "math_dapo_reward": (_BOXED,),
-    "accuracy_reward": (_ACCURACY,),
-    "format_reward": (
-        RewardFunctionConfig(function="format", weight=0.1, args={"method": "strict", "wrong": -1.0}),
-    ),
-    "countdown_reward": (RewardFunctionConfig(function="countdown", args={"format_score": 0.1}),),
+    "math_dapo_reward": (RewardFunctionConfig(function="trinity_math_dapo"),),
+    "accuracy_reward": (RewardFunctionConfig(function="trinity_accuracy"),),
+    "format_reward": (RewardFunctionConfig(function="trinity_format"),),
+    "countdown_reward": (RewardFunctionConfig(function="trinity_countdown"),),
 }
-"""Parts of each reward: an answer counts 1, and the format plus or minus 0.1; a wrong answer of countdown in
-the right form counts 0.1."""
+"""Parts of each reward, with the extraction rules and values of Trinity 0.6. In 0.3, math_dapo_reward had the rules
+of math_boxed_reward."""
 THINKING = RewardFunctionConfig(
     function="format", name="think", weight=0.1, args={"method": "think", "right": 0.0, "wrong": -1.0}
 )
@@ -35,12 +32,14 @@ _WAITING = {"rm_gallery_reward": "trinity.common.rewards.reward_fn.RMGalleryFn"}
 
 
 def reward_functions(
-    name: str, args: Mapping[str, Any], *, boxed_with_think: bool = False
+    name: str, args: Mapping[str, Any], *, boxed_with_think: bool = False, later: bool = True
 ) -> list[dict[str, Any]]:
     """The parts of a reward by its name in Trinity, or the user's own function."""
     if name == "math_dapo_reward":
         args = {key: value for key, value in args.items() if key not in _OVERLONG}
     parts = REWARDS.get(name) or (RewardFunctionConfig(function=_WAITING.get(name, name)),)
+    if name == "math_dapo_reward" and not later:
+        parts = (_BOXED,)
     if name == "math_boxed_reward":
         with_think = bool(args.get("with_think", boxed_with_think))
         coef = float(args.get("format_score_coef") or 0.1)
@@ -79,6 +78,6 @@ def reward_name(functions: Sequence[RewardFunctionConfig]) -> tuple[str, dict[st
             and part.args.items() <= first.args.items()
         ):
             return name, {key: value for key, value in first.args.items() if part.args.get(key) != value}
-    if rest and first.function == "math" and rest[0].name == THINKING.name:
+    if rest and first == _BOXED and rest[0].name == THINKING.name:
         return "math_boxed_reward", {"with_think": True, "format_score_coef": rest[0].weight}
     return first.function, dict(first.args)

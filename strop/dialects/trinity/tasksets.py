@@ -35,7 +35,7 @@ from strop.dialects.ledger.value_types import (
 )
 from strop.dialects.trinity import formats, rewards, workflows
 from strop.dialects.trinity.buffer_writer import EVAL, TASKSET, write_tasks
-from strop.dialects.trinity.presets import is_offline, only_sampled, repeat_times
+from strop.dialects.trinity.presets import is_later, is_offline, only_sampled, repeat_times
 from strop.dialects.trinity.workflows import INPUT
 
 _STORAGE = one_of("file", "sql", "queue")
@@ -120,6 +120,7 @@ def _sampling(foreign: ForeignValues, at: str) -> dict[str, Any]:
         "top_k": max(options["top_k"] or 0, 0),
         "repetition_penalty": foreign["model.repetition_penalty"],
         "min_response_tokens": foreign["model.min_response_tokens"],
+        **workflows.evaluation_sampling(foreign, at),
     }
 
 
@@ -157,14 +158,13 @@ def _written(foreign: ForeignValues, at: str) -> list[dict[str, Any]]:
     if workflows.brings_reward(workflow, name):
         return []
     with_think = bool((foreign[f"{at}.workflow_args"] or {}).get("with_think"))
-    if workflow["name"] == "math":
-        name = "math_boxed_reward" if workflows.is_boxed(foreign, at) else "math_reward"
+    name = workflows.default_reward(foreign, at, name)
     if name is None:
         raise foreign.error_for(
             "buffer.default_reward_fn_type",
             f"write default_reward_fn_type: one of {', '.join(rewards.REWARDS)}, or file.py:function.",
         )
-    return rewards.reward_functions(name, args, boxed_with_think=with_think)
+    return rewards.reward_functions(name, args, boxed_with_think=with_think, later=is_later(foreign))
 
 
 def _function(foreign: ForeignValues, at: str) -> str | None:

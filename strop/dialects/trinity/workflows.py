@@ -3,7 +3,7 @@ environment."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from strop.config.schema import Run
@@ -17,18 +17,19 @@ INPUT = "buffer.explorer_input"
 R1_PROMPT = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
     "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
-    "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., "
-    "<think> reasoning process here </think> <answer> answer here </answer>."
+    "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e.,\n"
+    "<think> reasoning process here </think>\n<answer> answer here </answer>.\n"
 )
-"""System message of `math_workflow`: the prompt of DeepSeek-R1 (arXiv 2501.12948, table 1)."""
+"""System message of `math_workflow`: the prompt of DeepSeek-R1 (arXiv 2501.12948, table 1), on three lines."""
 BOXED_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
 """System message of `math_boxed_workflow`, as in Qwen2.5-Math."""
 _THINKING_PROMPT = (
     "Solve the problem. First think about it, within <think> and </think>. Then write the final answer within "
     "\\boxed{}."
 )
-_MATH = ("math_workflow", "math_boxed_workflow", "math_eval_workflow")
-_MATH_REWARDS = (None, "math_reward", "math_boxed_reward")
+_TAGGED = "math_workflow"
+_BOXED = ("math_boxed_workflow", "math_eval_workflow")
+_MATH = (_TAGGED, *_BOXED)
 _PLAIN = ("simple_workflow",)
 _KNOWN = (*_PLAIN, *_MATH, *PACKAGED)
 
@@ -36,16 +37,17 @@ _KNOWN = (*_PLAIN, *_MATH, *PACKAGED)
 def workflow_of(foreign: ForeignValues, at: str, reward: str | None) -> dict[str, Any]:
     """The workflow of a taskset; `reward` is the name of its reward function.
 
-    A math workflow with a reward other than a math reward has no system message of its own.
+    math_workflow with a reward other than math_reward has no system message of its own.
     """
     key, name = _workflow_name(foreign, at)
     args = dict(foreign[f"{at}.workflow_args"] or {})
-    if name in _MATH and reward in _MATH_REWARDS:
-        if name == "math_workflow":
-            return {"name": "math", "args": {"system": R1_PROMPT, **args}}
+    if name in _BOXED:
         return {"name": "math", "args": _boxed(args)}
-    if name is None or name in (*_PLAIN, *_MATH):
-        return {"name": "single_turn", "args": {} if name in _MATH else args}
+    if name == _TAGGED:
+        tags = {"name": "math", "args": {"system": R1_PROMPT, **args}}
+        return tags if reward in (None, "math_reward") else {"name": "single_turn", "args": {}}
+    if name in (None, *_PLAIN):
+        return {"name": "single_turn", "args": args}
     if name in PACKAGED:
         return {"name": PACKAGED[name], "args": args}
     if not ("." in name or ":" in name):
@@ -77,14 +79,38 @@ def _workflow_name(foreign: ForeignValues, at: str) -> tuple[str, str | None]:
     return key, foreign[key] and str(foreign[key]).removeprefix("async_")
 
 
-def is_boxed(foreign: ForeignValues, at: str) -> bool:
-    """Whether a math workflow of the taskset reads a boxed answer: by its name, or by the taskset's own system
-    message."""
+def default_reward(foreign: ForeignValues, at: str, reward: str | None) -> str | None:
+    """The reward of a taskset: a math workflow has one of its own where none is named, and math_eval_workflow
+    always."""
     _, name = _workflow_name(foreign, at)
-    system = foreign[f"{at}.format.system_prompt"] or foreign[f"{INPUT}.system_prompt"] or ""
-    return name in ("math_boxed_workflow", "math_eval_workflow") or (
-        name == "math_workflow" and "boxed{" in system
-    )
+    if name == "math_eval_workflow" or (reward is None and name in _BOXED):
+        return "math_boxed_reward"
+    return "math_reward" if reward is None and name == _TAGGED else reward
+
+
+def evaluation_sampling(foreign: ForeignValues, at: str) -> dict[str, float]:
+    """The sampling that math_eval_workflow has, whatever the taskset's rollout_args say."""
+    is_evaluation = _workflow_name(foreign, at)[1] == "math_eval_workflow"
+    return {"temperature": 0.6, "top_p": 0.8} if is_evaluation else {}
+
+
+def prompt_differences(at: str) -> Callable[[ForeignValues], str | None]:
+    """A notice where the prompt of a taskset's workflow differs from Trinity's."""
+
+    def difference(foreign: ForeignValues) -> str | None:
+        _, name = _workflow_name(foreign, at)
+        args = foreign[f"{at}.workflow_args"] or {}
+        if name == "math_boxed_workflow" and args.get("use_base"):
+            return "use_base has no effect: the prompt has the model's chat template, and Trinity's is plain text"
+        if name == "math_eval_workflow":
+            return (
+                "the request for a boxed answer is the system message, and in Trinity the end of the question"
+            )
+        if name == "math_boxed_workflow" and args.get("with_think"):
+            return "the system message that asks for think tags is Strop's; format.system_prompt replaces it"
+        return None
+
+    return difference
 
 
 def brings_reward(workflow: Mapping[str, Any], reward: str | None) -> bool:
@@ -155,6 +181,7 @@ def type_row(at: str, field: str, read: Any) -> KeyMapping:
         value_type=nullable(STRING),
         note="simple_workflow: single_turn; math_workflow and math_boxed_workflow: math; a name that Trinity "
         "registers: its class in the package trinity-rft; or file.py:name",
+        warn=prompt_differences(at if at != "buffer" and at != INPUT else f"{INPUT}.taskset"),
     )
 
 

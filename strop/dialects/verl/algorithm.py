@@ -9,6 +9,7 @@ from strop.config.schema import Run
 from strop.dialects.ledger.key_mapping import ForeignValues, mapped, not_on_page, written_by
 from strop.dialects.ledger.value_types import STRING, nullable, one_of
 from strop.dialects.verl import switches
+from strop.dialects.verl.reward import BY_SOURCE
 
 ESTIMATORS = (
     "gae",
@@ -138,7 +139,7 @@ def filter_groups(foreign: ForeignValues) -> Mapping[str, Any]:
 def _part(foreign: ForeignValues, metric: str) -> str:
     """The reward part that a user's reward function returns, such as `compute_score/acc`."""
     if metric == "acc" and foreign["custom_reward_function.path"] is None and switches.reward_model(foreign):
-        return "by_source"
+        return BY_SOURCE
     if foreign["custom_reward_function.path"] is None or not switches.reward_model(foreign):
         raise foreign.error_for(
             "algorithm.filter_groups.metric",

@@ -16,7 +16,7 @@ from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import STRING, STRING_OR_LIST, nullable
 from strop.dialects.verl import switches
 from strop.dialects.verl.hydra import read_command_line
-from strop.dialects.verl.reward import reward
+from strop.dialects.verl.reward import BY_SOURCE, reward
 from strop.dialects.verl.shipped import EVALUATION
 
 
@@ -73,7 +73,7 @@ def describe_evaluation(scoring: EvaluationOptions) -> str:
     """A description in plain English of what is scored, how, and what is printed."""
     files = scoring.path if isinstance(scoring.path, str) else ", ".join(scoring.path)
     names = [part.function for part in scoring.reward.functions]
-    by = "the built-in reward for each row's source" if names == ["by_source"] else " + f".join(names)
+    by = "the built-in reward for each row's source" if names == [BY_SOURCE] else " + f".join(names)
     return (
         f"Scores every response in the column {scoring.responses} of {files} with {by}, which compares it "
         f"with the row's {scoring.answer}. Prints, for each value of the column {scoring.source}, the number "

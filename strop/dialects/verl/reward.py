@@ -26,6 +26,8 @@ from strop.dialects.verl import switches
 from strop.dialects.verl.model import imports
 
 _MODEL = "reward.models.0"
+BY_SOURCE = "verl_by_source"
+"""Built-in reward with verl's extraction rules and values for each of its data sources."""
 
 
 def write_reward(run: Run) -> Mapping[str, Any]:
@@ -48,7 +50,13 @@ def reward(foreign: ForeignValues) -> Mapping[str, Any]:
         _refuse_scoring_function(foreign)
         return {"reward.models": [model(foreign)]}
     path, name = foreign["custom_reward_function.path"], foreign["custom_reward_function.name"]
-    return {"reward.functions": [{"function": "by_source" if path is None else f"{path}:{name}"}]}
+    own = _built_in(foreign) if path is None else {"function": f"{path}:{name}"}
+    return {"reward.functions": [own]}
+
+
+def _built_in(foreign: ForeignValues) -> dict[str, Any]:
+    """verl's scorers by `data_source`, of the seed page's version or, with a later key, of the latest."""
+    return {"function": BY_SOURCE, **({"args": {"version": "0.9"}} if switches.is_later(foreign) else {})}
 
 
 def _refuse_scoring_function(foreign: ForeignValues) -> None:

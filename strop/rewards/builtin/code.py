@@ -41,11 +41,11 @@ def code_reward(
     if entry_point is not None and prompt:
         program = complete_program(program, str(prompt[-1]["content"]), entry_point)
     tests = code_tests(program, answer, entry_point=entry_point, separate=partial)[:max_tests]
-    outcomes = _run_tests(open_sandbox(sandbox), tests, sandbox.concurrency, budget_seconds, partial)
+    outcomes = run_tests(open_sandbox(sandbox), tests, sandbox.concurrency, budget_seconds, partial)
     return sum(outcomes) / len(outcomes) if partial else float(all(outcomes))
 
 
-def _run_tests(
+def run_tests(
     sandbox: Sandbox, tests: Sequence[CodeTest], concurrency: int, budget_seconds: float, partial: bool
 ) -> list[bool]:
     """Whether each test passes. Without `partial`, tests after a failure do not run."""

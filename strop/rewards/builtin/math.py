@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -46,7 +47,7 @@ def math_reward(completion: str, answer: Any, *, method: Literal["strict", "flex
     """
     gold = _gold(str(answer))
     if method == "flexible" and (stated := last_boxed(completion)) is None:
-        return float(_agrees(gold, _searchable(completion)))
+        return float(_agrees(gold, answers_in_text(completion)))
     if method == "strict":
         stated = _stated(completion)
     if stated is None or not stated.strip():
@@ -141,12 +142,25 @@ def _is_wrong_approximation(gold: _Gold, stated: str) -> bool:
     return bool(abs(left[0].evalf() - right[0].evalf()) > rounding_error(sides[1]) * 1.001)
 
 
-def _searchable(text: str) -> list[Any]:
+def answers_in_text(text: str) -> list[Any]:
     """Answers that math-verify finds in the end of a text; formulas beyond the limits are left out."""
+    return checked_answers(text, _EXTRACTION)
+
+
+def checked_answers(
+    text: str, extraction: Sequence[LatexExtractionConfig | ExprExtractionConfig]
+) -> list[Any]:
+    """Answers of the given kinds that math-verify finds in the end of a text.
+
+    Formulas beyond the limits are left out. Raises SizeLimitError for an answer beyond them.
+    """
     pieces = _FORMULA_BORDER.split(text[-_MAX_SEARCHED_CHARS:])
     if len(pieces) > 1 or "^" in text or "**" in text:
         pieces = [_harmless(piece) for piece in pieces]
-    return list(parse("".join(pieces), _EXTRACTION, parsing_timeout=None))
+    found = list(parse("".join(pieces), extraction, parsing_timeout=None))
+    for each in found:
+        check_expression(each)
+    return found
 
 
 def _harmless(piece: str) -> str:

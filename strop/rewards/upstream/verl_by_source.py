@@ -1,0 +1,48 @@
+"""`verl_by_source`: verl's scorer of each task's `data_source`, as `default_compute_score` selects it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from strop.config.schema.sandbox import SandboxConfig
+from strop.rewards.builtin.code import DEFAULT_SANDBOX
+from strop.rewards.registry import VERL_REWARD_BY_SOURCE
+from strop.rewards.resolve import load_reward_function
+from strop.rewards.upstream.verl_code import verl_code_reward
+from strop.rewards.upstream.verl_math import verl_gsm8k_reward
+
+# Loaded with this module, so that no task's time limit includes an import.
+_REWARDS: dict[str, Callable[..., float]] = {
+    name: load_reward_function(name) for name in sorted(set(VERL_REWARD_BY_SOURCE.values()))
+}
+_GSM8K_CHARS = {"0.4": None, "0.9": 300}
+
+
+def verl_by_source_reward(
+    completion: str,
+    answer: Any,
+    source: str,
+    *,
+    version: Literal["0.4", "0.9"] = "0.4",
+    sandbox: SandboxConfig = DEFAULT_SANDBOX,
+    budget_seconds: float = 24.0,
+) -> float:
+    """Value of the scorer that `VERL_REWARD_BY_SOURCE` has for the task's source.
+
+    In version 0.9 (since verl 0.5), GSM8K's scorer searches only the last 300 characters.
+    Raises ValueError for an unknown source.
+    """
+    name = next((name for known, name in VERL_REWARD_BY_SOURCE.items() if fnmatchcase(source, known)), None)
+    if name is None:
+        known = ", ".join(VERL_REWARD_BY_SOURCE)
+        raise ValueError(
+            f"verl has no reward for the data_source {source!r}; it has one for {known}. Write a "
+            "custom_reward_function, or one of these names in the data"
+        )
+    if name == "verl_code":
+        return verl_code_reward(completion, answer, sandbox=sandbox, budget_seconds=budget_seconds)
+    if name == "verl_gsm8k":
+        return verl_gsm8k_reward(completion, answer, last_chars=_GSM8K_CHARS[version])
+    return _REWARDS[name](completion, answer)
