@@ -3,7 +3,15 @@ instead."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import ClassVar
+
 from strop.printable import printable, shorten
+
+_MAX_SHOWN = 25
+"""Maximum number of faults of one kind that a message lists."""
 
 
 class StropError(Exception):
@@ -22,14 +30,71 @@ def message_with_notes(error: BaseException) -> str:
     return " ".join([str(error), *getattr(error, "__notes__", ())])
 
 
+class FaultKind(Enum):
+    """Kind of a fault in a configuration, with its heading in a list of faults."""
+
+    UNKNOWN_KEY = "Unknown keys"
+    WRONG_TYPE = "Values of a wrong type"
+    UNSUPPORTED = "Values that are not accepted"
+    PLACEMENT = "Placement"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault in a configuration: what is wrong, where, and what to write instead."""
+
+    kind: FaultKind
+    message: str
+
+
 class ConfigError(StropError):
     """A run file, an override or a configuration of another framework is invalid."""
 
     exit_code = 2
+    kind: ClassVar = FaultKind.UNSUPPORTED
+    """Kind of a fault that is given as a text."""
+
+    def __init__(self, *faults: str | Fault) -> None:
+        """`faults` are all faults of the configuration; the message groups them by kind."""
+        self.faults = tuple(
+            fault if isinstance(fault, Fault) else Fault(self.kind, fault) for fault in dict.fromkeys(faults)
+        )
+        super().__init__("\n".join(_report(self.faults)))
+
+    def __str__(self) -> str:
+        """The message without control characters; every fault is shortened on its own."""
+        return printable("\n".join(map(str, self.args)))
+
+    def reworded(self, reword: Callable[[str], str]) -> ConfigError:
+        """The same error with other messages."""
+        return config_error([replace(fault, message=reword(fault.message)) for fault in self.faults])
 
 
 class PlacementError(ConfigError):
     """The configuration asks for hardware or engines that this machine does not have."""
+
+    kind: ClassVar = FaultKind.PLACEMENT
+
+
+def config_error(faults: Sequence[Fault]) -> ConfigError:
+    """The error for the faults of a configuration: a PlacementError if all of them concern placement."""
+    only_placement = all(fault.kind is FaultKind.PLACEMENT for fault in faults)
+    return (PlacementError if only_placement else ConfigError)(*faults)
+
+
+def _report(faults: Sequence[Fault]) -> Iterator[str]:
+    """The lines of a message: the faults, under headings if they are of several kinds."""
+    kinds = [kind for kind in FaultKind if any(fault.kind is kind for fault in faults)]
+    if len(kinds) > 1:
+        yield f"{len(faults)} faults in this configuration."
+    for kind in kinds:
+        messages = [shorten(fault.message) for fault in faults if fault.kind is kind]
+        if len(kinds) > 1:
+            yield f"{kind.value}:"
+        indent = "  " if len(kinds) > 1 else ""
+        yield from (f"{indent}{message}" for message in messages[:_MAX_SHOWN])
+        if len(messages) > _MAX_SHOWN:
+            yield f"{indent}and {len(messages) - _MAX_SHOWN} more."
 
 
 class MissingExtraError(ConfigError):

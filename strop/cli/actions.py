@@ -47,7 +47,7 @@ def check_run(loaded: LoadedRun) -> None:
         print_notes(stage)
         faults += [*missing_files(stage), *_unknown_rewards(stage)]
     if faults:
-        raise ConfigError("\n".join(dict.fromkeys(faults)))
+        raise ConfigError(*faults)
     for stage in loaded.runs:
         echo(f"The run can start. Run folder: {stage.run.folder_path}.")
 

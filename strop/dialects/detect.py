@@ -78,15 +78,13 @@ def read_any(path: Path, overrides: Sequence[str] = (), *, here: bool = False) -
             key_owner=key_owner_hint,
         )
     except ConfigError as error:
-        raise type(error)("\n".join(_with_locations(str(error), places, path))) from None
+        raise error.reworded(lambda message: _with_location(message, places, path)) from None
 
 
-def _with_locations(message: str, places: Mapping[str, Source], path: Path) -> Iterator[str]:
-    """The lines of the message, each preceded by the place of the first input that it names."""
-    for line in message.splitlines():
-        named = (places[name] for name in re.findall(r"--([\w.-]+)", line) if name in places)
-        known = line.startswith(str(path))
-        yield line if known else f"{next(named, path)}: {line}"
+def _with_location(message: str, places: Mapping[str, Source], path: Path) -> str:
+    """The message, preceded by the place of the first input that it names."""
+    named = (places[name] for name in re.findall(r"--([\w.-]+)", message) if name in places)
+    return message if message.startswith(str(path)) else f"{next(named, path)}: {message}"
 
 
 def detect_dialect(tree: ConfigTree) -> str:

@@ -124,8 +124,11 @@ def test_all_faults_are_reported_with_their_lines(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_run(path)
     assert str(caught.value).splitlines() == [
-        f"{path}:3: model.lora.rank: must be greater than 0, got 0.",
-        f"{path}:1: projekt: unknown key; did you mean 'project'?",
+        "2 faults in this configuration.",
+        "Unknown keys:",
+        f"  {path}:1: projekt: unknown key; did you mean 'project'?",
+        "Values that are not accepted:",
+        f"  {path}:3: model.lora.rank: must be greater than 0, got 0.",
     ]
 
 

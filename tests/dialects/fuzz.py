@@ -370,7 +370,8 @@ def _describe(loaded: LoadedRun, saved: Path) -> None:
 def _judge(error: StropError) -> tuple[Result, str]:
     """A message is one paragraph without control characters; another one counts as a traceback."""
     text = str(error)
-    if not text.strip() or "\n\n" in text or len(text) > MAX_MESSAGE or printable(text) != text:
+    longest = max(map(len, text.splitlines()), default=0)
+    if not text.strip() or "\n\n" in text or longest > MAX_MESSAGE + 2 or printable(text) != text:
         return "traceback", f"bad message: {text[:200]!r}"
     return "refused", text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from strop.config.load.preflight import missing_files
-from strop.errors import PlacementError, StropError
+from strop.errors import ConfigError, PlacementError, StropError
 
 from .broken_configs import DIALECTS, REAL, mutated, read
 
@@ -57,6 +57,7 @@ def test_broken_configuration_is_read_or_refused(dialect: str) -> None:
         assert message.strip() == message and "" not in lines and "Traceback" not in message, number
         if isinstance(error, PlacementError):
             assert "--here" in message, number
-        else:
-            assert all(_PLACE.search(line) and len(line) < _LONGEST for line in lines), (number, message)
+        elif isinstance(error, ConfigError):
+            faults = [fault.message for fault in error.faults]
+            assert all(_PLACE.search(line) and len(line) < _LONGEST for line in faults), (number, message)
     assert 0 < passed < COUNT

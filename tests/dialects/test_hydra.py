@@ -20,7 +20,7 @@ from strop.dialects.ledger.key_mapping import mapped
 from strop.dialects.ledger.overrides import apply_overrides
 from strop.dialects.ledger.table import Ledger
 from strop.dialects.verl.ppo_trainer import read_verl
-from strop.errors import ConfigError
+from strop.errors import ConfigError, config_error
 
 FILES = {
     "main.yaml": """
@@ -59,7 +59,10 @@ def folder(tmp_path: Path) -> Path:
 def ours(folder: Path, name: str, *overrides: str) -> dict[str, Any]:
     selection = ConfigSelection(name=name, path=str(folder))
     tree, left = compose(selection, "main", overrides, NOTHING)
-    return apply_overrides(LEDGER, tree, left).values
+    apply_overrides(LEDGER, tree, left)
+    if tree.faults:
+        raise config_error(tree.faults)
+    return tree.values
 
 
 @pytest.mark.parametrize(

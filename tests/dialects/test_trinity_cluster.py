@@ -91,7 +91,7 @@ def test_actor_names_are_inactive_without_a_cluster() -> None:
     assert [note.partition(": ")[2] for note in notes] == [
         "inactive, because it names an actor, and a run without a cluster has no actors."
     ] * 2
-    with pytest.raises(ConfigError, match="explorer_name and trainer_name are both 'e'"):
+    with pytest.raises(ConfigError, match=r"explorer\.name and trainer\.name are both 'e'"):
         read("explorer.name=e", "trainer.name=e", NODES, here=False)
 
 

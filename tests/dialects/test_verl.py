@@ -275,7 +275,7 @@ def test_keys_without_effect_have_notices(overrides: list[str], note: str) -> No
         ("data.truncation=up", "error or left or right or middle"),
         (
             "data.train_batch_size=0",
-            "override data.train_batch_size=0: trainer.tasks_per_step: must be greater",
+            "override data.train_batch_size=0: must be greater than 0, got 0",
         ),
         ("data.train_batch_size=100", r"\(100\) is not a multiple .* \(256\); the nearest .* 50 and 100"),
         (f"{ACTOR}.kl_loss_type=k4", "k1 or abs"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from strop.errors import ConfigError
+from strop.errors import ConfigError, Fault, FaultKind
 
 KeyPath = tuple[str, ...]
 """Path to a value: `("data", "eval", "0", "path")`; dotted, `data.eval.0.path`."""
@@ -69,6 +69,15 @@ class ConfigTree:
 
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[KeyPath, Source] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    """Faults that were found so far; the validation of the tree reports them with its own."""
+    faulty: set[KeyPath] = field(default_factory=set)
+    """Keys with a fault. A further fault that may only follow from their values is not reported."""
+
+    def add_fault(self, kind: FaultKind, message: str, *keys: KeyPath) -> None:
+        """Record a fault; `keys` are the keys whose values it leaves unknown."""
+        self.faults.append(Fault(kind, message))
+        self.faulty.update(keys)
 
     def has(self, keys: KeyPath) -> bool:
         """Return whether the tree has a value at these keys."""
@@ -121,7 +130,7 @@ class ConfigTree:
 
     def delete(self, keys: KeyPath) -> None:
         """Delete a value."""
-        container: Any = self.get(keys[:-1])
+        container: Any = self.get(keys[:-1]) if keys[1:] else self.values
         del container[int(keys[-1]) if isinstance(container, list) else keys[-1]]
         self._forget(keys)
 
@@ -136,13 +145,23 @@ class ConfigTree:
     def nearest_source(self, keys: KeyPath) -> Source | None:
         """Return the source of a value, or of the nearest section above it."""
         paths = (keys[:depth] for depth in range(len(keys), -1, -1))
-        return next((self.sources[path] for path in paths if path in self.sources), None)
+        return next((self.sources[path] for path in paths if self._is_source_of(path, keys)), None)
+
+    def _is_source_of(self, path: KeyPath, keys: KeyPath) -> bool:
+        """Whether the source of `path` says where `keys` are written. An override of another key of a section
+        does not."""
+        source = self.sources.get(path)
+        if source is None or source.kind != "override" or path == keys:
+            return source is not None
+        return self.has(keys) or source.location.lstrip("+").partition("=")[0] == ".".join(path)
 
     def locator(self, origin: str) -> Locate:
         """Return a `Locate`; `origin` is the name of the whole configuration, for values without a source."""
 
         def locate(keys: KeyPath) -> str:
             where = self.nearest_source(keys) or origin
+            if isinstance(where, Source) and where.foreign_key:
+                return str(where)  # The source names the key that the user wrote.
             return f"{where}: {'.'.join(keys)}" if any(keys) else str(where)
 
         return locate

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.config.aliases import METRIC_KEYS, current_keys, current_metric, current_type, section_key
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, iter_values, split_key, to_plain
-from strop.errors import ConfigError
+from strop.errors import ConfigError, FaultKind
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -20,20 +20,22 @@ _INTERPOLATION = re.compile(r"(?P<escape>\\*)\$\{(?P<dots>\.*)(?P<key>[A-Za-z_][
 def replace_deprecated(tree: ConfigTree) -> tuple[str, ...]:
     """Give deprecated keys, types, metrics and interpolated keys of the tree their current names.
 
-    Returns one notice per deprecated name, with its source. Raises ConfigError for a key that is written
-    under its deprecated name and under its current one.
+    Returns one notice per deprecated name, with its source. A key that is written under its deprecated name
+    and under its current one is a fault of the tree.
     """
     tree.values = to_plain(tree.values)  # A YAML anchor shares one mapping between several keys.
     return (*_replace_keys(tree), *_replace_values(tree))
 
 
 def replace_in_override(override: Override, source: Source) -> tuple[Override, tuple[str, ...]]:
-    """The override with current names, and the notices for the deprecated ones."""
+    """The override with current names, and the notices for the deprecated ones. Raises ConfigError."""
     keys = split_key(override.key_or_group)
     current = current_keys(keys)
     tree = ConfigTree()
     tree.set(current, override.value(), source)
     notices = replace_deprecated(tree)
+    if tree.faults:
+        raise ConfigError(*tree.faults)
     if current != keys:
         notices = (_notice(source, ".".join(keys), ".".join(current)), *notices)
     if not notices:
@@ -60,19 +62,23 @@ def _replace_keys(tree: ConfigTree, at: KeyPath = ()) -> Iterator[str]:
             old = (*at, str(key))
             new = current_keys(old)
             if new != old:
-                yield _rename(tree, old, new)
+                yield from _rename(tree, old, new)
             yield from _replace_keys(tree, new)
 
 
-def _rename(tree: ConfigTree, old: KeyPath, new: KeyPath) -> str:
+def _rename(tree: ConfigTree, old: KeyPath, new: KeyPath) -> Iterator[str]:
     source = tree.nearest_source(old)
     if tree.has(new):
-        raise ConfigError(
+        tree.add_fault(
+            FaultKind.UNSUPPORTED,
             f"{source}: {'.'.join(old)} is the deprecated name of {'.'.join(new)}, which is written too "
-            f"({tree.nearest_source(new)}); remove {'.'.join(old)}."
+            f"({tree.nearest_source(new)}); remove {'.'.join(old)}.",
+            new,
         )
+        tree.delete(old)
+        return
     tree.rename(old, new[-1])
-    return _notice(source, ".".join(old), ".".join(new))
+    yield _notice(source, ".".join(old), ".".join(new))
 
 
 def _replace_values(tree: ConfigTree) -> Iterator[str]:

@@ -18,9 +18,17 @@ from strop.errors import ConfigError
 _UNSET = re.compile(r"Environment variable '(.*?)' not found")
 
 
+class UnresolvedError(ConfigError):
+    """A value that cannot be resolved."""
+
+    def __init__(self, message: str, keys: KeyPath) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
 def resolve_interpolations(values: dict[str, Any], locate: Locate) -> dict[str, Any]:
-    """Resolve all interpolations with OmegaConf. Raises ConfigError for one that cannot be resolved, and for
-    values beyond the limits."""
+    """Resolve all interpolations with OmegaConf. Raises UnresolvedError for one that cannot be resolved, and
+    ConfigError for values beyond the limits."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -32,7 +40,7 @@ def resolve_interpolations(values: dict[str, Any], locate: Locate) -> dict[str, 
         resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         keys = split_key(re.sub(r"\[(\d+)\]", r".\1", error.full_key or ""))
-        raise ConfigError(f"{locate(keys)}: {_reason(error)}.") from None
+        raise UnresolvedError(f"{locate(keys)}: {_reason(error)}.", keys) from None
     assert isinstance(resolved, dict)
     check_values(resolved, locate)
     return {str(key): value for key, value in resolved.items()}

@@ -22,8 +22,8 @@ from strop.config.load.deprecated_names import (
     replace_in_override,
     replace_resolved_types,
 )
-from strop.config.load.interpolation import environment_texts, resolve_interpolations
-from strop.config.load.overrides import apply_override, override_source, parse_overrides
+from strop.config.load.interpolation import UnresolvedError, environment_texts, resolve_interpolations
+from strop.config.load.overrides import apply_override, override_source, parse_valid_overrides
 from strop.config.load.placement import (
     OverriddenKey,
     configured_devices,
@@ -31,15 +31,16 @@ from strop.config.load.placement import (
     here_requested,
     placement_error,
 )
+from strop.config.load.schema_faults import KeyOwner, similar_key, unknown_key, unknown_owner
 from strop.config.load.stages import STAGES_KEY, set_initial_model, split_stages
-from strop.config.load.validation import KeyOwner, unknown_key, unknown_owner, validate
-from strop.config.load.value_limits import value_at
+from strop.config.load.validation import validate
+from strop.config.load.value_limits import references, value_at
 from strop.config.load.yaml_file import read_yaml
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.reward import expand_reward
 from strop.config.schema.walk import field_at, leaves, section_types
-from strop.errors import ConfigError
+from strop.errors import ConfigError, Fault, config_error
 
 _Replacements = dict[KeyPath, tuple[OverriddenKey, Any]]
 """Overridden placement keys, with the values that replace them."""
@@ -118,18 +119,25 @@ def run_sources(run: Run, source: Callable[[KeyPath], Source | None]) -> Mapping
 
 
 def _apply_overrides(tree: ConfigTree, overrides: Sequence[str], key_owner: KeyOwner) -> list[str]:
-    """Apply the overrides in order; returns the notices for the deprecated names in them."""
+    """Apply the overrides in order; returns the notices for the deprecated names in them. Overrides that
+    cannot be applied are faults of the tree."""
     notices: list[str] = []
     _expand_shorthands(tree)
-    for written in parse_overrides(overrides):
-        override, found = replace_in_override(written, override_source(written))
+    for written in parse_valid_overrides(overrides, tree.faults):
+        try:
+            override, found = replace_in_override(written, override_source(written))
+            apply_override(
+                tree,
+                override,
+                known=lambda keys: field_at(*_within_run(keys, tree)) is not None,
+                suggest=lambda dotted: unknown_key(*_within_run(split_key(dotted), tree), key_owner),
+            )
+        except ConfigError as error:
+            keys = split_key(written.key_or_group)
+            tree.faults += error.faults
+            tree.faulty |= {keys, similar_key(*_within_run(keys, tree)) or keys}
+            continue
         notices += found
-        apply_override(
-            tree,
-            override,
-            known=lambda keys: field_at(*_within_run(keys, tree)) is not None,
-            suggest=lambda dotted: unknown_key(*_within_run(split_key(dotted), tree), key_owner),
-        )
         _expand_shorthands(tree)
     return notices
 
@@ -143,13 +151,20 @@ def _within_run(keys: KeyPath, tree: ConfigTree) -> tuple[KeyPath, Any]:
 def _load_tree(tree: ConfigTree, origin: str, *, here: bool, key_owner: KeyOwner) -> LoadedRun:
     stages: list[LoadedRun] = []
     before: tuple[str, Path] | None = None
+    faults: list[Fault] = []
     for stage in split_stages(tree):
         if before is not None:
             set_initial_model(stage, *before)
         _expand_shorthands(stage.tree)
-        stages.append(_load_single(stage.tree, origin, here=here, key_owner=key_owner))
+        try:
+            stages.append(_load_single(stage.tree, origin, here=here, key_owner=key_owner))
+        except ConfigError as error:
+            faults += error.faults
+            continue
         if stages[-1].run.mode in ("both", "train"):
             before = (stage.name, stages[-1].run.folder_path / "model")
+    if faults:
+        raise config_error(faults)
     if not stages:
         return _load_single(tree, origin, here=here, key_owner=key_owner)
     return replace(stages[-1], stages=tuple(stages))
@@ -157,12 +172,14 @@ def _load_tree(tree: ConfigTree, origin: str, *, here: bool, key_owner: KeyOwner
 
 def _load_single(tree: ConfigTree, origin: str, *, here: bool, key_owner: KeyOwner) -> LoadedRun:
     locate = tree.locator(origin)
-    run = validate(_resolved(tree, locate), tree, origin, key_owner)
-    instead = _cluster_replacements(run) if here else {}
-    instead |= _cuda_replacements(run) if here or not isinstance(run.cluster, RayClusterConfig) else {}
+
+    def lacking(run: Run) -> Sequence[Fault]:
+        overridden = [aside for aside, _ in _replacements(run, here=here).values()]
+        return placement_error(overridden).faults if overridden and not here else ()
+
+    run = validate(_resolved(tree, locate), tree, origin, key_owner, lacking)
+    instead = _replacements(run, here=here)
     overridden = tuple(aside for aside, _ in instead.values())
-    if overridden and not here:
-        raise placement_error(overridden)
     for keys, (_, value) in instead.items():
         tree.set(keys, value, Source("here", "--here"))
     if overridden:
@@ -179,8 +196,29 @@ def _saved_texts(tree: ConfigTree, run: Run) -> dict[str, str]:
 
 
 def _resolved(tree: ConfigTree, locate: Locate) -> dict[str, Any]:
-    values: dict[str, Any] = replace_resolved_types(resolve_interpolations(tree.values, locate))
-    return values
+    """The resolved values. One that cannot be resolved is left out, and is a fault of the tree."""
+    values = tree.values
+    while True:
+        try:
+            resolved: dict[str, Any] = replace_resolved_types(resolve_interpolations(values, locate))
+            return resolved
+        except UnresolvedError as error:
+            written = ConfigTree(values)
+            if not error.keys or not written.has(error.keys):
+                raise config_error([*tree.faults, *error.faults]) from None
+            if tree.faulty.isdisjoint(references(str(written.get(error.keys)), error.keys)):
+                tree.faults += error.faults
+            tree.faulty.add(error.keys)
+            written = ConfigTree(to_plain(values))
+            written.delete(error.keys)
+            values = written.values
+
+
+def _replacements(run: Run, *, here: bool) -> _Replacements:
+    """The placement of the run that this machine does not have, with what replaces it."""
+    instead = _cluster_replacements(run) if here else {}
+    uses_cuda_here = here or not isinstance(run.cluster, RayClusterConfig)
+    return instead | (_cuda_replacements(run) if uses_cuda_here else {})
 
 
 def _cluster_replacements(run: Run) -> _Replacements:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
 from strop.config.redact import redact_override
-from strop.errors import ConfigError
+from strop.errors import ConfigError, Fault, FaultKind
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
 
 _MAX_CHARACTERS = 20_000
@@ -22,40 +24,62 @@ IsKnown = Callable[[KeyPath], bool]
 
 
 def parse_overrides(texts: Sequence[str], *, groups: bool = False) -> list[Override]:
-    """Parse overrides. Raises ConfigError for a syntax error, for a sweep over several values, and, unless
+    """Parse overrides. Raises ConfigError for syntax errors, for a sweep over several values, and, unless
     `groups` is true, for a config group or a package."""
-    if not texts:
-        return []  # Hydra's parser takes a tenth of a second of CPU to import.
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
+    faults: list[Fault] = []
+    overrides = parse_valid_overrides(texts, faults, groups=groups)
+    if faults:
+        raise ConfigError(*faults)
+    return overrides
 
-    parser = OverridesParser.create()
+
+def parse_valid_overrides(
+    texts: Sequence[str], faults: list[Fault], *, groups: bool = False
+) -> list[Override]:
+    """Parse overrides; what `parse_overrides` raises is appended to `faults`, and the override left out."""
     overrides = []
     for text in texts:
-        shown = f"override {redact_override(text)[:_MAX_SHOWN]!r}"
-        if len(text) > _MAX_CHARACTERS or _depth(text) > _MAX_DEPTH:
-            raise ConfigError(
-                f"{shown}: too long or too deeply nested; the limits are {_MAX_CHARACTERS:,} characters and "
-                f"{_MAX_DEPTH} brackets."
-            )
         try:
-            override = parser.parse_override(text)
-        except (HydraException, ValueError, RecursionError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(
-                f"{shown}: cannot be parsed: {reason}. An override is written key=value; a value that contains "
-                "spaces, '=', ',', '~' or quotes needs its own quotes: \"key='a, b'\"."
-            ) from None
-        if not groups and (override.package is not None or "/" in override.key_or_group):
-            raise ConfigError(
-                f"{shown}: config groups ('/') and packages ('@') are not supported; write a dotted key."
-            )
-        if override.is_sweep_override():
-            raise ConfigError(
-                f"{shown}: a sweep over several values is not supported; write one value, or a list in brackets."
-            )
-        overrides.append(override)
+            overrides.append(_parse(text, groups=groups))
+        except ConfigError as error:
+            faults += error.faults
     return overrides
+
+
+def _parse(text: str, *, groups: bool) -> Override:
+    from hydra.errors import HydraException
+
+    shown = f"override {redact_override(text)[:_MAX_SHOWN]!r}"
+    if len(text) > _MAX_CHARACTERS or _depth(text) > _MAX_DEPTH:
+        raise ConfigError(
+            f"{shown}: too long or too deeply nested; the limits are {_MAX_CHARACTERS:,} characters and "
+            f"{_MAX_DEPTH} brackets."
+        )
+    try:
+        override = _parser().parse_override(text)
+    except (HydraException, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{shown}: cannot be parsed: {reason}. An override is written key=value; a value that contains "
+            "spaces, '=', ',', '~' or quotes needs its own quotes: \"key='a, b'\"."
+        ) from None
+    if not groups and (override.package is not None or "/" in override.key_or_group):
+        raise ConfigError(
+            f"{shown}: config groups ('/') and packages ('@') are not supported; write a dotted key."
+        )
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"{shown}: a sweep over several values is not supported; write one value, or a list in brackets."
+        )
+    return override
+
+
+@cache
+def _parser() -> OverridesParser:
+    # Hydra's parser takes a tenth of a second of CPU to import.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()
 
 
 def _depth(text: str) -> int:
@@ -92,7 +116,10 @@ def apply_override(
     adds = override.is_add() or override.is_force_add()
     if not adds and not tree.has(keys) and not known(keys):
         raise ConfigError(
-            f"{source}: there is no key {dotted}{suggest(dotted) or '; to add a new one, write +' + text}"
+            Fault(
+                FaultKind.UNKNOWN_KEY,
+                f"{source}: there is no key {dotted}{suggest(dotted) or '; to add a new one, write +' + text}",
+            )
         )
     tree.merge(keys, override.value(), source)
 

@@ -12,7 +12,7 @@ from strop.config.names import check_file_name
 from strop.config.schema.run import Run
 from strop.config.schema.stage import StageConfig
 from strop.config.suggest import closest, did_you_mean
-from strop.errors import ConfigError
+from strop.errors import ConfigError, FaultKind, config_error
 
 STAGES_KEY = "stages"
 
@@ -28,8 +28,9 @@ class StageConfigTree:
 
 
 def split_stages(tree: ConfigTree) -> list[StageConfigTree]:
-    """Return the stages in order; none for a file without stages. Raises ConfigError for an invalid stage."""
-    return [_stage(tree, index) for index in range(len(_written(tree)))]
+    """Return the stages in order; none for a file without stages. An unknown key of a stage is a fault of its
+    tree. Raises ConfigError for a stage without a valid name."""
+    return [_stage(tree, index, written) for index, written in enumerate(_written(tree))]
 
 
 def set_initial_model(stage: StageConfigTree, before: str, model: Path) -> None:
@@ -49,14 +50,18 @@ def _written(tree: ConfigTree) -> list[Any]:
         try:
             check_file_name(name)
         except ValueError as error:
-            raise ConfigError(f"{here}.name: {error}.") from None
+            raise config_error([*tree.faults, *ConfigError(f"{here}.name: {error}.").faults]) from None
         if name in names[:index]:
-            raise ConfigError(f"{here}.name: {name!r} is the name of another stage too; write another name.")
+            tree.add_fault(
+                FaultKind.UNSUPPORTED,
+                f"{here}.name: {name!r} is the name of another stage too; write another name.",
+            )
         for key in stage:
             if key not in StageConfig.model_fields:
                 where = tree.sources[(STAGES_KEY, str(index), key)]
-                raise ConfigError(f"{where}: {STAGES_KEY}.{index}.{key}: {_unknown(key)}")
-    return stages
+                message = f"{where}: {STAGES_KEY}.{index}.{key}: {_unknown(key)}"
+                tree.add_fault(FaultKind.UNKNOWN_KEY, message)
+    return [{key: stage[key] for key in stage if key in StageConfig.model_fields} for stage in stages]
 
 
 def _unknown(key: str) -> str:
@@ -66,12 +71,14 @@ def _unknown(key: str) -> str:
     return f"unknown key{did_you_mean(key, [near])}" if near else "unknown key."
 
 
-def _stage(tree: ConfigTree, index: int) -> StageConfigTree:
-    written: dict[str, Any] = tree.values[STAGES_KEY][index]
+def _stage(tree: ConfigTree, index: int, written: dict[str, Any]) -> StageConfigTree:
     above = (STAGES_KEY, str(index))
     rest = {key: value for key, value in tree.values.items() if key != STAGES_KEY}
     own = ConfigTree(
-        to_plain(rest), {keys: source for keys, source in tree.sources.items() if keys[:1] != (STAGES_KEY,)}
+        to_plain(rest),
+        {keys: source for keys, source in tree.sources.items() if keys[:1] != (STAGES_KEY,)},
+        list(tree.faults),
+        set(tree.faulty),
     )
     for key, value in written.items():
         if value is None and own.has((key,)):

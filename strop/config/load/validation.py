@@ -1,157 +1,126 @@
-"""Validation of resolved values: a `Run`, or a ConfigError with one line per fault."""
+"""Validation of resolved values: a `Run`, or a ConfigError with every fault."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from strop.config.checks.run import run_faults
-from strop.config.load.config_tree import ConfigTree, KeyPath, split_key
-from strop.config.redact import redacted_repr
+from strop.config.load.config_tree import ConfigTree, KeyPath
+from strop.config.load.schema_faults import (
+    KeyOwner,
+    SchemaFault,
+    schema_faults,
+    sentence,
+    unknown_owner,
+    users_words,
+)
+from strop.config.load.value_limits import value_at
 from strop.config.schema import Run
-from strop.config.schema.walk import all_keys, field_at, section_types_at
-from strop.config.suggest import closest, did_you_mean
-from strop.errors import ConfigError
+from strop.config.schema.walk import field_at, section_types
+from strop.errors import Fault, FaultKind, config_error
 
-_PLAIN = {
-    "int_parsing": "expected an integer",
-    "int_type": "expected an integer",
-    "int_from_float": "expected an integer",
-    "float_parsing": "expected a number",
-    "float_type": "expected a number",
-    "bool_parsing": "expected true or false",
-    "bool_type": "expected true or false",
-    "string_type": "expected a string",
-    "tuple_type": "expected a list",
-    "dict_type": "expected a mapping (`key: value` lines)",
-    "model_type": "expected a section (`key: value` lines)",
-    "model_attributes_type": "expected a section (`key: value` lines)",
-    "finite_number": "expected a finite number",
-}
+_MAX_ROUNDS = 10
+"""Maximum number of times that the rest of a configuration with faults is checked."""
+_PLACEHOLDER = "value"
 
 
-KeyOwner = Callable[[str, bool], str]
-"""Returns a sentence that names the configuration format to which a dotted key belongs, or an empty string.
-If the second argument is true, formats with a key of the same last name count too."""
-
-
-def unknown_owner(dotted: str, by_last_name: bool) -> str:
-    """The `KeyOwner` that knows no other configuration format."""
-    return ""
+def no_faults(run: Run) -> Sequence[Fault]:
+    """The further checks of a run that has none."""
+    return ()
 
 
 def validate(
-    values: dict[str, Any], tree: ConfigTree, origin: str, key_owner: KeyOwner = unknown_owner
+    values: dict[str, Any],
+    tree: ConfigTree,
+    origin: str,
+    key_owner: KeyOwner = unknown_owner,
+    further: Callable[[Run], Sequence[Fault]] = no_faults,
 ) -> Run:
-    """Check resolved values; `tree` has the source of each. Raises ConfigError with one line per fault."""
-    try:
-        run = Run.model_validate(values)
-    except ValidationError as error:
-        faults: dict[KeyPath, list[str]] = {}
-        for detail in error.errors():
-            keys = _keys(detail, values)
-            faults.setdefault(keys, [*_lines(detail, keys, values, tree, origin, key_owner)])
-        inner = [keys for keys in faults if not any(_inside(other, keys) for other in faults)]
-        raise ConfigError("\n".join(line for keys in inner for line in faults[keys])) from None
-    file = tree.locator(origin)(())
-    lines = [f"{tree.source_named_in(fault) or file}: {_sentence(fault)}" for fault in run_faults(run)]
-    if lines:
-        raise ConfigError("\n".join(lines))
+    """Check resolved values; `tree` has the source of each, and the faults that are known already. `further`
+    returns the faults that only the caller knows.
+
+    Raises ConfigError with all faults. The rest of a configuration is checked without the values that have
+    a fault; what may only follow from their absence is left out.
+    """
+    faults, faulty = list(tree.faults), set(tree.faulty)
+    run: Run | None = None
+    for _ in range(_MAX_ROUNDS):
+        try:
+            run = Run.model_validate(values)
+            break
+        except ValidationError as error:
+            found = schema_faults(error, values, tree, origin, key_owner)
+        meant = {each.meant for each in found if each.meant is not None}
+        faults += [each.fault for each in found if not _may_follow(each, faulty | meant)]
+        places = list(dict.fromkeys(place for each in found for place in _places(each, values)))
+        faulty |= meant | set(places)
+        values = copy.deepcopy(values)
+        # The last item of a list is replaced first.
+        if not all(_replace(values, keys) for keys in reversed(places)):
+            break
+    if run is not None:
+        faults += _faults_between_sections(run, tree, origin, faulty)
+        faults += further(run)
+    if faults:
+        raise config_error(faults)
+    assert run is not None
     return run
 
 
-def _sentence(reason: str) -> str:
-    return reason if reason.endswith(("?", ".")) else f"{reason}."
+def _faults_between_sections(run: Run, tree: ConfigTree, origin: str, faulty: set[KeyPath]) -> list[Fault]:
+    file = tree.locator(origin)(())
+    return [
+        Fault(
+            FaultKind.UNSUPPORTED,
+            f"{tree.source_named_in(reason) or file}: {sentence(users_words(reason, tree))}",
+        )
+        for reason in run_faults(run)
+        if not _names_one(reason, faulty)
+    ]
 
 
-def _lines(
-    detail: ErrorDetails, keys: KeyPath, values: Any, tree: ConfigTree, origin: str, key_owner: KeyOwner
-) -> Iterator[str]:
-    """The lines of one pydantic error; the faults between the fields of one section are one error."""
-    for reason in _reason(detail, keys, values, key_owner).split("\n"):
-        where = _location(detail["type"], reason, keys, tree) or tree.locator(origin)(keys)
-        yield f"{where}: {_sentence(reason)}"
+def _may_follow(found: SchemaFault, faulty: set[KeyPath]) -> bool:
+    """Whether a fault may follow from another one, at the same place or named in its reason."""
+    if found.between_fields:
+        return _names_one(found.reason, faulty)
+    return any(keys[: len(found.keys)] == found.keys or found.keys[: len(keys)] == keys for keys in faulty)
 
 
-def _location(kind: str, reason: str, keys: KeyPath, tree: ConfigTree) -> str | None:
-    """Return the location of the first key that a fault between the fields of one section names."""
-    if kind != "value_error" or not isinstance(tree.get(keys), dict):
-        return None
-    source = tree.source_named_in(reason, keys)
-    return None if source is None else ": ".join(filter(None, (str(source), ".".join(keys))))
+def _names_one(reason: str, faulty: set[KeyPath]) -> bool:
+    """Whether a sentence names one of the keys, by its last name."""
+    words = set(re.findall(r"\w+", reason))
+    names = ([name for name in keys if not name.isdigit()] for keys in faulty)
+    return any(named[-1] in words for named in names if named)
 
 
-def unknown_key(keys: KeyPath, values: Any, key_owner: KeyOwner = unknown_owner) -> str:
-    """Suggestion for a key that the schema does not have: a similar key, or the format that has the key."""
-    dotted = ".".join(keys)
-    kinds = section_types_at(keys[:-1], values)
-    here = list(dict.fromkeys(n for kind in kinds for n in kind.model_fields))
-    owners = [str(k.model_fields["type"].default) for k in kinds if keys[-1] in k.model_fields]
-    if owners:
-        return f"; it belongs to `type: {' or '.join(owners)}`, so write that `type` in the section"
-    near = closest(keys[-1], here)
-    owned = key_owner(dotted, near is None)
-    if near is not None:
-        return f"{did_you_mean(keys[-1], [near])}{owned}"
-    if dotted in all_keys():
-        return f"; it has no effect under `type: {_type_above(keys, values)}`"
-    elsewhere = [known for known in all_keys() if split_key(known)[-1] == keys[-1] and known != dotted]
-    if elsewhere:
-        return f"; did you mean {min(elsewhere, key=lambda known: known.count('.'))!r}?{owned}"
-    if owned:
-        return f".{owned}"
-    return f"; the keys of this section are {', '.join(here)}" if here else ""
+def _places(found: SchemaFault, values: Any) -> list[KeyPath]:
+    """The values to replace: those that a fault between fields names, or else the section or the value."""
+    section = value_at(values, found.keys)
+    if not found.between_fields or not isinstance(section, dict):
+        return [found.keys]
+    named = [(*found.keys, name) for name in re.findall(r"\w+", found.reason) if name in section]
+    return list(dict.fromkeys(named)) or [found.keys]
 
 
-def _type_above(keys: KeyPath, values: Any) -> str:
-    """Return the `type` of the nearest section above a key; for a list of types, the first one."""
-    depths = range(len(keys) - 1, 0, -1)
-    kinds = (kind for depth in depths for kind in section_types_at(keys[:depth], values))
-    return next(str(kind.model_fields["type"].default) for kind in kinds if "type" in kind.model_fields)
-
-
-def _inside(keys: KeyPath, outer: KeyPath) -> bool:
-    return len(keys) > len(outer) and keys[: len(outer)] == outer
-
-
-def _keys(detail: ErrorDetails, values: Any) -> KeyPath:
-    """Return the key of a pydantic error, whose `loc` also contains the branches of unions."""
-    keys: list[str] = []
-    here: Any = values
-    last = len(detail["loc"]) - 1
-    for position, part in enumerate(detail["loc"]):
-        if part in (here if isinstance(here, dict) else range(len(here) if isinstance(here, list) else 0)):
-            here = here[part]
-        elif not (position == last and detail["type"] in ("missing", "extra_forbidden")):
-            continue
-        keys.append(str(part))
-    return tuple(keys)
-
-
-def _reason(detail: ErrorDetails, keys: KeyPath, values: Any, key_owner: KeyOwner) -> str:
-    kind, context = detail["type"], detail.get("ctx", {})
-    if kind == "extra_forbidden":
-        return f"unknown key{unknown_key(keys, values, key_owner)}"
-    if kind == "missing":
+def _replace(values: Any, keys: KeyPath) -> bool:
+    """Delete a value, so that its default counts; one that is missing becomes a placeholder. Returns whether
+    the path is one of a value."""
+    container = value_at(values, keys[:-1])
+    if isinstance(container, list):
+        if not isinstance(value_at(values, keys), dict):
+            return _replace(values, keys[:-1])
+        container.pop(int(keys[-1]))
+    elif not keys or not isinstance(container, dict):
+        return False
+    elif keys[-1] in container:
+        del container[keys[-1]]
+    else:
         field = field_at(keys, values)
-        effect = (field and field.description) or "It is required"
-        return f"missing. {' '.join(effect.split())}".rstrip(".")
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        names = [str(found.model_fields["type"].default) for found in section_types_at(keys, {})]
-        return f"`type` must be one of {', '.join(names)}{_got(keys, context.get('tag'))}"
-    if kind == "value_error":
-        return str(context["error"]).rstrip(".")
-    message = _PLAIN.get(kind) or detail["msg"].replace("Input should be", "must be")
-    hint = (
-        "; write it in quotes" if kind == "string_type" and isinstance(detail["input"], int | float) else ""
-    )
-    return f"{message[0].lower()}{message[1:]}{_got(keys, detail['input'])}{hint}"
-
-
-def _got(keys: KeyPath, value: Any) -> str:
-    if value is None:
-        return ", got nothing (null)"
-    return f", got {redacted_repr(value, keys[-1] if keys else '')}"
+        is_section = field is not None and section_types(field.annotation)
+        container[keys[-1]] = {} if is_section else _PLACEHOLDER
+    return True

@@ -19,7 +19,7 @@ from strop.dialects.azureml.verl_inputs import rename_keys
 from strop.dialects.job import Job
 from strop.dialects.ledger.reader import read_dialect
 from strop.dialects.ledger.table import KeyOwnerHint, no_key_owner
-from strop.errors import ConfigError
+from strop.errors import ConfigError, Fault, FaultKind
 
 _MAX_SHOWN = 60
 """Maximum number of characters of an input's text in a message."""
@@ -46,7 +46,7 @@ def read_component(
         tree = _config_tree(component, parsed, places or {})
         loaded = read_dialect(component.read_ledger, tree, here=here_requested(here), key_owner=key_owner)
     except ConfigError as error:
-        raise type(error)(rename_keys(str(error), names)) from None
+        raise error.reworded(lambda message: rename_keys(message, names)) from None
     override = parsed.values.get("pypi_packages_override", "")
     outputs = tuple((output, Path(folder)) for output, folder in parsed.outputs)
     return Job(_with_input_names(loaded, names), parse_requirements(override), outputs)
@@ -56,19 +56,19 @@ def _config_tree(
     component: Component, parsed: ComponentArguments, places: Mapping[str, Source]
 ) -> ConfigTree:
     """The parsed values under the keys by which the component's ledger reads them."""
-    tree, faults = ConfigTree(), []
+    tree = ConfigTree(faults=list(parsed.faults))
+    tree.faulty |= {split_key(part.key) for part in component.accepted if part.name in parsed.doubtful}
     for part in parsed.inputs:
         text = parsed.values[part.name]
-        if part.name == "deepspeed_config":
-            for keys, value in read_deepspeed(Path(text)):
-                tree.set((part.key, *keys), value, Source("file", text))
-            continue
         try:
+            if part.name == "deepspeed_config":
+                for keys, value in read_deepspeed(Path(text)):
+                    tree.set((part.key, *keys), value, Source("file", text))
+                continue
             tree.set(split_key(part.key), part.read(text), _source(part.name, text, places))
         except ConfigError as error:
-            faults.append(str(error))
-    if faults:
-        raise ConfigError("\n".join(faults))
+            tree.faults += (Fault(FaultKind.WRONG_TYPE, fault.message) for fault in error.faults)
+            tree.faulty.add(split_key(part.key))
     for output, folder in parsed.outputs:
         if output.content == "run":
             tree.set(split_key(component.run_folder_key), folder, _source(output.name, folder, places))

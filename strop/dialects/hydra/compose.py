@@ -7,15 +7,15 @@ the values are merged here, so that each one keeps its file and line.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source
-from strop.config.load.overrides import override_source, parse_overrides
+from strop.config.load.overrides import override_source, parse_valid_overrides
 from strop.dialects.hydra.selection import ConfigSelection
 from strop.dialects.hydra.shipped import ShippedConfigs
-from strop.errors import ConfigError
+from strop.errors import ConfigError, Fault, FaultKind
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -31,13 +31,26 @@ def compose(
 ) -> tuple[ConfigTree, list[Override]]:
     """The values of the selected configuration, and the overrides of values, which are not applied yet.
 
-    `default` is the name of the program's own configuration. Raises ConfigError for a configuration that
-    does not exist and for a defaults list that cannot be resolved.
+    `default` is the name of the program's own configuration. Faults of overrides are added to the tree.
+    Raises ConfigError for a configuration that does not exist and for a defaults list that cannot be
+    resolved.
     """
-    parsed = parse_overrides(overrides, groups=True)
+    faults: list[Fault] = []
+    parsed = parse_valid_overrides(overrides, faults, groups=True)
+    try:
+        tree, left = _compose(selection, default, parsed, shipped)
+    except ConfigError as error:
+        raise ConfigError(*faults, *error.faults) from None
+    tree.faults += faults
+    return tree, list(_without_groups(tree, left))
+
+
+def _compose(
+    selection: ConfigSelection, default: str, parsed: list[Override], shipped: ShippedConfigs
+) -> tuple[ConfigTree, Sequence[Override]]:
     primary = selection.primary(default)
     if not _needs_hydra(selection, primary, default, parsed, shipped):
-        return ConfigTree(), _checked(parsed)
+        return ConfigTree(), parsed
     from hydra._internal.defaults_list import create_defaults_list
     from hydra.errors import HydraException
 
@@ -63,7 +76,7 @@ def compose(
         source = repository.tree(item.config_path or "")
         if source is not None:
             _overlay(tree, source, (), tuple(filter(None, (item.package or "").split("."))))
-    return tree, _checked(found.config_overrides)
+    return tree, found.config_overrides
 
 
 def _needs_hydra(
@@ -144,12 +157,14 @@ def _overlay(tree: ConfigTree, source: ConfigTree, keys: KeyPath, package: KeyPa
             tree.sources[(*package, *path)] = where
 
 
-def _checked(overrides: Sequence[Override]) -> list[Override]:
-    """The overrides of values. Raises ConfigError for an override of a config group that does not exist."""
+def _without_groups(tree: ConfigTree, overrides: Sequence[Override]) -> Iterator[Override]:
+    """The overrides of values; an override of a config group that does not exist is a fault of the tree."""
     for override in overrides:
-        if override.package is not None or "/" in override.key_or_group:
-            raise ConfigError(
-                f"{override_source(override)}: there is no config group {override.key_or_group}; write a "
-                "dotted key, or name the folder of the group with --config-dir."
-            )
-    return list(overrides)
+        if override.package is None and "/" not in override.key_or_group:
+            yield override
+            continue
+        tree.add_fault(
+            FaultKind.UNKNOWN_KEY,
+            f"{override_source(override)}: there is no config group {override.key_or_group}; write a "
+            "dotted key, or name the folder of the group with --config-dir.",
+        )

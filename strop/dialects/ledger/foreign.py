@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
-from strop.config.load.interpolation import resolve_interpolations
+from strop.config.load.interpolation import UnresolvedError, resolve_interpolations
+from strop.config.load.value_limits import references
 from strop.config.redact import redacted_repr
 from strop.dialects.ledger.key_mapping import KeyMapping
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.errors import ConfigError
+from strop.errors import ConfigError, FaultKind, config_error
 
 
 class ForeignConfig:
@@ -25,27 +26,67 @@ class ForeignConfig:
         here: bool = False,
         key_owner: KeyOwnerHint = no_key_owner,
     ) -> None:
-        """Raises ConfigError that lists all unknown keys of `tree`; `key_owner` completes these messages."""
+        """`key_owner` completes the messages about unknown keys, which are added to the faults of `tree`, as
+        are values that cannot be resolved or have a wrong type: these keys then have their defaults."""
         self.ledger = ledger
         self.here = here
-        faults: list[str] = []
-        self.written: Mapping[str, KeyMapping] = dict(_written_rows(ledger, tree, (), faults, key_owner))
+        self.tree = tree
+        self.reads: set[str] = set()
+        """Keys that were read since a caller cleared the set."""
+        self.written: Mapping[str, KeyMapping] = dict(_written_rows(ledger, tree, (), key_owner))
         self._aliases = {row.alias_of: key for key, row in self.written.items() if row.alias_of}
-        self._tree = tree
-        faults += self._contradictions()
-        if faults:
-            raise ConfigError("\n".join(faults))
-        merged = ConfigTree(ledger.defaults())
+        for key, name, message in self._contradictions():
+            tree.add_fault(FaultKind.UNSUPPORTED, message, split_key(key), split_key(name))
+        self._values = self._resolve()
+        wrong = dict(self._wrong_types())
+        for dotted, message in wrong.items():
+            tree.add_fault(FaultKind.WRONG_TYPE, message, split_key(dotted))
+        if wrong:
+            self._values = self._resolve()
+
+    def _resolve(self) -> ConfigTree:
+        """The values of all keys; one that cannot be resolved becomes a fault."""
+        absent: set[KeyPath] = set()
+        while True:
+            merged = self._merged()
+            for keys in absent:
+                merged.replace_value(keys, None)
+            try:
+                return ConfigTree(
+                    resolve_interpolations(merged.values, self.tree.locator(self.ledger.dialect))
+                )
+            except UnresolvedError as error:
+                if not merged.has(error.keys) or error.keys in absent:
+                    raise config_error([*self.tree.faults, *error.faults]) from None
+                named = references(str(merged.get(error.keys)), error.keys)
+                if not any(self.is_doubtful(".".join(keys)) for keys in named):
+                    self.tree.faults += error.faults
+                written = next((key for key in self.written if self._is_inside(error.keys, key)), None)
+                if written is None or split_key(written) in self.tree.faulty:
+                    absent.add(error.keys)
+                self.tree.faulty.add(split_key(written) if written else error.keys)
+
+    @staticmethod
+    def _is_inside(keys: KeyPath, dotted: str) -> bool:
+        above = split_key(dotted)
+        return keys[: len(above)] == above
+
+    def _merged(self) -> ConfigTree:
+        """The page's defaults and the values that are set, without those of faulty keys."""
+        merged = ConfigTree(self.ledger.defaults())
         for dotted, row in self.written.items():
-            value, source = tree.get(split_key(dotted)), self.source(dotted)
+            if split_key(dotted) in self.tree.faulty:
+                continue
+            value, source = self.tree.get(split_key(dotted)), self.source(dotted)
             if row.key == f"{dotted}.*" and not isinstance(value, dict) and merged.get(split_key(dotted)):
                 continue  # A section that is null keeps the defaults of its keys.
             merged.set(split_key(dotted), value, source)
             if row.alias_of:
                 merged.set(split_key(row.alias_of), value, source)
-        self._values = ConfigTree(resolve_interpolations(merged.values, tree.locator(ledger.dialect)))
+        return merged
 
     def __getitem__(self, dotted: str) -> Any:
+        self.reads.add(dotted)
         return self._values.get(split_key(dotted))
 
     def has_row(self, dotted: str) -> bool:
@@ -54,6 +95,7 @@ class ForeignConfig:
 
     def is_set(self, dotted: str) -> bool:
         """Whether a file or an override sets the key, by one of its names."""
+        self.reads.add(dotted)
         return dotted in self.written or dotted in self._aliases
 
     def written_keys(self, row: KeyMapping) -> list[str]:
@@ -65,7 +107,7 @@ class ForeignConfig:
     def source(self, dotted: str) -> Source:
         """The place where a key is set, or the origin of its default."""
         dotted = self._aliases.get(dotted, dotted)
-        source = self._tree.source(split_key(dotted))
+        source = self.tree.source(split_key(dotted))
         if source is None:
             row = self.ledger.find(dotted)
             origin = "page default" if row is None or row.default_stated else "unstated default"
@@ -81,21 +123,45 @@ class ForeignConfig:
         if self.is_set(dotted):
             return ConfigError(f"{self.source(dotted)}: {reason}")
         keys = split_key(dotted)
-        where = self._tree.source_named_in(reason) or self._tree.nearest_source(keys) or self.ledger.dialect
+        where = self.tree.source_named_in(reason) or self.tree.nearest_source(keys) or self.ledger.dialect
         return ConfigError(f"{where}: {reason}")
 
-    def _contradictions(self) -> Iterator[str]:
-        """Messages about keys that are set by two of their names to different values."""
+    def is_doubtful(self, dotted: str) -> bool:
+        """Whether the key, a key inside it or the key that it is a name of has a fault."""
+        if not self.tree.faulty:
+            return False
+        row = self.ledger.find(dotted)
+        names = {dotted, row.alias_of if row else "", self._aliases.get(dotted, "")} - {""}
+        return any(
+            faulty[: len(keys)] == keys or keys[: len(faulty)] == faulty
+            for keys in map(split_key, names)
+            for faulty in self.tree.faulty
+        )
+
+    def _wrong_types(self) -> Iterator[tuple[str, str]]:
+        """Keys whose values have a wrong type, each with a message."""
+        for dotted, row in self.written.items():
+            value = self._values.get(split_key(dotted))
+            if split_key(dotted) not in self.tree.faulty and not row.value_type.accepts(value):
+                got = redacted_repr(value, dotted)
+                yield (
+                    dotted,
+                    f"{self.source(dotted)}: {dotted} must be {row.value_type.description}, got {got}.",
+                )
+
+    def _contradictions(self) -> Iterator[tuple[str, str, str]]:
+        """Keys that are set by two of their names to different values: both names, and a message."""
         for key, name in self._aliases.items():
-            first, second = (self._tree.get(split_key(each)) for each in (key, name))
+            first, second = (self.tree.get(split_key(each)) for each in (key, name))
             if key in self.written and None not in (first, second) and first != second:
-                yield f"{self.source(name)}: {name} is another name of {key}, which is {first!r}; write one."
+                message = f"{name} is another name of {key}, which is {first!r}; write one."
+                yield key, name, f"{self.source(name)}: {message}"
 
 
 def _written_rows(
-    ledger: Ledger, tree: ConfigTree, above: KeyPath, faults: list[str], key_owner: KeyOwnerHint
+    ledger: Ledger, tree: ConfigTree, above: KeyPath, key_owner: KeyOwnerHint
 ) -> Iterator[tuple[str, KeyMapping]]:
-    """The keys that are set, each with its row; messages about unknown keys go to `faults`."""
+    """The keys that are set, each with its row; unknown keys become faults of the tree."""
     values = tree.get(above)
     for name, value in enumerate(values) if isinstance(values, list) else values.items():
         keys = (*above, str(name))
@@ -103,23 +169,27 @@ def _written_rows(
         row = ledger.find(dotted)
         inside = _has_keys(value) and ledger.is_section(dotted)
         if "." in str(name):
-            faults.append(
-                f"{tree.nearest_source(keys)}: {name} contains a dot; nest the sections in the file instead."
+            tree.add_fault(
+                FaultKind.UNKNOWN_KEY,
+                f"{tree.nearest_source(keys)}: {name} contains a dot; nest the sections in the file instead.",
             )
         elif value in ({}, None) and ledger.is_section(dotted) and ledger.find_exact(dotted) is None:
             continue  # a section without keys
         elif row is not None and not (value and inside):
             yield dotted, row
         elif inside:
-            yield from _written_rows(ledger, tree, keys, faults, key_owner)
+            yield from _written_rows(ledger, tree, keys, key_owner)
         elif ledger.is_section(dotted):
             got = redacted_repr(value, str(name))
-            faults.append(
-                f"{tree.nearest_source(keys)}: {dotted} is a section and needs keys inside it; got {got}."
+            tree.add_fault(
+                FaultKind.WRONG_TYPE,
+                f"{tree.nearest_source(keys)}: {dotted} is a section and needs keys inside it; got {got}.",
+                keys,
             )
         else:
             where, hint = tree.nearest_source(keys), ledger.unknown_key_hint(dotted, key_owner)
-            faults.append(f"{where}: {ledger.dialect} has no key {dotted}{hint}")
+            message = f"{where}: {ledger.dialect} has no key {dotted}{hint}"
+            tree.add_fault(FaultKind.UNKNOWN_KEY, message, *ledger.possibly_meant(dotted))
 
 
 def _has_keys(value: Any) -> bool:

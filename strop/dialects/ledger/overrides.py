@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.config.load.config_tree import ConfigTree
-from strop.config.load.overrides import apply_override, override_source, parse_overrides
+from strop.config.load.overrides import apply_override, override_source, parse_valid_overrides
 from strop.config.load.yaml_file import read_yaml
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.errors import ConfigError
@@ -23,9 +23,10 @@ def config_tree_from_overrides(
     *,
     key_owner: KeyOwnerHint = no_key_owner,
 ) -> ConfigTree:
-    """The file's values with the overrides applied. Raises ConfigError for a key that the ledger lacks."""
+    """The file's values with the overrides applied; the tree has the faults of the overrides."""
     tree = ConfigTree() if config is None else read_yaml(config)
-    return apply_overrides(ledger, tree, parse_overrides(overrides), key_owner=key_owner)
+    parsed = parse_valid_overrides(overrides, tree.faults)
+    return apply_overrides(ledger, tree, parsed, key_owner=key_owner)
 
 
 def apply_overrides(
@@ -35,8 +36,7 @@ def apply_overrides(
     *,
     key_owner: KeyOwnerHint = no_key_owner,
 ) -> ConfigTree:
-    """Apply the overrides to the tree. Raises ConfigError that lists every override that Hydra would reject."""
-    faults: list[str] = []
+    """Apply the overrides to the tree. Overrides that Hydra would reject are faults of the tree."""
     for override in overrides:
         try:
             if not _delete_default(ledger, tree, override):
@@ -47,9 +47,8 @@ def apply_overrides(
                     suggest=lambda dotted: ledger.unknown_key_hint(dotted, key_owner),
                 )
         except ConfigError as error:
-            faults.append(str(error))
-    if faults:
-        raise ConfigError("\n".join(faults))
+            tree.faults += error.faults
+            tree.faulty |= ledger.possibly_meant(override.key_or_group)
     return tree
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from strop.config.explain.values import format_value
@@ -13,9 +13,9 @@ from strop.config.load.validation import validate
 from strop.config.redact import redact, redacted_repr
 from strop.config.schema import Run
 from strop.dialects.ledger.foreign import ForeignConfig
-from strop.dialects.ledger.key_mapping import KeyMapping, ReadFunction
+from strop.dialects.ledger.key_mapping import Disposition, KeyMapping, ReadFunction
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.errors import ConfigError
+from strop.errors import ConfigError, FaultKind, config_error
 
 _REQUIRED = ("model.path", "data.train.path")
 """Run-file fields that have no default."""
@@ -26,11 +26,11 @@ def read_dialect(
 ) -> LoadedRun:
     """Convert a dialect's configuration to a run.
 
-    Raises ConfigError for keys and values that are not accepted, and PlacementError for a placement that is
-    set and that this machine does not have, unless `here` overrides it.
+    Raises ConfigError with all keys and values that are not accepted, and PlacementError if only a placement
+    is set that this machine does not have and `here` does not override it.
     """
     foreign = ForeignConfig(ledger, tree, here=here, key_owner=key_owner)
-    overridden = check_values(foreign)
+    overridden = _check_support(foreign)
     run, fields = _run_of(foreign)
     return LoadedRun(run, run_sources(run, fields.source), overridden, tuple(usage_notes(foreign)))
 
@@ -38,7 +38,7 @@ def read_dialect(
 def read_ignoring_placement(ledger: Ledger, tree: ConfigTree) -> Run:
     """The run on a machine that has everything its placement requests. Raises ConfigError."""
     foreign = ForeignConfig(ledger, tree)
-    _active_rows(foreign)
+    _find_refused(foreign)
     return _run_of(foreign)[0]
 
 
@@ -46,87 +46,109 @@ def check_values(foreign: ForeignConfig) -> tuple[OverriddenKey, ...]:
     """Check the type and support of every value that is set; returns the placement keys that `--here`
     overrides.
 
-    Raises ConfigError for a wrong or refused value, and PlacementError for a placement that this machine
+    Raises ConfigError with all faults, and PlacementError if the only ones are placement that this machine
     does not have.
     """
-    overridden = tuple(
-        OverriddenKey(key, redact(foreign[key], key), row.note)
-        for key, row in _active_rows(foreign).items()
-        if row.disposition == "placement" and not _is_supported(foreign, key, row)
-    )
-    if overridden and not foreign.here:
-        raise placement_error(overridden)
+    overridden = _check_support(foreign)
+    raise_faults(foreign)
     return overridden
 
 
-def _active_rows(foreign: ForeignConfig) -> Mapping[str, KeyMapping]:
-    """The keys that are set and active. Raises ConfigError for values of a wrong type and refused values."""
-    _raise_all(_wrong_types(foreign))
-    active = {
-        key: row for key, row in foreign.written.items() if row.inactive is None or not row.inactive(foreign)
-    }
-    _raise_all(_unsupported(foreign, active))
-    return active
+def raise_faults(foreign: ForeignConfig) -> None:
+    """Raise ConfigError with all faults that were found; return if there are none."""
+    if foreign.tree.faults:
+        raise config_error(foreign.tree.faults)
+
+
+def _check_support(foreign: ForeignConfig) -> tuple[OverriddenKey, ...]:
+    """The placement keys that `--here` overrides. Values that are not supported become faults."""
+    _find_refused(foreign)
+    overridden = tuple(
+        OverriddenKey(key, redact(foreign[key], key), row.note)
+        for key, row in _unsupported(foreign, "placement")
+    )
+    if overridden and not foreign.here:
+        foreign.tree.faults += placement_error(overridden).faults
+    return overridden
+
+
+def _find_refused(foreign: ForeignConfig) -> None:
+    """Add the refused values to the faults."""
+    for key, row in list(_unsupported(foreign, "refused")):
+        value = redacted_repr(foreign[key], key)
+        message = f"{foreign.source(key)}: {key}={value} is not supported: {row.note}."
+        foreign.tree.add_fault(FaultKind.UNSUPPORTED, message, split_key(key))
+
+
+def _unsupported(foreign: ForeignConfig, disposition: Disposition) -> Iterator[tuple[str, KeyMapping]]:
+    """The active keys with a disposition whose values are not supported."""
+    for key, row in foreign.written.items():
+        if row.disposition != disposition or foreign.is_doubtful(key):
+            continue
+        if row.inactive is not None and row.inactive(foreign):
+            continue
+        if row.supported is None or not row.supported(foreign, foreign[key]):
+            yield key, row
 
 
 def _run_of(foreign: ForeignConfig) -> tuple[Run, ConfigTree]:
-    fields = apply_converters(foreign)
-    _raise_all(_missing(foreign, fields))
+    """The run, and its fields with their sources. Raises ConfigError with all faults."""
+    fields = _convert(foreign)
+    for key, field in _missing(foreign, fields):
+        message = str(foreign.error_for(key, f"{key} is missing; it is required."))
+        fields.add_fault(FaultKind.UNSUPPORTED, message, split_key(field))
+    fields.faults[:0] = foreign.tree.faults
+    fields.faulty |= {
+        split_key(field)
+        for row in foreign.ledger.rows
+        for field in row.fields
+        if foreign.is_doubtful(row.key)
+    }
     return validate(fields.values, fields, foreign.ledger.dialect), fields
 
 
-def _raise_all(faults: Iterator[str]) -> None:
-    found = list(faults)
-    if found:
-        raise ConfigError("\n".join(found))
-
-
-def _wrong_types(foreign: ForeignConfig) -> Iterator[str]:
-    for key, row in foreign.written.items():
-        if not row.value_type.accepts(foreign[key]):
-            got = redacted_repr(foreign[key], key)
-            yield f"{foreign.source(key)}: {key} must be {row.value_type.description}, got {got}."
-
-
-def _unsupported(foreign: ForeignConfig, active: Mapping[str, KeyMapping]) -> Iterator[str]:
-    for key, row in active.items():
-        if row.disposition == "refused" and not _is_supported(foreign, key, row):
-            value = redacted_repr(foreign[key], key)
-            yield f"{foreign.source(key)}: {key}={value} is not supported: {row.note}."
-
-
-def _missing(foreign: ForeignConfig, fields: ConfigTree) -> Iterator[str]:
+def _missing(foreign: ForeignConfig, fields: ConfigTree) -> Iterator[tuple[str, str]]:
+    """Required fields without a value, each after its foreign key."""
     for field in _REQUIRED:
         key = next((row.key for row in foreign.ledger.rows if field in row.fields), field)
-        if fields.get(split_key(field)) is None:
-            yield str(foreign.error_for(key, f"{key} is missing; it is required."))
-
-
-def _is_supported(foreign: ForeignConfig, key: str, row: KeyMapping) -> bool:
-    return row.supported is not None and row.supported(foreign, foreign[key])
+        known = fields.get(split_key(field)) is not None or split_key(field) in fields.faulty
+        if not known and not foreign.is_doubtful(key):
+            yield key, field
 
 
 def apply_converters(foreign: ForeignConfig) -> ConfigTree:
-    """Apply every read function once, in the ledger's order, to get the run-file fields.
+    """The run-file fields, with the foreign key that decided each as its source. Raises ConfigError with all
+    faults of the configuration."""
+    fields = _convert(foreign)
+    if foreign.tree.faults or fields.faults:
+        raise config_error([*foreign.tree.faults, *fields.faults])
+    return fields
 
-    The source of each field is the foreign key that decided it.
-    """
-    tree, faults = ConfigTree(), []
+
+def _convert(foreign: ForeignConfig) -> ConfigTree:
+    """Apply every read function once, in the ledger's order. Values that one does not accept are faults of
+    the result, unless they may follow from another fault."""
+    tree = ConfigTree()
     for read in dict.fromkeys(
         row.read or _copy_value(row)
         for row in foreign.ledger.rows
         if (row.fields or row.read) and not row.alias_of
     ):
+        foreign.reads.clear()
         try:
             settings = read(foreign)
         except ConfigError as error:
-            faults.append(str(error))
+            if not any(map(foreign.is_doubtful, foreign.reads)):
+                tree.faults += error.faults
+            decided = (field for row in foreign.ledger.rows if row.read is read for field in row.fields)
+            tree.faulty.update(map(split_key, decided))
             continue
+        if any(map(foreign.is_doubtful, foreign.reads)):
+            tree.faulty.update(map(split_key, settings))
         for field, value in settings.items():
             tree.set(split_key(field), value, _source_of(foreign, field, read))
             for keys, _ in iter_values(value, split_key(field)):
                 tree.sources[keys] = _source_of(foreign, ".".join(keys), read)
-    _raise_all(iter(faults))
     return tree
 
 

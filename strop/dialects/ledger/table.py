@@ -79,6 +79,12 @@ class Ledger:
         hint = f"; did you mean {near!r}?" if near else "."
         return f"{hint}{owner} Run `strop keys {self.dialect}` for the list of keys."
 
+    def possibly_meant(self, dotted: str) -> set[KeyPath]:
+        """The paths whose values are unknown where a key is not accepted: its own, or that of the key it
+        resembles."""
+        meant = dotted if self.has(dotted) else self._closest_key(dotted)
+        return set() if meant is None else {split_key(meant)}
+
     def _closest_key(self, dotted: str) -> str | None:
         """A key whose name resembles the unknown key's: in the same section, else in another one.
 

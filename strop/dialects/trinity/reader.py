@@ -28,7 +28,7 @@ from strop.dialects.trinity import (
     trainer_config,
 )
 from strop.dialects.trinity.stages import split_stages
-from strop.errors import ConfigError
+from strop.errors import ConfigError, Fault, config_error
 
 _CONFIG = "trainer.trainer_config"
 _PATH = "trainer.trainer_config_path"
@@ -70,19 +70,29 @@ def read_trinity(
     here = here_requested(here)
     loaded: list[LoadedRun] = []
     before: tuple[str, Path] | None = None
+    faults: list[Fault] = []
     for stage in split_stages(tree):
         if before is not None:
             stage.start_from(*before)
-        loaded.append(_read(stage.tree, path, here=here, key_owner=key_owner))
+        try:
+            loaded.append(_read(stage.tree, path, here=here, key_owner=key_owner))
+        except ConfigError as error:
+            faults += error.faults
+            continue
         if loaded[-1].run.mode in ("both", "train"):
             before = (stage.name, loaded[-1].run.folder_path / "model")
+    if faults:
+        raise config_error(faults)
     if loaded:
         return replace(loaded[-1], stages=tuple(loaded))
     return _read(tree, path, here=here, key_owner=key_owner)
 
 
 def _read(tree: ConfigTree, path: Path, *, here: bool, key_owner: KeyOwnerHint) -> LoadedRun:
-    _insert_trainer_config(tree, path)
+    try:
+        _insert_trainer_config(tree, path)
+    except ConfigError as error:
+        tree.faults += error.faults
     return read_dialect(LEDGER, tree, here=here, key_owner=key_owner)
 
 

@@ -12,7 +12,7 @@ from strop.config.names import check_file_name
 from strop.config.suggest import did_you_mean
 from strop.dialects.ledger.key_mapping import UNSET, KeyMapping, mapped
 from strop.dialects.ledger.value_types import ANY, STRING
-from strop.errors import ConfigError
+from strop.errors import ConfigError, FaultKind, config_error
 
 _KEY = "stages"
 _SECTIONS = ("mode", "algorithm", "buffer", "explorer", "trainer")
@@ -32,7 +32,8 @@ class TrinityStage:
 
 
 def split_stages(tree: ConfigTree) -> list[TrinityStage]:
-    """The stages in order; an empty list for a file without stages. Raises ConfigError for invalid stages."""
+    """The stages in order; an empty list for a file without stages. An unknown key of a stage is a fault of its
+    tree. Raises ConfigError for a stage without a valid name."""
     written = tree.values.get(_KEY) or []
     where = tree.source((_KEY,)) or tree.sources.get((_KEY,))
     if not isinstance(written, list) or not all(isinstance(stage, dict) for stage in written):
@@ -49,7 +50,7 @@ def _check(tree: ConfigTree, index: int, stage: dict[str, Any], before: list[Any
     try:
         check_file_name(name)
     except ValueError as error:
-        raise ConfigError(f"{place}.stage_name: {error}.") from None
+        raise config_error([*tree.faults, *ConfigError(f"{place}.stage_name: {error}.").faults]) from None
     if name in before:
         raise ConfigError(
             f"{place}.stage_name: {name!r} is already the name of another stage; write another name."
@@ -57,9 +58,10 @@ def _check(tree: ConfigTree, index: int, stage: dict[str, Any], before: list[Any
     for key in stage:
         if key not in ("stage_name", *_SECTIONS):
             where = tree.sources[(_KEY, str(index), key)]
-            raise ConfigError(
+            tree.add_fault(
+                FaultKind.UNKNOWN_KEY,
                 f"{where}: a stage has no key {key}{did_you_mean(key, _SECTIONS)} It has stage_name, "
-                f"{', '.join(_SECTIONS)}; write all other keys outside {_KEY}, for the whole file."
+                f"{', '.join(_SECTIONS)}; write all other keys outside {_KEY}, for the whole file.",
             )
 
 
@@ -67,7 +69,10 @@ def _stage(tree: ConfigTree, index: int, written: dict[str, Any]) -> TrinityStag
     above = (_KEY, str(index))
     rest = {key: value for key, value in tree.values.items() if key != _KEY}
     stage_tree = ConfigTree(
-        to_plain(rest), {keys: source for keys, source in tree.sources.items() if keys[:1] != (_KEY,)}
+        to_plain(rest),
+        {keys: source for keys, source in tree.sources.items() if keys[:1] != (_KEY,)},
+        list(tree.faults),
+        set(tree.faulty),
     )
     sections = {key: value for key, value in written.items() if key in _SECTIONS and value is not None}
     for key, value in sections.items():

@@ -88,4 +88,4 @@ def checkpoint_contents_rows(section: str) -> tuple[KeyMapping, ...]:
 
 
 def _is_whole(foreign: ForeignValues, value: Any) -> bool:
-    return isinstance(value, list) and {"model", "optimizer", "extra"} <= set(value)
+    return isinstance(value, list) and all(part in value for part in ("model", "optimizer", "extra"))

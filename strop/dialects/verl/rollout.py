@@ -83,8 +83,9 @@ def rollouts(foreign: ForeignValues) -> Mapping[str, Any]:
     if count < 2 and estimator not in _SINGLE_ROLLOUT_ESTIMATORS:
         raise foreign.error_for(
             "actor_rollout_ref.rollout.n",
-            f"actor_rollout_ref.rollout.n is {count}, but {estimator} compares the responses to one prompt "
-            "with each other, so it needs two or more; write, for example, actor_rollout_ref.rollout.n=8.",
+            f"actor_rollout_ref.rollout.n is {count}, but algorithm.adv_estimator={estimator} compares the "
+            "responses to one prompt with each other, so it needs two or more; write, for example, "
+            "actor_rollout_ref.rollout.n=8.",
         )
     return {"algorithm.rollouts_per_task": count}
 

@@ -1,0 +1,203 @@
+"""Faults that the run file's schema finds, in the words of the configuration that the user wrote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from strop.config.load.config_tree import ConfigTree, KeyPath, split_key
+from strop.config.redact import redacted_repr
+from strop.config.schema.walk import all_keys, field_at, section_types_at
+from strop.config.suggest import closest, did_you_mean
+from strop.errors import Fault, FaultKind
+
+_PLAIN = {
+    "int_parsing": "expected an integer",
+    "int_type": "expected an integer",
+    "int_from_float": "expected an integer",
+    "float_parsing": "expected a number",
+    "float_type": "expected a number",
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "string_type": "expected a string",
+    "tuple_type": "expected a list",
+    "dict_type": "expected a mapping (`key: value` lines)",
+    "model_type": "expected a section (`key: value` lines)",
+    "model_attributes_type": "expected a section (`key: value` lines)",
+    "finite_number": "expected a finite number",
+}
+
+_COMPOUND = re.compile(r"[a-z]+(?:[._][a-z0-9]+)+")
+"""A name of several words, which cannot be prose."""
+KeyOwner = Callable[[str, bool], str]
+"""Returns a sentence that names the configuration format to which a dotted key belongs, or an empty string.
+If the second argument is true, formats with a key of the same last name count too."""
+
+
+def unknown_owner(dotted: str, by_last_name: bool) -> str:
+    """The `KeyOwner` that knows no other configuration format."""
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaFault:
+    """A fault that the schema finds in one section or value."""
+
+    keys: KeyPath
+    """Path of the section or value."""
+    fault: Fault
+    reason: str
+    """Message without its place."""
+    between_fields: bool
+    """Whether the fault is between the fields of the section."""
+    meant: KeyPath | None
+    """Key that an unknown key resembles."""
+
+
+def schema_faults(
+    error: ValidationError, values: Any, tree: ConfigTree, origin: str, key_owner: KeyOwner
+) -> list[SchemaFault]:
+    """The faults of pydantic's error. A section that contains another fault has none of its own."""
+    faults: dict[KeyPath, list[SchemaFault]] = {}
+    for detail in error.errors():
+        keys = _keys(detail, values)
+        faults.setdefault(keys, [*_faults(detail, keys, values, tree, origin, key_owner)])
+    inner = [keys for keys in faults if not any(_inside(other, keys) for other in faults)]
+    return [fault for keys in inner for fault in faults[keys]]
+
+
+def _faults(
+    detail: ErrorDetails, keys: KeyPath, values: Any, tree: ConfigTree, origin: str, key_owner: KeyOwner
+) -> Iterator[SchemaFault]:
+    """The faults of one pydantic error; the faults between the fields of one section are one error."""
+    kind = detail["type"]
+    for reason in _reason(detail, keys, values, key_owner).split("\n"):
+        where = _location(kind, reason, keys, tree) or tree.locator(origin)(keys)
+        message = f"{where}: {sentence(users_words(reason, tree, keys))}"
+        yield SchemaFault(
+            keys, Fault(_kind(kind), message), reason, kind == "value_error", _meant(kind, keys, values)
+        )
+
+
+def _kind(kind: str) -> FaultKind:
+    if kind == "extra_forbidden":
+        return FaultKind.UNKNOWN_KEY
+    return FaultKind.WRONG_TYPE if kind in _PLAIN and kind != "finite_number" else FaultKind.UNSUPPORTED
+
+
+def _meant(kind: str, keys: KeyPath, values: Any) -> KeyPath | None:
+    """The key of the same section that an unknown key resembles."""
+    return similar_key(keys, values) if kind == "extra_forbidden" else None
+
+
+def similar_key(keys: KeyPath, values: Any) -> KeyPath | None:
+    """The key of the same section that a key without a field resembles."""
+    names = {name for section in section_types_at(keys[:-1], values) for name in section.model_fields}
+    near = closest(keys[-1], names - {keys[-1]})
+    return None if near is None else (*keys[:-1], near)
+
+
+def sentence(reason: str) -> str:
+    """The reason with a mark at its end."""
+    return reason if reason.endswith(("?", ".")) else f"{reason}."
+
+
+def users_words(reason: str, tree: ConfigTree, above: KeyPath = ()) -> str:
+    """The reason with the key that the user wrote in place of each field that a foreign key decided."""
+
+    def written(match: re.Match[str]) -> str:
+        for keys in ((*above, *split_key(match[0])), split_key(match[0])):
+            source = tree.sources.get(keys)
+            if source is not None and source.foreign_key:
+                return source.foreign_key.partition("=")[0]
+        return match[0]
+
+    return _COMPOUND.sub(written, reason)
+
+
+def _location(kind: str, reason: str, keys: KeyPath, tree: ConfigTree) -> str | None:
+    """Return the location of the first key that a fault between the fields of one section names."""
+    if kind != "value_error" or not isinstance(tree.get(keys), dict):
+        return None
+    source = tree.source_named_in(reason, keys)
+    if source is None or source.foreign_key:
+        return None if source is None else str(source)
+    return ": ".join(filter(None, (str(source), ".".join(keys))))
+
+
+def unknown_key(keys: KeyPath, values: Any, key_owner: KeyOwner = unknown_owner) -> str:
+    """Suggestion for a key that the schema does not have: a similar key, or the format that has the key."""
+    dotted = ".".join(keys)
+    kinds = section_types_at(keys[:-1], values)
+    here = list(dict.fromkeys(n for kind in kinds for n in kind.model_fields))
+    owners = [str(k.model_fields["type"].default) for k in kinds if keys[-1] in k.model_fields]
+    if owners:
+        return f"; it belongs to `type: {' or '.join(owners)}`, so write that `type` in the section"
+    near = closest(keys[-1], here)
+    owned = key_owner(dotted, near is None)
+    if near is not None:
+        return f"{did_you_mean(keys[-1], [near])}{owned}"
+    if dotted in all_keys():
+        return f"; it has no effect under `type: {_type_above(keys, values)}`"
+    elsewhere = [known for known in all_keys() if split_key(known)[-1] == keys[-1] and known != dotted]
+    if elsewhere:
+        return f"; did you mean {min(elsewhere, key=lambda known: known.count('.'))!r}?{owned}"
+    if owned:
+        return f".{owned}"
+    return f"; the keys of this section are {', '.join(here)}" if here else ""
+
+
+def _type_above(keys: KeyPath, values: Any) -> str:
+    """Return the `type` of the nearest section above a key; for a list of types, the first one."""
+    depths = range(len(keys) - 1, 0, -1)
+    kinds = (kind for depth in depths for kind in section_types_at(keys[:depth], values))
+    return next(str(kind.model_fields["type"].default) for kind in kinds if "type" in kind.model_fields)
+
+
+def _inside(keys: KeyPath, outer: KeyPath) -> bool:
+    return len(keys) > len(outer) and keys[: len(outer)] == outer
+
+
+def _keys(detail: ErrorDetails, values: Any) -> KeyPath:
+    """Return the key of a pydantic error, whose `loc` also contains the branches of unions."""
+    keys: list[str] = []
+    here: Any = values
+    last = len(detail["loc"]) - 1
+    for position, part in enumerate(detail["loc"]):
+        if part in (here if isinstance(here, dict) else range(len(here) if isinstance(here, list) else 0)):
+            here = here[part]
+        elif not (position == last and detail["type"] in ("missing", "extra_forbidden")):
+            continue
+        keys.append(str(part))
+    return tuple(keys)
+
+
+def _reason(detail: ErrorDetails, keys: KeyPath, values: Any, key_owner: KeyOwner) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"unknown key{unknown_key(keys, values, key_owner)}"
+    if kind == "missing":
+        field = field_at(keys, values)
+        effect = (field and field.description) or "It is required"
+        return f"missing. {' '.join(effect.split())}".rstrip(".")
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        names = [str(found.model_fields["type"].default) for found in section_types_at(keys, {})]
+        return f"`type` must be one of {', '.join(names)}{_got(keys, context.get('tag'))}"
+    if kind == "value_error":
+        return str(context["error"]).rstrip(".")
+    message = _PLAIN.get(kind) or detail["msg"].replace("Input should be", "must be")
+    hint = (
+        "; write it in quotes" if kind == "string_type" and isinstance(detail["input"], int | float) else ""
+    )
+    return f"{message[0].lower()}{message[1:]}{_got(keys, detail['input'])}{hint}"
+
+
+def _got(keys: KeyPath, value: Any) -> str:
+    if value is None:
+        return ", got nothing (null)"
+    return f", got {redacted_repr(value, keys[-1] if keys else '')}"
