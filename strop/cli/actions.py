@@ -39,13 +39,16 @@ def print_outputs(job: Job) -> None:
 
 
 def check_run(loaded: LoadedRun) -> None:
-    """Print whether a run can start. Raises ConfigError if a file or reward that it names does not exist."""
+    """Print whether a run can start. Raises ConfigError if a file or reward that it names, or a scorer
+    of a task source, does not exist, and DataError if the sources cannot be read."""
     from strop.config.load.preflight import missing_files
+    from strop.rewards.known_sources import unknown_sources
 
     faults: list[str] = []
     for stage in loaded.runs:
         print_notes(stage)
-        faults += [*missing_files(stage), *_unknown_rewards(stage)]
+        found = [*missing_files(stage), *_unknown_rewards(stage)]
+        faults += found or unknown_sources(stage.run)
     if faults:
         raise ConfigError(*faults)
     for stage in loaded.runs:

@@ -80,6 +80,22 @@ def test_check(cli: Cli, run_file: Path) -> None:
     assert result.exit_code == 0 and "The run can start." in result.output
 
 
+def test_check_names_data_sources_without_a_scorer(cli: Cli, run_file: Path) -> None:
+    rows = ("openai/gsm8k", "openai/gsm9k", "aime2031", "openai/gsm9k")
+    lines = [f'{{"prompt": "1+1", "answer": "2", "data_source": "{source}"}}\n' for source in rows]
+    (run_file.parent / "train.jsonl").write_text("".join(lines))
+    words = ("check", run_file, "reward=verl_by_source", "data.train.source=data_source")
+    result = cli(*words)
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert (
+        "no scorer for the value 'openai/gsm9k' of the column 'data_source', which 2 of 4 rows have" in said
+    )
+    assert "train.jsonl line 2" in said and "custom_reward_function.path" in said and "aime2031" not in said
+    (run_file.parent / "train.jsonl").write_text("".join(lines[::2]))
+    assert cli(*words).exit_code == 0
+
+
 def test_explain_is_one_line_per_value_in_a_pipe(cli: Cli, run_file: Path) -> None:
     result = cli("explain", run_file, "trainer.tasks_per_step=8")
     lines = {line.split()[0]: line for line in result.output.splitlines() if line}

@@ -25,6 +25,7 @@ from strop.config.schema import Run
 from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.errors import Interrupted
+from strop.rewards.known_sources import require_known_sources
 from strop.run.distributed.local_role import LocalRoleProcess
 from strop.run.distributed.ray_cluster import open_ray_roles
 from strop.run.distributed.role import RoleEntry, RoleName, RoleSpec, print_line
@@ -57,6 +58,7 @@ def launch(
     run, section = loaded.run, loaded.run.synchronizer
     assert not isinstance(section, MemorySyncConfig)
     require_reward(run, reward)
+    require_known_sources(run)
     folder = RunFolder.of(run)
     for note in find_start(run, folder).notes:
         print_line("run", note)

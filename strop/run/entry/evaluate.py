@@ -14,6 +14,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.errors import ConfigError
 from strop.protocols import TrainingEngine
+from strop.rewards.known_sources import require_known_sources
 from strop.run.drivers.offline_policy import load_held_out, open_offline_policy, require_eval_data
 from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import evaluate as evaluate_tasksets
@@ -89,6 +90,7 @@ def _open_sampling(
 ) -> Iterator[EvaluateCheckpoint]:
     """Evaluation of a run with rollouts."""
     require_reward(run, reward)
+    require_known_sources(run)
     tokenizer = load_run_tokenizer(run)
     tasks = load_eval_tasks(run, tokenizer, run.data.eval)
     with (

@@ -17,6 +17,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
 from strop.protocols import Buffer, InferenceEngine
+from strop.rewards.known_sources import require_known_sources
 from strop.run.distributed.placement import local_address
 from strop.run.distributed.rendezvous import describe_rendezvous, rendezvous
 from strop.run.drivers.continuous_explorer import ContinuousExplorer
@@ -58,6 +59,7 @@ def explore(
     algorithm, section = run.algorithm, run.synchronizer
     assert not isinstance(algorithm, SftConfig | DpoConfig) and not isinstance(section, MemorySyncConfig)
     require_reward(run, reward)
+    require_known_sources(run)
     folder = RunFolder.of(run)
     own = folder.explorer
     find_start(run, own)  # only for its checks: an explorer has no checkpoints

@@ -15,6 +15,7 @@ from strop.config.save import save_resolved
 from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, SftConfig
 from strop.errors import Interrupted
+from strop.rewards.known_sources import require_known_sources
 from strop.run.drivers.callbacks import CallbackList
 from strop.run.drivers.offline_policy import require_eval_data
 from strop.run.drivers.train_loop import TrainLoop, TrainSetup
@@ -66,6 +67,7 @@ def train(
         require_eval_data(run, reward)
     elif not run.is_distributed:
         require_reward(run, reward)
+        require_known_sources(run)
     if isinstance(run.algorithm, CustomConfig):
         check_custom_functions(run.algorithm)
     folder = RunFolder.of(run)
