@@ -13,7 +13,7 @@ from strop.errors import ConfigError
 from strop.rewards.registry import SOURCE_REWARDS
 
 _OWN = {"by_source": "reward: file.py:name", "verl_by_source": "custom_reward_function.path and .name"}
-"""How a configuration names a reward function of its own, for each of these rewards."""
+"""Keys of a reward function of the user, for each of these rewards."""
 
 
 def require_known_sources(run: Run) -> None:
