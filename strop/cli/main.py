@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from strop.cli import component_command, convert_command, dialect_commands, reference_commands, run_commands
+from strop.cli import (
+    component_command,
+    convert_command,
+    dialect_commands,
+    import_command,
+    reference_commands,
+    run_commands,
+)
 from strop.cli.command_group import StropGroup
 
 app = typer.Typer(
@@ -19,6 +26,7 @@ run_commands.add_to(app)
 dialect_commands.add_to(app)
 component_command.add_to(app)
 convert_command.add_to(app)
+import_command.add_to(app)
 reference_commands.add_to(app)
 
 

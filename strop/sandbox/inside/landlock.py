@@ -26,7 +26,9 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("descriptor", ctypes.c_int32))
 
 
-def restrict_files(libc: ctypes.CDLL, readable: Sequence[str], writable: Sequence[str]) -> None:
+def restrict_files(
+    libc: ctypes.CDLL, readable: Sequence[str], writable: Sequence[str], executable: Sequence[str] = ()
+) -> None:
     """Allow access only to the given paths and all below them. Raises OSError where the kernel has no
     Landlock. The process must have `no_new_privs`."""
     version = _checked(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG))
@@ -36,6 +38,8 @@ def restrict_files(libc: ctypes.CDLL, readable: Sequence[str], writable: Sequenc
     ruleset = _checked(libc.syscall(_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(size), 0))
     for path in readable:
         _allow(libc, ruleset, path, _READ_FILE | _READ_DIR)
+    for path in executable:
+        _allow(libc, ruleset, path, _READ_FILE | _EXECUTE)
     for path in writable:
         _allow(libc, ruleset, path, rights & ~_EXECUTE)
     _checked(libc.syscall(_RESTRICT_SELF, ruleset, 0))
@@ -48,7 +52,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:
     except FileNotFoundError:
         return
     if not os.path.isdir(path):  # noqa: PTH112  (pathlib would double the start-up time)
-        rights &= _READ_FILE | _WRITE_FILE | _TRUNCATE
+        rights &= _READ_FILE | _WRITE_FILE | _TRUNCATE | _EXECUTE
     rule = _PathBeneath(rights, descriptor)
     _checked(libc.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0))
     os.close(descriptor)

@@ -11,6 +11,7 @@ import errno
 import os
 import platform
 import struct
+from collections.abc import Sequence
 
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -152,9 +153,25 @@ class _Program(ctypes.Structure):
 def filter_system_calls(libc: ctypes.CDLL) -> None:
     """Install the filter, for good. Raises OSError where the kernel, or this architecture, has none. The
     process must have `no_new_privs`."""
+    _require_architecture()
+    _install(libc, _instructions(os.getpid()))
+
+
+def deny_network(libc: ctypes.CDLL) -> None:
+    """Install a filter that denies only new sockets. Raises OSError as `filter_system_calls` does."""
+    _require_architecture()
+    _, column = _ARCHITECTURES[platform.machine()]
+    denied = [_DENIED["socket"][column], *(numbers[column] for numbers in _UNKNOWN[1:])]
+    _install(libc, [*_prologue(), *_rejections(denied), (_RETURN, 0, 0, _ALLOW)])
+
+
+def _require_architecture() -> None:
     if platform.machine() not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no filter of system calls for {platform.machine()}")
-    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(os.getpid()))
+
+
+def _install(libc: ctypes.CDLL, instructions: list[_Instruction]) -> None:
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
@@ -162,22 +179,12 @@ def filter_system_calls(libc: ctypes.CDLL) -> None:
 
 
 def _instructions(process: int) -> list[_Instruction]:
-    architecture, column = _ARCHITECTURES[platform.machine()]
+    _, column = _ARCHITECTURES[platform.machine()]
     denied = [numbers[column] for numbers in _DENIED.values()]
     reject = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
     unknown = (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)
     allow = (_RETURN, 0, 0, _ALLOW)
-    program: list[_Instruction] = [
-        _load(_ARCHITECTURE),
-        (_JUMP_EQUAL, 1, 0, architecture),
-        (_RETURN, 0, 0, _KILL_PROCESS),
-        _load(_NUMBER),
-        (_JUMP_GREATER_EQUAL, 0, 1, _X32_CALLS),
-        (_RETURN, 0, 0, _KILL_PROCESS),
-    ]
-    for number in denied:
-        if number is not None:
-            program += [(_JUMP_EQUAL, 0, 1, number), reject]
+    program = [*_prologue(), *_rejections(denied)]
     for numbers in _UNKNOWN:
         program += [(_JUMP_EQUAL, 0, 1, numbers[column]), unknown]
     program += _if_call(_CLONE[column], [_load_argument(0), (_JUMP_SET, 1, 0, _CLONE_THREAD), reject, allow])
@@ -190,6 +197,27 @@ def _instructions(process: int) -> list[_Instruction]:
         checks = [part for command in commands for part in ((_JUMP_EQUAL, 0, 1, command), reject)]
         program += _if_call(numbers[column], [_load_argument(1), *checks, allow])
     return [*program, allow]
+
+
+def _prologue() -> list[_Instruction]:
+    """End the process on calls of another architecture; then load the number of the call."""
+    architecture, _ = _ARCHITECTURES[platform.machine()]
+    return [
+        _load(_ARCHITECTURE),
+        (_JUMP_EQUAL, 1, 0, architecture),
+        (_RETURN, 0, 0, _KILL_PROCESS),
+        _load(_NUMBER),
+        (_JUMP_GREATER_EQUAL, 0, 1, _X32_CALLS),
+        (_RETURN, 0, 0, _KILL_PROCESS),
+    ]
+
+
+def _rejections(denied: Sequence[int | None]) -> list[_Instruction]:
+    program: list[_Instruction] = []
+    for number in denied:
+        if number is not None:
+            program += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
+    return program
 
 
 def _load(offset: int) -> _Instruction:

@@ -1,0 +1,157 @@
+"""Import of a launch script: the runs that its training commands would start."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from strop.dialects.detect import read_any
+from strop.dialects.hydra.selection import ConfigSelection
+from strop.dialects.job import Job
+from strop.dialects.key_owner import key_owner_hint
+from strop.dialects.trinity.reader import read_trinity
+from strop.dialects.verl.ppo_trainer import read_verl
+from strop.dialects.verl.sft_trainer import read_verl_sft
+from strop.errors import ConfigError
+from strop.launch.programs import Program, find_program, is_python
+from strop.launch.recorder import TIMEOUT_SECONDS, RecordedCommand, Recording, record
+
+_HYDRA_OPTIONS = {
+    **dict.fromkeys(("--config-name", "-cn"), "name"),
+    **dict.fromkeys(("--config-path", "-cp"), "path"),
+    **dict.fromkeys(("--config-dir", "-cd"), "folder"),
+}
+_MAX_SHOWN = 300
+"""Maximum number of characters of a command or of bash's errors in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedCommand:
+    """A training command of a launch script."""
+
+    program: Program
+    command: RecordedCommand
+    files: Mapping[Path, str]
+    """Files that the script writes before."""
+
+    @property
+    def shown(self) -> str:
+        """The command as the script would run it, shortened."""
+        text = shlex.join(self.command.words)
+        return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+    @property
+    def strop_command(self) -> str:
+        """The command that runs it in Strop directly."""
+        name = "train" if self.program.tool == "component" else self.program.tool
+        return shlex.join(["strop", *name.split(), *self.program.arguments])
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the command trains, so that there is a run file for it."""
+        return self.program.tool not in ("verl eval", "verl generate", "verl merge")
+
+    def read(self) -> Job:
+        """The run, read in the command's folder with its environment. Raises ConfigError."""
+        with _as_in(self.command):
+            return self._read(self.program.arguments)
+
+    def _read(self, arguments: Sequence[str]) -> Job:
+        if self.program.tool in ("verl ppo", "verl sft"):
+            overrides, selection = _split_options(arguments)
+            read = read_verl if self.program.tool == "verl ppo" else read_verl_sft
+            return Job(read(overrides, selection=selection, here=True, key_owner=key_owner_hint))
+        path = Path(arguments[0])
+        text = self.files.get(self.command.folder / path)
+        if text is None:
+            return self._read_file(path)
+        with TemporaryDirectory() as folder:
+            written = Path(folder, path.name)
+            written.write_text(text, encoding="utf-8")
+            return self._read_file(written)
+
+    def _read_file(self, path: Path) -> Job:
+        if self.program.tool == "trinity":
+            return Job(read_trinity(path, here=True, key_owner=key_owner_hint))
+        return read_any(path, here=True)
+
+
+def import_script(script: Path, arguments: Sequence[str] = ()) -> tuple[list[ImportedCommand], list[str]]:
+    """The training commands of a launch script, and notices about what was not followed.
+
+    Raises ConfigError where the script cannot be recorded, or has no training command.
+    """
+    recording = record(script, arguments)
+    found = [
+        ImportedCommand(program, command, recording.files)
+        for command in recording.commands
+        if (program := find_program(command.words)) is not None
+    ]
+    if not found:
+        raise ConfigError(
+            f"{script}: the script runs no command of verl, Trinity-RFT, TRL or AzureML. {_end(recording)}It "
+            f"would run: {_programs(recording)}."
+        )
+    return found, list(_notices(recording, found))
+
+
+def _notices(recording: Recording, found: Sequence[ImportedCommand]) -> Iterator[str]:
+    training = {id(each.command) for each in found}
+    for command in recording.commands:
+        if is_python(command.words) and id(command) not in training:
+            yield f"not run, and its output is empty for the script: {shlex.join(command.words)[:_MAX_SHOWN]}"
+        if command.words[:1] in (("bash",), ("sh",)):
+            yield f"not followed: {shlex.join(command.words)[:_MAX_SHOWN]}; import that script on its own"
+    if recording.exit_code != 0:
+        yield _end(recording).strip()
+
+
+def _end(recording: Recording) -> str:
+    """A sentence on the end of the script, unless it ended without an error."""
+    if recording.exit_code is None:
+        return f"The script was stopped after {TIMEOUT_SECONDS:.0f} seconds. "
+    errors = " ".join(recording.errors.split())[-_MAX_SHOWN:]
+    if recording.exit_code == 0 and not errors:
+        return ""
+    return f"The script ended with exit code {recording.exit_code}; bash says: {errors or 'nothing'}. "
+
+
+def _programs(recording: Recording) -> str:
+    names = dict.fromkeys(command.words[0] for command in recording.commands if command.words)
+    return ", ".join(names) or "no program"
+
+
+def _split_options(arguments: Sequence[str]) -> tuple[list[str], ConfigSelection]:
+    """The overrides, and the configuration that Hydra's options select."""
+    overrides: list[str] = []
+    options: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name not in _HYDRA_OPTIONS:
+            overrides.append(word)
+        else:
+            options[_HYDRA_OPTIONS[name]] = value if equals or not rest else rest.pop(0)
+    selected = ConfigSelection(None, options.get("name"), options.get("path"), options.get("folder"))
+    return overrides, selected
+
+
+@contextmanager
+def _as_in(command: RecordedCommand) -> Iterator[None]:
+    """Enter the folder of a command, with its variables, while its configuration is read."""
+    folder, environment = Path.cwd(), dict(os.environ)
+    try:
+        if command.folder.is_dir():
+            os.chdir(command.folder)
+        os.environ.update({name: value for name, value in command.environment.items() if name != "PATH"})
+        yield
+    finally:
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)

@@ -1,0 +1,75 @@
+"""Training programs of verl, Trinity-RFT and AzureML in command lines that a launch script runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Literal
+
+Tool = Literal["verl ppo", "verl sft", "verl eval", "verl generate", "verl merge", "trinity", "component"]
+
+_VERL: tuple[tuple[str, Tool], ...] = (
+    (r"(?:.*_)?main_(?:ppo|dapo|prime|spin|sppo|gspo)\w*", "verl ppo"),
+    (r"(?:fsdp_)?sft_trainer\w*", "verl sft"),
+    (r"main_eval", "verl eval"),
+    (r"main_generation(?:_server)?", "verl generate"),
+    (r"(?:legacy_)?model_merger", "verl merge"),
+)
+"""Patterns of the names of verl's programs, and of those of its recipes."""
+_PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|uv|srun|conda|ray")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that Strop can run instead, with its arguments."""
+
+    tool: Tool
+    arguments: tuple[str, ...]
+
+
+def find_program(words: Sequence[str]) -> Program | None:
+    """The training program in a command line, behind launchers such as `torchrun` and `nohup`; None for
+    another command."""
+    for index, word in enumerate(words):
+        name, rest = PurePath(word).name, words[index + 1 :]
+        if word == "-m" and rest:
+            if rest[0] == "trinity.cli.launcher":
+                return _trinity(rest[1:])
+            tool = _verl_tool(rest[0].rpartition(".")[2])
+            if tool is not None:
+                return Program(tool, tuple(rest[1:]))
+        elif name.endswith(".py") and index and (tool := _verl_tool(name.removesuffix(".py"))):
+            return Program(tool, tuple(rest))
+        elif name == "trinity" and "run" in rest[:1]:
+            return _trinity(rest)
+        elif name == "az" and list(rest[:3]) == ["ml", "job", "create"]:
+            file = _option(rest, "--file", "-f")
+            return None if file is None else Program("component", (file,))
+    return None
+
+
+def is_python(words: Sequence[str]) -> bool:
+    """Whether a command starts Python, so that a reader should hear of it."""
+    return bool(words) and _PYTHON.fullmatch(PurePath(words[0]).name) is not None
+
+
+def _verl_tool(name: str) -> Tool | None:
+    return next((tool for pattern, tool in _VERL if re.fullmatch(pattern, name)), None)
+
+
+def _trinity(words: Sequence[str]) -> Program | None:
+    config = _option(words, "--config", "-c")
+    if "run" not in words[:1] or config is None:
+        return None
+    return Program("trinity", (config,))
+
+
+def _option(words: Sequence[str], *names: str) -> str | None:
+    """The value of an option, written `--name value` or `--name=value`."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else next(iter(words[index + 1 : index + 2]), None)
+    return None

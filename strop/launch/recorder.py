@@ -1,0 +1,147 @@
+"""Recording of a shell script: bash runs it with recorders in place of programs, confined to reading files."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from strop.config.load.yaml_file import read_bounded
+from strop.errors import ConfigError
+from strop.launch.preamble import OUTPUT_FUNCTION, RECORD_PREFIX, preamble
+from strop.launch.redirections import redirect_outputs
+from strop.sandbox.inside.landlock import restrict_files
+from strop.sandbox.inside.seccomp import deny_network
+
+TIMEOUT_SECONDS = 30.0
+"""Maximum time that a script may run while it is recorded."""
+_MAX_COMMANDS = 1000
+"""Maximum number of commands that are read of a recording."""
+_PR_SET_NO_NEW_PRIVS = 38
+_TEXT_PROGRAMS = (
+    *("awk", "basename", "cat", "cut", "date", "dirname", "expr", "grep", "head", "hostname", "id", "ls"),
+    *("nproc", "readlink", "realpath", "sed", "seq", "sort", "tail", "tr", "uname", "uniq", "wc", "whoami"),
+)
+"""Programs that the script really runs. They read files and print text."""
+_NAMED_PROGRAM = re.compile(
+    r"(?<![\w${}/.~-])[\w.~-]*(?:/[\w.~-]+)*/(?:python[\d.]*|torchrun|ray|accelerate|trinity|trl|deepspeed)(?![\w/])"
+)
+_SCRIPT_PATH = re.compile(r"\$\{BASH_SOURCE(?:\[0\]|\[-1\])?(?::-\$0)?\}|\$BASH_SOURCE\b")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCommand:
+    """A command that the script would have run."""
+
+    words: tuple[str, ...]
+    """Program and arguments after all expansions."""
+    folder: Path
+    """Current folder."""
+    environment: Mapping[str, str]
+    """Exported variables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """All commands of a script, in order, and how the script ended."""
+
+    commands: tuple[RecordedCommand, ...]
+    files: Mapping[Path, str]
+    """Files that the script would have written by redirections, with their texts."""
+    exit_code: int | None
+    """None if the script was stopped at the time limit."""
+    errors: str
+    """Standard error, without the trace of `set -x`."""
+
+
+def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
+    """Record the commands of a bash script.
+
+    No program is started except those that only print text; files can be read, nothing outside a temporary
+    folder can be written, and there is no network. Raises ConfigError where the script cannot be read, or
+    this machine cannot confine it.
+    """
+    text = read_bounded(script)
+    bash = shutil.which("bash")
+    if bash is None:
+        raise ConfigError("strop import needs bash to read a launch script, and there is no bash in PATH.")
+    with tempfile.TemporaryDirectory(prefix="strop-import-") as folder:
+        scratch = os.path.realpath(folder)
+        programs = _link_text_programs(Path(scratch, "bin"))
+        source = redirect_outputs(_SCRIPT_PATH.sub("$0", text), OUTPUT_FUNCTION)
+        named = sorted(set(_NAMED_PROGRAM.findall(text)))
+        functions = preamble(scratch, named)
+        try:
+            process = subprocess.Popen(
+                [bash, "--noprofile", "--norc", "-c", functions + source, str(script), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env={**os.environ, "PATH": str(Path(scratch, "bin"))},
+                start_new_session=True,
+                preexec_fn=lambda: _confine(scratch, [bash, *programs]),
+            )
+        except subprocess.SubprocessError:
+            raise ConfigError(
+                f"{script}: the script is not run, because this machine cannot confine it: strop import needs "
+                "Linux with Landlock (5.13 or newer) and seccomp."
+            ) from None
+        try:
+            errors = process.communicate(timeout=TIMEOUT_SECONDS)[1]
+            exit_code: int | None = process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            errors, exit_code = process.communicate()[1], None
+        commands = tuple(map(_parse, sorted(Path(scratch).glob(f"{RECORD_PREFIX}*"))[:_MAX_COMMANDS]))
+        return Recording(commands, _written_files(Path(scratch)), exit_code, _without_trace(errors))
+
+
+def _link_text_programs(folder: Path) -> list[str]:
+    """Make a folder with the text programs of this machine; returns the files."""
+    folder.mkdir()
+    found = []
+    for name in _TEXT_PROGRAMS:
+        path = shutil.which(name)
+        if path is not None:
+            (folder / name).symlink_to(os.path.realpath(path))
+            found.append(os.path.realpath(path))
+    return found
+
+
+def _confine(scratch: str, executable: Sequence[str]) -> None:
+    """Confine the process that becomes bash. An OSError here ends it before it starts."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    loaders = [str(path) for folder in ("/lib64", "/lib") for path in Path(folder).glob("ld-*.so*")]
+    real = [os.path.realpath(path) for path in (*executable, *loaders)]
+    restrict_files(libc, ["/"], [scratch, "/dev/null"], real)
+    deny_network(libc)
+
+
+def _parse(file: Path) -> RecordedCommand:
+    """A record: the folder, the number of words, the words, and the variables."""
+    folder, count, *texts = file.read_bytes().decode("utf-8", "replace").split("\0")[:-1]
+    words, variables = texts[: int(count)], texts[int(count) :]
+    environment = dict(variable.partition("=")[::2] for variable in variables)
+    return RecordedCommand(tuple(words), Path(folder), environment)
+
+
+def _written_files(scratch: Path) -> dict[Path, str]:
+    return {
+        Path(file.name.replace("%", "/")): file.read_text(encoding="utf-8", errors="replace")
+        for file in scratch.iterdir()
+        if file.is_file() and file.name.startswith("%")
+    }
+
+
+def _without_trace(errors: str) -> str:
+    return "\n".join(line for line in errors.splitlines() if not line.startswith("+"))

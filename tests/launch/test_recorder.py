@@ -1,0 +1,103 @@
+"""Recording of launch scripts: the commands after bash's expansions, and no effect outside a temporary folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from strop.launch.recorder import Recording, record
+from strop.launch.redirections import redirect_outputs
+
+
+def recorded(folder: Path, text: str, *arguments: str) -> Recording:
+    script = folder / "launch.sh"
+    script.write_text(text)
+    return record(script, arguments)
+
+
+SCRIPTS = [
+    ('x=1; train a=$x b="$@" c=${2:-three}', ["train a=1 b=one two c=two"]),
+    (
+        "set -euo pipefail\nargs=(a b)\nargs+=('c d')\ntrain \"${args[@]}\" n=${#args[@]}",
+        ["train a b c d n=3"],
+    ),
+    ("train \\\n  a=1 \\\n  b=2 2>&1 | tee -a $PWD/x.log", ["train a=1 b=2"]),
+    ("train $(cat <<EOF\na=1\nEOF\n)", ["train a=1"]),
+    ("cd $(dirname ${BASH_SOURCE[0]})/nowhere && train", ["train"]),
+    ("for n in 1 2; do train n=$n & done; wait", ["train n=1", "train n=2"]),
+    ("GPUS=8 exec train; echo never; train again", ["train"]),
+    ("/opt/conda/bin/python3 -m x", ["/opt/conda/bin/python3 -m x"]),
+    ("if ! ray status; then train; else ray stop; fi", ["ray status", "ray stop"]),
+    ("run() { train \"$1\"; }\nrun 'a > b'", ["train a > b"]),
+    ("(( 4 > 2 )) && [[ b > a ]] && train > out.log", ["train"]),
+    ("# train > x\necho 'it is > here' >> log; train #more", ["train"]),
+    ("train &> all.log\ntrain >| b 2>c", ["train", "train"]),
+    ("set -x\nnohup train </dev/null >$HOME/nohup.out 2>&1 &\nwait", ["nohup train"]),
+    ("until curl -s localhost; do sleep 1; done; train", ["curl -s localhost", "train"]),
+]
+
+
+@pytest.mark.parametrize(("script", "expected"), SCRIPTS)
+def test_commands_after_expansion(tmp_path: Path, script: str, expected: list[str]) -> None:
+    found = recorded(tmp_path, script, "one", "two")
+    assert sorted(" ".join(each.words) for each in found.commands) == sorted(expected), found.errors
+    assert found.exit_code == 0
+
+
+def test_nothing_outside_the_temporary_folder_changes(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.txt"
+    kept.write_text("before")
+    before = sorted(tmp_path.iterdir())
+    found = recorded(
+        tmp_path,
+        f"rm -rf {tmp_path}; /bin/rm -f {kept}\necho after > {kept}; printf x >> {tmp_path}/new\n"
+        f"eval 'echo hidden > {tmp_path}/evaluated' || true; mkdir -p {tmp_path}/made\n"
+        f"sed -i s/before/after/ {kept} || true; awk 'BEGIN {{ system(\"touch {tmp_path}/awk\") }}' || true\n"
+        "{ echo x > /dev/tcp/127.0.0.1/9; } 2>/dev/null || true; train",
+    )
+    assert kept.read_text() == "before"
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "launch.sh"])
+    assert found.commands[-1].words == ("train",)
+    assert found.files[kept] == "after\n"
+
+
+def test_sockets_are_denied(tmp_path: Path) -> None:
+    found = recorded(tmp_path, "eval 'exec 3<>/dev/udp/127.0.0.1/9' && train")
+    assert found.commands == () and "Operation not permitted" in found.errors
+
+
+def test_variables_and_written_files(tmp_path: Path) -> None:
+    found = recorded(tmp_path, "export MODEL=m\ncat > c.yaml <<EOF\nmodel: $MODEL > 3\nEOF\ntrain c.yaml")
+    assert found.commands[0].environment["MODEL"] == "m"
+    assert found.files == {Path.cwd() / "c.yaml": "model: m > 3\n"}
+
+
+def test_a_script_that_fails_and_one_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = recorded(tmp_path, "set -u\ntrain $NOWHERE_SET\n")
+    assert found.exit_code == 127 and "NOWHERE_SET: unbound variable" in found.errors
+    monkeypatch.setattr("strop.launch.recorder.TIMEOUT_SECONDS", 0.3)
+    assert recorded(tmp_path, "train; while true; do :; done").exit_code is None
+
+
+def test_the_environment_of_this_process_is_unchanged(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    recorded(tmp_path, "export A_NEW_VARIABLE=1")
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a > b", 'a > "$(F b)"'),
+        ("a 2>'b c'$d>>e", 'a 2>"$(F \'b c\'$d)">>"$(F e)"'),
+        ("a >&2 2>&1 >&-", "a >&2 2>&1 >&-"),
+        ("a > >(tee b)", "a > >(tee b)"),
+        ('echo "a > b $(c > d)"', 'echo "a > b $(c > "$(F d)")"'),
+        ("cat <<'X' > f\na > b\nX\nc > d", 'cat <<\'X\' > "$(F f)"\na > b\nX\nc > "$(F d)"'),
+        ("x=${y:->} # > z", "x=${y:->} # > z"),
+    ],
+)
+def test_redirections(text: str, expected: str) -> None:
+    assert redirect_outputs(text, "F") == expected
