@@ -18,7 +18,7 @@ from strop.dialects.trinity.reader import read_trinity
 from strop.dialects.verl.ppo_trainer import read_verl
 from strop.dialects.verl.sft_trainer import read_verl_sft
 from strop.errors import ConfigError
-from strop.launch.programs import Program, find_program, is_python
+from strop.launch.programs import TrainingProgram, find_program, is_python
 from strop.launch.recorder import TIMEOUT_SECONDS, RecordedCommand, Recording, record
 
 _HYDRA_OPTIONS = {
@@ -34,7 +34,7 @@ _MAX_SHOWN = 300
 class ImportedCommand:
     """A training command of a launch script."""
 
-    program: Program
+    program: TrainingProgram
     command: RecordedCommand
     files: Mapping[Path, str]
     """Files that the script writes before."""

@@ -22,14 +22,14 @@ _PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|uv|srun|conda|
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class TrainingProgram:
     """A program that Strop can run instead, with its arguments."""
 
     tool: Tool
     arguments: tuple[str, ...]
 
 
-def find_program(words: Sequence[str]) -> Program | None:
+def find_program(words: Sequence[str]) -> TrainingProgram | None:
     """The training program in a command line, behind launchers such as `torchrun` and `nohup`; None for
     another command."""
     for index, word in enumerate(words):
@@ -39,14 +39,14 @@ def find_program(words: Sequence[str]) -> Program | None:
                 return _trinity(rest[1:])
             tool = _verl_tool(rest[0].rpartition(".")[2])
             if tool is not None:
-                return Program(tool, tuple(rest[1:]))
+                return TrainingProgram(tool, tuple(rest[1:]))
         elif name.endswith(".py") and index and (tool := _verl_tool(name.removesuffix(".py"))):
-            return Program(tool, tuple(rest))
+            return TrainingProgram(tool, tuple(rest))
         elif name == "trinity" and "run" in rest[:1]:
             return _trinity(rest)
         elif name == "az" and list(rest[:3]) == ["ml", "job", "create"]:
             file = _option(rest, "--file", "-f")
-            return None if file is None else Program("component", (file,))
+            return None if file is None else TrainingProgram("component", (file,))
     return None
 
 
@@ -59,11 +59,11 @@ def _verl_tool(name: str) -> Tool | None:
     return next((tool for pattern, tool in _VERL if re.fullmatch(pattern, name)), None)
 
 
-def _trinity(words: Sequence[str]) -> Program | None:
+def _trinity(words: Sequence[str]) -> TrainingProgram | None:
     config = _option(words, "--config", "-c")
     if "run" not in words[:1] or config is None:
         return None
-    return Program("trinity", (config,))
+    return TrainingProgram("trinity", (config,))
 
 
 def _option(words: Sequence[str], *names: str) -> str | None:

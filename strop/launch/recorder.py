@@ -41,7 +41,7 @@ class RecordedCommand:
     """A command that the script would have run."""
 
     words: tuple[str, ...]
-    """Program and arguments after all expansions."""
+    """TrainingProgram and arguments after all expansions."""
     folder: Path
     """Current folder."""
     environment: Mapping[str, str]
