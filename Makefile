@@ -5,6 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_DISABLE_TELEMETRY := 1
+# Empty: Python keeps compiled modules. The tests start hundreds of interpreters, which would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: quickstart test coverage check slow evidence docs clean
 

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from strop.errors import MissingExtraError, ModelError
-from strop.models.loading import silence_transformers
 
 
 def require_mlflow() -> None:
@@ -32,6 +31,9 @@ def write_mlflow(model: Path, folder: Path, *, max_new_tokens: int) -> None:
     require_mlflow()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # mlflow reads it at import
     import mlflow.transformers
+
+    # Imports torch, which a command that starts a run's processes does without.
+    from strop.models.loading import silence_transformers
 
     partial = folder / ".mlflow.tmp"
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import operator
 from collections import Counter
@@ -48,7 +49,10 @@ def countdown_reward(
 
 
 def _game(answer: Any) -> tuple[Fraction, list[int]]:
-    game = json.loads(answer) if isinstance(answer, str) else answer
+    game = answer
+    if isinstance(answer, str):
+        with contextlib.suppress(json.JSONDecodeError):  # the error below shows the text
+            game = json.loads(answer)
     if not isinstance(game, Mapping) or not {"target", "numbers"} <= set(game):
         raise ValueError(f"the task's answer must have `target` and `numbers`, got {answer!r}")
     return Fraction(int(game["target"])), [int(number) for number in game["numbers"]]
