@@ -14,13 +14,13 @@ quickstart: .venv/base
 	$(BIN)/python examples/quickstart/quickstart.py $(ARGS)
 
 test: .venv/dev  ## the fast tests; four processes on two cores, because a test waits for other processes half of its time
-	$(BIN)/pytest -n 4 --dist worksteal -m "not learning and not faults" --durations=20 $(ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal -m "not learning and not faults and not slow" --durations=20 $(ARGS)
 
 coverage: .venv/dev  ## the same tests with line coverage and its floor; doubles their CPU time
-	$(BIN)/pytest -n 4 --dist worksteal -m "not learning and not faults" --cov --cov-report=term:skip-covered $(ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal -m "not learning and not faults and not slow" --cov --cov-report=term:skip-covered $(ARGS)
 
-slow: .venv/dev  ## learning tests and fault tests, which CI runs too
-	$(BIN)/pytest -n 2 -m "learning or faults" $(ARGS)
+slow: .venv/dev  ## learning tests, fault tests and long end-to-end tests, which CI runs too
+	$(BIN)/pytest -n 2 -m "learning or faults or slow" $(ARGS)
 
 check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages
 	$(BIN)/ruff check .

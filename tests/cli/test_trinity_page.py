@@ -27,6 +27,7 @@ SMALL = (
 )
 
 
+@pytest.mark.slow
 def test_page_runs_end_to_end(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page has ppo's advantage function under grpo, so there is a critic; it synchronizes every 10 steps,
     so explorer and trainer are separate processes with a database as their queue; the first stage is a

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,13 @@ class Nodes:
             yield
         finally:
             ray.shutdown()
+
+    def wait_until_free(self, seconds: float = 60) -> None:
+        """Wait until no actor of an earlier test holds a CPU; call it inside `joined`."""
+        deadline = time.monotonic() + seconds
+        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+            assert time.monotonic() < deadline, f"actors still hold CPUs: {ray.available_resources()}"
+            time.sleep(0.1)
 
     def add(self, cpus: int) -> Any:
         return self.cluster.add_node(num_cpus=cpus)

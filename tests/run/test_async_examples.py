@@ -41,7 +41,9 @@ def load(name: str, folder: Path, *overrides: str) -> strop.Loaded:
     return strop.load(EXAMPLES / f"{name}.yaml", [f"output={folder}", *overrides])
 
 
-@pytest.mark.parametrize(("name", "bound"), [("ahead", 1), ("bounded", 2)])
+@pytest.mark.parametrize(
+    ("name", "bound"), [("ahead", 1), pytest.param("bounded", 2, marks=pytest.mark.slow)]
+)
 def test_two_processes(quickstart, name, bound):
     folder = run_both(load(name, quickstart, *SMALL))
     rows = rows_of(folder)
@@ -50,6 +52,7 @@ def test_two_processes(quickstart, name, bound):
     assert "importance/mean" in rows[-1] and "eval/held-out/reward" in rows[-1]
 
 
+@pytest.mark.slow
 def test_a_warm_up_and_then_two_processes(quickstart):
     folder = run_both(load("warm_up", quickstart, *SMALL, "trainer.batch_selection.steps=2 steps"))
     rows = rows_of(folder)

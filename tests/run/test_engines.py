@@ -43,6 +43,7 @@ def close(first: list[dict], second: list[dict]) -> None:
         assert row == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_one_two_and_three_engines_give_the_same_run_together_and_apart(values):
     one = strop.train(strop.load(values(name="one")))
     two = strop.train(strop.load(values(name="two", rollout__pool={"engines": 2})))

@@ -84,6 +84,7 @@ def whole_run(values: Any, disk: Disk) -> tuple[Path, int]:
     return folder, pages * PAGE
 
 
+@pytest.mark.faults
 def test_a_full_disk_loses_nothing(values, disk):
     whole, size = whole_run(values, disk)
     messages = [fill_and_resume(values, disk, int(size * part), whole) for part in (0.002, 0.05, 0.5)]

@@ -29,6 +29,7 @@ def step_of(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in learned(row).items() if not name.startswith("eval/")}
 
 
+@pytest.mark.slow
 def test_a_run_gives_the_same_metrics_on_one_two_and_three_ranks_and_resumes_on_any(values: Values) -> None:
     algorithm = ppo(schedule="constant")
     alone = train(values(name="alone", algorithm=algorithm))

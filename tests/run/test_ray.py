@@ -72,6 +72,7 @@ def test_a_stopped_and_resumed_run_on_ray_equals_the_run_in_one_process(values, 
     assert json.loads((folder / "monitor" / "timeline.json").read_text())
 
 
+@pytest.mark.faults
 def test_a_killed_rank_is_restarted_with_its_trainer_and_the_metrics_stay(values, tmp_path, cluster):
     from .clusters import kill
 
@@ -138,6 +139,7 @@ def test_a_cluster_without_free_resources_or_with_a_taken_name_is_refused(
     values, tmp_path, cluster, cpus, name, match
 ):
     with cluster.joined():
+        cluster.wait_until_free()
         options = {"num_cpus": 1, "lifetime": "detached"}
         names = [name, *(f"sitting-{number}" for number in range(1, cpus))]
         others = [ray.remote(OtherActor).options(name=one, **options).remote() for one in names]

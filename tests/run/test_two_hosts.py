@@ -78,6 +78,7 @@ def learned(path: Path) -> list[dict]:
     return [{key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in rows]
 
 
+@pytest.mark.faults
 def test_two_hosts_equal_one_process_despite_an_outage_of_their_database(server, values, tiny, tmp_path):
     reference = strop.train(strop.load(values(name="one")))
     shared = {

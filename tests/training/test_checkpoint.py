@@ -254,6 +254,7 @@ for step in range(1, 100_000):
 """
 
 
+@pytest.mark.faults
 def test_after_a_kill_at_any_moment_the_newest_checkpoint_is_complete(tmp_path: Path) -> None:
     for delay in (0.0, 0.003, 0.01, 0.02, 0.035, 0.06):
         process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE)
