@@ -26,6 +26,7 @@ TESTS = (
     "tests/run/test_engines.py",
     "tests/run/test_ray_kill.py",
     "tests/buffer/test_kill.py",
+    "tests/training/test_rank_deaths.py",
 )
 
 
@@ -37,6 +38,7 @@ def environment(kills: int, log: Path) -> dict[str, str]:
         "STROP_DISTRIBUTED_KILLS": str(max(2, kills // 4)),
         "STROP_ENGINE_KILLS": str(max(2, kills // 2)),
         "STROP_RAY_KILLS": str(kills),
+        "STROP_JOIN_ROUNDS": str(max(1, kills // 7)),
         "STROP_KILL_LOG": str(log),
     }
 

@@ -1,7 +1,12 @@
-"""A rank that dies is named by the first rank at once, whatever the others wait for, and no process is left."""
+"""A rank that dies is named by the first rank at once, whatever the others wait for, and no process is left.
+
+`STROP_JOIN_ROUNDS` repeats each kill, once by default (`make evidence ARGS=kills` repeats it).
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +16,7 @@ import psutil
 import pytest
 
 from strop.workers.child_process import child_environment
+from tests.kill_log import record_kill
 
 SCRIPT = """
 import sys
@@ -36,7 +42,8 @@ MOMENTS = (
     "in_the_first_collective",
     "in_a_later_collective",
 )
-FAST = ("between_store_and_process_group", 2)
+FAST = ("between_store_and_process_group", 2, 0)
+ROUNDS = range(int(os.environ.get("STROP_JOIN_ROUNDS", "1")))
 
 
 def start(moment: str, ranks: int) -> subprocess.Popen[str]:
@@ -58,18 +65,18 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("moment", "ranks"),
+    ("moment", "ranks", "number"),
     [
-        pytest.param(moment, ranks, marks=() if (moment, ranks) == FAST else pytest.mark.faults)
-        for moment in MOMENTS
-        for ranks in (2, 3)
+        pytest.param(*kill, marks=() if kill == FAST else pytest.mark.faults)
+        for kill in itertools.product(MOMENTS, (2, 3), ROUNDS)
     ],
 )
-def test_a_killed_rank_is_named(moment, ranks):
+def test_a_killed_rank_is_named(moment, ranks, number):
     """And not one whose collective operation fails as a consequence."""
     process = start(moment, ranks)
     assert re.match(rf"Rank {ranks - 1} of the trainer ended by signal 9 \(Killed\)", finish(process))
     assert process.returncode == 75
+    record_kill("a rank that joins, or is in a collective")
 
 
 @pytest.mark.faults
