@@ -1,7 +1,7 @@
 """Ray actors killed at random moments, and nodes lost: the result is that of an undisturbed run.
 
 The groups' ids in the buffer show that each was trained on exactly once; the metrics are those of one process.
-`STROP_RAY_KILLS` is the number of kills, 2 by default (`make evidence ARGS=kills` sets 10).
+`STROP_RAY_KILLS` is the number of kills, 2 by default (`make evidence ARGS=kills` sets 20).
 """
 
 from __future__ import annotations
