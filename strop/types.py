@@ -403,6 +403,10 @@ class GlobalCounts:
     """Number of targets in expert demonstrations (mix)."""
     pairs: int = 0
     """Number of pairs of a chosen and a rejected response."""
+    kept_tokens: int | None = None
+    """Number of `tokens` that a rejection before the update has kept; None where there was none."""
+    mean_importance_weight: float = 1.0
+    """Mean of the importance weights, which they are divided by."""
 
     @classmethod
     def of(cls, experiences: Sequence[Experience]) -> GlobalCounts:

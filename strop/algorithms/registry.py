@@ -207,6 +207,14 @@ def needs_reference_logprobs(config: RolloutAlgorithmConfig) -> bool:
     return any(penalty is not None and penalty.estimator != "full" for penalty in penalties)
 
 
+def needs_start_logprobs(config: RolloutAlgorithmConfig) -> bool:
+    """Whether the trainer's log-probs at the start of the step are needed before its first update."""
+    if config.old_policy == "sampler":
+        return False
+    correction = config.importance_correction
+    return bool(config.rejection) or (correction is not None and correction.normalize)
+
+
 def needs_divergence(config: AlgorithmConfig) -> bool:
     """Whether the loss reads `TokenOutputs.divergence`."""
     if isinstance(config, SftConfig | DpoConfig):

@@ -67,6 +67,7 @@ PANELS = (
         "Staleness of the sampling weights", ("staleness/mean", "staleness/max"), only_if_above_0=True
     ),
     ChartPanel("Importance weights", ("importance/mean", "importance/capped_fraction")),
+    ChartPanel("Rejected tokens", ("rejection/token_fraction",)),
     ChartPanel("Speed", ("tokens_per_second",)),
 )
 _PHASES = ("sample", "reward", "logprobs", "update", "publish", "evaluate", "save")

@@ -373,10 +373,19 @@ METRICS: dict[str, Metric] = {
         "",
         None,
         "Mean over targets of the weight min(trainer's probability / sampler's probability, "
-        "cap): 1 if both are equal.",
+        "cap), before it is normalized: 1 if both are equal.",
     ),
     "importance/capped_fraction": Metric(
-        "Sampler-trainer mismatch", "fraction", "lower", "Fraction of targets whose weight is the cap."
+        "Sampler-trainer mismatch",
+        "fraction",
+        "lower",
+        "Fraction of targets whose weight is outside the bounds, and was truncated or set to 0.",
+    ),
+    "rejection/token_fraction": Metric(
+        "Sampler-trainer mismatch",
+        "fraction",
+        "lower",
+        "Fraction of targets that algorithm.rejection excludes from the loss, alone or with their response.",
     ),
     "staleness/mean": Metric(
         "Sampler-trainer mismatch",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.importance import ImportanceWeights, compute_importance_weights
-from strop.config.schema.algorithm import ImportanceCorrectionConfig
+from strop.config.schema.off_policy import ImportanceCorrectionConfig
 from tests.algorithms.batches import make_batch
 
 # Two answers of two tokens and one. The trainer's probability over the sampler's: 4, 1/2 and 3.
@@ -31,12 +31,39 @@ def run(level: str, cap: float) -> ImportanceWeights:
         # The first answer's weight is 4 * 1/2 = 2.
         ("sequence", 9.0, [2, 2, 3], [False, False, False]),
         ("sequence", 2.5, [2, 2, 2.5], [False, False, True]),
+        ("geometric", 9.0, [2**0.5, 2**0.5, 3], [False, False, False]),
     ],
 )
 def test_by_hand(level: str, cap: float, weights: list[float], capped: list[bool]) -> None:
     found = run(level, cap)
     assert found.weights.tolist() == pytest.approx(weights)
     assert found.capped.tolist() == capped
+
+
+@pytest.mark.parametrize(
+    ("level", "weights"), [("token", [0, 0, 3]), ("sequence", [2, 2, 3]), ("geometric", [0, 0, 3])]
+)
+def test_weights_outside_the_bounds_of_icepop_are_0(level: str, weights: list[float]) -> None:
+    config = ImportanceCorrectionConfig.model_validate({"level": level, "floor": 1.5, "cap": 3.5})
+    found = compute_importance_weights(TRAINER, SAMPLER, TARGETS, config)
+    assert found.weights.tolist() == pytest.approx(weights)
+    assert found.capped.tolist() == [weight == 0 for weight in weights]
+
+
+@pytest.mark.parametrize(
+    ("level", "mean"),
+    [("token", (4 + 0.5 + 3) / 3), ("sequence", (2 + 3) / 2), ("geometric", (2**0.5 + 3) / 2)],
+)
+def test_the_mean_is_over_tokens_or_over_responses(level: str, mean: float) -> None:
+    config = ImportanceCorrectionConfig.model_validate({"level": level, "cap": 9})
+    found = compute_importance_weights(TRAINER, SAMPLER, TARGETS, config)
+    assert found.mean(TARGETS, config) == pytest.approx(mean)
+
+
+def test_weights_that_are_all_0_are_not_normalized() -> None:
+    config = ImportanceCorrectionConfig(floor=10, cap=20, normalize=True)
+    found = compute_importance_weights(TRAINER, SAMPLER, TARGETS, config)
+    assert found.mean(TARGETS, config) == 1
 
 
 def test_weights_have_no_gradient() -> None:

@@ -12,6 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strop.algorithms.losses.aggregation import TargetTokens
+from strop.algorithms.losses.rejection import kept_targets
 from strop.algorithms.losses.sft import sft_loss
 from strop.algorithms.registry import compute_advantages, make_loss_fn
 from strop.algorithms.rollout_batch import RolloutBatch
@@ -20,7 +22,6 @@ from strop.config.schema.algorithm import (
     GpgConfig,
     GrpoConfig,
     GrpoPasskConfig,
-    ImportanceCorrectionConfig,
     KlLossConfig,
     KlLossEstimator,
     OpmdConfig,
@@ -28,6 +29,7 @@ from strop.config.schema.algorithm import (
     ReinforcePlusPlusBaselineConfig,
     RlooConfig,
 )
+from strop.config.schema.off_policy import ImportanceCorrectionConfig, RejectionRuleConfig
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
     ClippedLossConfig,
@@ -80,6 +82,11 @@ CORRECTIONS = [
     None,
     ImportanceCorrectionConfig(level="token", cap=1.1),
     ImportanceCorrectionConfig(level="sequence"),
+    ImportanceCorrectionConfig(level="geometric", floor=0.9, cap=1.3),
+]
+REJECTIONS = [
+    (RejectionRuleConfig(low=0.8, high=1.2),),
+    (RejectionRuleConfig(over="mean", low=0.9, high=1.1), RejectionRuleConfig(estimator="k3", high=0.05)),
 ]
 
 
@@ -120,12 +127,14 @@ def naive_policy_losses(
     )
     if config.importance_correction is None:
         return losses
-    by_token = config.importance_correction.level == "token"
-    weights = [math.exp(old[t] - sampler[t]) if by_token else whole for t in targets]
-    return [
-        loss * min(weight, config.importance_correction.cap)
-        for loss, weight in zip(losses, weights, strict=True)
-    ]
+    level, cap = config.importance_correction.level, config.importance_correction.cap
+    floor = config.importance_correction.floor
+    found = []
+    for t, loss in zip(targets, losses, strict=True):
+        token = math.exp(old[t] - sampler[t])
+        weight = {"token": token, "sequence": whole, "geometric": whole ** (1 / len(targets))}[level]
+        found.append(loss * (min(weight, cap) if floor is None else weight * (floor <= weight <= cap)))
+    return found
 
 
 def naive(
@@ -232,9 +241,75 @@ def test_on_policy_the_sampler_is_compared_with_the_current_logprobs() -> None:
     assert metrics["logprob_diff/mean_abs"].item() == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("rules", REJECTIONS)
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+@pytest.mark.parametrize("known", [True, False], ids=["decoupled", "bypass"])
+def test_rejected_targets_are_out_of_every_term(
+    rules: tuple[RejectionRuleConfig, ...], aggregation: Aggregation, known: bool
+) -> None:
+    """A batch with rejected targets has the loss of the batch without these targets, divided by its own counts."""
+    batch = make_batch(SHAPES)
+    config = with_parts(
+        aggregation=aggregation, rejection=rules, old_policy="trainer" if known else "sampler"
+    )
+    parameters, outputs = model_outputs(batch)
+    assert batch.old_logprobs is not None
+    trainer = batch.old_logprobs if known else outputs.logprobs.detach()
+    targets = TargetTokens.of(batch)
+    kept = kept_targets(targets.take(trainer), targets.take(batch.sampler_logprobs), targets, rules)
+    assert 0 < kept.sum() < len(kept), "the rules must keep some targets and reject some"
+    mask = torch.zeros_like(batch.loss_mask).index_put((targets.index[kept],), torch.tensor(True))
+    counts = counts_of(batch)
+
+    found = run(config, batch, replace(counts, kept_tokens=int(kept.sum()) if known else None), outputs)
+    denominators = replace(counts, tokens=int(kept.sum())) if known else counts
+    expected = run(with_parts(aggregation=aggregation), replace(batch, loss_mask=mask), denominators, outputs)
+    torch.testing.assert_close(found.loss, expected.loss)
+    gradients = [
+        torch.autograd.grad(result.loss, parameters, retain_graph=True)[0] for result in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+    assert found.metrics["rejection/token_fraction"].item() == pytest.approx(1 - kept.float().mean().item())
+
+
+def test_a_rejection_of_everything_is_no_loss() -> None:
+    batch = make_batch(SHAPES)
+    config = with_parts(rejection=(RejectionRuleConfig(low=50.0, high=60.0),))
+    found = run(config, batch, replace(counts_of(batch), kept_tokens=0), model_outputs(batch)[1])
+    assert found.loss.item() == 0
+    assert found.metrics["rejection/token_fraction"].item() == pytest.approx(1)
+
+
+def test_importance_weights_are_divided_by_their_mean() -> None:
+    batch, config = make_batch(SHAPES), GrpoConfig(importance_correction=ImportanceCorrectionConfig())
+    _, outputs = model_outputs(batch)
+    whole = run(config, batch, counts_of(batch), outputs)
+    scaled = run(config, batch, replace(counts_of(batch), mean_importance_weight=4.0), outputs)
+    torch.testing.assert_close(scaled.loss * 4, whole.loss)
+
+
+def test_reinforce_without_old_logprobs_is_weighted_by_the_current_policy() -> None:
+    """verl's bypass mode with `reinforce`: -A log pi, times pi / pi_sampler of the current weights."""
+    batch = make_batch(SHAPES)
+    config = GrpoConfig(
+        policy_loss=GpgLossConfig(),
+        old_policy="sampler",
+        importance_correction=ImportanceCorrectionConfig(cap=1.1),
+    )
+    _, outputs = model_outputs(batch)
+    mask = batch.loss_mask
+    logprobs = outputs.logprobs.detach()[mask]
+    weights = (logprobs - batch.sampler_logprobs[mask]).exp().clamp(max=1.1)
+    sizes = torch.tensor([targets for _, targets in SHAPES])
+    per_sequence = batch.weight.repeat_interleave(sizes)
+    expected = -(per_sequence * batch.advantages[mask] * logprobs * weights).sum() / mask.sum()
+    torch.testing.assert_close(run(config, batch, counts_of(batch), outputs).loss.detach(), expected)
+
+
 @given(
     st.sampled_from(LOSSES),
     st.sampled_from(CORRECTIONS),
+    st.sampled_from([(), *REJECTIONS]),
     st.sampled_from(get_args(Aggregation)),
     st.sampled_from(get_args(KlLossEstimator)),
     st.booleans(),
@@ -243,6 +318,7 @@ def test_on_policy_the_sampler_is_compared_with_the_current_logprobs() -> None:
 def test_two_micro_batches_give_the_loss_and_gradient_of_one(
     loss: PolicyLossConfig,
     correction: ImportanceCorrectionConfig | None,
+    rules: tuple[RejectionRuleConfig, ...],
     aggregation: Aggregation,
     estimator: KlLossEstimator,
     on_policy: bool,
@@ -251,6 +327,7 @@ def test_two_micro_batches_give_the_loss_and_gradient_of_one(
     config = with_parts(
         policy_loss=loss,
         importance_correction=correction,
+        rejection=rules,
         aggregation=aggregation,
         kl_loss=KlLossConfig(estimator=estimator),
     )

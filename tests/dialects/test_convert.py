@@ -182,7 +182,6 @@ def test_trinity_page_to_verl(tmp_path: Path) -> None:
     }
     assert found.values["trainer"]["save_freq"] == 100
     assert {item.field for item in found.unsupported if item.affects_training} == {
-        "algorithm.old_policy",
         "reward.functions.1",
         "data.train.answer",
         "data.train.source",

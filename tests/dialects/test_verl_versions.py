@@ -165,7 +165,6 @@ def test_lora_of_megatron_has_the_names_of_hugging_face() -> None:
         ([f"{ACTOR}.policy_loss.loss_mode=kl_cov"], "a loss that Strop does not have; it has vanilla"),
         (["algorithm.adv_estimator=gdpo"], "gdpo, which Strop does not have"),
         (["distillation.enabled=True"], "no on-policy distillation"),
-        (["algorithm.rollout_correction.bypass_mode=True"], "computes the old log-probs"),
         (["trainer.v1.trainer_mode=separate_async"], "write sync"),
         ([f"{ROLLOUT}.agent.default_agent_loop=tool_agent"], "agent loops"),
         (["actor_rollout_ref.model.mtp={enable: True, enable_train: True}"], "detach_encoder=True"),

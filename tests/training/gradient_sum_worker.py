@@ -47,6 +47,9 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
     **{f"kl {name}": {"kl_loss": {"estimator": name, "coef": 0.5}} for name in get_args(KlEstimator)},
     "entropy": {"entropy_coef": 0.1},
     "token correction": {"importance_correction": {"level": "token", "cap": 1.1}},
+    "rejection": {
+        "rejection": ({"over": "mean", "low": 0.9, "high": 1.1}, {"estimator": "k3", "high": 0.05})
+    },
     "sequence correction": {"importance_correction": {"level": "sequence", "cap": 1.5}},
 }
 

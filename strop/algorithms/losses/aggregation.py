@@ -38,6 +38,15 @@ class TargetTokens:
         weight = micro_batch.weight.index_select(0, segment)
         return cls(index, segment, tokens, weight, micro_batch.num_segments)
 
+    @classmethod
+    def concatenated(cls, tokens: torch.Tensor) -> TargetTokens:
+        """The targets of S sequences with `tokens` [S] targets each, end to end; every loss weight is 1."""
+        segment = torch.arange(len(tokens), device=tokens.device).repeat_interleave(tokens)
+        index = torch.arange(len(segment), device=tokens.device)
+        return cls(
+            index, segment, tokens[segment], torch.ones_like(segment, dtype=torch.float32), len(tokens)
+        )
+
     def take(self, values: torch.Tensor) -> torch.Tensor:
         """[K] from [T]: the values at targets."""
         return values.index_select(0, self.index)
@@ -48,7 +57,12 @@ class TargetTokens:
 
 
 def token_weights(
-    targets: TargetTokens, aggregation: Aggregation, counts: GlobalCounts, *, max_response_tokens: int
+    targets: TargetTokens,
+    aggregation: Aggregation,
+    counts: GlobalCounts,
+    *,
+    max_response_tokens: int,
+    kept: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[K] Weights of the targets' losses; the weighted sum over all micro-batches is the aggregated loss.
 
@@ -63,15 +77,23 @@ def token_weights(
     padded length of the batch's responses, which is that limit where it pads to it, and does not divide by
     the number of sequences. verl also averages over micro-batches, so that its loss depends on their size;
     Strop's does not.
+
+    `kept` [K] bool is False for rejected targets: they have the weight 0 and do not count as targets of their
+    sequence. The update's count of targets is without them where they are known before it
+    (`counts.kept_tokens`); its count of sequences is always with them. Both are as in verl.
     """
+    weight, tokens = targets.weight, targets.tokens
+    if kept is not None:
+        weight = weight * kept
+        tokens = targets.sequence_sum(kept.to(weight.dtype)).clamp(min=1)
     match aggregation:
         case "token-mean":
-            return targets.weight / counts.tokens
+            return weight / (counts.tokens if counts.kept_tokens is None else max(counts.kept_tokens, 1))
         case "seq-mean-token-sum":
-            return targets.weight / counts.sequences
+            return weight / counts.sequences
         case "seq-mean-token-mean":
-            return targets.weight / (counts.sequences * targets.tokens)
+            return weight / (counts.sequences * tokens)
         case "seq-mean-token-sum-norm":
-            return targets.weight / (counts.sequences * max_response_tokens)
+            return weight / (counts.sequences * max_response_tokens)
         case _:
             assert_never(aggregation)

@@ -1,4 +1,4 @@
-"""Truncated importance sampling between the sampler's and the trainer's policy, which differ slightly."""
+"""Importance weights between the sampler's and the trainer's policy, which differ slightly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from strop.algorithms.log_ratios import bound_exponent, bound_log_ratio
 from strop.algorithms.losses.aggregation import TargetTokens
-from strop.config.schema.algorithm import ImportanceCorrectionConfig
+from strop.config.schema.off_policy import ImportanceCorrectionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,16 @@ class ImportanceWeights:
     weights: torch.Tensor
     """[K] Importance weights, without gradient."""
     capped: torch.Tensor
-    """[K] bool: True where the weight was capped."""
+    """[K] bool: True where the weight is outside the bounds, and was truncated or set to 0."""
+
+    def mean(self, targets: TargetTokens, config: ImportanceCorrectionConfig) -> float:
+        """Mean weight of the targets at level `token`, of the sequences at the other levels; 1 where all are 0."""
+        share = torch.ones_like(self.weights) if config.level == "token" else 1 / targets.tokens
+        mean = float((self.weights * share).sum() / share.sum())
+        return mean if mean > _NO_WEIGHT else 1.0
+
+
+_NO_WEIGHT = 1e-8
 
 
 def compute_importance_weights(
@@ -27,18 +36,25 @@ def compute_importance_weights(
     targets: TargetTokens,
     config: ImportanceCorrectionConfig,
 ) -> ImportanceWeights:
-    """Truncated importance sampling: min(pi_trainer / pi_sampler, cap).
+    """Truncated importance sampling: min(pi_trainer / pi_sampler, cap); with `floor`, the ratio inside [floor, cap]
+    and 0 outside (IcePop; Ling team, arXiv 2510.18855).
 
     Per token (Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
     2025): slightly biased, low variance. Per sequence, the weight is the product over the sequence's targets
-    (truncated as in Ionides, 2008): unbiased except for the cap, high variance.
+    (truncated as in Ionides, 2008): unbiased except for the cap, high variance; `geometric` is its root of the
+    number of targets. The weights are not normalized.
 
     Args:
-        trainer_logprobs: [K] under the trainer's weights at the start of the step.
+        trainer_logprobs: [K] under the trainer's weights.
         sampler_logprobs: [K] under the sampling distribution.
     """
     difference = bound_log_ratio(trainer_logprobs.detach() - sampler_logprobs)
-    if config.level == "sequence":
+    if config.level != "token":
         difference = targets.sequence_sum(difference)
-    weights = bound_exponent(difference).exp()
-    return ImportanceWeights(weights.clamp(max=config.cap), weights > config.cap)
+    if config.level == "geometric":
+        difference = difference / targets.tokens
+    ratio = bound_exponent(difference).exp()
+    if config.floor is None:
+        return ImportanceWeights(ratio.clamp(max=config.cap), ratio > config.cap)
+    outside = (ratio < config.floor) | (ratio > config.cap)
+    return ImportanceWeights(ratio.masked_fill(outside, 0.0), outside)

@@ -11,7 +11,9 @@ from strop.algorithms.losses.aggregation import TargetTokens, token_weights
 from strop.algorithms.losses.importance import ImportanceWeights, compute_importance_weights
 from strop.algorithms.losses.loss_terms import PolicyLossTerms
 from strop.algorithms.losses.policy_losses import log_ratio, policy_loss_terms
+from strop.algorithms.losses.rejection import kept_targets
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
+from strop.config.schema.policy_loss import GpgLossConfig, OpmdLossConfig
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
 
@@ -30,9 +32,6 @@ class PolicyObjective:
     def __call__(self, micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
         """Raises ValueError where the reference's log-probs, the divergence or the entropy are needed and missing."""
         targets = TargetTokens.of(micro_batch)
-        weights = token_weights(
-            targets, self.config.aggregation, counts, max_response_tokens=self.max_response_tokens
-        )
         logprobs = targets.take(outputs.logprobs)
         old = None if micro_batch.old_logprobs is None else targets.take(micro_batch.old_logprobs)
         reference = None if micro_batch.ref_logprobs is None else targets.take(micro_batch.ref_logprobs)
@@ -41,9 +40,21 @@ class PolicyObjective:
         ratio = log_ratio(logprobs, old)
         advantages = targets.take(micro_batch.advantages)
         terms = policy_loss_terms(self.config.policy_loss, logprobs, ratio, advantages, targets)
-        start = logprobs.detach() if old is None else old
-        correction = self._correction(start, targets.take(micro_batch.sampler_logprobs), targets)
-        corrected = terms.loss if correction is None else terms.loss * correction.weights
+        current = logprobs.detach()
+        start = current if old is None else old
+        sampler = targets.take(micro_batch.sampler_logprobs)
+        kept = self._kept(current, start, sampler, targets)
+        weights = token_weights(
+            targets,
+            self.config.aggregation,
+            counts,
+            max_response_tokens=self.max_response_tokens,
+            kept=kept,
+        )
+        correction = self._correction(current, start, sampler, targets)
+        corrected = terms.loss
+        if correction is not None:
+            corrected = corrected * correction.weights / counts.mean_importance_weight
         parts = {"policy_loss": (weights * corrected).sum()}
         loss = parts["policy_loss"]
         if self.config.kl_loss is not None:
@@ -60,6 +71,8 @@ class PolicyObjective:
             if correction is not None:
                 means["importance/mean"] = correction.weights
                 means["importance/capped_fraction"] = correction.capped.float()
+            if kept is not None:
+                means["rejection/token_fraction"] = (~kept).float()
             if outputs.divergence is not None:
                 means["kl/ref"] = targets.take(outputs.divergence)
             elif reference is not None:
@@ -69,11 +82,24 @@ class PolicyObjective:
             shares = {name: each.sum() / counts.tokens for name, each in means.items()}
         return LossOutput(loss, {name: part.detach() for name, part in parts.items()} | shares)
 
+    def _kept(
+        self, current: torch.Tensor, start: torch.Tensor, sampler: torch.Tensor, targets: TargetTokens
+    ) -> torch.Tensor | None:
+        """[K] bool. With the sampler as the old policy, the current policy is compared with it."""
+        if not self.config.rejection:
+            return None
+        trainer = current if self.config.old_policy == "sampler" else start
+        return kept_targets(trainer, sampler, targets, self.config.rejection)
+
     def _correction(
-        self, trainer: torch.Tensor, sampler: torch.Tensor, targets: TargetTokens
+        self, current: torch.Tensor, start: torch.Tensor, sampler: torch.Tensor, targets: TargetTokens
     ) -> ImportanceWeights | None:
+        """The weights, of the current policy where the loss has no ratio of its own to the sampler's."""
         config = self.config.importance_correction
-        return None if config is None else compute_importance_weights(trainer, sampler, targets, config)
+        if config is None:
+            return None
+        trainer = current if weighs_current_policy(self.config) else start
+        return compute_importance_weights(trainer, sampler, targets, config)
 
     def _kl_loss(
         self,
@@ -105,6 +131,15 @@ class PolicyObjective:
         if entropy is None:
             raise ValueError("algorithm.entropy_coef needs the entropy of each target, which is missing")
         return self.config.entropy_coef * (weights * entropy).sum()
+
+
+def weighs_current_policy(config: RolloutAlgorithmConfig) -> bool:
+    """Whether importance weights are those of the current policy, and not of the old one.
+
+    The losses with a ratio correct for the way from the old to the current policy by that ratio. With the sampler
+    as the old policy, the weights of the losses without one do.
+    """
+    return config.old_policy == "sampler" and isinstance(config.policy_loss, GpgLossConfig | OpmdLossConfig)
 
 
 def _ratio_means(log_ratio: torch.Tensor, terms: PolicyLossTerms) -> dict[str, torch.Tensor]:

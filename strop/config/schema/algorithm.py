@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.critic import CriticConfig
+from strop.config.schema.off_policy import ImportanceCorrectionConfig, RejectionRuleConfig
 from strop.config.schema.policy_loss import ClippedLossConfig, GpgLossConfig, OpmdLossConfig, PolicyLossConfig
 
 SampledKl = Literal["k1", "abs", "k2", "k3"]
@@ -66,15 +67,6 @@ class KlRewardConfig(Section):
     """Controller of the coefficient; null keeps it constant."""
 
 
-class ImportanceCorrectionConfig(Section):
-    """Truncated importance sampling: weights of the loss, the trainer's over the sampler's probability."""
-
-    level: Literal["token", "sequence"] = "token"
-    """Level of the weights: one per token, or one per response, the product of its tokens' weights."""
-    cap: float = Field(2.0, gt=0)
-    """Maximum weight; larger weights are truncated to it."""
-
-
 class OverlongPenaltyConfig(Section):
     """DAPO's soft penalty for responses near the token limit (arXiv 2503.14476, equation 13)."""
 
@@ -117,6 +109,9 @@ class PolicyGradientConfig(Section):
     """Coefficient of the entropy of the response tokens, which is maximized; 0 for none."""
     importance_correction: ImportanceCorrectionConfig | None = None
     """Correction for the difference between the sampler's and the trainer's policy; null for none."""
+    rejection: tuple[RejectionRuleConfig, ...] = ()
+    """Rules for the difference between the sampler's and the trainer's policy; a token that fails one of them is
+    excluded from the loss."""
     overlong_penalty: OverlongPenaltyConfig | None = None
     """Penalty in the reward for responses near the token limit; null for none."""
 
@@ -355,7 +350,14 @@ class CustomConfig(PolicyGradientConfig):
                 )
 
 
-_BUILT_IN_LOSS_OPTIONS = ("policy_loss", "aggregation", "kl_loss", "entropy_coef", "importance_correction")
+_BUILT_IN_LOSS_OPTIONS = (
+    "policy_loss",
+    "aggregation",
+    "kl_loss",
+    "entropy_coef",
+    "importance_correction",
+    "rejection",
+)
 
 
 class SftConfig(Section):

@@ -123,12 +123,6 @@ _LOSS = (
         None,
         "the sum over tokens is divided by data.max_response_length; leave it null",
     ),
-    refused(
-        f"{_ACTOR}.use_rollout_log_probs",
-        False,
-        "the trainer always computes the old log-probs; write algorithm.rollout_correction.rollout_is=token "
-        "for the difference to the sampler",
-    ),
     refused("algorithm.use_pf_ppo", False, "Strop has no reweighting of samples (PF-PPO); leave it False"),
     no_effect("algorithm.pf_ppo.*", UNSET, "algorithm.use_pf_ppo is False", value_type=ANY),
     placement(

@@ -12,10 +12,10 @@ from strop.dialects.ledger.key_mapping import (
     mapped,
     no_effect,
     not_on_page,
-    unless,
     written_by,
 )
 from strop.dialects.ledger.value_types import ANY, NUMBER, nullable, one_of
+from strop.dialects.verl import switches
 
 _ACTOR = "actor_rollout_ref.actor"
 _MODE = f"{_ACTOR}.policy_loss.loss_mode"
@@ -58,16 +58,28 @@ _PER_SEQUENCE = ("gspo", "sapo", "geo_mean")
 
 
 def _mode(foreign: ForeignValues) -> str:
+    """The loss mode; verl's bypass mode has losses of its own, the clipped one and the plain gradient."""
+    if switches.is_bypass(foreign):
+        return "gpg" if switches.is_reinforce(foreign) else "vanilla"
     return str(foreign[_MODE]).replace("-", "_")
+
+
+def _except_with(*modes: str) -> InactiveCheck:
+    """Check that finds a key inactive except with these loss modes."""
+
+    def inactive(foreign: ForeignValues) -> str | None:
+        mode = _mode(foreign)
+        return None if mode in modes else f"{_MODE} is {mode}"
+
+    return inactive
 
 
 def _read_by(key: str) -> InactiveCheck:
     """Check that finds a key inactive except with the loss modes that read it."""
-    modes = [mode for mode in _LOSSES if key in _PARAMETERS.get(mode, {})]
-    return unless(_MODE, *modes, *(mode.replace("_", "-") for mode in modes))
+    return _except_with(*(mode for mode in _LOSSES if key in _PARAMETERS.get(mode, {})))
 
 
-bounds_inactive = unless(_MODE, *_BOUNDS)
+bounds_inactive = _except_with(*_BOUNDS)
 """Check that finds the clip_ratio keys inactive with a loss that has no bounds."""
 
 

@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from strop.dialects.ledger.key_mapping import ForeignValues, any_inactive, unless
 
+_CORRECTION = "algorithm.rollout_correction"
+
+
+def is_bypass(foreign: ForeignValues) -> bool:
+    """Whether the sampler's log-probs are the old ones: verl's bypass mode, which has losses of its own."""
+    return bool(foreign[f"{_CORRECTION}.bypass_mode"])
+
+
+def is_reinforce(foreign: ForeignValues) -> bool:
+    """Whether the loss is the plain policy gradient of verl's bypass mode."""
+    without_clipping = foreign[f"{_CORRECTION}.loss_type"] == "reinforce"
+    return is_bypass(foreign) and (without_clipping or bool(foreign[f"{_CORRECTION}.use_policy_gradient"]))
+
+
 gae = unless("algorithm.adv_estimator", "gae")
 kl_loss = unless("actor_rollout_ref.actor.use_kl_loss", True)
 kl_in_reward = unless("algorithm.use_kl_in_reward", True)

@@ -37,9 +37,12 @@ _SINCE = {
         actor_rollout_ref.rollout.agent actor_rollout_ref.rollout.trace actor_rollout_ref.model.exclude_modules
         actor_rollout_ref.rollout.update_weights_bucket_megabytes data.dataloader_num_workers data.datagen
         data.sampler data.return_multi_modal_inputs trainer.esi_redundant_time trainer.npu_profile
-        trainer.use_legacy_worker_impl
+        trainer.use_legacy_worker_impl actor_rollout_ref.actor.tis_imp_ratio_cap
     """,
     "0.6": """
+        algorithm.rollout_is algorithm.rollout_is_threshold algorithm.rollout_is_threshold_lower
+        algorithm.rollout_is_level algorithm.rollout_is_mode algorithm.rollout_is_veto_threshold
+        actor_rollout_ref.actor.use_rollout_log_probs
         ray_kwargs model_engine global_profiler transfer_queue algorithm.rollout_correction
         data.apply_chat_template_kwargs data.image_patch_size data.tool_config_path data.train_max_samples
         data.val_max_samples reward_model.enable_resource_pool reward_model.n_gpus_per_node reward_model.nnodes
@@ -93,7 +96,15 @@ _UNTIL = {
         trainer.controller_nsight_options trainer.worker_nsight_options actor_rollout_ref.rollout.layer_name_map
         trainer.remove_previous_ckpt_in_save reward_model.overlong_buffer
     """,
-    "0.5": "actor_rollout_ref.actor.profile actor_rollout_ref.ref.profile trainer.npu_profile",
+    "0.5": """
+        actor_rollout_ref.actor.profile actor_rollout_ref.ref.profile trainer.npu_profile
+        actor_rollout_ref.actor.tis_imp_ratio_cap
+    """,
+    "0.6": """
+        algorithm.rollout_is algorithm.rollout_is_threshold algorithm.rollout_is_threshold_lower
+        algorithm.rollout_is_level algorithm.rollout_is_mode algorithm.rollout_is_veto_threshold
+        algorithm.rollout_correction.use_policy_gradient
+    """,
     "0.7": """
         actor_rollout_ref.rollout.update_weights_bucket_megabytes critic.model.fsdp_config data.datagen data.sampler
         reward_model.max_length reward_model.megatron reward_model.micro_batch_size

@@ -9,7 +9,7 @@ import numpy as np
 from strop.algorithms.loss_spec import LossSpec
 from strop.protocols import TrainingEngine
 from strop.run.optimize.lr_schedule import LrSchedule
-from strop.types import TrainingBatch
+from strop.types import GlobalCounts, TrainingBatch
 
 
 class PolicyOptimizer:
@@ -21,17 +21,20 @@ class PolicyOptimizer:
         self.lr_schedule = lr_schedule
         """Learning rate of the updates; an evaluation can change it."""
 
-    def update(self, batch: TrainingBatch, *, step: int, update: int) -> dict[str, float]:
+    def update(
+        self, batch: TrainingBatch, *, step: int, update: int, counts: GlobalCounts | None = None
+    ) -> dict[str, float]:
         """One update on a batch; returns its metrics.
 
-        `step` counts from 1, `update` from 0. Raises TrainingError where the loss or the gradient is not finite.
+        `step` counts from 1, `update` from 0; `counts` of None are those of the batch. Raises TrainingError where
+        the loss or the gradient is not finite.
         """
         metrics = {"lr": self.lr_schedule.lr(step, update)}
         self.engine.set_lr(metrics["lr"])
         weight_decay = self.lr_schedule.weight_decay(step, update)
         if weight_decay is not None:
             self.engine.set_weight_decay(weight_decay)
-        metrics |= self.engine.forward_backward(batch, self._loss.at_step(step))
+        metrics |= self.engine.forward_backward(batch, self._loss.at_step(step), counts)
         metrics["grad_norm"] = self.engine.step()
         return metrics
 

@@ -11,6 +11,7 @@ import torch
 
 from strop.algorithms import registry
 from strop.algorithms.kl import estimate_kl, mean_rollout_kl
+from strop.algorithms.losses.policy_objective import weighs_current_policy
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import KlEstimator, PpoConfig, RolloutAlgorithmConfig
 from strop.config.schema.trainer import TrainerConfig
@@ -23,11 +24,12 @@ from strop.run.optimize.advantage_inputs import (
 from strop.run.optimize.critic import Critic
 from strop.run.optimize.expert_data import ExpertData
 from strop.run.optimize.minibatches import plan_minibatches, shuffle_seed
+from strop.run.optimize.off_policy_counts import count_kept, mean_importance_weight
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
 from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
-from strop.types import Experience, ExperienceGroup, FloatArray, TrainingBatch
+from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
 
 
 class RolloutUpdater:
@@ -96,13 +98,18 @@ class RolloutUpdater:
         advantages, advantage_metrics = self._advantages(groups, experiences, scored, step)
         metrics |= advantage_metrics
         updates_started = time.perf_counter()
+        mean_weight = None
+        if not weighs_current_policy(self._algorithm):
+            mean_weight = mean_importance_weight(self._algorithm, experiences, lambda: old)
+        compared = self._algorithm.old_policy == "sampler" or registry.needs_start_logprobs(self._algorithm)
         rows = [
             self._update(
                 experiences,
                 advantages,
                 minibatch,
-                old if number or self._algorithm.old_policy == "sampler" else None,
+                old if number or compared else None,
                 reference,
+                mean_weight,
                 step,
                 updates_done + number,
             )
@@ -204,14 +211,15 @@ class RolloutUpdater:
         """Log-probs by the old policy: the weights at the start of the step, of what is trained on after the first
         update, or the sampler's.
 
-        In the first update they equal the current log-probs, so no forward pass is spent on them, unless
-        a KL penalty in the reward is estimated from the log-probs of all experiences.
+        In the first update they equal the current log-probs, so no forward pass is spent on them, unless a KL
+        penalty in the reward or a correction is computed from the log-probs of all experiences.
         """
         if self._algorithm.old_policy == "sampler":
             return [experience.policy_logprobs for experience in experiences]
         chosen = sorted({number for update in updates[1:] for number in update})
         penalty = self._algorithm.kl_reward
-        if penalty is not None and penalty.estimator != "full":
+        penalized = penalty is not None and penalty.estimator != "full"
+        if penalized or registry.needs_start_logprobs(self._algorithm):
             chosen = list(range(len(experiences)))
         return self._logprobs(experiences, chosen, reference=False) if chosen else None
 
@@ -230,22 +238,34 @@ class RolloutUpdater:
         minibatch: Sequence[int],
         old: Sequence[FloatArray] | None,
         reference: Sequence[FloatArray] | None,
+        mean_weight: float | None,
         step: int,
         update: int,
     ) -> dict[str, float]:
-        """One update of the policy, on a minibatch and, under mix, the expert's next demonstrations."""
+        """One update of the policy, on a minibatch and, under mix, the expert's next demonstrations.
+
+        `mean_weight` is None where importance weights are those of the current policy, whose mean changes.
+        """
         expert = [] if self._expert is None else self._expert.take()
         zeros = [zeros_for(experience) for experience in expert]
-        return self._policy.update(
-            TrainingBatch(
-                [*(experiences[i] for i in minibatch), *expert],
-                advantages=[*(advantages[i] for i in minibatch), *zeros],
-                old_logprobs=[*(old[i] for i in minibatch), *zeros] if old else None,
-                ref_logprobs=[*(reference[i] for i in minibatch), *zeros] if reference else None,
-            ),
-            step=step,
-            update=update,
+        rollouts = [experiences[i] for i in minibatch]
+        start = [old[i] for i in minibatch] if old else None
+        batch = TrainingBatch(
+            [*rollouts, *expert],
+            advantages=[*(advantages[i] for i in minibatch), *zeros],
+            old_logprobs=[*start, *zeros] if start else None,
+            ref_logprobs=[*(reference[i] for i in minibatch), *zeros] if reference else None,
         )
+        if mean_weight is None:
+            mean_weight = mean_importance_weight(
+                self._algorithm, rollouts, lambda: self._policy.engine.logprobs(rollouts)
+            )
+        counts = replace(
+            GlobalCounts.of(batch.experiences),
+            kept_tokens=count_kept(self._algorithm, rollouts, start),
+            mean_importance_weight=mean_weight,
+        )
+        return self._policy.update(batch, step=step, update=update, counts=counts)
 
 
 def _staleness(experiences: Sequence[Experience], step: int) -> dict[str, float]:

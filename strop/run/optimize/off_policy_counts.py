@@ -1,0 +1,62 @@
+"""Denominators of an update's loss that depend on the difference between trainer and sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from strop.algorithms.losses.aggregation import TargetTokens
+from strop.algorithms.losses.importance import compute_importance_weights
+from strop.algorithms.losses.rejection import kept_targets
+from strop.config.schema.algorithm import RolloutAlgorithmConfig
+from strop.run.optimize.advantage_inputs import gather_targets
+from strop.types import Experience, FloatArray
+
+
+def count_kept(
+    algorithm: RolloutAlgorithmConfig,
+    experiences: Sequence[Experience],
+    old_logprobs: Sequence[FloatArray] | None,
+) -> int | None:
+    """Number of an update's targets that `algorithm.rejection` keeps.
+
+    None without a rejection, and where it compares the current policy with the sampler, so that it is unknown
+    before the update.
+
+    Args:
+        experiences: those of the update.
+        old_logprobs: [L] of each, under the weights at the start of the step.
+    """
+    if not algorithm.rejection or algorithm.old_policy == "sampler":
+        return None
+    assert old_logprobs is not None
+    trainer, sampler, targets = _compared(experiences, old_logprobs)
+    return int(kept_targets(trainer, sampler, targets, algorithm.rejection).sum())
+
+
+def mean_importance_weight(
+    algorithm: RolloutAlgorithmConfig,
+    experiences: Sequence[Experience],
+    trainer_logprobs: Callable[[], Sequence[FloatArray] | None],
+) -> float:
+    """Mean importance weight of experiences, by which the weights are normalized; 1 where they are not.
+
+    `trainer_logprobs` returns [L] of each, under the policy whose weights these are.
+    """
+    correction = algorithm.importance_correction
+    if correction is None or not correction.normalize:
+        return 1.0
+    logprobs = trainer_logprobs()
+    assert logprobs is not None
+    trainer, sampler, targets = _compared(experiences, logprobs)
+    return compute_importance_weights(trainer, sampler, targets, correction).mean(targets, correction)
+
+
+def _compared(
+    experiences: Sequence[Experience], trainer: Sequence[FloatArray]
+) -> tuple[torch.Tensor, torch.Tensor, TargetTokens]:
+    """[K] log-probs of the trainer and of the sampler, and their targets, of all experiences end to end."""
+    tokens = torch.tensor([experience.response_tokens for experience in experiences])
+    sampler = gather_targets([experience.sampler_logprobs for experience in experiences], experiences)
+    return gather_targets(trainer, experiences), sampler, TargetTokens.concatenated(tokens)
