@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Empty: Python keeps compiled modules. The tests start hundreds of interpreters, which would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart test coverage check slow evidence docs clean
+.PHONY: quickstart test coverage check slow engines evidence docs clean
 
 quickstart: .venv/base
 	$(BIN)/python examples/quickstart/quickstart.py $(ARGS)
@@ -21,6 +21,9 @@ coverage: .venv/dev  ## the same tests with line coverage and its floor; doubles
 
 slow: .venv/dev  ## learning tests, fault tests and long end-to-end tests, which CI runs too
 	$(BIN)/pytest -n 2 -m "learning or faults or slow" $(ARGS)
+
+engines: .venv-vllm/ready  ## tests on vLLM's CPU build, in an environment of its own
+	.venv-vllm/bin/pytest -m engines $(ARGS)
 
 check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages
 	$(BIN)/ruff check .
@@ -41,7 +44,7 @@ docs: .venv/base  ## pages that are generated from the code
 	$(BIN)/python -m strop.dialects.reference
 
 clean:
-	rm -rf .venv build dist runs
+	rm -rf .venv .venv-vllm build dist runs
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Strop needs Python 3.11 or newer; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
@@ -54,6 +57,12 @@ clean:
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@ .venv/base
+
+.venv-vllm/ready: constraints-vllm.txt | .venv/bin/python
+	$(BIN)/python -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'

@@ -1,10 +1,12 @@
-"""Throughput of one inference engine in this process, and of pools of engines in separate processes.
+"""Inference engines on the CPU: throughput, duration of a weight update, and exactness of the log-probs.
 
-    OMP_NUM_THREADS=1 python benchmarks/engines.py
-    OMP_NUM_THREADS=1 python benchmarks/engines.py --model 28M --engines 2 3 --repeats 5
+    OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/engines.py
+    OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/engines.py --dtypes bfloat16 --repeats 5
 
-Each engine has one thread. The workload is that of benchmarks/sampler.py: random Qwen2 models, 64 tokens per
-response, temperature 1. The variants are measured alternately; the minimum time of each is printed.
+The native engine, vLLM, and Hugging Face's `generate`, on the workload of benchmarks/sampler.py: a random Qwen2
+model, 64 tokens per response, temperature 1, one thread each. The engines are measured alternately; the minimum
+time of each is printed. A weight update passes all tensors of the trainer's model to the engine. The gap is the mean
+difference, in nats, from the log-probs of Hugging Face's forward pass in float32 after that update.
 """
 
 from __future__ import annotations
@@ -13,91 +15,134 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
-from sampler import SIZES, Work, make_work
+import numpy as np
+import torch
+from engine_pool import requests_of
+from sampler import SIZES, Work, hugging_face, make_work
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-import strop
-from strop.config.schema import Run
+from strop.config.schema.inference_engine import NativeEngineConfig, VllmEngineConfig
+from strop.config.schema.model import ModelConfig
 from strop.inference.pool import EnginePool, EngineSpec
-from strop.inference.registry import running_engine
+from strop.inference.registry import load_engine, running_engine
 from strop.protocols import InferenceEngine
-from strop.run.rollout.inference_engines import PoolEngineFactory
-from strop.types import SampleRequest, SamplingParams
+from strop.types import Completion, SampleRequest
 from strop.workers.start import LocalPlacement
 
-
-def run_of(folder: Path, engines: int) -> Run:
-    """Make a run that samples from the model in this folder."""
-    values = {
-        "model": {"path": str(folder)},
-        "data": {"train": {"path": "unread.jsonl"}},
-        "rollout": {"pool": {"engines": engines, "max_restarts": 0}},
-        "trainer": {"engine": {"device": "cpu"}, "duration": "1 steps"},
-    }
-    return strop.load(values).run
+_SECTIONS: dict[str, NativeEngineConfig | VllmEngineConfig] = {
+    "native": NativeEngineConfig(),
+    "vLLM": VllmEngineConfig(max_model_len=512, engine_kwargs={"kv_cache_memory_bytes": 2**29}),
+}
+_GAP_PROMPTS = 8
 
 
-def requests_of(work: Work, seed: int) -> list[SampleRequest]:
-    """Make a request for each sample of each prompt."""
-    sampling = SamplingParams(max_tokens=work.max_tokens, ignore_eos=True)
-    return [
-        SampleRequest(f"{p}.{n}", prompt, sampling, seed=1000 * seed + p * work.samples + n)
-        for p, prompt in enumerate(work.prompts)
-        for n in range(work.samples)
-    ]
+class EngineFactory:
+    """Builds an engine on a model folder, in its process."""
+
+    def __init__(self, name: str, folder: Path, dtype: str) -> None:
+        self.section = _SECTIONS[name].model_copy(update={"dtype": dtype})
+        self.folder = folder
+
+    def __call__(self) -> InferenceEngine:
+        """Load tokenizer and model."""
+        model = ModelConfig(path=str(self.folder))
+        tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        return load_engine(self.section, model, tokenizer, torch.device("cpu"))
 
 
-def measure(engine: InferenceEngine, work: Work, seed: int) -> tuple[float, float]:
-    """Return the seconds, and the CPU-seconds of all processes, in which all responses are sampled."""
-    requests = requests_of(work, seed)
-    cpu_before, began = _cpu_seconds(), time.perf_counter()
-    asyncio.run(engine.sample(requests))
-    return time.perf_counter() - began, _cpu_seconds() - cpu_before
+def open_engine(name: str, folder: Path, dtype: str) -> InferenceEngine:
+    """Build the engine; each but the native one in a process of its own."""
+    factory = EngineFactory(name, folder, dtype)
+    if name == "native":
+        return factory()
+    return EnginePool([EngineSpec("engine-0", factory)], LocalPlacement(), max_restarts=0)
 
 
-def _cpu_seconds() -> float:
-    current = psutil.Process()
-    times = [process.cpu_times() for process in (current, *current.children())]
-    return sum(each.user + each.system for each in times)
+def measure_load(engine: InferenceEngine, model: PreTrainedModel, repeats: int) -> float:
+    """Minimum seconds of a weight update; the model's weights change before each."""
+    seconds = []
+    for version in range(1, repeats + 1):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.001)
+        began = time.perf_counter()
+        engine.load(model.named_parameters(), version)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def logprob_gap(engine: InferenceEngine, model: PreTrainedModel, work: Work) -> float:
+    """Mean difference from the model's log-probs, in nats."""
+    requests = requests_of(work, 99)[: _GAP_PROMPTS * work.samples : work.samples]
+    completions = asyncio.run(engine.sample(requests))
+    gaps = [_gaps(model, *each) for each in zip(requests, completions, strict=True)]
+    return float(np.concatenate(gaps).mean())
+
+
+def _gaps(model: PreTrainedModel, request: SampleRequest, completion: Completion) -> np.ndarray:
+    tokens = torch.from_numpy(np.concatenate([request.prompt_ids, completion.token_ids])).long()
+    with torch.no_grad():
+        logprobs = model(tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
+    expected = logprobs[:-1].gather(1, tokens[1:, None])[len(request.prompt_ids) - 1 :, 0]
+    return np.abs(expected.numpy() - completion.sampler_logprobs)
+
+
+def sampling_function(engine: InferenceEngine, work: Work) -> Callable[[int], object]:
+    """A function that samples all responses once, from a seed."""
+    return lambda seed: asyncio.run(engine.sample(requests_of(work, seed)))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line: print a row for each number of engines."""
+    """Run the command line: print a row for each engine and data type."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", choices=list(SIZES), default="8.4M")
-    parser.add_argument("--engines", nargs="+", type=int, default=[2])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", choices=list(SIZES), default="10.2M")
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"]
+    )
+    parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args(argv)
+    print("| engine | tokens per second | weight update, seconds | log-prob gap, nats |")
+    print("| --- | --- | --- | --- |")
+    for dtype in args.dtypes:
+        for row in measure(args.model, dtype, args.repeats):
+            print(f"| {row} |", flush=True)
+
+
+def measure(size: str, dtype: str, repeats: int) -> list[str]:
+    """Cells of each engine's row."""
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as opened:
         folder = Path(scratch) / "model"
-        work = make_work(SIZES[args.model], folder, stops=False)
-        single = opened.enter_context(running_engine(PoolEngineFactory(run_of(folder, 1), 0)()))
-        engines: dict[str, InferenceEngine] = {"1, in the process": single}
-        for count in args.engines:
-            run = run_of(folder, count)
-            specs = [
-                EngineSpec(f"engine-{number}", PoolEngineFactory(run, number)) for number in range(count)
-            ]
-            pool = opened.enter_context(running_engine(EnginePool(specs, LocalPlacement(), max_restarts=0)))
-            engines[f"{count}, separate processes"] = pool
+        work = make_work(SIZES[size], folder, stops=False)
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        engines = {
+            name: opened.enter_context(running_engine(open_engine(name, folder, dtype))) for name in _SECTIONS
+        }
+        samplers = {name: sampling_function(engine, work) for name, engine in engines.items()}
+        samplers["Hugging Face `generate`"] = hugging_face(work, getattr(torch, dtype))
+        times: dict[str, list[float]] = {name: [] for name in samplers}
+        for seed in range(repeats + 1):
+            for name, sample_all in samplers.items():
+                began = time.perf_counter()
+                sample_all(seed)
+                if seed:  # the first round warms up
+                    times[name].append(time.perf_counter() - began)
+        tokens = len(work.prompts) * work.samples * work.max_tokens
+        speeds = {name: tokens / min(seconds) for name, seconds in times.items()}
+        loads = {name: measure_load(engine, model, repeats) for name, engine in engines.items()}
         for engine in engines.values():
-            measure(engine, work, 0)
-        runs = [[measure(engine, work, seed) for engine in engines.values()] for seed in range(args.repeats)]
-    tokens = len(work.prompts) * work.samples * work.max_tokens
-    print(
-        f"{args.model}: {len(work.prompts)} prompts x {work.samples} samples of {work.max_tokens} tokens.\n"
-    )
-    print("| engines | seconds | tokens per second | CPU-seconds |")
-    print("| --- | --- | --- | --- |")
-    for name, times in zip(engines, zip(*runs, strict=True), strict=True):
-        seconds, cpu_seconds = min(times)
-        print(f"| {name} | {seconds:.2f} | {tokens / seconds:.0f} | {cpu_seconds:.2f} |")
+            engine.load(model.named_parameters(), repeats + 1)
+        gaps = {name: logprob_gap(engine, model, work) for name, engine in engines.items()}
+        return [
+            f"{name}, {dtype} | {speed:.0f} | "
+            + (f"{loads[name]:.3f} | {gaps[name]:.1e}" if name in loads else "none | -")
+            for name, speed in speeds.items()
+        ]
 
 
 if __name__ == "__main__":

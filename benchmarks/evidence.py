@@ -22,7 +22,8 @@ TABLES = {
     "sft": ["benchmarks/sft.py"],
     "cost": ["benchmarks/step_cost.py"],
     "sampler": ["benchmarks/sampler.py"],
-    "engines": ["benchmarks/engines.py", "--engines", "2", "3"],
+    "engine_pool": ["benchmarks/engine_pool.py", "--engines", "2", "3"],
+    "engines": ["benchmarks/engines.py"],
     "logprobs": ["benchmarks/logprobs_memory.py"],
     "learning": ["benchmarks/learning.py"],
     "distributed": ["benchmarks/distributed.py"],
@@ -39,8 +40,12 @@ PAGES = {
     "distributed": DOCS / "modes.md",
     "sync": DOCS / "modes.md",
     "kills": DOCS / "reliability.md",
+    "engines": DOCS / "engines.md",
 }
 """Page of a table; the other tables are in `docs/benchmarks.md`."""
+
+INTERPRETERS = {"engines": HERE.parent / ".venv-vllm" / "bin" / "python"}
+"""Interpreters of the scripts that need an environment of their own, which `make engines` builds."""
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
     "mutations": (["tests/dialects/test_broken_configs.py"], {"STROP_MUTATIONS": "1000"}),
@@ -50,8 +55,11 @@ TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
 
 def update_table(name: str, script: list[str]) -> None:
     """Run a script and write its output into the page; exit if the script fails."""
+    interpreter = INTERPRETERS.get(name, Path(sys.executable))
+    if not interpreter.exists():
+        sys.exit(f"{name} needs {interpreter}; build its environment with `make engines`.")
     done = subprocess.run(
-        [sys.executable, *script], cwd=HERE.parent, capture_output=True, text=True, check=False
+        [interpreter, *script], cwd=HERE.parent, capture_output=True, text=True, check=False
     )
     if done.returncode:
         sys.exit(f"{' '.join(script)} failed:\n{done.stdout}\n{done.stderr}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from strop.types import (
     Completion,
+    EngineStatistics,
     Experience,
     ExperienceGroup,
     FloatArray,
@@ -52,11 +53,14 @@ class EngineCapabilities:
     """Supported ways to load weights; the other `load` methods raise `InferenceError`."""
     determinism: Determinism
     """Reproducibility of a seeded request."""
-    exact_policy_logprobs: bool
-    """Whether `Completion.policy_logprobs` are those of softmax(logits / temperature) over the whole
-    vocabulary, computed by the weights of `Completion.version`."""
+    filtered_policy_logprobs: bool
+    """Whether `Completion.policy_logprobs` are computed where penalties or filters change the distribution that
+    is sampled from; without it they are None there."""
+    converts_weights: bool
+    """Whether loaded weights are converted to a layout of the engine's own; the run then compares its log-probs
+    with the trainer's after every load."""
     adapters: bool
-    """Whether LoRA adapters can be loaded unmerged; without it `load` takes merged weights only."""
+    """Whether `load_adapter` is supported; without it `load` takes merged weights only."""
     images: bool
     """Whether prompts may contain images."""
     memory_release: bool
@@ -144,8 +148,19 @@ class InferenceEngine(Protocol):
         """Load the safetensors files of a Hugging Face model folder."""
         ...
 
+    def load_adapter(self, folder: Path, version: int) -> None:
+        """Load a LoRA adapter in PEFT's format in place of the last one; the engine has the base weights.
+
+        The folder must exist until the next load: an engine that is restarted reads it again.
+        """
+        ...
+
     def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
         """Receive weights from rank 0 of a process group; returns when all tensors have arrived."""
+        ...
+
+    def take_statistics(self) -> EngineStatistics | None:
+        """Load since the last call; None for an engine that does not record it."""
         ...
 
     def pause(self) -> None:
@@ -284,6 +299,13 @@ class TrainingEngine(Protocol):
 
         `add_files` writes further files, such as the tokenizer's, before the folder gets its name. Raises
         ModelError where the folder cannot be written.
+        """
+        ...
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the LoRA adapter into an empty folder, in PEFT's format, for `InferenceEngine.load_adapter`.
+
+        Raises ModelError for a model without an adapter.
         """
         ...
 

@@ -98,14 +98,45 @@ class Completion:
     """[C] Sampled tokens, with the end or stop token where one was sampled."""
     sampler_logprobs: FloatArray
     """[C] Log-probs under the sampling distribution, after temperature, penalties and filters."""
-    policy_logprobs: FloatArray
-    """[C] Log-probs under softmax(logits / temperature), the distribution that the trainer computes."""
+    policy_logprobs: FloatArray | None
+    """[C] Log-probs under softmax(logits / temperature), the distribution that the trainer computes; None from
+    an engine that cannot compute them together with those of a filtered distribution; the trainer then computes
+    those it needs."""
     finish_reason: FinishReason
     version: int
     """Trainer step of the weights that sampled it."""
 
     def __post_init__(self) -> None:
-        _same_length("Completion", self.token_ids, self.sampler_logprobs, self.policy_logprobs)
+        _same_length("Completion", self.token_ids, self.sampler_logprobs, *_given(self.policy_logprobs))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Load of an inference engine over a period."""
+
+    max_running: int
+    """Largest number of running requests."""
+    max_waiting: int
+    """Largest number of requests that waited for memory or for a place in the batch."""
+    max_kv_usage: float
+    """Largest fraction of the KV cache in use."""
+    prompt_tokens: int
+    """Prompt tokens that were looked up in the cache of earlier prompts."""
+    cached_prompt_tokens: int
+    """Number of those tokens that were found there and not computed again."""
+    preemptions: int
+    """Requests whose KV cache was given to others, and computed again later."""
+
+    def combined_with(self, other: EngineStatistics) -> EngineStatistics:
+        """Statistics of two engines over the same period, or of one engine over two."""
+        return EngineStatistics(
+            max(self.max_running, other.max_running),
+            max(self.max_waiting, other.max_waiting),
+            max(self.max_kv_usage, other.max_kv_usage),
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_prompt_tokens + other.cached_prompt_tokens,
+            self.preemptions + other.preemptions,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +149,13 @@ class Turn:
     """[C]"""
     sampler_logprobs: FloatArray
     """[C]"""
-    policy_logprobs: FloatArray
-    """[C]"""
+    policy_logprobs: FloatArray | None
+    """[C]; None where the engine did not compute them."""
     finish_reason: FinishReason
     version: int
 
     def __post_init__(self) -> None:
-        _same_length("Turn", self.completion_ids, self.sampler_logprobs, self.policy_logprobs)
+        _same_length("Turn", self.completion_ids, self.sampler_logprobs, *_given(self.policy_logprobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +239,8 @@ class Experience:
     """[L] True for targets: tokens that the model sampled. Always False at position 0."""
     sampler_logprobs: FloatArray
     """[L] 0 where `loss_mask` is False."""
-    policy_logprobs: FloatArray
-    """[L] 0 where `loss_mask` is False."""
+    policy_logprobs: FloatArray | None
+    """[L] 0 where `loss_mask` is False; None where the engine did not compute them for every turn."""
     reward: float
     status: RolloutStatus
     temperature: float
@@ -224,7 +255,7 @@ class Experience:
 
     def __post_init__(self) -> None:
         _same_length(
-            "Experience", self.token_ids, self.loss_mask, self.sampler_logprobs, self.policy_logprobs
+            "Experience", self.token_ids, self.loss_mask, self.sampler_logprobs, *_given(self.policy_logprobs)
         )
         if not self.loss_mask.any() or self.loss_mask[0]:
             raise ValueError(
@@ -332,10 +363,11 @@ class MicroBatch:
     """[T] float32 Sampling temperature: divisor of the logits of the target at t."""
     sampler_logprobs: torch.Tensor
     """[T] float32; like all fields below, 0 where `loss_mask` is False."""
-    policy_logprobs: torch.Tensor
-    """[T] float32 The sampler's log-prob of the token under softmax(logits / temperature)."""
     advantages: torch.Tensor
     """[T] float32"""
+    policy_logprobs: torch.Tensor | None = None
+    """[T] float32 The sampler's log-prob of the token under softmax(logits / temperature); None unless known for
+    all experiences of the update."""
     old_logprobs: torch.Tensor | None = None
     """[T] float32 The trainer's log-probs at the start of the step; None where the current ones are used."""
     ref_logprobs: torch.Tensor | None = None
@@ -363,13 +395,12 @@ class MicroBatch:
             "loss_mask",
             "temperature",
             "sampler_logprobs",
-            "policy_logprobs",
             "advantages",
         )
         for name in always:
             if getattr(self, name).shape[-1] != tokens:
                 raise ValueError(f"MicroBatch.{name} does not have {tokens} tokens")
-        for name in ("old_logprobs", "ref_logprobs", "values", "returns"):
+        for name in ("policy_logprobs", "old_logprobs", "ref_logprobs", "values", "returns"):
             value = getattr(self, name)
             if value is not None and value.shape[-1] != tokens:
                 raise ValueError(f"MicroBatch.{name} does not have {tokens} tokens")
@@ -431,6 +462,10 @@ class LossOutput:
     """[] float32, with gradient."""
     metrics: Mapping[str, torch.Tensor]
     """[] each, detached: contributions to the update's value, which add up over micro-batches."""
+
+
+def _given(array: FloatArray | None) -> tuple[FloatArray, ...]:
+    return () if array is None else (array,)
 
 
 def _same_length(type_name: str, first: npt.NDArray[Any], *others: npt.NDArray[Any]) -> None:

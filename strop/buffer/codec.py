@@ -15,7 +15,7 @@ from strop.buffer import json_codec
 from strop.errors import StoreError
 from strop.types import Experience, ExperienceGroup, RolloutStatus, SegmentRole
 
-FORMAT = 2
+FORMAT = 3
 """Version of the columns, increased whenever they change; other versions are refused."""
 
 EXPERIENCE = pa.struct(
@@ -28,7 +28,7 @@ EXPERIENCE = pa.struct(
         pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
         pa.field("sampler_logprobs", pa.list_(pa.float32()), nullable=False),
-        pa.field("policy_logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("policy_logprobs", pa.list_(pa.float32())),
         pa.field("reward", pa.float64(), nullable=False),
         pa.field("status", pa.string(), nullable=False),
         pa.field("temperature", pa.float64(), nullable=False),
@@ -164,13 +164,18 @@ def _column(field: pa.Field, rows: Sequence[Experience]) -> pa.Array:
         return pa.array(values, field.type)
     dtype = np.dtype(_TOKEN_ARRAYS[field.name])
     for row, value in zip(rows, values, strict=True):
+        if value is None and field.nullable:
+            continue
         if value.dtype != dtype or value.ndim != 1:
             raise StoreError(
                 f"Experience {row.id}: {field.name} is {value.dtype} with {value.ndim} dimensions; "
                 f"it must be {dtype} with one."
             )
-    joined = np.concatenate(values) if values else np.empty(0, dtype)
-    return pa.ListArray.from_arrays(_offsets([len(v) for v in values]), pa.array(joined), type=field.type)
+    given = [value for value in values if value is not None]
+    joined = np.concatenate(given) if given else np.empty(0, dtype)
+    offsets = _offsets([0 if v is None else len(v) for v in values])
+    nulls = pa.array([v is None for v in values], pa.bool_()) if field.nullable else None
+    return pa.ListArray.from_arrays(offsets, pa.array(joined), type=field.type, mask=nulls)
 
 
 def _offsets(lengths: Sequence[int]) -> pa.Array:
@@ -193,10 +198,15 @@ def _values(field: pa.Field, column: pa.Array) -> list[Any]:
     return values
 
 
-def _arrays(column: pa.ListArray) -> list[npt.NDArray[Any]]:
-    """The array of each row; all share one block of memory, since groups are stored and freed together."""
+def _arrays(column: pa.ListArray) -> list[npt.NDArray[Any] | None]:
+    """The array of each row, or None; all share one block of memory, since groups are stored and freed
+    together."""
     values = column.values.to_numpy(zero_copy_only=False).copy()
-    return [values[start:end] for start, end in pairwise(column.offsets.to_pylist())]
+    bounds = pairwise(column.offsets.to_pylist())
+    given = column.is_valid().to_pylist()
+    return [
+        values[start:end] if is_given else None for is_given, (start, end) in zip(given, bounds, strict=True)
+    ]
 
 
 def _check_keys(row: Any, names: Sequence[str], what: str) -> None:

@@ -15,6 +15,7 @@ from strop.config.schema.base import Section
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.data import DataConfig
+from strop.config.schema.inference_engine import AutoEngineConfig
 from strop.config.schema.schedule import BaseScheduleConfig, ConstantScheduleConfig
 from strop.config.step_arithmetic import to_steps, updates_per_step
 from strop.config.units import Amount
@@ -57,15 +58,13 @@ def _item(items: tuple[Any, ...], index: int) -> Any:
 def canonicalize(run: Run) -> Run:
     """Return the run with all dependent defaults filled in and one way to write each value: the folder as one
     path, data types and sizes that follow other fields, intervals in steps."""
-    trainer, engine, checkpoint = run.trainer, run.rollout.engine, run.checkpoint
+    trainer, checkpoint = run.trainer, run.checkpoint
     computed = run.model.compute_dtype or run.model.dtype
     changes: dict[str, Any] = {
         "folder": str(run.folder_path),
         "output": "runs",
         "model": _with(run.model, compute_dtype=computed),
-        "rollout": _with(
-            run.rollout, engine=_with(engine, dtype=computed if engine.dtype == "model" else engine.dtype)
-        ),
+        "rollout": _with(run.rollout, engine=_engine(run.rollout.engine, computed)),
         "data": _data(run),
         "algorithm": _algorithm(run),
         "cluster": _cluster(run),
@@ -85,6 +84,14 @@ def canonicalize(run: Run) -> Run:
         ),
     }
     return run.model_copy(update=changes)
+
+
+def _engine(section: Section, computed: str) -> Section:
+    """Fill in the data type of the sampler, which is that of the trainer's computation."""
+    if isinstance(section, AutoEngineConfig):
+        native, vllm = (_engine(each, computed) for each in (section.native, section.vllm))
+        return _with(section, native=native, vllm=vllm)
+    return _with(section, dtype=computed) if getattr(section, "dtype", None) == "model" else section
 
 
 def _cluster(run: Run) -> Section:

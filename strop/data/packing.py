@@ -120,6 +120,7 @@ def build_micro_batch(plan: MicroBatchPlan, batch: TrainingBatch, device: torch.
         return per_token(value_of).masked_fill(~loss_mask, 0.0)
 
     advantages = batch.advantages
+    policy = [e.policy_logprobs for e in experiences if e.policy_logprobs is not None]
     return MicroBatch(
         token_ids=gather(tokens, np.int64),
         position_ids=gather(
@@ -133,8 +134,8 @@ def build_micro_batch(plan: MicroBatchPlan, batch: TrainingBatch, device: torch.
         loss_mask=loss_mask,
         temperature=per_token(lambda number: experiences[number].temperature),
         sampler_logprobs=masked(lambda number: experiences[number].sampler_logprobs),
-        policy_logprobs=masked(lambda number: experiences[number].policy_logprobs),
         advantages=masked(lambda number: 0.0 if advantages is None else advantages[number]),
+        policy_logprobs=optional(policy if len(policy) == len(experiences) else None),
         old_logprobs=optional(batch.old_logprobs),
         ref_logprobs=optional(batch.ref_logprobs),
         values=optional(batch.values),

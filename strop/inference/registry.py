@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from strop.config.schema.inference_engine import (
+    AutoEngineConfig,
+    InferenceEngineConfig,
+    NativeEngineConfig,
+    VllmEngineConfig,
+)
 from strop.config.schema.model import ModelConfig
-from strop.config.schema.rollout import NativeEngineConfig
+from strop.errors import InferenceError
 from strop.inference.native import NativeEngine
+from strop.inference.vllm import VllmEngine
+from strop.inference.vllm.library import is_vllm_installed
 from strop.models.fused_storage import fuse_storage
 from strop.models.loading import load_model
 from strop.protocols import InferenceEngine, SharedWeights
@@ -20,8 +28,8 @@ from strop.workers.cleanup import cleanup
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-EngineConfig = NativeEngineConfig
-"""Section `rollout.engine`; a union when there are more types."""
+EngineConfig = NativeEngineConfig | VllmEngineConfig
+"""Section `rollout.engine` after `choose_engine`."""
 
 E = TypeVar("E", bound=InferenceEngine)
 
@@ -30,37 +38,76 @@ E = TypeVar("E", bound=InferenceEngine)
 class EngineType:
     """Constructors of one type of engine; neither starts it."""
 
-    attach: Callable[[EngineConfig, SharedWeights, PreTrainedTokenizerBase], InferenceEngine]
-    """Build an engine on a model that is in this process, sharing its weights if possible."""
-    load: Callable[[EngineConfig, ModelConfig, PreTrainedTokenizerBase, torch.device], InferenceEngine]
+    attach: Callable[[Any, SharedWeights, PreTrainedTokenizerBase], InferenceEngine] | None
+    """Build an engine on a model that is in this process, sharing its weights if possible; None for an engine
+    that runs in a process of its own."""
+    load: Callable[[Any, ModelConfig, PreTrainedTokenizerBase, torch.device], InferenceEngine]
     """Build an engine that loads the model itself, onto this device; its weights have version 0."""
 
 
 def _attach_native(
-    section: EngineConfig, weights: SharedWeights, tokenizer: PreTrainedTokenizerBase
+    section: NativeEngineConfig, weights: SharedWeights, tokenizer: PreTrainedTokenizerBase
 ) -> InferenceEngine:
     return NativeEngine.from_weights(weights, section, tokenizer)
 
 
 def _load_native(
-    section: EngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    section: NativeEngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
 ) -> InferenceEngine:
     loaded = load_model(model, device=device, trainable=False)
     fuse_storage(loaded)
     return NativeEngine.from_model(loaded, section, tokenizer)
 
 
+def _load_vllm(
+    section: VllmEngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> InferenceEngine:
+    return VllmEngine(section, model, tokenizer)
+
+
 ENGINE_TYPES: Mapping[str, EngineType] = {
     "native": EngineType(attach=_attach_native, load=_load_native),
+    "vllm": EngineType(attach=None, load=_load_vllm),
 }
 """Engine type by the value of `type` in the section."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """The engine of a section, after `auto` has been decided on this machine."""
+
+    section: EngineConfig
+    reason: str
+    """Reason for the choice, where the section says `auto`; otherwise empty."""
+
+
+def choose_engine(section: InferenceEngineConfig) -> EngineChoice:
+    """Decide `rollout.engine: auto` on this machine; other sections are unchanged."""
+    if not isinstance(section, AutoEngineConfig):
+        return EngineChoice(section, "")
+    if not torch.cuda.is_available():
+        return EngineChoice(section.native, "rollout.engine: auto uses the native sampler: there is no GPU")
+    if not is_vllm_installed():
+        return EngineChoice(
+            section.native,
+            "rollout.engine: auto uses the native sampler: vLLM is not installed (pip install 'strop[vllm]')",
+        )
+    return EngineChoice(section.vllm, "rollout.engine: auto uses vLLM: there is a GPU")
+
+
+def runs_in_own_process(section: EngineConfig) -> bool:
+    """Whether the section's engine cannot share the weights of a model in this process."""
+    return ENGINE_TYPES[section.type].attach is None
 
 
 def attach_engine(
     section: EngineConfig, weights: SharedWeights, tokenizer: PreTrainedTokenizerBase
 ) -> InferenceEngine:
-    """Build the section's engine on a model in this process."""
-    return ENGINE_TYPES[section.type].attach(section, weights, tokenizer)
+    """Build the section's engine on a model in this process. Raises `InferenceError` if it cannot share one."""
+    attach = ENGINE_TYPES[section.type].attach
+    if attach is None:
+        raise InferenceError(f"the engine {section.type} cannot share the weights of a model in this process")
+    return attach(section, weights, tokenizer)
 
 
 def load_engine(

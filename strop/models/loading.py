@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -122,6 +123,14 @@ def load_config(section: ModelConfig) -> PreTrainedConfig:
     if (attention := attention_implementation(config)) is not None:
         config._attn_implementation = attention
     return config
+
+
+def load_generation_config(section: ModelConfig) -> GenerationConfig | None:
+    """The folder's generation defaults; None where it has none."""
+    try:
+        return GenerationConfig.from_pretrained(str(_expanded(section.path)))
+    except OSError:
+        return None
 
 
 def override_config(config: Any, values: Mapping[str, Any], key: str = "model.override") -> None:

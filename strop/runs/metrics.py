@@ -368,6 +368,40 @@ METRICS: dict[str, Metric] = {
         "lower",
         "Mean over targets of the square of this difference; it grows if a few tokens differ much.",
     ),
+    "engine/max_running": Metric(
+        "Speed and memory",
+        "requests",
+        None,
+        "Largest number of requests that the serving engine ran at once.",
+    ),
+    "engine/max_waiting": Metric(
+        "Speed and memory",
+        "requests",
+        "lower",
+        "Largest number of requests that waited in the serving engine for memory or for a place in the batch.",
+    ),
+    "engine/max_kv_usage": Metric(
+        "Speed and memory", "fraction", None, "Largest fraction of the serving engine's KV cache in use."
+    ),
+    "engine/cached_prompt_fraction": Metric(
+        "Speed and memory",
+        "fraction",
+        "higher",
+        "Fraction of prompt tokens that the serving engine found in its KV cache and did not compute again.",
+    ),
+    "engine/preemptions": Metric(
+        "Speed and memory",
+        "requests",
+        "lower",
+        "Requests whose KV cache the serving engine gave to others and computed again later.",
+    ),
+    "engine/logprob_gap": Metric(
+        "Sampler-trainer mismatch",
+        "nats per token",
+        "lower",
+        "Mean over the tokens of a fixed probe of |engine's log-prob - trainer's log-prob|, after the load of the "
+        "step's weights; for engines that convert the weights to a layout of their own.",
+    ),
     "importance/mean": Metric(
         "Sampler-trainer mismatch",
         "",

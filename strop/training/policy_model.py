@@ -12,9 +12,10 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from strop.errors import ModelError
 from strop.models.chunked_head import ReferenceStates
 from strop.models.family_traits import check_rope_limit
-from strop.models.formats.huggingface import export_model
+from strop.models.formats.huggingface import export_model, join_write_adapter, write_adapter
 from strop.models.fused_storage import fuse_storage
 from strop.models.logprobs import reference_states, token_outputs
 from strop.models.lora import merged_weights, without_adapter
@@ -153,6 +154,19 @@ class PolicyModel(OptimizedModel):
     def export(self, folder: Path, add_files: Callable[[Path], object] = lambda folder: None) -> None:
         """Write a Hugging Face folder. Raises ModelError where it cannot be written."""
         export_model(self.master, add_files, folder)
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the adapter in PEFT's format. Raises ModelError for a model without one."""
+        write_adapter(self._adapted_model(), folder)
+
+    def join_write_adapter(self) -> None:
+        """Take part in another rank's `write_adapter`, without writing."""
+        join_write_adapter(self._adapted_model())
+
+    def _adapted_model(self) -> PeftModel:
+        if not isinstance(self.master, PeftModel):
+            raise ModelError("model.lora is not set, so there is no adapter to write")
+        return self.master
 
     def snapshot(self) -> LocalSnapshot:
         """Trained weights, the optimizer's state, and torch's random states."""

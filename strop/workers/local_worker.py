@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -24,6 +27,7 @@ class LocalWorker:
             descriptor = child_end.fileno()
             self._process = spawn_module(_CHILD_MODULE, str(descriptor), name, pass_fds=[descriptor])
         self.pid = self._process.pid
+        self._group_ended = False
         self.send(serve)
 
     def send(self, message: object) -> None:
@@ -50,11 +54,22 @@ class LocalWorker:
             raise self._died()
 
     def kill(self) -> None:
-        """See `Worker`. The pipe stays open until this object is deleted: another thread may still wait in
-        `receive`, and gets WorkerDiedError there."""
-        self._process.kill()
+        """See `Worker`. Ends the processes that it started, too.
+
+        The pipe stays open until this object is deleted: another thread may still wait in `receive`, and gets
+        WorkerDiedError there.
+        """
+        self._end_group()
         self._process.wait()
+
+    def _end_group(self) -> None:
+        """Kill the process and all that it started, once: later another group may have its number."""
+        if not self._group_ended:
+            self._group_ended = True
+            with suppress(ProcessLookupError):  # all of them have ended
+                os.killpg(self.pid, signal.SIGKILL)
 
     def _died(self) -> WorkerDiedError:
         code = self._process.wait()
+        self._end_group()
         return WorkerDiedError(self.name, describe_exit(code), killed=code < 0)

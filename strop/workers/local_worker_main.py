@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import select
+import signal
 import sys
 import threading
 import time
@@ -46,12 +47,13 @@ def main() -> None:
 
 
 def _end_with_parent(descriptor: int) -> None:
-    """End this process after the parent's end, even if the target waits for something else, such as another rank."""
+    """End this process and those that it started after the parent's end, even if the target waits for something
+    else, such as another rank."""
     poll = select.poll()
     poll.register(descriptor, 0)  # reports only that the other end of the pipe is closed
     poll.poll()
     time.sleep(_EXIT_GRACE_SECONDS)
-    os._exit(1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

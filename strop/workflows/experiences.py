@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from strop.types import Experience, ExperienceGroup, Rollout, RolloutGroup, Turn
+from strop.types import Experience, ExperienceGroup, FloatArray, Rollout, RolloutGroup, Turn
 
 
 def group_to_experiences(group: RolloutGroup, baseline: float | None = None) -> ExperienceGroup:
@@ -60,12 +60,10 @@ def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]
     token_ids = np.concatenate([last.prompt_ids, last.completion_ids]).astype(np.int32)
     loss_mask = np.zeros(len(token_ids), dtype=np.bool_)
     sampler_logprobs = np.zeros(len(token_ids), dtype=np.float32)
-    policy_logprobs = np.zeros(len(token_ids), dtype=np.float32)
     for turn in turns:
-        completion = slice(len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids))
+        completion = _completion_slice(turn)
         loss_mask[completion] = True
         sampler_logprobs[completion] = turn.sampler_logprobs
-        policy_logprobs[completion] = turn.policy_logprobs
     rewards = None
     if rollout.turn_rewards is not None:
         rewards = _rewards_by_target_run(turns, [rollout.turn_rewards[i] for i in chain])
@@ -78,7 +76,7 @@ def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]
         token_ids=token_ids,
         loss_mask=loss_mask,
         sampler_logprobs=sampler_logprobs,
-        policy_logprobs=policy_logprobs,
+        policy_logprobs=_policy_logprobs(turns, len(token_ids)),
         reward=rollout.reward,
         status=rollout.status,
         temperature=rollout.sampling.temperature,
@@ -86,6 +84,20 @@ def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]
         source=source,
         turn_rewards=rewards,
     )
+
+
+def _completion_slice(turn: Turn) -> slice:
+    return slice(len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids))
+
+
+def _policy_logprobs(turns: Sequence[Turn], tokens: int) -> FloatArray | None:
+    """[L]; None if a turn has none."""
+    found = np.zeros(tokens, dtype=np.float32)
+    for turn in turns:
+        if turn.policy_logprobs is None:
+            return None
+        found[_completion_slice(turn)] = turn.policy_logprobs
+    return found
 
 
 def _rewards_by_target_run(turns: Sequence[Turn], rewards: Sequence[float]) -> tuple[float, ...]:

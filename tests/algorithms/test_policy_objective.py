@@ -239,6 +239,9 @@ def test_on_policy_the_sampler_is_compared_with_the_current_logprobs() -> None:
     batch = replace(make_batch([(1, 2)], on_policy=True), policy_logprobs=torch.tensor([0.0, -1, -2]))
     metrics = run(GrpoConfig(), batch, counts_of(batch), TokenOutputs(torch.tensor([0.0, -1.5, -2]))).metrics
     assert metrics["logprob_diff/mean_abs"].item() == pytest.approx(0.25)
+    unknown = replace(batch, policy_logprobs=None)
+    metrics = run(GrpoConfig(), unknown, counts_of(unknown), TokenOutputs(torch.zeros(3))).metrics
+    assert "logprob_diff/mean_abs" not in metrics
 
 
 @pytest.mark.parametrize("rules", REJECTIONS)

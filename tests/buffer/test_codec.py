@@ -55,7 +55,7 @@ def experiences(draw: st.DrawFn) -> Experience:
         token_ids=draw(hnp.arrays(np.int32, length)),
         loss_mask=mask,
         sampler_logprobs=draw(floats),
-        policy_logprobs=draw(floats),
+        policy_logprobs=draw(st.none() | floats),
         reward=draw(st.floats()),
         status=draw(st.sampled_from(get_args(RolloutStatus))),
         temperature=draw(st.floats()),
@@ -123,7 +123,7 @@ def _stream(batch: pa.RecordBatch) -> bytes:
 def test_another_format_is_refused_with_its_number() -> None:
     schema = SCHEMA.with_metadata({"strop.groups": "99"})
     later = pa.RecordBatch.from_arrays(to_batch([make_group("a")]).columns, schema=schema)
-    with pytest.raises(StoreError, match=r"have format 99, and it reads format 2"):
+    with pytest.raises(StoreError, match=r"have format 99, and it reads format 3"):
         decode(_stream(later))
 
 

@@ -84,6 +84,16 @@ OVERRIDES = [
     ("rollout.sampling.temperature=0", "nothing could be learned"),
     ("rollout.sampling.min_response_tokens=1024", "must be below"),
     ("rollout.engine.kv_cache_tokens=10", "is less than one sequence of maximum length"),
+    (
+        "rollout.engine={type: vllm, max_model_len: 10}",
+        r"rollout.engine.max_model_len \(10\) is less than one sequence of maximum length",
+    ),
+    (
+        "rollout.engine={type: auto, native: {kv_cache_tokens: 10}}",
+        r"rollout.engine.native.kv_cache_tokens \(10\) is less than one sequence",
+    ),
+    ("rollout.engine={type: vllm, tensor_paralel: 2}", "tensor_parallel"),
+    ("rollout.engine={type: vllm, gpu_memory_utilization: 1.5}", "gpu_memory_utilization"),
     ("data.eval=[{name: a, path: x},{name: a, path: y}]", "two tasksets have the name"),
 ]
 

@@ -62,3 +62,10 @@ def test_a_critic_that_is_not_there(tmp_path: Path) -> None:
 def test_what_a_workflow_lacks(tmp_path: Path, rollout: dict[str, Any], said: str) -> None:
     (fault,) = faults(tmp_path, rollout=rollout)
     assert said in fault
+
+
+def test_vllm_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.config.load.preflight.find_spec", lambda name: None)
+    (fault,) = faults(tmp_path, rollout={"engine": "vllm"})
+    assert "rollout.engine.type: vLLM is not installed: pip install 'strop[vllm]'" in fault
+    assert faults(tmp_path, rollout={"engine": "auto"}) == []

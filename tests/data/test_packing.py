@@ -63,6 +63,11 @@ def test_a_group_of_two_by_hand() -> None:
     assert batch.ref_logprobs is None
 
 
+def test_policy_logprobs_are_left_out_unless_all_experiences_have_them() -> None:
+    (batch,) = packed([experience([5, 6], [7]), experience([5, 6], [8], policy_logprobs=None)])
+    assert batch.policy_logprobs is None
+
+
 def test_without_sharing_prompts_are_repeated() -> None:
     (batch,) = packed([experience([5, 6], [8]), experience([5, 6], [9])], share=False)
     assert batch.token_ids.tolist() == [5, 6, 8, 5, 6, 9]

@@ -203,8 +203,8 @@ def test_errors_name_file_and_line() -> None:
 
 
 def test_placement() -> None:
-    with pytest.raises(PlacementError, match=r"engine_type=vllm_async"):
-        read("explorer.rollout_model.engine_type=vllm_async", here=False)
+    with pytest.raises(PlacementError, match=r"engine_type=sglang"):
+        read("explorer.rollout_model.engine_type=sglang", here=False)
     loaded = read(
         "explorer.rollout_model.engine_num=2",
         "cluster.node_num=2",

@@ -7,13 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from strop.config.schema.rollout import NativeEngineConfig
+from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.inference.native import NativeEngine
+from strop.inference.vllm.library import is_vllm_installed
 from strop.protocols import InferenceEngine
-from strop.types import Completion, IntArray, SampleRequest, SamplingParams
+from strop.types import Completion, FloatArray, IntArray, SampleRequest, SamplingParams
+
+NEEDS_VLLM = pytest.mark.skipif(
+    not is_vllm_installed(), reason="vLLM is not installed; `make engines` builds an environment with it"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,5 +78,9 @@ def same(first: Completion, second: Completion) -> bool:
         first.finish_reason == second.finish_reason
         and np.array_equal(first.token_ids, second.token_ids)
         and np.array_equal(first.sampler_logprobs, second.sampler_logprobs)
-        and np.array_equal(first.policy_logprobs, second.policy_logprobs)
+        and _equal(first.policy_logprobs, second.policy_logprobs)
     )
+
+
+def _equal(first: FloatArray | None, second: FloatArray | None) -> bool:
+    return first is second if first is None or second is None else np.array_equal(first, second)

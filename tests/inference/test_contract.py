@@ -14,18 +14,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from strop.config.schema.rollout import NativeEngineConfig
+from strop.config.schema.inference_engine import NativeEngineConfig, VllmEngineConfig
+from strop.config.schema.model import ModelConfig
 from strop.errors import InferenceError
 from strop.inference.native import NativeEngine
 from strop.inference.pool import EnginePool, EngineSpec
-from strop.inference.registry import running_engine
+from strop.inference.registry import load_engine, running_engine
 from strop.models.tiny import make_model
 from strop.protocols import InferenceEngine, WeightBroadcast
 from strop.types import Completion, SampleRequest, SamplingParams
 from strop.workers.start import LocalPlacement
-from tests.inference.helpers import full_logits, policy_logprobs, random_prompts, requests_for, same, sample
+from tests.inference.helpers import (
+    NEEDS_VLLM,
+    full_logits,
+    policy_logprobs,
+    random_prompts,
+    requests_for,
+    same,
+    sample,
+)
 
 PROMPTS = random_prompts(4, 9, 15, 6)
 STOP_TOKENS = tuple(range(0, 300, 3))
@@ -52,11 +62,39 @@ def pool_of(engines: int) -> Callable[[Path], EnginePool]:
     return build
 
 
+@dataclass(frozen=True)
+class VllmFactory:
+    """Builds a vLLM engine on a model folder, in another process."""
+
+    folder: Path
+    tensor_parallel: int = 1
+
+    def __call__(self) -> InferenceEngine:
+        section = VllmEngineConfig(
+            tensor_parallel=self.tensor_parallel,
+            max_model_len=512,
+            enforce_eager=True,
+            engine_kwargs={"kv_cache_memory_bytes": 2**26, "block_size": 32},
+        )
+        tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        return load_engine(section, ModelConfig(path=str(self.folder)), tokenizer, torch.device("cpu"))
+
+
+def vllm(tensor_parallel: int) -> Callable[[Path], EnginePool]:
+    def build(folder: Path) -> EnginePool:
+        spec = EngineSpec("engine-0", VllmFactory(folder, tensor_parallel))
+        return EnginePool([spec], LocalPlacement(), max_restarts=0)
+
+    return build
+
+
 ENGINES: dict[str, tuple[str, Callable[[Path], InferenceEngine]]] = {
     "native": ("qwen2", lambda folder: NativeFactory(folder)()),
     "hugging face forward": ("gemma", lambda folder: NativeFactory(folder)()),
     "pool of 1": ("qwen2", pool_of(1)),
     "pool of 2": ("qwen2", pool_of(2)),
+    "vllm": ("qwen2", vllm(1)),
+    "vllm tensor parallel 2": ("qwen3", vllm(2)),
 }
 """Model family and constructor of each implementation; the constructor does not start the engine."""
 
@@ -73,10 +111,21 @@ class Subject:
         self.engine.load(self.model.named_parameters(), version)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+def _parameters() -> Iterator[ParameterSet]:
+    for name in ENGINES:
+        marks = [pytest.mark.engines, NEEDS_VLLM] if "vllm" in name else []
+        yield pytest.param(name, marks=marks)
+
+
+@pytest.fixture(scope="module", params=_parameters())
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     family, build = ENGINES[request.param]
-    folder = make_model(tmp_path_factory.mktemp("contract") / "model", ["two and two is four"], family=family)
+    folder = make_model(
+        tmp_path_factory.mktemp("contract") / "model",
+        ["two and two is four"],
+        family=family,
+        hidden_size=128 if "vllm" in request.param else 64,  # vLLM needs 32 values per attention head
+    )
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -152,7 +201,7 @@ def test_greedy_sampling_takes_the_most_likely_tokens(subject: Subject):
 def test_sampler_logprobs_are_those_of_the_filtered_distribution(subject: Subject):
     requests = requests_for(PROMPTS, SamplingParams(top_k=3, max_tokens=12, ignore_eos=True))
     completions = sample(subject.engine, requests)
-    if subject.engine.capabilities.exact_policy_logprobs:
+    if subject.engine.capabilities.filtered_policy_logprobs:
         assert_sampled_by(subject.model, requests, completions)
     for request, completion in zip(requests, completions, strict=True):
         logits = full_logits(subject.model, request.prompt_ids, completion.token_ids)
@@ -238,6 +287,12 @@ def test_load_path_reads_a_model_folder_or_is_refused(subject: Subject, tmp_path
     subject.load_initial_weights()
     assert {completion.version for completion in completions} == {6}
     assert_sampled_by(other, requests, completions)
+
+
+def test_load_adapter_is_refused_without_the_capability(subject: Subject, tmp_path: Path):
+    assert not subject.engine.capabilities.adapters
+    with pytest.raises(InferenceError, match="merge it, and pass the tensors to load"):
+        subject.engine.load_adapter(tmp_path, 1)
 
 
 def test_load_process_group_is_refused_without_the_capability(subject: Subject):

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from strop.config.schema.rollout import NativeEngineConfig
+from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.native import NativeEngine
 from strop.inference.pool import EnginePool, EngineSpec

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from transformers import GenerationConfig
 
-from strop.config.schema.rollout import NativeEngineConfig
+from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.inference.native import NativeEngine
-from strop.inference.native.stopping import StopStringMatcher, eos_token_ids
+from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.stop_tokens import eos_token_ids
 from strop.models.shared_weights import named_weights
 from strop.types import SamplingParams
 from tests.inference.helpers import full_logits, random_prompts, requests_for, sample

@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from strop.config.schema.rollout import NativeEngineConfig
+from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.errors import ModelError
 from strop.inference.native import NativeEngine
 from strop.models.fused_storage import fuse_storage

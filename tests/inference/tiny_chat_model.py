@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from strop.config.schema.rollout import AuxiliaryModelConfig, NativeEngineConfig
+from strop.config.schema.inference_engine import NativeEngineConfig
+from strop.config.schema.rollout import AuxiliaryModelConfig
 from strop.inference.auxiliary_model import AuxiliaryModel
 from strop.models.tiny import make_model
 

@@ -1,5 +1,7 @@
 """Conversion of rollouts to training sequences."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -46,6 +48,13 @@ def test_continued_turns_are_one_sequence_and_environment_tokens_are_not_targets
     assert experience.token_ids.tolist() == [1, 2, 3, 9, 9, 4, 5]
     assert experience.loss_mask.tolist() == [False, False, True, False, False, True, True]
     assert experience.policy_logprobs.tolist() == [0, 0, -2, 0, 0, -2, -4]
+
+
+def test_a_sequence_has_policy_logprobs_only_if_all_of_its_turns_have_them():
+    filtered = replace(turn([1, 2, 3, 9], [4]), policy_logprobs=None)
+    (experience,) = rollout_to_experiences(rollout(turn([1, 2], [3]), filtered), "")
+    assert experience.policy_logprobs is None
+    assert experience.sampler_logprobs.tolist() == [0, 0, -1, 0, -1]
 
 
 def test_turn_with_another_prompt_begins_a_new_sequence():

@@ -67,7 +67,8 @@ class PolicyObjective:
 
         with torch.no_grad():
             means = _ratio_means(ratio, terms)
-            means |= _sampler_trainer_difference(targets.take(micro_batch.policy_logprobs), start)
+            if micro_batch.policy_logprobs is not None:
+                means |= _sampler_trainer_difference(targets.take(micro_batch.policy_logprobs), start)
             if correction is not None:
                 means["importance/mean"] = correction.weights
                 means["importance/capped_fraction"] = correction.capped.float()

@@ -1,4 +1,4 @@
-"""Checks of token limits against each other: prompts, responses, sequences and the KV cache."""
+"""Checks of token limits against each other: prompts, responses and sequences."""
 
 from __future__ import annotations
 
@@ -36,16 +36,9 @@ def length_faults(run: Run) -> Iterator[str]:
 
 
 def _sequence(run: Run) -> Iterator[str]:
-    longest, formula = run.max_sequence_tokens, "rollout.max_sequence_tokens"
-    if run.rollout.max_sequence_tokens is None:
-        formula = "data.max_prompt_tokens + data.max_response_tokens"
-    elif longest <= run.data.max_prompt_tokens:
+    longest = run.rollout.max_sequence_tokens
+    if longest is not None and longest <= run.data.max_prompt_tokens:
         yield (
             f"rollout.max_sequence_tokens ({longest}) leaves no tokens for a response after a prompt of "
             f"data.max_prompt_tokens ({run.data.max_prompt_tokens}); write a larger value"
-        )
-    if longest > run.rollout.engine.kv_cache_tokens:
-        yield (
-            f"rollout.engine.kv_cache_tokens ({run.rollout.engine.kv_cache_tokens}) is less "
-            f"than one sequence of maximum length ({longest} = {formula}); write a larger value"
         )

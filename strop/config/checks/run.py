@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strop.config.checks.algorithm import algorithm_faults
+from strop.config.checks.engine import engine_faults
 from strop.config.checks.lengths import length_faults
 from strop.config.checks.models import model_faults
 from strop.config.checks.optimization import optimization_faults
@@ -21,6 +22,7 @@ def run_faults(run: Run) -> Iterator[str]:
     yield from optimization_faults(run)
     yield from topology_faults(run)
     yield from length_faults(run)
+    yield from engine_faults(run)
     yield from model_faults(run)
     yield from _monitor_faults(run)
 

@@ -16,6 +16,7 @@ from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
 from strop.config.schema.data import TasksetConfig, is_template
+from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.tracking import TRACKING_SERVICES
 from strop.config.schema.workflow import WorkflowConfig
@@ -69,6 +70,11 @@ def missing_files(loaded: LoadedRun) -> list[str]:
         for name in run.record.monitors
         if name in TRACKING_SERVICES and find_spec(name) is None
     ]
+    if isinstance(run.rollout.engine, VllmEngineConfig) and find_spec("vllm") is None:
+        faults.append(
+            f"{_at('rollout.engine.type', sources)}: vLLM is not installed: pip install 'strop[vllm]', or write "
+            "`rollout.engine: native`; for a configuration of another tool --here does that."
+        )
     parent = next(folder for folder in (run.folder_path, *run.folder_path.parents) if existing_path(folder))
     if not os.access(parent, os.W_OK | os.X_OK):
         faults.append(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from strop.config.schema.base import SINGLE_TYPE_SHORTHAND, Section
+from strop.config.schema.inference_engine import InferenceEngineConfig, NativeEngineConfig
 from strop.config.schema.workflow import WorkflowConfig, WorkflowConfigOrName
 from strop.config.units import MAX_SECONDS
 
@@ -33,18 +34,6 @@ class SamplingConfig(Section):
     """Ids of tokens that end a response, in addition to the model's end tokens."""
     ignore_eos: bool = False
     """Continue after end tokens, up to `data.max_response_tokens`."""
-
-
-class NativeEngineConfig(Section):
-    """Strop's own sampler: it runs in the trainer's process, without a server, and shares the weights."""
-
-    type: Literal["native"] = "native"
-    dtype: Literal["model", "float32", "bfloat16"] = "model"
-    """Data type of the sampler's weights and KV cache; `model` is the trainer's compute type."""
-    kv_cache_tokens: int = Field(131072, gt=0)
-    """Capacity of the KV cache, in tokens; sequences that do not fit wait, and none is dropped."""
-    max_sequences: int = Field(256, gt=0)
-    """Maximum number of concurrent completions; further requests queue."""
 
 
 class EnginePoolConfig(Section):
@@ -93,7 +82,7 @@ class AuxiliaryModelConfig(Section):
 class RolloutConfig(Section):
     """Sampling of responses."""
 
-    engine: Annotated[NativeEngineConfig, SINGLE_TYPE_SHORTHAND] = NativeEngineConfig()
+    engine: InferenceEngineConfig = NativeEngineConfig()
     """Inference engine that samples from the policy."""
     pool: EnginePoolConfig | None = None
     """Pool of several inference engines; null for one engine in the explorer's process."""

@@ -25,9 +25,10 @@ _ALWAYS_WRITTEN = (
     "trainer.tasks_per_step",
     "trainer.tasks_per_update",
     "rollout.max_concurrent_rollouts",
+    "rollout.engine.type",
 )
 """Fields that are always written, even where they equal the dialect's default: the model, the data, the batch
-sizes, and the bound on concurrent rollouts, which applies only where it is set."""
+sizes, and the bound on concurrent rollouts and the engine, which apply only where they are set."""
 
 
 @dataclass(frozen=True, slots=True)

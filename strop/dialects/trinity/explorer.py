@@ -33,12 +33,12 @@ from strop.dialects.ledger.value_types import (
 )
 from strop.dialects.trinity.cluster import name_row
 from strop.dialects.trinity.presets import is_offline, repeat_times
+from strop.dialects.trinity.vllm_engine import NATIVE, engine_type_row, option_row, uses_vllm
 from strop.dialects.trinity.workflows import ROLLOUT_LIMITS
 from strop.dialects.verl.trainer import every, frequency
 
 _RUNNERS, _ENGINES = "explorer.runner_per_model", "explorer.rollout_model.engine_num"
 _AUXILIARY_MODELS = "explorer.auxiliary_models"
-_NATIVE = "the native sampler in the trainer's process"
 _THINKING = ("explorer.rollout_model.enable_thinking", "model.enable_thinking")
 
 
@@ -146,13 +146,7 @@ EXPLORER = (
             read=engines,
         ),
         *ROLLOUT_LIMITS,
-        placement(
-            "explorer.rollout_model.engine_type",
-            "vllm",
-            _NATIVE,
-            value_type=STRING,
-            supported=never,
-        ),
+        engine_type_row(),
         placement(
             _ENGINES,
             1,
@@ -161,7 +155,7 @@ EXPLORER = (
             fields=("rollout.pool.engines",),
             read=engines,
         ),
-        placement("explorer.rollout_model.tensor_parallel_size", 1, NO_SHARDS, supported=only(1)),
+        option_row("tensor_parallel_size", NO_SHARDS),
     ),
     placement(
         "explorer.rollout_model.enable_history",
@@ -199,14 +193,25 @@ EXPLORER = (
     ),
     *not_on_page(
         *(
-            placement(f"explorer.rollout_model.{name}", default, _NATIVE, supported=never, value_type=ANY)
+            option_row(name)
+            for name in (
+                "enable_prefix_caching",
+                "enforce_eager",
+                "dtype",
+                "seed",
+                "gpu_memory_utilization",
+                "enable_chunked_prefill",
+            )
+        ),
+        *(
+            placement(
+                f"explorer.rollout_model.{name}",
+                default,
+                NATIVE,
+                supported=lambda foreign, value: uses_vllm(foreign),
+                value_type=ANY,
+            )
             for name, default in (
-                ("enable_prefix_caching", True),
-                ("enforce_eager", True),
-                ("dtype", "bfloat16"),
-                ("seed", 42),
-                ("gpu_memory_utilization", 0.9),
-                ("enable_chunked_prefill", False),
                 ("use_v1", True),
                 ("enable_log_requests", False),
                 ("bundle_indices", ""),
@@ -251,7 +256,7 @@ EXPLORER = (
             value_type=ANY,
         ),
         *(
-            placement(f"{_AUXILIARY_MODELS}.0.{name}", UNSET, _NATIVE, supported=never, value_type=ANY)
+            placement(f"{_AUXILIARY_MODELS}.0.{name}", UNSET, NATIVE, supported=never, value_type=ANY)
             for name in (
                 "engine_type",
                 "engine_num",
@@ -378,7 +383,7 @@ EXPLORER = (
             no_effect(f"explorer.{name}", default, "its switch is off", value_type=NUMBER)
             for name, default in (("over_rollout.wait_after_min", 30.0), ("dynamic_timeout.ratio", 3.0))
         ),
-        placement("explorer.runner_num", None, _NATIVE, supported=always, value_type=ANY),
-        placement("explorer.max_repeat_times_per_runner", None, _NATIVE, supported=always, value_type=ANY),
+        placement("explorer.runner_num", None, NATIVE, supported=always, value_type=ANY),
+        placement("explorer.max_repeat_times_per_runner", None, NATIVE, supported=always, value_type=ANY),
     ),
 )

@@ -23,16 +23,19 @@ from strop.dialects.ledger.placement_notes import NATIVE_SAMPLER, NO_SHARDS, TRA
 from strop.dialects.ledger.value_types import INTEGER, NUMBER, STRING, nullable, one_of
 from strop.dialects.verl import switches
 from strop.dialects.verl.data import all_tokens, tasksets
+from strop.dialects.verl.vllm_engine import (
+    DTYPES,
+    HALF_DTYPES,
+    engine,
+    precision,
+    supports_dtype,
+    uses_vllm,
+    vllm_option,
+    with_vllm,
+)
 
 _SINGLE_ROLLOUT_ESTIMATORS = ("gae", "reinforce_plus_plus", "remax")
 """Estimators that can learn from a single response per prompt."""
-_DTYPES = {
-    "bfloat16": "bfloat16",
-    "bf16": "bfloat16",
-    "float32": "float32",
-    "fp32": "float32",
-    "float": "float32",
-}
 
 
 def write_sampling(run: Run) -> Mapping[str, Any]:
@@ -56,19 +59,6 @@ def sampling(foreign: ForeignValues) -> Mapping[str, Any]:
         "rollout.sampling.top_p": foreign[f"{rollout}.top_p"],
         "rollout.sampling.ignore_eos": foreign[f"{rollout}.ignore_eos"],
     }
-
-
-def write_precision(run: Run) -> Mapping[str, Any]:
-    """Write the sampler's dtype, which is the trainer's compute dtype by default."""
-    kind = run.rollout.engine.dtype
-    named = run.model.compute_dtype or run.model.dtype if kind == "model" else kind
-    return {"actor_rollout_ref.rollout.dtype": named}
-
-
-@written_by(write_precision)
-def precision(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the sampler's dtype: bfloat16 or float32; in place of another dtype, the trainer's."""
-    return {"rollout.engine.dtype": _DTYPES.get(foreign["actor_rollout_ref.rollout.dtype"], "model")}
 
 
 def write_rollouts(run: Run) -> Mapping[str, Any]:
@@ -102,7 +92,9 @@ ROWS = (
         "vllm",
         "the native sampler in the trainer's process",
         value_type=STRING,
-        supported=never,
+        supported=lambda foreign, value: uses_vllm(foreign),
+        fields=("rollout.engine.type",),
+        read=engine,
     ),
     mapped("actor_rollout_ref.rollout.temperature", 1.0, "rollout.sampling.temperature", read=sampling),
     mapped(
@@ -128,18 +120,12 @@ ROWS = (
         "actor_rollout_ref.rollout.dtype",
         "bfloat16",
         "the sampler uses the trainer's dtype",
-        supported=only(*_DTYPES),
-        value_type=one_of(*_DTYPES, "float16", "fp16", "half", "auto"),
+        supported=supports_dtype,
+        value_type=one_of(*DTYPES, *HALF_DTYPES, "auto"),
         fields=("rollout.engine.dtype",),
         read=precision,
     ),
-    placement(
-        "actor_rollout_ref.rollout.gpu_memory_utilization",
-        0.5,
-        NATIVE_SAMPLER,
-        supported=never,
-        value_type=NUMBER,
-    ),
+    vllm_option("gpu_memory_utilization", 0.5, native=never, value_type=NUMBER),
     mapped(
         "actor_rollout_ref.rollout.ignore_eos",
         False,
@@ -147,28 +133,23 @@ ROWS = (
         "data.eval.0.sampling.ignore_eos",
         read=sampling,
     ),
-    placement("actor_rollout_ref.rollout.enforce_eager", True, NATIVE_SAMPLER, supported=only(True)),
+    vllm_option("enforce_eager", True, native=only(True)),
     placement("actor_rollout_ref.rollout.free_cache_engine", True, NATIVE_SAMPLER, supported=only(True)),
     placement(
         "actor_rollout_ref.rollout.load_format",
         "dummy_dtensor",
-        "the sampler uses the trainer's weights directly",
-        supported=never,
+        "the sampler has the trainer's weights from the start",
+        supported=with_vllm(never),
     ),
-    placement(
-        "actor_rollout_ref.rollout.tensor_model_parallel_size",
-        2,
-        NO_SHARDS,
-        supported=only(1),
+    vllm_option("tensor_model_parallel_size", 2, native=only(1), instead=NO_SHARDS),
+    vllm_option("max_num_batched_tokens", 8192, native=never, value_type=nullable(INTEGER)),
+    mapped(
+        "actor_rollout_ref.rollout.max_num_seqs",
+        1024,
+        "rollout.engine.max_sequences",
+        "rollout.engine.max_num_seqs",
+        read=engine,
     ),
-    placement(
-        "actor_rollout_ref.rollout.max_num_batched_tokens",
-        8192,
-        NATIVE_SAMPLER,
-        value_type=nullable(INTEGER),
-        supported=never,
-    ),
-    mapped("actor_rollout_ref.rollout.max_num_seqs", 1024, "rollout.engine.max_sequences"),
     placement(
         "actor_rollout_ref.rollout.log_prob_micro_batch_size",
         None,
@@ -205,8 +186,8 @@ ROWS = (
     placement(
         "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space",
         None,
-        NATIVE_SAMPLER,
-        supported=only(None),
+        "vLLM has no swap space since its engine V1: it computes preempted sequences again",
+        supported=with_vllm(only(None)),
         inactive=switches.vllm,
     ),
     placement(
@@ -255,31 +236,30 @@ ROWS = (
         note="False means greedy sampling at any temperature",
     ),
     *not_on_page(
-        placement(
-            "actor_rollout_ref.rollout.enable_chunked_prefill", True, NATIVE_SAMPLER, supported=only(False)
-        ),
-        placement(
-            "actor_rollout_ref.rollout.max_model_len",
-            None,
-            "data.max_prompt_length and data.max_response_length bound a sequence",
-            value_type=nullable(INTEGER),
-            supported=is_long_enough,
-        ),
+        vllm_option("enable_chunked_prefill", True, native=only(False)),
+        vllm_option("max_model_len", None, native=is_long_enough, value_type=nullable(INTEGER)),
         placement(
             "actor_rollout_ref.rollout.mode",
             "sync",
             "the native sampler in the trainer's process",
             value_type=one_of("sync", "async"),
-            supported=only("sync"),
+            supported=with_vllm(only("sync")),
         ),
-        placement("actor_rollout_ref.rollout.disable_log_stats", True, NATIVE_SAMPLER, supported=only(True)),
+        placement(
+            "actor_rollout_ref.rollout.disable_log_stats",
+            True,
+            NATIVE_SAMPLER,
+            supported=with_vllm(only(True)),
+        ),
         placement("actor_rollout_ref.rollout.layered_summon", False, NATIVE_SAMPLER, supported=only(False)),
         placement(
             "actor_rollout_ref.rollout.engine_kwargs.vllm.*",
             UNSET,
             NATIVE_SAMPLER,
-            supported=never,
+            supported=with_vllm(never),
             inactive=switches.vllm,
+            fields=("rollout.engine.engine_kwargs",),
+            read=engine,
         ),
         placement(
             "actor_rollout_ref.rollout.engine_kwargs.sglang.*",

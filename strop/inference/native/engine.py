@@ -12,16 +12,18 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from strop.config.schema.rollout import NativeEngineConfig
+from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.errors import InferenceError
 from strop.inference.native.model.architecture import native_unsupported_reason
 from strop.inference.native.model.decoder import NativeModelRunner
 from strop.inference.native.model.huggingface import HuggingFaceModelRunner
 from strop.inference.native.model.runner import ModelRunner
-from strop.inference.native.pending_request import PendingRequest, SampleCall, validate_request
+from strop.inference.native.pending_request import PendingRequest, SampleCall
 from strop.inference.native.scheduler import EngineStats, Scheduler
 from strop.inference.native.sequences import SequenceBatch
-from strop.inference.native.stopping import StopStringMatcher, eos_token_ids
+from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.request_validation import validate_request
+from strop.inference.stop_tokens import eos_token_ids
 from strop.inference.weight_files import read_weights
 from strop.models.shared_weights import model_weights
 from strop.protocols import EngineCapabilities, SharedWeights, WeightBroadcast
@@ -32,7 +34,8 @@ _LOCK_POLL_SECONDS = 0.001
 NATIVE_CAPABILITIES = EngineCapabilities(
     weight_transports=frozenset(("tensors", "path")),
     determinism="same_batch",
-    exact_policy_logprobs=True,
+    filtered_policy_logprobs=True,
+    converts_weights=False,
     adapters=False,
     images=False,
     memory_release=True,
@@ -206,12 +209,21 @@ class NativeEngine:
         """Load the safetensors files of a folder, one tensor at a time; see `load`."""
         self.load(read_weights(path), version)
 
+    def load_adapter(self, folder: Path, version: int) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError(
+            "the native engine cannot load an adapter; merge it, and pass the tensors to load"
+        )
+
     def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
         """Raise `InferenceError`: not supported."""
         raise InferenceError(
             "the native engine cannot join a process group; receive the weights in its process and pass the "
             "tensors to load"
         )
+
+    def take_statistics(self) -> None:
+        """None: `stats` has the current load."""
 
     def pause(self) -> None:
         """Stop decoding; running and waiting requests keep their state."""

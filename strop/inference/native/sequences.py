@@ -11,8 +11,9 @@ import torch
 from strop.inference.native.model.compaction import Compaction
 from strop.inference.native.pending_request import PendingRequest
 from strop.inference.native.repetition import SeenTokenMask
-from strop.inference.native.stopping import StopStringMatcher, TokenSetTable, effective_stop_tokens
+from strop.inference.native.stopping import StopStringMatcher, TokenSetTable
 from strop.inference.native.token_sampling import SamplingMetadata, build_sampling_metadata, sample_tokens
+from strop.inference.stop_tokens import effective_stop_tokens
 from strop.types import Completion, FloatArray
 
 

@@ -25,14 +25,17 @@ from strop.inference.pool.messages import (
     EngineCreated,
     EngineFailure,
     EngineReply,
+    LoadAdapter,
     LoadWeights,
     RequestCompleted,
     SetMemory,
     SetRunning,
+    StatisticsTaken,
     SubmitRequests,
+    TakeStatistics,
 )
 from strop.protocols import InferenceEngine
-from strop.types import Completion, SampleRequest
+from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.restarts import RestartBudget
 from strop.workers.start import WorkerPlacement, start_worker
 from strop.workers.worker import Worker
@@ -89,10 +92,15 @@ class EngineHandle:
         """Batch of each unanswered request, by request id."""
         self._load: LoadWeights | None = None
         """Latest load, repeated after a restart."""
+        self._adapter: LoadAdapter | None = None
+        """Latest load of an adapter, repeated after a restart and after that of the weights."""
         self._memory: SetMemory | None = None
         """Latest release or restore, repeated after a restart."""
+        self._statistics_command: TakeStatistics | None = None
+        """Unanswered request for statistics, repeated after a restart."""
+        self._statistics: EngineStatistics | None = None
         self._completed_command = -1
-        """Highest id of a completed load, release or restore."""
+        """Highest id of a completed command."""
         self._created: EngineCreated | None = None
         self._running = True
         self._fault: StropError | None = None
@@ -113,6 +121,12 @@ class EngineHandle:
             self._load = load
             self._send(load)
 
+    def load_adapter(self, load: LoadAdapter) -> None:
+        """Begin to load an adapter; see `wait_completed`."""
+        with self._changed:
+            self._adapter = load
+            self._send(load)
+
     def set_memory(self, command: SetMemory) -> None:
         """Begin to release or restore memory; see `wait_completed`."""
         with self._changed:
@@ -120,8 +134,19 @@ class EngineHandle:
             self._send(command)
 
     def wait_completed(self, command_id: int) -> None:
-        """Wait until a load, release or restore has completed. Raises its error."""
+        """Wait until a command has completed. Raises its error."""
         self._wait(lambda: self._completed_command >= command_id)
+
+    def begin_statistics(self, command: TakeStatistics) -> None:
+        """Begin to take statistics; see `statistics`."""
+        with self._changed:
+            self._statistics_command = command
+            self._send(command)
+
+    def statistics(self, command_id: int) -> EngineStatistics | None:
+        """Wait for the statistics of `begin_statistics`."""
+        self.wait_completed(command_id)
+        return self._statistics
 
     def submit(self, requests: Sequence[PoolRequest]) -> None:
         """Submit requests that are admitted together."""
@@ -196,6 +221,9 @@ class EngineHandle:
                 self._created = reply
             case CommandCompleted():
                 self._completed_command = max(self._completed_command, reply.command_id)
+            case StatisticsTaken():
+                self._statistics_command, self._statistics = None, reply.statistics
+                self._completed_command = max(self._completed_command, reply.command_id)
             case RequestCompleted():
                 self._resolve(reply.request_id, reply.completion)
             case EngineFailure():
@@ -242,7 +270,11 @@ class EngineHandle:
 
     def _state_messages(self) -> list[EngineCommand]:
         """Messages that bring a new process to the current state."""
-        messages: list[EngineCommand] = [each for each in (self._load, self._memory) if each is not None]
+        messages: list[EngineCommand] = [
+            each
+            for each in (self._load, self._adapter, self._memory, self._statistics_command)
+            if each is not None
+        ]
         if not self._running:
             messages.append(SetRunning(running=False))
         return [*messages, *map(_submit_message, dict.fromkeys(self._pending.values()))]

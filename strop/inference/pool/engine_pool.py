@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from itertools import count
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 
 from strop.errors import InferenceError
 from strop.inference.pool.engine_handle import EngineHandle, EngineSpec, PoolRequest
-from strop.inference.pool.messages import EngineCreated, LoadWeights, SetMemory
+from strop.inference.pool.messages import EngineCreated, LoadAdapter, LoadWeights, SetMemory, TakeStatistics
 from strop.protocols import EngineCapabilities, WeightBroadcast
-from strop.types import Completion, SampleRequest
+from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.shared_file import SharedFile
-from strop.workers.start import WorkerPlacement
+from strop.workers.start import LocalPlacement, WorkerPlacement
 
 
 class EnginePool:
@@ -55,9 +55,16 @@ class EnginePool:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """Features of the pool's engines; weights are loaded by tensors, and by path if the engines can."""
+        """Features of the pool's engines; weights are loaded by tensors, and by path if the engines can.
+
+        Adapters are loaded if all engines read this machine's files.
+        """
         engine = self._running().capabilities
-        return replace(engine, weight_transports=engine.weight_transports & {"tensors", "path"})
+        return replace(
+            engine,
+            weight_transports=engine.weight_transports & {"tensors", "path"},
+            adapters=engine.adapters and isinstance(self._placement, LocalPlacement),
+        )
 
     def start(self) -> None:
         """Start all processes at once, and wait until their engines have been created.
@@ -133,12 +140,35 @@ class EnginePool:
             self._weights.close()
             self._weights = None
 
+    def load_adapter(self, folder: Path, version: int) -> None:
+        """Load an adapter into all engines, which read it again after a restart."""
+        self._check_can_load()
+        if not self.capabilities.adapters:
+            raise InferenceError(
+                "the engines of this pool cannot load an adapter; merge it, and pass the tensors to load"
+            )
+        command = LoadAdapter(folder, version, next(self._ids))
+        for engine in self._engines:
+            engine.load_adapter(command)
+        for engine in self._engines:
+            engine.wait_completed(command.command_id)
+
     def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
         """Raise `InferenceError`: not supported."""
         raise InferenceError(
             "a pool of engines cannot join a process group; receive the weights in this process and pass the "
             "tensors to load"
         )
+
+    def take_statistics(self) -> EngineStatistics | None:
+        """Load of all engines since the last call; None if they do not record it."""
+        self._running()
+        command = TakeStatistics(next(self._ids))
+        for engine in self._engines:
+            engine.begin_statistics(command)
+        taken = [engine.statistics(command.command_id) for engine in self._engines]
+        given = [statistics for statistics in taken if statistics is not None]
+        return reduce(EngineStatistics.combined_with, given) if given else None
 
     def pause(self) -> None:
         """Stop decoding; pending requests keep their state."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +14,7 @@ from typing import assert_never
 
 import torch
 
+from strop.errors import EngineLostError
 from strop.inference.pool.messages import (
     CancelRequests,
     CommandCompleted,
@@ -20,11 +23,14 @@ from strop.inference.pool.messages import (
     EngineCreated,
     EngineFailure,
     EngineReply,
+    LoadAdapter,
     LoadWeights,
     RequestCompleted,
     SetMemory,
     SetRunning,
+    StatisticsTaken,
     SubmitRequests,
+    TakeStatistics,
 )
 from strop.inference.weight_files import read_weights
 from strop.protocols import InferenceEngine
@@ -45,12 +51,14 @@ class _EngineWorker:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._created: InferenceEngine | None = None
+        self._inbox: asyncio.Queue[EngineCommand | Exception] = asyncio.Queue()
+        """Messages of the pool; an exception is the last one."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Running requests by id."""
 
     async def run(self) -> None:
         """Handle messages until the pool disconnects."""
-        inbox: asyncio.Queue[EngineCommand | Exception] = asyncio.Queue()
+        inbox = self._inbox
         loop = asyncio.get_running_loop()
 
         def receive() -> None:
@@ -64,11 +72,17 @@ class _EngineWorker:
         while not isinstance(message := await inbox.get(), Exception):
             try:
                 self._handle(message)
+            except EngineLostError as error:
+                inbox.put_nowait(error)
             except Exception as error:  # noqa: BLE001  (sent to the pool, which raises it)
                 self._reply(EngineFailure(None, RemoteFailure.from_exception(error)))
-        self._reply(EngineFailure(None, RemoteFailure.from_exception(message)))
+        if isinstance(message, EngineLostError):
+            # The pool starts a new process. No reply must reach it on the way, such as that of a cancelled request.
+            print(message, file=sys.stderr, flush=True)
+            os._exit(1)
         if self._created is not None:
             self._created.close()
+        self._reply(EngineFailure(None, RemoteFailure.from_exception(message)))
 
     @property
     def _engine(self) -> InferenceEngine:
@@ -84,9 +98,14 @@ class _EngineWorker:
             case LoadWeights():
                 self._load(message.weights, message.version)
                 self._reply(CommandCompleted(message.command_id))
+            case LoadAdapter():
+                self._engine.load_adapter(message.folder, message.version)
+                self._reply(CommandCompleted(message.command_id))
             case SetMemory():
                 (self._engine.release_memory if message.released else self._engine.restore_memory)()
                 self._reply(CommandCompleted(message.command_id))
+            case TakeStatistics():
+                self._reply(StatisticsTaken(message.command_id, self._engine.take_statistics()))
             case SubmitRequests():
                 for request_id, request in message.requests.items():
                     task = asyncio.create_task(self._sample(request_id, request))
@@ -104,6 +123,9 @@ class _EngineWorker:
     def _load(self, weights: SharedFileHandle | Path, version: int) -> None:
         if isinstance(weights, Path):
             self._engine.load_path(weights, version)
+        elif "path" in self._engine.capabilities.weight_transports:
+            with weights.open() as path:
+                self._engine.load_path(path, version)
         else:
             self._engine.load(_read(weights), version)
 
@@ -111,6 +133,8 @@ class _EngineWorker:
         try:
             (completion,) = await self._engine.sample([request])
             self._reply(RequestCompleted(request_id, completion))
+        except EngineLostError as error:
+            self._inbox.put_nowait(error)
         except Exception as error:  # noqa: BLE001  (sent to the pool, which raises it)
             self._reply(EngineFailure(request_id, RemoteFailure.from_exception(error)))
 

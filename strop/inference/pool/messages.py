@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strop.protocols import EngineCapabilities, InferenceEngine
-from strop.types import Completion, SampleRequest
+from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.messages import RemoteFailure
 from strop.workers.shared_file import SharedFileHandle
 
@@ -33,11 +33,31 @@ class LoadWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Load this LoRA adapter; the reply is `CommandCompleted`."""
+
+    folder: Path
+    """Folder in PEFT's format."""
+    version: int
+    """Version of the adapter."""
+    command_id: int
+    """Id in the pool, in ascending order."""
+
+
+@dataclass(frozen=True, slots=True)
 class SetMemory:
     """Release or restore memory; the reply is `CommandCompleted`."""
 
     released: bool
     """True to release, False to restore."""
+    command_id: int
+    """Id in the pool, in ascending order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStatistics:
+    """Report the load since the last report; the reply is `StatisticsTaken`."""
+
     command_id: int
     """Id in the pool, in ascending order."""
 
@@ -68,7 +88,16 @@ class SetRunning:
     """True to resume, False to pause."""
 
 
-EngineCommand = CreateEngine | LoadWeights | SetMemory | SubmitRequests | CancelRequests | SetRunning
+EngineCommand = (
+    CreateEngine
+    | LoadWeights
+    | LoadAdapter
+    | SetMemory
+    | TakeStatistics
+    | SubmitRequests
+    | CancelRequests
+    | SetRunning
+)
 """A message from the pool to an engine."""
 
 
@@ -84,9 +113,17 @@ class EngineCreated:
 
 @dataclass(frozen=True, slots=True)
 class CommandCompleted:
-    """A `LoadWeights` or `SetMemory` has completed."""
+    """A `LoadWeights`, `LoadAdapter` or `SetMemory` has completed."""
 
     command_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsTaken:
+    """Load of the engine since the last report."""
+
+    command_id: int
+    statistics: EngineStatistics | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +143,5 @@ class EngineFailure:
     failure: RemoteFailure
 
 
-EngineReply = EngineCreated | CommandCompleted | RequestCompleted | EngineFailure
+EngineReply = EngineCreated | CommandCompleted | StatisticsTaken | RequestCompleted | EngineFailure
 """A message from an engine to the pool."""

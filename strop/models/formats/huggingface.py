@@ -35,9 +35,7 @@ def export_model(model: nn.Module, add_files: Callable[[Path], object], folder: 
             base_model(model).save_pretrained(partial, state_dict=dict(merged_weights(model)))
             add_files(partial)
             if isinstance(model, PeftModel):
-                adapter = partial / ADAPTER_FOLDER
-                model.save_pretrained(str(adapter), state_dict=dict(adapter_weights(model)))
-                (adapter / "README.md").unlink()  # PEFT's empty model card
+                write_adapter(model, partial / ADAPTER_FOLDER)
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
@@ -50,10 +48,21 @@ def export_model(model: nn.Module, add_files: Callable[[Path], object], folder: 
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def write_adapter(model: PeftModel, folder: Path) -> None:
+    """Write the adapter in PEFT's format."""
+    model.save_pretrained(str(folder), state_dict=dict(adapter_weights(model)))
+    (folder / "README.md").unlink()  # PEFT's empty model card
+
+
+def join_write_adapter(model: PeftModel) -> None:
+    """Take part in another rank's `write_adapter`, without writing."""
+    for _ in adapter_weights(model):
+        pass
+
+
 def join_export(model: nn.Module) -> None:
     """Take part in another rank's `export_model`, without writing."""
     for _ in merged_weights(model):
         pass
     if isinstance(model, PeftModel):
-        for _ in adapter_weights(model):
-            pass
+        join_write_adapter(model)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from strop.run.state.run_state import RunState
-from strop.sync.publish import InMemorySynchronizer, Publisher
+from strop.sync.publish import LocalSynchronizer, Publisher
 
 
 class WeightPublisher(Protocol):
@@ -15,8 +16,8 @@ class WeightPublisher(Protocol):
         """Called before the first step, with the state that the run starts from."""
         ...
 
-    def publish(self, step: int) -> None:
-        """Publish the weights after step `step`, where that is due."""
+    def publish(self, step: int) -> Mapping[str, float]:
+        """Publish the weights after step `step`, where that is due; returns metrics."""
         ...
 
     def finish(self) -> None:
@@ -27,15 +28,15 @@ class WeightPublisher(Protocol):
 class ColocatedPublisher:
     """Publishes each step's weights to the inference engine of this process."""
 
-    def __init__(self, synchronizer: InMemorySynchronizer) -> None:
+    def __init__(self, synchronizer: LocalSynchronizer) -> None:
         self._synchronizer = synchronizer
 
     def start(self, state: RunState) -> None:
         """Nothing: the engine has the initial weights."""
 
-    def publish(self, step: int) -> None:
+    def publish(self, step: int) -> Mapping[str, float]:
         """Publish the weights of step `step`."""
-        self._synchronizer.publish(step)
+        return self._synchronizer.publish(step)
 
     def finish(self) -> None:
         """Nothing."""
@@ -55,9 +56,10 @@ class RemotePublisher:
         self._publisher.announce_start()
         self._publisher.after_step(state.step, self._steps)
 
-    def publish(self, step: int) -> None:
+    def publish(self, step: int) -> Mapping[str, float]:
         """Publish the weights of step `step`, where the style asks for it."""
         self._publisher.after_step(step, self._steps)
+        return {}
 
     def finish(self) -> None:
         """Publish the final weights, and tell the explorer that the trainer has ended."""

@@ -201,7 +201,7 @@ class TrainLoop:
             metrics[phase.source.wait_metric] = fetched - started
         if self._setup.publisher is not None:
             trained = time.perf_counter()
-            self._setup.publisher.publish(step)
+            metrics |= self._setup.publisher.publish(step)
             metrics["time/publish_seconds"] = time.perf_counter() - trained
         metrics["time/step_seconds"] = time.perf_counter() - started
         if batch.rollouts:

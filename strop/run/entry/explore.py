@@ -26,7 +26,7 @@ from strop.run.drivers.explorer_progress import ExplorerProgress, TrainerEnded
 from strop.run.recording.recorder import Recorder
 from strop.run.rollout.collector import Collector, GroupSettings
 from strop.run.rollout.explorer import Explorer
-from strop.run.rollout.inference_engines import open_separate_engine
+from strop.run.rollout.inference_engines import engine_notes, open_separate_engine
 from strop.run.rollout.rollout_services import open_rollout_services, reward_sources
 from strop.run.rollout.tasks import load_tasks
 from strop.run.rollout.workflow_runners import make_workflow_runners
@@ -78,7 +78,12 @@ def explore(
         state = ExplorerState.load(own) or _start_new_run(run, section, folder)
         with reporting_write_errors(own.path):
             save_resolved(run, own.run_file)
-        notes = (*tasks.notes(), *describe_rendezvous(run), f"sampling: {sampler.describe()}")
+        notes = (
+            *tasks.notes(),
+            *describe_rendezvous(run),
+            *engine_notes(run),
+            f"sampling: {sampler.describe()}",
+        )
         start = StartPoint(RunState(step=state.step), None, notes)
         with (
             closing(

@@ -85,7 +85,7 @@ class RolloutUpdater:
     def update(self, batch: StepBatch, *, step: int, updates_done: int) -> UpdateResult:
         """Train on all groups of one step. Without any experience there is no update."""
         groups = batch.groups
-        experiences = [experience for group in groups for experience in group.experiences]
+        experiences = _same_logprobs([experience for group in groups for experience in group.experiences])
         if not experiences:
             return UpdateResult(0, {})
         minibatches = self._plan_minibatches(groups, step, updates_done)
@@ -215,7 +215,10 @@ class RolloutUpdater:
         penalty in the reward or a correction is computed from the log-probs of all experiences.
         """
         if self._algorithm.old_policy == "sampler":
-            return [experience.policy_logprobs for experience in experiences]
+            known = [e.policy_logprobs for e in experiences if e.policy_logprobs is not None]
+            if len(known) == len(experiences):
+                return known
+            return self._logprobs(experiences, range(len(experiences)), reference=False)
         chosen = sorted({number for update in updates[1:] for number in update})
         penalty = self._algorithm.kl_reward
         penalized = penalty is not None and penalty.estimator != "full"
@@ -266,6 +269,13 @@ class RolloutUpdater:
             mean_importance_weight=mean_weight,
         )
         return self._policy.update(batch, step=step, update=update, counts=counts)
+
+
+def _same_logprobs(experiences: Sequence[Experience]) -> Sequence[Experience]:
+    """The experiences without `policy_logprobs` if one of them has none, so that a metric covers all or none."""
+    if all(experience.policy_logprobs is not None for experience in experiences):
+        return experiences
+    return [replace(experience, policy_logprobs=None) for experience in experiences]
 
 
 def _staleness(experiences: Sequence[Experience], step: int) -> dict[str, float]:

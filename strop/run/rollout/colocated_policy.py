@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.config.schema import Run
+from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.run.rollout.explorer import Explorer
-from strop.run.rollout.inference_engines import open_colocated_engine
+from strop.run.rollout.inference_engines import engine_notes, open_colocated_engine, run_engine
+from strop.run.rollout.load_check import LoadCheck
+from strop.run.rollout.rollout_metrics import engine_metrics
 from strop.run.rollout.rollout_services import RewardSource, RolloutServices, open_rollout_services
 from strop.run.rollout.workflow_runners import make_workflow_runners
 from strop.run.state.run_state import RunState
-from strop.sync.publish import InMemorySynchronizer
+from strop.sync.publish import AdapterSynchronizer, InMemorySynchronizer, LocalSynchronizer
 from strop.training.backends.registry import TrainingBackend
+from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ class ColocatedPolicy:
 
     engine: TrainingEngine
     explorer: Explorer
-    synchronizer: InMemorySynchronizer
+    synchronizer: LocalSynchronizer
     state: RunState
     """State of the run whose weights the policy has."""
     stop: StopSignal
@@ -80,19 +84,43 @@ def make_colocated_policy(
     policy = ColocatedPolicy(
         engine=engine,
         explorer=Explorer(runners, helpers.rewards, helpers.event_loop, stop, seed=run.seed),
-        synchronizer=InMemorySynchronizer(engine, sampler),
+        synchronizer=_synchronizer(run, engine, sampler, tokenizer, helpers.event_loop),
         state=state,
         stop=stop,
-        notes=_notes(engine, sampler),
+        notes=_notes(run, engine, sampler),
     )
     policy.synchronizer.publish(state.step)
     return policy
 
 
-def _notes(engine: TrainingEngine, sampler: InferenceEngine) -> tuple[str, ...]:
+def _synchronizer(
+    run: Run,
+    engine: TrainingEngine,
+    sampler: InferenceEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    event_loop: EventLoopThread,
+) -> LocalSynchronizer:
+    """The synchronizer, with a check of each load into an engine that converts the weights."""
+    section = run_engine(run).section
+    if not (sampler.capabilities.converts_weights and isinstance(section, VllmEngineConfig)):
+        return InMemorySynchronizer(engine, sampler)
+    check = LoadCheck(
+        engine, sampler, event_loop, tokenizer, run.max_sequence_tokens, section.max_logprob_gap
+    )
+
+    def report(version: int) -> Mapping[str, float]:
+        return engine_metrics(sampler) | check(version)
+
+    if run.model.lora is not None and sampler.capabilities.adapters:
+        return AdapterSynchronizer(engine, sampler, report)
+    return InMemorySynchronizer(engine, sampler, report)
+
+
+def _notes(run: Run, engine: TrainingEngine, sampler: InferenceEngine) -> tuple[str, ...]:
     shared = (
         "a group's shared prompt is encoded once"
         if engine.supports_shared_prompts
         else f"each response's prompt is encoded separately ({engine.shared_prompts_obstacle})"
     )
-    return (f"sampling: {sampler.describe()}", f"training: {engine.description}; {shared}")
+    training = f"training: {engine.description}; {shared}"
+    return (*engine_notes(run), f"sampling: {sampler.describe()}", training)

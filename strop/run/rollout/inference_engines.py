@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from strop.config.schema import Run
+from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.cluster import LocalClusterConfig
+from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.rollout import EnginePoolConfig
 from strop.config.schema.synchronizer import CollectiveSyncConfig
 from strop.errors import PlacementError
 from strop.inference.pool import EnginePool, EngineSpec
-from strop.inference.registry import attach_engine, load_engine, running_engine
+from strop.inference.registry import (
+    EngineChoice,
+    EngineConfig,
+    attach_engine,
+    choose_engine,
+    load_engine,
+    running_engine,
+    runs_in_own_process,
+)
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.run.distributed.placement import engine_placement
 from strop.run.tokenizer import load_run_tokenizer
@@ -33,10 +44,11 @@ def open_colocated_engine(
 
     The engines of a pool load copies of the model.
     """
-    if run.rollout.pool is not None:
-        sampler: InferenceEngine = _pool(run, run.rollout.pool)
+    section = run_engine(run).section
+    if (pool := _pool_section(run, section)) is not None:
+        sampler: InferenceEngine = _pool(run, pool)
     else:
-        sampler = attach_engine(run.rollout.engine, engine.shared_weights(), tokenizer)
+        sampler = attach_engine(section, engine.shared_weights(), tokenizer)
     with running_engine(sampler):
         yield sampler
 
@@ -44,12 +56,52 @@ def open_colocated_engine(
 @contextmanager
 def open_separate_engine(run: Run, tokenizer: PreTrainedTokenizerBase) -> Iterator[InferenceEngine]:
     """Open an engine that loads the initial model itself: version 0 of the weights."""
-    if run.rollout.pool is not None:
-        sampler: InferenceEngine = _pool(run, run.rollout.pool)
+    section = run_engine(run).section
+    if (pool := _pool_section(run, section)) is not None:
+        sampler: InferenceEngine = _pool(run, pool)
     else:
-        sampler = load_engine(run.rollout.engine, run.model, tokenizer, explorer_device(run))
+        sampler = load_engine(section, run.model, tokenizer, explorer_device(run))
     with running_engine(sampler):
         yield sampler
+
+
+def run_engine(run: Run) -> EngineChoice:
+    """The run's engine on this machine, with the maximum length of its sequences."""
+    choice = choose_engine(run.rollout.engine)
+    section = choice.section
+    if not isinstance(section, VllmEngineConfig) or section.max_model_len is not None:
+        return choice
+    return replace(choice, section=section.model_copy(update={"max_model_len": run.max_sequence_tokens}))
+
+
+def engine_notes(run: Run) -> tuple[str, ...]:
+    """Notes for the console: the choice of `rollout.engine: auto`, and log-probs that the engine does not give."""
+    choice = choose_engine(run.rollout.engine)
+    notes = [choice.reason] if choice.reason else []
+    if isinstance(choice.section, VllmEngineConfig) and _needs_policy_logprobs(run) and _is_filtered(run):
+        notes.append(
+            "algorithm.old_policy: sampler: vLLM gives only the log-probs of the filtered distribution, so the "
+            "trainer computes the policy's at the start of each step"
+        )
+    return tuple(notes)
+
+
+def _needs_policy_logprobs(run: Run) -> bool:
+    return not isinstance(run.algorithm, SftConfig | DpoConfig) and run.algorithm.old_policy == "sampler"
+
+
+def _is_filtered(run: Run) -> bool:
+    """Whether the rollouts are sampled from another distribution than the policy's."""
+    sampling = run.rollout.sampling
+    filtered = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+    return filtered or sampling.repetition_penalty != 1 or sampling.min_response_tokens > 0
+
+
+def _pool_section(run: Run, section: EngineConfig) -> EnginePoolConfig | None:
+    """The pool of the run, of one engine for an engine that runs in a process of its own; None without a pool."""
+    if run.rollout.pool is None and runs_in_own_process(section):
+        return EnginePoolConfig(engines=1)
+    return run.rollout.pool
 
 
 def explorer_device(run: Run) -> torch.device:
@@ -83,20 +135,33 @@ class PoolEngineFactory:
 
     def __call__(self) -> InferenceEngine:
         """Load the tokenizer and the model."""
-        section = self.run.rollout.pool
-        assert section is not None
-        torch.set_num_threads(max(1, torch.get_num_threads() // section.engines))
+        section = run_engine(self.run).section
+        torch.set_num_threads(max(1, torch.get_num_threads() // self._engines))
         device = find_device(self.run.trainer.engine.device)
         if device.type == "cuda":
-            device = torch.device("cuda", self._gpu(section.engines))
-            torch.cuda.set_device(device)
-        return load_engine(self.run.rollout.engine, self.run.model, load_run_tokenizer(self.run), device)
+            if isinstance(section, VllmEngineConfig):
+                os.environ["CUDA_VISIBLE_DEVICES"] = self._visible_gpus(section.devices)
+            else:
+                device = torch.device("cuda", self._gpus(1)[0])
+                torch.cuda.set_device(device)
+        return load_engine(section, self.run.model, load_run_tokenizer(self.run), device)
 
-    def _gpu(self, engines: int) -> int:
-        """GPUs after those of the trainer's ranks if there are enough, else all; a Ray actor sees only its own."""
+    @property
+    def _engines(self) -> int:
+        return self.run.rollout.pool.engines if self.run.rollout.pool else 1
+
+    def _gpus(self, number: int) -> list[int]:
+        """`number` GPUs after those of the trainer's ranks if there are enough, else of all; a Ray actor sees only
+        its own."""
         gpus, ranks = torch.cuda.device_count(), self.run.trainer.engine.ranks
-        first = ranks if gpus >= ranks + engines else 0
-        return (first + self.number) % gpus
+        first = ranks if gpus >= ranks + self._engines * number else 0
+        return [(first + self.number * number + each) % gpus for each in range(number)]
+
+    def _visible_gpus(self, number: int) -> str:
+        """The value of CUDA_VISIBLE_DEVICES for the processes of one vLLM engine."""
+        inherited = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = inherited.split(",") if inherited else list(map(str, range(torch.cuda.device_count())))
+        return ",".join(names[gpu] for gpu in self._gpus(number))
 
 
 def _pool(run: Run, section: EnginePoolConfig) -> EnginePool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from strop.protocols import InferenceEngine
 from strop.types import FailureCause, Rollout, RolloutGroup
 
 
@@ -94,3 +95,17 @@ def _limit_fraction(rollouts: Sequence[Rollout]) -> float:
 
 def _has_zero_variance(group: RolloutGroup) -> bool:
     return len({rollout.reward for rollout in _scored(group.rollouts)}) <= 1
+
+
+def engine_metrics(engine: InferenceEngine) -> dict[str, float]:
+    """Load of the inference engine since the last call; nothing for an engine that does not record it."""
+    statistics = engine.take_statistics()
+    if statistics is None:
+        return {}
+    return {
+        "engine/max_running": float(statistics.max_running),
+        "engine/max_waiting": float(statistics.max_waiting),
+        "engine/max_kv_usage": statistics.max_kv_usage,
+        "engine/cached_prompt_fraction": statistics.cached_prompt_tokens / max(1, statistics.prompt_tokens),
+        "engine/preemptions": float(statistics.preemptions),
+    }

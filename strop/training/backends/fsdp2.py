@@ -38,6 +38,7 @@ from strop.training.ranks.messages import (
     EvaluateLoss,
     JoinExport,
     JoinIterWeights,
+    JoinWriteAdapter,
     LoadCheckpoint,
     OptimizerStep,
     PolicyForwardBackward,
@@ -179,6 +180,11 @@ class Fsdp2Engine(_ShardedEngine):
         """Write a Hugging Face folder. Raises ModelError where it cannot be written."""
         with self._group.on_others(JoinExport()):
             self.policy.export(folder, add_files)
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the adapter in PEFT's format. Raises ModelError for a model without one."""
+        with self._group.on_others(JoinWriteAdapter()):
+            self.policy.write_adapter(folder)
 
 
 class Fsdp2CriticEngine(_ShardedEngine):

@@ -91,6 +91,10 @@ class LocalEngine:
         """Write a Hugging Face folder. Raises ModelError where it cannot be written."""
         self.policy.export(folder, add_files)
 
+    def write_adapter(self, folder: Path) -> None:
+        """Write the adapter in PEFT's format. Raises ModelError for a model without one."""
+        self.policy.write_adapter(folder)
+
     def snapshot(self) -> EngineSnapshot:
         """Weights, optimizer state and random states, for a checkpoint."""
         return self.policy.snapshot()

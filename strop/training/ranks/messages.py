@@ -215,6 +215,14 @@ class JoinExport:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinWriteAdapter:
+    """Join the writing of the adapter by the first rank."""
+
+    def run(self, worker: Rank) -> None:
+        worker.model(POLICY).join_write_adapter()
+
+
+@dataclass(frozen=True, slots=True)
 class LoadCheckpoint:
     """Restore a model's state from a checkpoint of any number of ranks."""
 

@@ -1,0 +1,51 @@
+"""Checks of the inference engine against the rest of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strop.config.schema.inference_engine import AutoEngineConfig, NativeEngineConfig, VllmEngineConfig
+from strop.config.schema.run import Run
+from strop.config.schema.synchronizer import MemorySyncConfig
+
+
+def engine_faults(run: Run) -> Iterator[str]:
+    """Faults of every engine that the run may start; each names its key."""
+    section = run.rollout.engine
+    if isinstance(section, AutoEngineConfig):
+        yield from _native_faults(run, section.native, "rollout.engine.native")
+        yield from _vllm_faults(run, section.vllm, "rollout.engine.vllm")
+    elif isinstance(section, NativeEngineConfig):
+        yield from _native_faults(run, section, "rollout.engine")
+    else:
+        yield from _vllm_faults(run, section, "rollout.engine")
+
+
+def _native_faults(run: Run, section: NativeEngineConfig, where: str) -> Iterator[str]:
+    yield from _too_short(run, f"{where}.kv_cache_tokens", section.kv_cache_tokens)
+
+
+def _vllm_faults(run: Run, section: VllmEngineConfig, where: str) -> Iterator[str]:
+    if section.max_model_len is not None:
+        yield from _too_short(run, f"{where}.max_model_len", section.max_model_len)
+    only_adapter = run.model.lora is not None and not section.merge_lora
+    if section.load_format == "dummy" and (
+        only_adapter or not isinstance(run.synchronizer, MemorySyncConfig)
+    ):
+        why = (
+            "only the LoRA adapter is sent to the engine"
+            if only_adapter
+            else "a separate explorer starts with the initial model"
+        )
+        yield f"{where}.load_format is dummy, but {why}; write auto"
+
+
+def _too_short(run: Run, key: str, limit: int) -> Iterator[str]:
+    longest, formula = run.max_sequence_tokens, "rollout.max_sequence_tokens"
+    if run.rollout.max_sequence_tokens is None:
+        formula = "data.max_prompt_tokens + data.max_response_tokens"
+    if longest > limit:
+        yield (
+            f"{key} ({limit}) is less than one sequence of maximum length ({longest} = {formula}); write a "
+            "larger value"
+        )

@@ -1,0 +1,86 @@
+"""`rollout.engine`: inference engines that sample from the policy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from strop.config.schema.base import Section, type_shorthand
+
+
+class NativeEngineConfig(Section):
+    """Strop's own sampler: it runs in the trainer's process, without a server, and shares the weights."""
+
+    type: Literal["native"] = "native"
+    dtype: Literal["model", "float32", "bfloat16"] = "model"
+    """Data type of the sampler's weights and KV cache; `model` is the trainer's compute type."""
+    kv_cache_tokens: int = Field(131072, gt=0)
+    """Capacity of the KV cache, in tokens; sequences that do not fit wait, and none is dropped."""
+    max_sequences: int = Field(256, gt=0)
+    """Maximum number of concurrent completions; further requests queue."""
+
+
+class VllmEngineConfig(Section):
+    """vLLM, in a process of its own with its own copy of the model. Without a value, an option has vLLM's
+    default."""
+
+    type: Literal["vllm"] = "vllm"
+    dtype: Literal["model", "float32", "bfloat16", "float16"] = "model"
+    """Data type of the weights and of the computation; `model` is the trainer's compute type."""
+    tensor_parallel: int = Field(1, gt=0)
+    """Number of processes, each on its own GPU, over which each layer is split."""
+    pipeline_parallel: int = Field(1, gt=0)
+    """Number of stages, each on its own GPUs, over which the layers are distributed."""
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    """Fraction of each GPU's memory for weights and KV cache."""
+    max_num_batched_tokens: int | None = Field(None, gt=0)
+    """Maximum number of tokens in one forward pass."""
+    max_num_seqs: int | None = Field(None, gt=0)
+    """Maximum number of concurrent completions; further requests queue."""
+    max_model_len: int | None = Field(None, gt=1)
+    """Maximum length of a prompt with its completion, in tokens; the run's longest sequence if omitted."""
+    enforce_eager: bool = False
+    """Run without compilation and CUDA graphs: a faster start and slower sampling."""
+    enable_chunked_prefill: bool | None = None
+    """Split long prompts over several forward passes."""
+    enable_prefix_caching: bool | None = None
+    """Reuse the KV cache of prompts that begin alike, such as those of one group."""
+    quantization: str | None = None
+    """Name of vLLM's quantization of the weights, such as `fp8`."""
+    limit_mm_per_prompt: dict[str, int] = Field(default_factory=dict)
+    """Maximum number of images and other media in a prompt, by kind."""
+    load_format: str = "auto"
+    """Way to load the initial weights; `dummy` for random ones, where the trainer sends its weights at the
+    start."""
+    merge_lora: bool = False
+    """Load full weights with the LoRA adapter merged, for adapters that vLLM cannot apply itself; by default only the
+    adapter is loaded."""
+    seed: int | None = Field(None, ge=0)
+    """Seed of the engine; each request has a seed of its own."""
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's `AsyncEngineArgs`, by name."""
+    max_logprob_gap: float = Field(0.05, gt=0)
+    """Maximum mean difference, in nats, between the engine's and the trainer's log-probs of a probe after each
+    load of weights; above it the run stops with an error."""
+
+    @property
+    def devices(self) -> int:
+        """Number of GPUs that one engine uses."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+
+class AutoEngineConfig(Section):
+    """vLLM if this machine has a GPU and vLLM is installed, otherwise the native sampler."""
+
+    type: Literal["auto"] = "auto"
+    native: NativeEngineConfig = NativeEngineConfig()
+    """Options of the native sampler."""
+    vllm: VllmEngineConfig = VllmEngineConfig()
+    """Options of vLLM."""
+
+
+InferenceEngineConfig = Annotated[
+    Annotated[NativeEngineConfig | VllmEngineConfig | AutoEngineConfig, Field(discriminator="type")],
+    type_shorthand("native"),
+]

@@ -1,0 +1,5 @@
+"""Inference engine on vLLM."""
+
+from strop.inference.vllm.engine import VllmEngine
+
+__all__ = ["VllmEngine"]

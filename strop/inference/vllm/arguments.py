@@ -1,0 +1,86 @@
+"""Arguments of vLLM's engine from `rollout.engine` and the model's section."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from strop.config.schema.inference_engine import VllmEngineConfig
+from strop.config.schema.model import ModelConfig
+from strop.config.suggest import did_you_mean
+from strop.errors import ConfigError
+
+WORKER_EXTENSION = "strop.inference.vllm.worker_extension.StropWorkerExtension"
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks for which vLLM can allocate an adapter."""
+_BY_FIELD = {
+    "tensor_parallel": "tensor_parallel_size",
+    "pipeline_parallel": "pipeline_parallel_size",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "max_num_seqs": "max_num_seqs",
+    "max_model_len": "max_model_len",
+    "enforce_eager": "enforce_eager",
+    "enable_chunked_prefill": "enable_chunked_prefill",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "quantization": "quantization",
+    "load_format": "load_format",
+    "seed": "seed",
+}
+"""vLLM's name of each option of the section; an option without a value is not passed."""
+
+
+def engine_arguments(section: VllmEngineConfig, model: ModelConfig) -> dict[str, Any]:
+    """Arguments of `AsyncEngineArgs`, by name."""
+    arguments: dict[str, Any] = {
+        "model": model.path,
+        "tokenizer": model.tokenizer or model.path,
+        "trust_remote_code": model.trust_remote_code,
+        "dtype": engine_dtype(section, model),
+        "hf_overrides": model.override,
+        # The log-probs are those of the distribution sampled from, after temperature, penalties and filters.
+        "logprobs_mode": "processed_logprobs",
+        # Strop passes each request's end tokens and sampling parameters itself.
+        "generation_config": "vllm",
+        "worker_extension_cls": WORKER_EXTENSION,
+    }
+    if model.lora is not None and loads_adapters(section, model):
+        rank = next((size for size in _LORA_RANKS if size >= model.lora.rank), model.lora.rank)
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    if section.devices > 1:
+        arguments["distributed_executor_backend"] = "mp"
+    if section.limit_mm_per_prompt:
+        arguments["limit_mm_per_prompt"] = section.limit_mm_per_prompt
+    given = {name: getattr(section, field) for field, name in _BY_FIELD.items()}
+    return arguments | {name: value for name, value in given.items() if value is not None}
+
+
+def add_engine_kwargs(arguments: dict[str, Any], section: VllmEngineConfig, known: Any) -> dict[str, Any]:
+    """The arguments with those of `engine_kwargs`; `known` is the dataclass of vLLM's arguments.
+
+    Raises `ConfigError` for a name that vLLM does not have, and for one that Strop sets.
+    """
+    names = {field.name for field in fields(known)}
+    fields_of = {name: field for field, name in _BY_FIELD.items()}
+    for name in section.engine_kwargs:
+        key = f"rollout.engine.engine_kwargs.{name}"
+        if name in fields_of:
+            raise ConfigError(f"{key} is set by a field of its own; write rollout.engine.{fields_of[name]}.")
+        if name in arguments or name == "limit_mm_per_prompt":
+            raise ConfigError(f"{key} is set by Strop and cannot be changed; remove it.")
+        if name not in names:
+            raise ConfigError(
+                f"{key} is not an argument of the installed vLLM's AsyncEngineArgs"
+                f"{did_you_mean(name, names)}. Remove it, or write one of its names."
+            )
+    return arguments | section.engine_kwargs
+
+
+def loads_adapters(section: VllmEngineConfig, model: ModelConfig) -> bool:
+    """Whether the engine applies the model's LoRA adapter itself, instead of merged weights."""
+    return model.lora is not None and not section.merge_lora
+
+
+def engine_dtype(section: VllmEngineConfig, model: ModelConfig) -> str:
+    """Data type of the engine's weights and computation."""
+    return section.dtype if section.dtype != "model" else model.compute_dtype or model.dtype

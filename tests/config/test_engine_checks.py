@@ -1,0 +1,40 @@
+"""Checks of the inference engine against the rest of the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import strop
+from strop.errors import ConfigError
+
+
+def values(**sections: Any) -> dict[str, Any]:
+    rollout = {"engine": {"type": "vllm", "load_format": "dummy"}} | sections.pop("rollout", {})
+    model = {"path": "m"} | sections.pop("model", {})
+    return {"model": model, "data": {"train": {"path": "tasks.jsonl"}}, "rollout": rollout, **sections}
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"model": {"lora": {"rank": 4}}}, "load_format is dummy, but only the LoRA adapter is sent"),
+        ({"synchronizer": "checkpoint"}, "load_format is dummy, but a separate explorer starts"),
+    ],
+)
+def test_vllm_and_what_it_does_not_have(sections: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        strop.load(values(**sections))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"model": {"lora": {"rank": 4}}, "rollout": {"engine": {"type": "vllm", "merge_lora": True}}},
+        {"rollout": {"engine": "native"}},
+    ],
+)
+def test_what_vllm_has(sections: dict[str, Any]) -> None:
+    assert strop.load(values(**sections)).run.rollout.engine.type in ("vllm", "native")

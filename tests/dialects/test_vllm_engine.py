@@ -1,0 +1,93 @@
+"""vLLM in configurations of other tools: read without vLLM installed, and replaced with --here."""
+
+from __future__ import annotations
+
+import pytest
+
+from strop.config.schema.inference_engine import NativeEngineConfig, VllmEngineConfig
+from strop.dialects.ledger.writer import write_dialect
+from strop.dialects.verl.ppo_trainer import LEDGER as VERL
+from strop.dialects.verl.ppo_trainer import read_verl
+from strop.errors import PlacementError
+
+from .trinity_file import read
+
+ROLLOUT = "actor_rollout_ref.rollout"
+LINE = (
+    "data.train_files=tasks.parquet",
+    "actor_rollout_ref.model.path=/models/m",
+    "algorithm.adv_estimator=grpo",
+    f"{ROLLOUT}.n=4",
+)
+VLLM = (
+    f"{ROLLOUT}.name=vllm",
+    f"{ROLLOUT}.tensor_model_parallel_size=1",
+    f"{ROLLOUT}.gpu_memory_utilization=0.4",
+    f"{ROLLOUT}.dtype=float16",
+    f"{ROLLOUT}.max_num_seqs=64",
+    f"+{ROLLOUT}.engine_kwargs.vllm.disable_mm_preprocessor_cache=true",
+    f"+{ROLLOUT}.engine_kwargs.vllm.swap_space=4",
+)
+
+
+def test_verl_decides_the_options_of_vllm():
+    engine = read_verl([*LINE, *VLLM]).run.rollout.engine
+    assert isinstance(engine, VllmEngineConfig)
+    assert (engine.tensor_parallel, engine.gpu_memory_utilization, engine.dtype) == (1, 0.4, "float16")
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.enforce_eager) == (64, 8192, True)
+    assert engine.engine_kwargs == {"disable_mm_preprocessor_cache": True}
+
+
+def test_verls_default_of_two_gpus_per_engine_applies_with_vllm():
+    engine = read_verl([*LINE, f"{ROLLOUT}.name=vllm"]).run.rollout.engine
+    assert isinstance(engine, VllmEngineConfig) and engine.tensor_parallel == 2
+
+
+def test_here_replaces_vllm_and_names_its_options():
+    loaded = read_verl([*LINE, *VLLM], here=True)
+    assert loaded.run.rollout.engine == NativeEngineConfig(max_sequences=64)
+    replaced = {item.key.removeprefix(f"{ROLLOUT}.") for item in loaded.overridden}
+    assert {"name", "gpu_memory_utilization", "engine_kwargs.vllm.swap_space"} <= replaced
+
+
+def test_without_a_name_the_native_sampler_answers():
+    assert isinstance(read_verl(LINE).run.rollout.engine, NativeEngineConfig)
+    with pytest.raises(PlacementError, match="gpu_memory_utilization"):
+        read_verl([*LINE, f"{ROLLOUT}.gpu_memory_utilization=0.4"])
+
+
+def test_another_engine_is_refused_without_here():
+    with pytest.raises(PlacementError, match=r"rollout.name=sglang"):
+        read_verl([*LINE, f"{ROLLOUT}.name=sglang"])
+
+
+def test_a_run_with_vllm_is_written_as_verls_options():
+    written = write_dialect(VERL, read_verl([*LINE, *VLLM]).run)
+    assert written.values[f"{ROLLOUT}.name"] == "vllm"
+    lost = [each.field for each in written.unsupported if each.field.startswith("rollout.engine")]
+    assert lost == ["rollout.engine.engine_kwargs"]
+
+
+TRINITY = (
+    "explorer.rollout_model.engine_type=vllm",
+    "explorer.rollout_model.tensor_parallel_size=2",
+    "+explorer.rollout_model.gpu_memory_utilization=0.7",
+    "+explorer.rollout_model.dtype=float32",
+)
+
+
+@pytest.mark.usefixtures("trinity_file")
+def test_trinity_decides_the_options_of_vllm():
+    engine = read(*TRINITY, here=False).run.rollout.engine
+    assert isinstance(engine, VllmEngineConfig)
+    assert (engine.tensor_parallel, engine.gpu_memory_utilization, engine.dtype) == (2, 0.7, "float32")
+    assert (engine.seed, engine.enforce_eager, engine.enable_prefix_caching) == (42, True, True)
+    assert isinstance(read().run.rollout.engine, NativeEngineConfig)
+
+
+@pytest.mark.usefixtures("trinity_file")
+def test_here_replaces_vllm_in_trinity():
+    loaded = read(*TRINITY)
+    assert isinstance(loaded.run.rollout.engine, NativeEngineConfig)
+    replaced = {item.key.rpartition(".")[2] for item in loaded.overridden}
+    assert {"engine_type", "tensor_parallel_size", "gpu_memory_utilization", "dtype"} <= replaced

@@ -1,0 +1,126 @@
+"""Conversion of requests, completions and options to and from vLLM, without vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strop.config.schema.inference_engine import VllmEngineConfig
+from strop.config.schema.model import ModelConfig
+from strop.errors import ConfigError, InferenceError
+from strop.inference.vllm.arguments import add_engine_kwargs, engine_arguments
+from strop.inference.vllm.library import VllmLibrary
+from strop.inference.vllm.requests import check_temperature, to_completion, to_vllm
+from strop.types import SampleRequest, SamplingParams
+
+LIBRARY = VllmLibrary(
+    version="0",
+    engine_args=None,
+    engine=None,
+    sampling_params=SimpleNamespace,
+    tokens_prompt=None,
+    final_output="final",
+    lora_request=None,
+    dead_error=RuntimeError,
+)
+MODEL = ModelConfig(path="/models/m", compute_dtype="bfloat16")
+
+
+@dataclass
+class KnownArguments:
+    """A few names of vLLM's `AsyncEngineArgs`."""
+
+    model: str = ""
+    seed: int = 0
+    tensor_parallel_size: int = 1
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+
+
+def request(**sampling: Any) -> SampleRequest:
+    return SampleRequest("r", np.array([3, 4], dtype=np.int32), SamplingParams(**sampling), seed=2**63 + 5)
+
+
+def output(reason: str = "stop") -> Any:
+    found = SimpleNamespace(
+        token_ids=(7, 1), logprobs=SimpleNamespace(logprobs=[-0.5, -0.25]), finish_reason=reason
+    )
+    return SimpleNamespace(outputs=[found])
+
+
+def arguments(**section: Any) -> dict[str, Any]:
+    config = VllmEngineConfig(**section)
+    return add_engine_kwargs(engine_arguments(config, MODEL), config, KnownArguments)
+
+
+def test_options_have_vllms_names_and_are_left_out_without_a_value():
+    passed = arguments(tensor_parallel=2, max_num_seqs=16, engine_kwargs={"block_size": 32})
+    assert passed["tensor_parallel_size"] == 2 and passed["max_num_seqs"] == 16 and passed["block_size"] == 32
+    assert passed["dtype"] == "bfloat16" and passed["distributed_executor_backend"] == "mp"
+    assert passed["logprobs_mode"] == "processed_logprobs"
+    assert not passed.keys() & {"gpu_memory_utilization", "seed", "enable_chunked_prefill", "quantization"}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("kv_cache_memory_byte", "did you mean 'kv_cache_memory_bytes'?"),
+        ("seed", "write rollout.engine.seed"),
+        ("model", "is set by Strop"),
+    ],
+)
+def test_engine_kwargs_are_checked_against_vllms_arguments(name: str, expected: str):
+    with pytest.raises(ConfigError, match=f"rollout.engine.engine_kwargs.{name} .*{expected[:14]}"):
+        arguments(engine_kwargs={name: 1})
+
+
+def test_end_tokens_are_stop_tokens_and_tokens_beyond_the_vocabulary_are_left_out():
+    params = to_vllm(request(stop_token_ids=(9, 999), min_tokens=2), frozenset({1}), 100, LIBRARY)
+    assert params.stop_token_ids == [1, 9] and params.ignore_eos and params.min_tokens == 2
+    assert params.seed == 5 and not params.detokenize
+    without = to_vllm(request(ignore_eos=True, stop=("x",)), frozenset({1}), 100, LIBRARY)
+    assert without.stop_token_ids == [] and without.detokenize and without.include_stop_str_in_output
+
+
+def test_a_greedy_request_has_no_filters_and_certain_tokens():
+    greedy = request(temperature=0, top_p=0.5, top_k=3, min_p=0.1)
+    params = to_vllm(greedy, frozenset(), 100, LIBRARY)
+    assert (params.top_p, params.top_k, params.min_p, params.seed) == (1.0, 0, 0.0, None)
+    completion = to_completion(greedy, output(), 4)
+    assert completion.sampler_logprobs.tolist() == [0, 0]
+    assert completion.policy_logprobs is not None and completion.policy_logprobs.tolist() == [-0.5, -0.25]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "known"),
+    [
+        ({"temperature": 0.7}, True),
+        ({"top_p": 0.9}, False),
+        ({"top_k": 5}, False),
+        ({"min_p": 0.1}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"min_tokens": 1}, False),
+        ({"temperature": 0, "min_tokens": 1}, False),
+    ],
+)
+def test_the_policys_logprobs_are_known_where_nothing_changes_its_distribution(
+    sampling: dict[str, Any], known: bool
+):
+    completion = to_completion(request(**sampling), output("length"), version=4)
+    assert (completion.policy_logprobs is not None) == known
+    assert completion.version == 4 and completion.finish_reason == "length"
+
+
+def test_a_request_that_vllm_ended_early_is_an_error():
+    with pytest.raises(InferenceError, match=r"request 'r': vLLM ended it early \(abort\)"):
+        to_completion(request(), output("abort"), 0)
+
+
+def test_a_temperature_that_vllm_would_replace_is_refused():
+    check_temperature(request(temperature=0.01))
+    with pytest.raises(InferenceError, match=r"temperature is 0.005; vLLM samples at 0.01 or above"):
+        check_temperature(request(temperature=0.005))

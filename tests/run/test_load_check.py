@@ -1,0 +1,56 @@
+"""The comparison of an engine's log-probs with the trainer's after a load of weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strop.errors import InferenceError
+from strop.run.rollout.load_check import LoadCheck
+from strop.types import Completion, SampleRequest
+from strop.workers.event_loop_thread import EventLoopThread
+
+
+class Engine:
+    """Answers the probe with log-probs of -1."""
+
+    async def sample(self, requests: list[SampleRequest]) -> list[Completion]:
+        assert len(requests[0].prompt_ids) == 11
+        tokens = requests[0].sampling.max_tokens
+        logprobs = np.full(tokens, -1, dtype=np.float32)
+        return [Completion(np.arange(tokens, dtype=np.int32), logprobs, logprobs, "length", 3)]
+
+
+class Trainer:
+    """Has other log-probs for the targets of the probe, by a constant."""
+
+    def __init__(self, gap: float) -> None:
+        self.gap = gap
+
+    def logprobs(self, experiences: list[Any]) -> list[np.ndarray]:
+        return [np.where(experiences[0].loss_mask, -1 + self.gap, 0)]
+
+
+class Tokenizer:
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+def check(gap: float) -> Any:
+    loop = EventLoopThread("test")
+    try:
+        return LoadCheck(Trainer(gap), Engine(), loop, Tokenizer(), 22, max_gap=0.05)(7)  # type: ignore[arg-type]
+    finally:
+        loop.close()
+
+
+def test_a_small_gap_is_a_metric():
+    assert check(0.01) == {"engine/logprob_gap": pytest.approx(0.01)}
+
+
+@pytest.mark.parametrize("gap", [0.2, float("nan")])
+def test_a_large_gap_is_an_error(gap: float):
+    with pytest.raises(InferenceError, match=r"version 7 of the weights.*engine: native"):
+        check(gap)

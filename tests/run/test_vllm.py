@@ -1,0 +1,93 @@
+"""Whole runs whose rollouts come from vLLM."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import strop
+from strop.models.tiny import make_model
+from tests.inference.helpers import NEEDS_VLLM
+from tests.kill_log import record_kill
+
+from .test_distributed import rows_of
+from .test_launch import start, wait_for
+
+pytestmark = [pytest.mark.engines, NEEDS_VLLM, pytest.mark.timeout(900)]
+ENGINE = {"type": "vllm", "enforce_eager": True, "engine_kwargs": {"kv_cache_memory_bytes": 2**26}}
+
+
+@pytest.fixture
+def vllm_values(values: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The values of a small run with vLLM, whose attention heads have the 32 values that its CPU build needs."""
+    folder = make_model(tmp_path / "model", ["max 1 2"], vocab_size=300, hidden_size=64, heads=2, kv_heads=1)
+
+    def make(**changes: Any) -> dict[str, Any]:
+        return values(model__path=str(folder), rollout__engine=ENGINE, **changes)
+
+    return make
+
+
+def test_a_run_has_the_trainers_logprobs_after_every_load(vllm_values):
+    rows = rows_of(strop.train(strop.load(vllm_values())).folder)
+    trained = [row for row in rows if row["step"] > 0]
+    assert len(trained) == 4
+    for row in trained:
+        assert 0 < row["engine/logprob_gap"] < 1e-4
+        assert row["logprob_diff/mean_abs"] < 1e-4
+
+
+def test_lora_and_filters(vllm_values):
+    run = vllm_values(
+        model__lora={"rank": 4},
+        rollout__sampling={"top_p": 0.9, "temperature": 0.8},
+        algorithm__importance_correction={},
+        trainer__duration="2 steps",
+    )
+    rows = rows_of(strop.train(strop.load(run)).folder)
+    last = rows[-1]
+    assert 0 < last["engine/logprob_gap"] < 1e-4
+    assert "logprob_diff/mean_abs" not in last and 0 < last["importance/mean"] < 1
+
+
+def processes_of(pid: int) -> list[psutil.Process]:
+    """The engine's process and those that vLLM started, by the names that it gives them."""
+    children = psutil.Process(pid).children(recursive=True)
+    return [child for child in children if _is_engine(child)]
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # it has just ended
+        command = process.cmdline()
+        return command[-1] == "engine-0" or "VLLM" in command[0]
+    return False
+
+
+@pytest.mark.parametrize("victim", ["engine", "core or worker"])
+def test_a_killed_process_of_the_engine_is_replaced(vllm_values, tmp_path, victim):
+    process = start(tmp_path, vllm_values(trainer__duration="12 steps"))
+    folder = tmp_path / "runs" / "strop" / "small"
+    wait_for(folder / "metrics.jsonl", lines=2, process=process)
+    found = processes_of(process.pid)
+    own = [each for each in found if each.cmdline()[-1] == "engine-0"]
+    assert len(own) == 1 and len(found) >= 2
+    chosen = (
+        own[0] if victim == "engine" else random.Random(0).choice([each for each in found if each not in own])
+    )
+    chosen.send_signal(signal.SIGKILL)
+    record_kill("vLLM engine")
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    assert said.count("Restarting it with its latest weights and its pending requests") == 1
+    rows = rows_of(folder)
+    assert [row["step"] for row in rows][-1] == 12
+    assert all(row["engine/logprob_gap"] < 1e-4 for row in rows if row["step"] > 0)
+    _, alive = psutil.wait_procs(found, timeout=30)
+    assert not alive, "a process of vLLM outlives its engine"
