@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from strop.cli import (
     component_command,
     convert_command,
     dialect_commands,
+    folder_commands,
     import_command,
     reference_commands,
     run_commands,
@@ -21,8 +24,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 run_commands.add_to(app)
+folder_commands.add_to(app)
 dialect_commands.add_to(app)
 component_command.add_to(app)
 convert_command.add_to(app)
@@ -36,6 +41,22 @@ def version() -> None:
     from strop import __version__
 
     typer.echo(__version__)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print Strop's version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Options of `strop` itself, without a command."""
 
 
 def main() -> None:

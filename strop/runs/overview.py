@@ -1,0 +1,97 @@
+"""Overview of the runs below a folder: status, step, rewards and age of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from strop.errors import RunFolderError
+from strop.runs.folder import LOCK_FILE, RunFolder
+from strop.runs.lock import LockHolder
+from strop.runs.reader import RunData, read_run
+from strop.runs.sessions import SESSIONS_FILE
+from strop.runs.status import run_status
+
+_MAX_DEPTH = 4
+"""Depth below the folder at which runs are looked for: `<output>/<project>/<name>` has three."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOverview:
+    """One row of the list of runs."""
+
+    path: Path
+    status: str
+    """`running`, the outcome of the last session, or `damaged`."""
+    step: int
+    steps: int
+    """Planned number of steps."""
+    reward: float | None
+    """Mean training reward of the last step that has one."""
+    held_out: Mapping[str, float]
+    """Last reward of each eval taskset, by its name."""
+    changed: datetime
+    """Time of the last change of the metrics, in UTC."""
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Yield the run folders at or below a folder, in the order of their paths."""
+    yield from _find(folder, _MAX_DEPTH)
+
+
+def _find(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / SESSIONS_FILE).is_file():
+        yield folder
+    elif depth:
+        for entry in sorted(folder.iterdir()):
+            if entry.is_dir() and not entry.name.startswith("."):
+                yield from _find(entry, depth - 1)
+
+
+def run_overview(path: Path) -> RunOverview:
+    """Summarize one run; a run with damaged files has the status `damaged`."""
+    try:
+        data = read_run(path)
+    except RunFolderError:
+        return RunOverview(path, "damaged", 0, 0, None, {}, _changed(path))
+    status = run_status(data)
+    return RunOverview(
+        path,
+        run_state(data),
+        status.step,
+        status.steps,
+        last_value(data, "reward/mean"),
+        held_out_rewards(data),
+        _changed(path),
+    )
+
+
+def run_state(data: RunData) -> str:
+    """`running` while the process that holds the run's lock is alive, else the outcome of the last session."""
+    outcome = run_status(data).outcome
+    if outcome != "not ended":
+        return outcome
+    holder = LockHolder.read(data.folder.path / LOCK_FILE)
+    return "running" if holder and not holder.has_ended else "killed"
+
+
+def last_value(data: RunData, name: str) -> float | None:
+    """The last finite value of a metric; None if it has none."""
+    values = data.series(name)[1]
+    return values[-1] if values else None
+
+
+def held_out_rewards(data: RunData) -> dict[str, float]:
+    """The last reward of each eval taskset, by its name."""
+    names = [name for name in data.names() if name.startswith("eval/") and name.endswith("/reward")]
+    values = {name.removeprefix("eval/").removesuffix("/reward"): last_value(data, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _changed(path: Path) -> datetime:
+    folder = RunFolder(path)
+    files = [file for file in (folder.metrics, path / SESSIONS_FILE) if file.exists()]
+    latest = max((file.stat().st_mtime for file in files), default=path.stat().st_mtime)
+    return datetime.fromtimestamp(latest, UTC)
