@@ -187,6 +187,8 @@ class Rollout:
     """Messages after the prompt, by the model and the environment; empty where `text` is the only one."""
     turn_rewards: tuple[float, ...] | None = None
     """Reward of each turn, where the workflow sets them; `reward` holds their sum."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the workflow for reward functions, which get them with the task's columns."""
     sequence_per: SequenceUnit = "trajectory"
     """Unit that becomes one training sequence."""
 

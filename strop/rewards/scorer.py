@@ -140,7 +140,8 @@ def _reward_input(task: Task, rollout: Rollout) -> RewardInput:
         answer=task.answer,
         source=task.source,
         completion_ids=array("i", ids),  # a worker needs no NumPy to unpickle it
-        columns=task.extra,
+        columns={**task.extra, **rollout.info},
+        info=rollout.info,
         conversation=(*task.messages, *rollout.response_messages),
     )
 

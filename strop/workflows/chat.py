@@ -38,6 +38,11 @@ class Chat:
         self._loop = asyncio.get_running_loop()
 
     @property
+    def name(self) -> str:
+        """Name of the rollout, unique in the run."""
+        return self._session.name
+
+    @property
     def messages(self) -> tuple[Message, ...]:
         """All messages so far, including the prompt."""
         return self._conversation.messages
@@ -70,15 +75,25 @@ class Chat:
         return tuple(self._session.turns)
 
     @property
+    def response(self) -> str:
+        """Text after the prompt: all replies, and the messages between them."""
+        return self._session.decode_response(self._conversation)
+
+    @property
     def template(self) -> str | None:
         """Jinja text of the chat template; None if prompts are plain text."""
         return self._session.template
 
-    def start(self, messages: str | Sequence[Message], tools: Tools = ()) -> Self:
-        """Start another conversation in the same rollout; text is one user message."""
+    def start(
+        self, messages: str | Sequence[Message], tools: Tools = (), max_new_tokens: int | None = None
+    ) -> Self:
+        """Start another conversation in the same rollout; text is one user message.
+
+        `max_new_tokens` limits everything after the prompt: replies, and the messages between them.
+        """
         prompt = to_messages(messages, "The workflow's prompt")
         other = copy(self)
-        other._conversation = self._session.start(prompt, tools)
+        other._conversation = self._session.start(prompt, tools, max_new_tokens=max_new_tokens)
         return other
 
     async def reply(
@@ -183,17 +198,21 @@ class SyncChat:
         self._chat = chat
         self._bridge = bridge
 
+    name = property(lambda self: self._chat.name, doc=Chat.name.__doc__)
     messages = property(lambda self: self._chat.messages, doc=Chat.messages.__doc__)
     tools = property(lambda self: self._chat.tools, doc=Chat.tools.__doc__)
     remaining_tokens = property(lambda self: self._chat.remaining_tokens, doc=Chat.remaining_tokens.__doc__)
     room = property(lambda self: self._chat.room, doc=Chat.room.__doc__)
     turn = property(lambda self: self._chat.turn, doc=Chat.turn.__doc__)
     turns = property(lambda self: self._chat.turns, doc=Chat.turns.__doc__)
+    response = property(lambda self: self._chat.response, doc=Chat.response.__doc__)
     template = property(lambda self: self._chat.template, doc=Chat.template.__doc__)
 
-    def start(self, messages: str | Sequence[Message], tools: Tools = ()) -> SyncChat:
-        """Start another conversation in the same rollout; text is one user message."""
-        return SyncChat(self._chat.start(messages, tools), self._bridge)
+    def start(
+        self, messages: str | Sequence[Message], tools: Tools = (), max_new_tokens: int | None = None
+    ) -> SyncChat:
+        """Start another conversation in the same rollout: see `Chat.start`."""
+        return SyncChat(self._chat.start(messages, tools, max_new_tokens), self._bridge)
 
     def serve(self) -> AbstractContextManager[EndpointAccess]:
         """Serve this rollout's endpoint: see `Chat.serve`."""

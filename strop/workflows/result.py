@@ -34,6 +34,9 @@ class WorkflowResult:
     """Reward of each turn; without a `reward`, their sum is the reward."""
     text: str | None = None
     """Response to score; the last reply if None."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Further values for reward functions, such as rewards of tools: columns of Strop's signature, and part of
+    verl's `extra_info`."""
     turns: Sequence[Turn] | None = None
     """Turns to train on; all calls of the model, in their order, if None."""
 

@@ -148,6 +148,7 @@ def _completed_rollout(
         reward_parts=parts | {f"workflow/{name}": float(value) for name, value in result.parts.items()},
         messages=_response_messages(task, session, text),
         turn_rewards=rewards,
+        info=dict(result.info),
     )
 
 

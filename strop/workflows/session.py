@@ -23,10 +23,14 @@ class Conversation:
     messages: tuple[Message, ...]
     token_ids: IntArray
     """[P] The entire conversation, as the exact tokens that the model read and sampled."""
+    prompt_tokens: int
+    """Number of tokens before the first reply."""
     tools: Tools = ()
     """Tools in the prompt."""
     turn: Turn | None = None
     """Call that sampled the last message; None if the last message is not the model's."""
+    max_new_tokens: int | None = None
+    """Maximum number of tokens after the prompt; None for `rollout.max_sequence_tokens` alone."""
 
 
 class RolloutSession:
@@ -71,26 +75,43 @@ class RolloutSession:
         """Text of a turn's completion."""
         return self._encoder.decode(turn.completion_ids)
 
+    def decode_response(self, conversation: Conversation) -> str:
+        """Text after the prompt: all replies, and the messages between them."""
+        return self._encoder.decode(conversation.token_ids[conversation.prompt_tokens :])
+
     def start(
-        self, messages: Sequence[Message], tools: Tools = (), prompt_ids: IntArray | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Tools = (),
+        prompt_ids: IntArray | None = None,
+        max_new_tokens: int | None = None,
     ) -> Conversation:
         """Start a conversation; `prompt_ids` are its tokens if they are known already."""
         ids = self._encoder.encode_prompt(messages, tools) if prompt_ids is None else prompt_ids
-        return Conversation(tuple(messages), ids, tools)
+        return Conversation(tuple(messages), ids, len(ids), tools, max_new_tokens=max_new_tokens)
 
     def extend(self, conversation: Conversation, messages: Sequence[Message]) -> Conversation:
         """The conversation with new messages after the model's last one."""
         if conversation.turn is None:
-            return self.start((*conversation.messages, *messages), conversation.tools)
+            return self.start(
+                (*conversation.messages, *messages),
+                conversation.tools,
+                max_new_tokens=conversation.max_new_tokens,
+            )
         new = self._encoder.encode_continuation(
             conversation.messages, messages, conversation.tools, conversation.turn.completion_ids
         )
         ids = np.concatenate([conversation.token_ids, new])
-        return Conversation((*conversation.messages, *messages), ids, conversation.tools)
+        return replace(conversation, messages=(*conversation.messages, *messages), token_ids=ids, turn=None)
 
     def remaining_tokens(self, conversation: Conversation) -> int:
         """Maximum number of tokens of another reply."""
-        return self._limit - len(conversation.token_ids)
+        return self._length_limit(conversation) - len(conversation.token_ids)
+
+    def _length_limit(self, conversation: Conversation) -> int:
+        if conversation.max_new_tokens is None:
+            return self._limit
+        return min(self._limit, conversation.prompt_tokens + conversation.max_new_tokens)
 
     async def reply(
         self, conversation: Conversation, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
@@ -99,13 +120,14 @@ class RolloutSession:
 
         `max_tokens` replaces `data.max_response_tokens`.
         """
-        turn = await self.sample(conversation.token_ids, max_tokens=max_tokens, stop=stop)
+        limit = self._length_limit(conversation)
+        turn = await self._sample(conversation.token_ids, limit, max_tokens, stop)
         message = {"role": "assistant", "content": self._encoder.decode(turn.completion_ids)}
-        answered = Conversation(
-            (*conversation.messages, message),
-            np.concatenate([conversation.token_ids, turn.completion_ids]),
-            conversation.tools,
-            turn,
+        answered = replace(
+            conversation,
+            messages=(*conversation.messages, message),
+            token_ids=np.concatenate([conversation.token_ids, turn.completion_ids]),
+            turn=turn,
         )
         self.conversations.append(answered)
         return answered
@@ -114,12 +136,17 @@ class RolloutSession:
         self, prompt_ids: IntArray, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
     ) -> Turn:
         """Call the model once, with a prompt of tokens."""
-        remaining = self._limit - len(prompt_ids)
+        return await self._sample(prompt_ids, self._limit, max_tokens, stop)
+
+    async def _sample(
+        self, prompt_ids: IntArray, length_limit: int, max_tokens: int | None, stop: tuple[str, ...]
+    ) -> Turn:
+        remaining = length_limit - len(prompt_ids)
         if remaining < 1:
             self.truncated = True
+            key = "rollout.max_sequence_tokens" if length_limit == self._limit else "max_new_tokens"
             raise ContextLengthExceeded(
-                f"the conversation has {len(prompt_ids)} tokens; the limit is {self._limit} "
-                "(rollout.max_sequence_tokens)"
+                f"the conversation has {len(prompt_ids)} tokens; the limit is {length_limit} ({key})"
             )
         limit = min(remaining, self.sampling.max_tokens if max_tokens is None else max_tokens)
         sampling = replace(

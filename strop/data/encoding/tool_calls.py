@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ToolCallFormat = Literal["hermes", "json"]
+ToolCallFormat = Literal["hermes", "json", "qwen3_coder"]
 """`hermes`: JSON inside <tool_call> tags, the format of Hermes and Qwen; `json`: only JSON, the format of
-Llama 3."""
+Llama 3; `qwen3_coder`: <function=name> and <parameter=name> inside <tool_call> tags, the format of Qwen3-Coder
+and Qwen3.5."""
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>\s*|$)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
 _LONGEST_QUOTE = 200
 
 
@@ -36,14 +39,22 @@ class ParsedReply:
 
 def tool_call_format(template: str | None) -> ToolCallFormat:
     """The format in which a chat template writes tool calls."""
-    return "hermes" if template is not None and "<tool_call>" in template else "json"
+    if template is None or "<tool_call>" not in template:
+        return "json"
+    return "qwen3_coder" if "<function=" in template else "hermes"
 
 
-def parse_reply(text: str, form: ToolCallFormat) -> ParsedReply:
+def parse_reply(text: str, form: ToolCallFormat, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedReply:
     """Split a reply into content and tool calls. Never raises: a call that cannot be parsed has a
-    `parse_error`."""
-    if form == "hermes":
-        calls = tuple(_read(inside) for inside in _TAGGED.findall(text))
+    `parse_error`.
+
+    `tools` are the descriptions of the tools, from which `qwen3_coder` takes the types of arguments.
+    """
+    if form != "json":
+        inside = _TAGGED.findall(text)
+        calls = tuple(
+            map(_read, inside) if form == "hermes" else (_read_tagged(call, tools) for call in inside)
+        )
         return ParsedReply(_TAGGED.sub("", text).strip(), calls)
     stripped = text.strip()
     if not stripped.startswith("{") or not re.search(r'"name"\s*:', stripped):
@@ -55,7 +66,7 @@ def parse_chat_reply(text: str, tools: Sequence[Any], template: str | None) -> P
     """Parse a reply for a client of a chat endpoint: without tools, or if a call cannot be parsed, the
     whole reply is content."""
     if tools:
-        reply = parse_reply(text, tool_call_format(template))
+        reply = parse_reply(text, tool_call_format(template), tools)
         if all(call.parse_error is None for call in reply.calls):
             return reply
     return ParsedReply(text, ())
@@ -78,6 +89,35 @@ def _read(text: str) -> ToolCall:
     if not isinstance(arguments, dict):
         return ToolCall(name, {}, f"its arguments are not an object: {_quoted(json.dumps(arguments))}")
     return ToolCall(name, arguments)
+
+
+def _read_tagged(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
+    found = _FUNCTION.fullmatch(text)
+    if found is None:
+        return ToolCall("", {}, f"a call must be <function=name>...</function>, not {_quoted(text)}")
+    name, inside = found.groups()
+    types = _parameter_types(name, tools)
+    return ToolCall(name, {key: _typed(value, types.get(key)) for key, value in _PARAMETER.findall(inside)})
+
+
+def _parameter_types(name: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """JSON type of each parameter of a tool; empty for an unknown tool."""
+    for tool in tools:
+        function = tool.get("function", tool)
+        if function.get("name") == name:
+            properties = (function.get("parameters") or {}).get("properties") or {}
+            return {key: value.get("type") for key, value in properties.items()}
+    return {}
+
+
+def _typed(text: str, json_type: Any) -> Any:
+    """The value of a parameter: the text itself for text and unknown types, otherwise JSON where it is valid."""
+    if json_type in (None, "string"):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
 
 
 def _quoted(text: str) -> str:

@@ -49,7 +49,9 @@ class RewardInput:
     source: str = ""
     completion_ids: Sequence[int] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Other columns of the task's row."""
+    """Other columns of the task's row, and `info`."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the workflow, such as rewards of tools."""
     conversation: tuple[Message, ...] = ()
     """All messages, from the prompt to the last reply."""
 
@@ -166,8 +168,12 @@ def _verl_arguments(response: RewardInput) -> Arguments:
         "data_source": response.source,
         "solution_str": response.text,
         "ground_truth": response.answer,
-        "extra_info": response.columns.get("extra_info", {}),
+        "extra_info": _with_info(response.columns.get("extra_info", {}), response.info),
     }
+
+
+def _with_info(extra_info: Any, info: Mapping[str, Any]) -> Any:
+    return {**(extra_info or {}), **info} if info else extra_info
 
 
 def _trl_arguments(response: RewardInput) -> Arguments:

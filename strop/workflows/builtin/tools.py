@@ -1,104 +1,198 @@
-"""`tools`: tool calling; the model may call functions before its final response."""
+"""`tools`: tool calling; the model may call tools, and talk to a simulated user, before its final response."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
-from strop.config.user_code import ImportPath
-from strop.data.encoding.tool_calls import ToolCall, parse_reply, tool_call_format
+from strop.data.encoding.tool_calls import ParsedReply, ToolCallFormat, parse_reply, tool_call_format
 from strop.errors import ConfigError
 from strop.types import Message, Task
-from strop.workflows.builtin.calculator import calculator
 from strop.workflows.chat import Chat
-from strop.workflows.result import ContextLengthExceeded
-from strop.workflows.threads import call_sync_or_async
-
-BUILTIN_TOOLS: dict[str, Callable[..., Any]] = {"calculator": calculator}
+from strop.workflows.interaction import InteractionSession, select_interaction
+from strop.workflows.result import ContextLengthExceeded, WorkflowResult
+from strop.workflows.tools.class_tool import Lifetime
+from strop.workflows.tools.config_file import load_function_tools, load_interactions, load_tools
+from strop.workflows.tools.function_tool import load_function_tool
+from strop.workflows.tools.task_options import TaskOptions
+from strop.workflows.tools.tool import Tool
+from strop.workflows.tools.tool_session import OutputLimit, ToolSession, TruncatedSide
+from strop.workflows.verl_interface.agent_data import AgentData
 
 
 class ToolCallingWorkflow:
     """Describes the tools to the model through its chat template, and runs the calls in its replies.
 
-    A tool is a Python function, with or without `async`, whose annotations and docstring describe it. Its
-    result, or the error that it raises, is returned to the model as a message of the role `tool`. A reply
-    without a call is the final response, which the run's reward scores. Tool messages are not trained on.
+    A tool is a Python function, with or without `async`, whose annotations and docstring describe it, or a class
+    with verl's interface, from a configuration file. Its result, or the error that it raises, is returned to the
+    model as a message of the role `tool`. A reply without a call is the final response, which the run's reward
+    scores; with an interaction, a simulated user answers it. Only replies are trained on.
     """
 
     def __init__(
         self,
-        tools: Sequence[str] = ("calculator",),
-        max_turns: int = 8,
-        form: Literal["auto", "hermes", "json"] = "auto",
+        tools: Sequence[str] | None = None,
+        tool_config: str | None = None,
+        function_file: str | None = None,
+        interaction_config: str | None = None,
+        max_turns: int | None = 8,
+        max_user_turns: int | None = None,
+        max_calls: int | None = None,
+        max_new_tokens: int | None = None,
+        form: Literal["auto"] | ToolCallFormat = "auto",
+        malformed: Literal["answer", "ignore"] = "answer",
         max_output: int = 4000,
+        truncated_side: TruncatedSide = "right",
+        mark_truncation: bool = False,
+        lifetime: Lifetime = "rollout",
+        scored: Literal["reply", "response"] = "reply",
     ) -> None:
         """Args:
-        tools: `calculator`, dotted paths, or `file.py:function`.
-        max_turns: maximum number of replies.
+        tools: `calculator`, dotted paths, or `file.py:function`; `calculator` if nothing else names a tool.
+        tool_config: YAML file of tool classes, in verl's format.
+        function_file: Python file whose functions are marked by verl's `@function_tool`.
+        interaction_config: YAML file of interactions, in verl's format; a task names one of them.
+        max_turns: maximum number of replies; null for no limit.
+        max_user_turns: maximum number of times that the model gets tool messages or a user's message.
+        max_calls: maximum number of calls of one reply that are executed; further calls are ignored.
+        max_new_tokens: maximum number of tokens after the prompt, replies and messages together.
         form: format of calls; `auto` reads it from the chat template.
+        malformed: treatment of a call that cannot be parsed: `answer` returns the error to the model, `ignore`
+            takes it for text.
         max_output: maximum number of characters of a tool's output in the prompt.
+        truncated_side: part of a longer output that is removed.
+        mark_truncation: whether a text marks where something is removed.
+        lifetime: lifetime of a tool class's instance, the rollout or one call.
+        scored: text that the run's reward scores: the last `reply`, or the whole `response` after the prompt,
+            with the messages in it.
         """
-        if max_turns < 1:
-            raise ConfigError(f"rollout.workflow tools: max_turns is {max_turns}; write 1 or more.")
-        if form not in ("auto", "hermes", "json"):
-            raise ConfigError(f"rollout.workflow tools: form is {form!r}; write auto, hermes or json.")
-        found = [_find(name) for name in tools]
-        self._functions = {function.__name__: function for function in found}
-        self._schemas = tuple(_schema(function) for function in found)
+        for name, value in (("max_turns", max_turns), ("max_calls", max_calls)):
+            if value is not None and value < 1:
+                raise ConfigError(f"rollout.workflow tools: {name} is {value}; write 1 or more.")
+        _check_choice("form", form, ("auto", *get_args(ToolCallFormat)))
+        _check_choice("malformed", malformed, ("answer", "ignore"))
+        _check_choice("truncated_side", truncated_side, get_args(TruncatedSide))
+        _check_choice("lifetime", lifetime, get_args(Lifetime))
+        _check_choice("scored", scored, ("reply", "response"))
+        if tools is None:
+            named = tool_config or function_file or interaction_config
+            tools = () if named else ("calculator",)
+        found: list[Tool] = [load_function_tool(name) for name in tools]
+        found += [] if tool_config is None else load_tools(tool_config, lifetime)
+        found += [] if function_file is None else load_function_tools(function_file)
+        self._tools = _by_name(found)
+        self._users = {} if interaction_config is None else load_interactions(interaction_config)
         self._max_turns = max_turns
+        self._max_user_turns = max_user_turns
+        self._max_calls = max_calls
+        self._max_new_tokens = max_new_tokens
         self._form = form
-        self._max_output = max_output
+        self._ignores_malformed = malformed == "ignore"
+        self._output = OutputLimit(max_output, truncated_side, mark_truncation)
+        self._selects_by_kwargs = lifetime == "rollout"
+        self._scores_response = scored == "response"
 
-    async def run(self, task: Task, chat: Chat) -> None:
-        """Alternate between replies and tool calls, until a reply has no call."""
-        form = tool_call_format(chat.template) if self._form == "auto" else self._form
-        chat = chat.start(task.messages, (*task.tools, *self._schemas))
-        new: list[Message] = []
-        for _ in range(self._max_turns):
+    async def run(self, task: Task, chat: Chat) -> WorkflowResult:
+        """Alternate between replies and the messages that answer them, until a reply is final."""
+        options = TaskOptions.of(task)
+        tools = self._selected(options)
+        data = AgentData(chat.name, [dict(m) for m in task.messages], dict(options.tools_kwargs))
+        session = ToolSession(tools, data, self._output)
+        user = select_interaction(self._users, options.interaction_kwargs, data)
+        schemas = (*task.tools, *(tool.schema for tool in tools))
+        chat = chat.start(task.messages, schemas, self._max_new_tokens)
+        scores: dict[str, float] = {}
+        try:
+            await session.open()
+            if user is not None:
+                await user.open()
+            await self._converse(chat, session, user, data)
+        finally:
             try:
-                reply = parse_reply(await chat.reply(*new), form)
+                scores = await session.close()
+            finally:
+                if user is not None:
+                    await user.close()
+        return WorkflowResult(
+            text=chat.response if self._scores_response else None,
+            parts={f"tool/{name}": value for name, value in scores.items()},
+            info=_reward_info(data, scores) if self._scores_response else {},
+        )
+
+    async def _converse(
+        self, chat: Chat, session: ToolSession, user: InteractionSession | None, data: AgentData
+    ) -> None:
+        form = tool_call_format(chat.template) if self._form == "auto" else self._form
+        new: list[Message] = []
+        while True:
+            try:
+                text = await chat.reply(*new)
             except ContextLengthExceeded:
                 return
-            if not reply.calls:
+            data.assistant_turns += 1
+            data.messages.append({"role": "assistant", "content": text})
+            if self._is_last(chat, data):
                 return
-            new = [await self._run_call(number, each) for number, each in enumerate(reply.calls)]
+            reply = self._parse(text, form, chat)
+            if reply.calls:
+                new = await session.answer(reply.calls[: self._max_calls])
+            elif user is not None:
+                message = await user.respond()
+                if message.ends:
+                    return
+                new = [{"role": "user", "content": message.text}]
+            else:
+                return
+            data.user_turns += 1
+            data.messages += [dict(message) for message in new]
 
-    async def _run_call(self, number: int, call: ToolCall) -> Message:
-        try:
-            output = await self._output(call)
-        except Exception as error:  # noqa: BLE001 - the model gets whatever error a tool raises
-            output = {"error": f"{type(error).__name__}: {error}"}
-        text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False, default=str)
-        return {
-            "role": "tool",
-            "name": call.name,
-            "content": text[: self._max_output],
-            "tool_call_id": f"call{number:05d}",
-        }
+    def _is_last(self, chat: Chat, data: AgentData) -> bool:
+        """Whether the limits allow no further reply, or the reply ended at one."""
+        assert chat.turn is not None
+        return (
+            chat.turn.finish_reason == "length"
+            or data.assistant_turns == self._max_turns
+            or (self._max_user_turns is not None and data.user_turns >= self._max_user_turns)
+        )
 
-    async def _output(self, call: ToolCall) -> Any:
-        if call.parse_error is not None:
-            return {"error": call.parse_error}
-        if call.name not in self._functions:
-            return {"error": f"there is no tool {call.name!r}; the tools are {', '.join(self._functions)}"}
-        return await call_sync_or_async(self._functions[call.name], **call.arguments)
+    def _parse(self, text: str, form: ToolCallFormat, chat: Chat) -> ParsedReply:
+        reply = parse_reply(text, form, chat.tools)
+        if not self._ignores_malformed:
+            return reply
+        return ParsedReply(reply.content, tuple(call for call in reply.calls if call.parse_error is None))
 
-
-def _find(name: str) -> Callable[..., Any]:
-    what = f"rollout.workflow tools: the tool {name!r}"
-    return BUILTIN_TOOLS.get(name) or ImportPath(name, what, "function", BUILTIN_TOOLS, ConfigError).load()
+    def _selected(self, options: TaskOptions) -> list[Tool]:
+        """The tools of a task: those that it selects; with instances for the rollout, those for which it has
+        options; otherwise all."""
+        names = options.tool_selection
+        if names is None and self._selects_by_kwargs:
+            names = tuple(options.tools_kwargs) or None
+        return [tool for tool in self._tools if names is None or tool.name in names]
 
 
-def _schema(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Description of a function for chat templates, from its annotations and docstring."""
-    from transformers.utils.chat_template_utils import get_json_schema
+def _reward_info(data: AgentData, scores: dict[str, float]) -> dict[str, Any]:
+    """Values for reward functions, by the names that verl has in `extra_info`."""
+    return {
+        **data.extra_fields,
+        "num_turns": data.assistant_turns + data.user_turns + 1,
+        "tool_rewards": data.tool_rewards,
+        "turn_scores": data.turn_scores,
+        "rollout_reward_scores": {**scores, "user_turn_rewards": data.turn_scores},
+    }
 
-    try:
-        schema: Mapping[str, Any] = get_json_schema(function)
-    except Exception as error:
+
+def _by_name(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    names = [tool.name for tool in tools]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
         raise ConfigError(
-            f"rollout.workflow tools: the function {function.__name__} has no complete description: {error} A "
-            "tool has annotated parameters, and a docstring that describes it and, under `Args:`, each of them."
-        ) from error
-    return schema
+            f"rollout.workflow tools: two tools have the name {twice!r}; give one another name."
+        )
+    return tuple(tools)
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"rollout.workflow tools: {name} is {value!r}; write {', '.join(choices[:-1])} or {choices[-1]}."
+        )

@@ -1,0 +1,242 @@
+"""Ledger rows of verl's tools, interactions and agent loops: `rollout.multi_turn` and `rollout.agent`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.schema import Run
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    KeyMapping,
+    mapped,
+    no_effect,
+    not_on_page,
+    only,
+    refused,
+    versions,
+    written_by,
+)
+from strop.dialects.ledger.value_types import ANY, INTEGER, STRING, nullable, one_of
+from strop.dialects.verl import switches
+
+_TURNS = "actor_rollout_ref.rollout.multi_turn"
+_AGENT = "actor_rollout_ref.rollout.agent"
+_FIELDS = ("rollout.workflow.name", "rollout.workflow.args")
+_FORMATS = {"hermes": "hermes", "llama3_json": "json", "qwen3_coder": "qwen3_coder"}
+_SAME_TOKENS = "each turn continues the tokens of the one before; nothing is tokenized again"
+_DEFAULT_CALLS = 1
+_DEFAULT_OUTPUT = 256
+_UNLIMITED_OUTPUT = 1_000_000
+"""Characters of a tool's output without a limit in verl; the token limits still apply."""
+
+
+def write_workflow(run: Run) -> Mapping[str, Any]:
+    """Write the tools, interactions and agent loops of the workflows `tools` and `verl_agents`."""
+    workflow = run.rollout.workflow
+    if workflow.name not in ("tools", "verl_agents"):
+        return {}
+    is_agent = workflow.name == "verl_agents"
+    args = workflow.args.get("tools", {}) if is_agent else workflow.args
+    names = {form: name for name, form in _FORMATS.items()}
+    values: dict[str, Any] = {
+        "actor_rollout_ref.rollout.mode": "async" if is_agent else "sync",
+        f"{_TURNS}.enable": True,
+        f"{_TURNS}.tool_config_path": args.get("tool_config"),
+        f"{_TURNS}.interaction_config_path": args.get("interaction_config"),
+        f"{_TURNS}.max_user_turns": args.get("max_user_turns"),
+        f"{_TURNS}.max_assistant_turns": args.get("max_turns", 8),
+    }
+    if not is_agent:
+        return values
+    return {
+        **values,
+        f"{_TURNS}.function_tool_path": args.get("function_file"),
+        f"{_TURNS}.max_parallel_calls": args.get("max_calls"),
+        f"{_TURNS}.max_tool_response_length": args.get("max_output", 4000),
+        f"{_TURNS}.tool_response_truncate_side": _verl_side(args.get("truncated_side", "right")),
+        f"{_TURNS}.format": names.get(args.get("form", "hermes"), "hermes"),
+        f"{_AGENT}.default_agent_loop": workflow.args.get("default_agent", "tool_agent"),
+        f"{_AGENT}.agent_loop_config_path": workflow.args.get("agent_loops"),
+    }
+
+
+@written_by(write_workflow)
+def workflow(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the workflow: without an agent loop (`rollout.mode: sync`) verl's tools keep an instance for the
+    rollout, and every call is executed; in an agent loop the task's column `agent_name` chooses the loop."""
+    agents = switches.uses_agent_loops(foreign)
+    if not agents:
+        if not foreign[f"{_TURNS}.enable"]:
+            return {}
+        form = {"malformed": "ignore", "lifetime": "rollout", "max_output": _UNLIMITED_OUTPUT}
+        return {"rollout.workflow": {"name": "tools", "args": {**_tools(foreign), **form}}}
+    loop, loops = foreign[f"{_AGENT}.default_agent_loop"], foreign[f"{_AGENT}.agent_loop_config_path"]
+    if loop not in ("single_turn_agent", "tool_agent") and loops is None:
+        raise foreign.error_for(
+            f"{_AGENT}.default_agent_loop",
+            f"{_AGENT}.default_agent_loop is {loop}, which is an agent loop of your own; also write "
+            f"{_AGENT}.agent_loop_config_path, the YAML file that names its class.",
+        )
+    tools = (foreign[f"{_TURNS}.{name}"] for name in ("tool_config_path", "function_tool_path", "enable"))
+    if loop == "single_turn_agent" and loops is None and not any(tools):
+        return {}
+    limits = {
+        "max_calls": foreign[f"{_TURNS}.max_parallel_calls"],
+        "form": _FORMATS[foreign[f"{_TURNS}.format"]],
+        "malformed": "ignore",
+        "max_output": foreign[f"{_TURNS}.max_tool_response_length"],
+        "truncated_side": _removed_side(foreign),
+        "mark_truncation": True,
+        "lifetime": "call",
+    }
+    args: dict[str, Any] = {"default_agent": loop, "tools": {**_tools(foreign), **limits}}
+    if loops is not None:
+        config = {name: foreign[f"actor_rollout_ref.{name}"] for name in ("model", "rollout")}
+        args |= {"agent_loops": loops, "config": {"data": foreign["data"], "actor_rollout_ref": config}}
+    return {"rollout.workflow": {"name": "verl_agents", "args": args}}
+
+
+def _tools(foreign: ForeignValues) -> dict[str, Any]:
+    """Arguments that both kinds of tool calling have; keys that are null are left out."""
+    turns = foreign[f"{_TURNS}.max_assistant_turns"] or foreign[f"{_TURNS}.max_turns"]
+    files = {
+        "tool_config": foreign[f"{_TURNS}.tool_config_path"],
+        "function_file": foreign[f"{_TURNS}.function_tool_path"],
+        "interaction_config": foreign[f"{_TURNS}.interaction_config_path"],
+        "max_user_turns": foreign[f"{_TURNS}.max_user_turns"] or None,
+    }
+    return {
+        "tools": [],
+        **{name: value for name, value in files.items() if value is not None},
+        "max_turns": turns or None,
+        "max_new_tokens": foreign["data.max_response_length"],
+        "scored": "response",
+    }
+
+
+def _removed_side(foreign: ForeignValues) -> str:
+    """The removed part of a long output; up to 0.7, verl's `left` kept the left part, and `right` the right."""
+    side = str(foreign[f"{_TURNS}.tool_response_truncate_side"])
+    return side if switches.has_keys_since(foreign, "0.8") else _other_side(side)
+
+
+def _verl_side(side: str) -> str:
+    return _other_side(side)
+
+
+def _other_side(side: str) -> str:
+    return {"left": "right", "right": "left"}.get(side, side)
+
+
+def _without_tools(foreign: ForeignValues) -> str | None:
+    """The section has no effect without tools; agent loops use it whatever `enable` is."""
+    return None if switches.uses_agent_loops(foreign) else switches.multi_turn(foreign)
+
+
+def _without_agent_loop(foreign: ForeignValues) -> str | None:
+    return None if switches.uses_agent_loops(foreign) else "rollout.mode is sync, which has no agent loops"
+
+
+def _agent_key(key: str, default: Any, value_type: Any, note: str) -> KeyMapping:
+    return mapped(
+        f"{_TURNS}.{key}",
+        default,
+        *_FIELDS,
+        read=workflow,
+        value_type=value_type,
+        inactive=_without_agent_loop,
+        note=note,
+    )
+
+
+def _key(key: str, value_type: Any, note: str) -> KeyMapping:
+    return mapped(
+        f"{_TURNS}.{key}",
+        None,
+        *_FIELDS,
+        read=workflow,
+        value_type=nullable(value_type),
+        inactive=_without_tools,
+        note=note,
+    )
+
+
+ROWS = (
+    *not_on_page(
+        mapped(
+            f"{_TURNS}.enable",
+            False,
+            *_FIELDS,
+            read=workflow,
+            note="tool calling, by the workflow tools; agent loops call tools whatever this is",
+        ),
+        _key("tool_config_path", STRING, "YAML file of tool classes; those of verl itself have counterparts"),
+        _key("max_turns", INTEGER, "maximum number of replies; null for no limit"),
+        refused(
+            f"{_TURNS}.completion_callback",
+            None,
+            "the callback works on verl's servers and batches; write the conversation as a workflow "
+            "(`rollout.workflow: file.py:name`) in a run file",
+            inactive=_without_tools,
+        ),
+        no_effect(f"{_TURNS}.use_inference_chat_template", False, _SAME_TOKENS),
+        no_effect(f"{_TURNS}.enable_tokenization_sanity_check", True, _SAME_TOKENS),
+        _agent_key(
+            "format", "hermes", one_of(*_FORMATS), "format of tool calls; that of the chat template without an "
+            "agent loop"
+        ),
+    ),
+    *versions(
+        _key("max_assistant_turns", INTEGER, "maximum number of replies; null for no limit"),
+        _key("max_user_turns", INTEGER, "maximum number of answers to replies; null for no limit"),
+        _key("interaction_config_path", STRING, "YAML file of simulated users; a row names one of them"),
+        _agent_key(
+            "max_parallel_calls", _DEFAULT_CALLS, INTEGER, "further calls of a reply are not executed"
+        ),
+        _agent_key(
+            "max_tool_response_length", _DEFAULT_OUTPUT, INTEGER, "characters of a tool's output"
+        ),
+        _agent_key(
+            "tool_response_truncate_side",
+            "middle",
+            one_of("left", "middle", "right"),
+            "removed part since 0.8; up to 0.7, left keeps the left part and right the right one",
+        ),
+        no_effect(f"{_TURNS}.tokenization_sanity_check_mode", "strict", _SAME_TOKENS),
+        no_effect(f"{_TURNS}.num_repeat_rollouts", None, "only agent loops of recipes read it", value_type=ANY),
+        no_effect(f"{_AGENT}.num_workers", 8, "rollouts run concurrently in one process"),
+        mapped(
+            f"{_AGENT}.default_agent_loop",
+            "single_turn_agent",
+            *_FIELDS,
+            read=workflow,
+            inactive=_without_agent_loop,
+            note="loop of rows without a column agent_name: single_turn_agent, tool_agent, or one of "
+            "agent_loop_config_path",
+        ),
+        mapped(
+            f"{_AGENT}.agent_loop_config_path",
+            None,
+            *_FIELDS,
+            read=workflow,
+            value_type=nullable(STRING),
+            inactive=_without_agent_loop,
+            note="YAML file of agent loop classes",
+        ),
+        refused(
+            f"{_AGENT}.*",
+            UNSET,
+            "Strop runs agent loops itself, in the process that samples; leave it null",
+            supported=lambda foreign, value: value is None or value == {},
+        ),
+        since="0.5",
+    ),
+    *versions(
+        _key("function_tool_path", STRING, "Python file with functions that @function_tool marks"), since="0.8"
+    ),
+    *not_on_page(
+        refused(f"{_TURNS}.*", UNSET, "Strop does not know this key of verl's", supported=only(None, {}))
+    ),
+)

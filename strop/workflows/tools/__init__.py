@@ -1,0 +1,1 @@
+"""Tools that a model may call: Python functions, and classes with verl's tool interface."""

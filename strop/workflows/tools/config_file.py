@@ -1,0 +1,150 @@
+"""Configuration files of tools and of interactions, in verl's format: classes by name with their options.
+
+tools:
+  - class_name: package.module.Class     # or file.py:Class
+    config: {type: native, ...}          # passed to the class
+    tool_schema: {type: function, function: {name: ..., description: ..., parameters: {...}}}
+interaction:
+  - class_name: package.module.Class
+    name: teacher                        # default: the class's name without "Interaction", in lower case
+    config: {...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from strop.config.load.config_tree import KeyPath
+from strop.config.load.interpolation import resolve_interpolations
+from strop.config.load.yaml_file import read_yaml
+from strop.config.paths import expand_user
+from strop.errors import ConfigError
+from strop.workflows.tools.class_tool import ClassTool, Lifetime, verl_result
+from strop.workflows.tools.function_tool import FunctionTool, function_schema
+from strop.workflows.tools.tool import Tool
+from strop.workflows.verl_interface.function_tool import FunctionToolMark, function_tool_mark
+from strop.workflows.verl_interface.gsm8k_interaction import Gsm8kInteraction
+from strop.workflows.verl_interface.gsm8k_tool import Gsm8kTool
+from strop.workflows.verl_interface.imports import is_verl_installed, load_class, load_file
+from strop.workflows.verl_interface.sandbox_tool import SandboxTool
+from strop.workflows.verl_interface.schemas import OpenAIFunctionToolSchema
+
+COUNTERPARTS: Mapping[str, Callable[..., Any]] = {
+    "verl.tools.gsm8k_tool.Gsm8kTool": Gsm8kTool,
+    "verl.tools.sandbox_fusion_tools.SandboxFusionTool": SandboxTool,
+    "verl.interactions.gsm8k_interaction.Gsm8kInteraction": Gsm8kInteraction,
+}
+"""Classes of verl, each with Strop's own class that stands for it."""
+_TOOL_KEYS = ("class_name", "config", "tool_schema")
+_INTERACTION_KEYS = ("class_name", "name", "config")
+
+
+def load_tools(path: str, lifetime: Lifetime) -> list[Tool]:
+    """The tools of a configuration file. Raises ConfigError."""
+    return [_load_tool(entry, where, lifetime) for entry, where in _entries(path, "tools", _TOOL_KEYS)]
+
+
+def load_function_tools(path: str) -> list[Tool]:
+    """The functions of a Python file that verl's `@function_tool` marks. Raises ConfigError."""
+    module = load_file(path, "rollout.workflow tools: function_file")
+    marked = [(mark, value) for value in vars(module).values() if (mark := function_tool_mark(value))]
+    if not marked:
+        raise ConfigError(
+            f"rollout.workflow tools: no function of {path} is a tool; decorate it with @function_tool of "
+            "verl.tools.function_tool."
+        )
+    return [_marked_tool(mark, function) for mark, function in marked]
+
+
+def load_interactions(path: str) -> dict[str, Any]:
+    """The interactions of a configuration file by name. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for entry, where in _entries(path, "interaction", _INTERACTION_KEYS):
+        class_name = entry["class_name"]
+        name = entry.get("name") or class_name.rpartition(".")[2].removesuffix("Interaction").lower()
+        if name in found:
+            raise ConfigError(f"{where}: the name {name!r} occurs twice; names of interactions are unique.")
+        make = _find_class(class_name, where)
+        found[name] = _construct(make, where, config={**(entry.get("config") or {}), "name": name})
+    return found
+
+
+def _entries(path: str, section: str, keys: tuple[str, ...]) -> list[tuple[dict[str, Any], str]]:
+    """The entries of a file's list, each with its location for messages."""
+    file = expand_user(Path(path))
+    tree = read_yaml(file)
+
+    def locate(at: KeyPath) -> str:
+        return str(tree.nearest_source(at) or file)
+
+    entries = resolve_interpolations(tree.values, locate).get(section)
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{file}: the file has no list {section!r}; docs/workflows.md shows one.")
+    checked = []
+    for number, entry in enumerate(entries):
+        where = locate((section, str(number)))
+        if not isinstance(entry, dict) or not isinstance(entry.get("class_name"), str):
+            raise ConfigError(f"{where}: an entry of {section} needs a class_name, such as mine.py:Class.")
+        kind = (entry.get("config") or {}).get("type", "native")
+        if kind == "mcp" or "mcp" in entry:
+            raise ConfigError(
+                f"{where}: {entry['class_name']} calls tools of an MCP server, and Strop has no client of that "
+                "protocol. Write a tool class of type native, or a function, that calls the server."
+            )
+        if kind != "native":
+            raise ConfigError(f"{where}: config.type is {kind!r}; write native.")
+        if unknown := sorted(entry.keys() - {*keys}):
+            raise ConfigError(f"{where}: unknown key {unknown[0]!r}; an entry has {', '.join(keys)}.")
+        checked.append((entry, where))
+    return checked
+
+
+def _load_tool(entry: Mapping[str, Any], where: str, lifetime: Lifetime) -> Tool:
+    schema = entry.get("tool_schema")
+    try:
+        description = None if schema is None else OpenAIFunctionToolSchema.model_validate(schema)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{where}: tool_schema.{at}: {first['msg']}.") from None
+    make = _find_class(entry["class_name"], where)
+    tool = _construct(make, where, config=dict(entry.get("config") or {}), tool_schema=description)
+    return ClassTool(tool, lifetime)
+
+
+def _find_class(name: str, where: str) -> Callable[..., Any]:
+    if name in COUNTERPARTS:
+        return COUNTERPARTS[name]
+    if name.startswith("verl.") and not is_verl_installed():
+        raise ConfigError(
+            f"{where}: {name} is a class of verl, which is not installed. Strop has its own classes for "
+            f"{', '.join(COUNTERPARTS)}. Install verl, or write a class with the same interface and name it as "
+            "file.py:Class."
+        )
+    return load_class(name, f"{where}: the class")
+
+
+def _construct(make: Callable[..., Any], where: str, **options: Any) -> Any:
+    try:
+        return make(**options)
+    except ConfigError:
+        raise
+    except Exception as error:
+        name = getattr(make, "__name__", str(make))
+        raise ConfigError(f"{where}: {name}(...) raised {type(error).__name__}: {error}.") from error
+
+
+def _marked_tool(mark: FunctionToolMark, function: Callable[..., Any]) -> FunctionTool:
+    schema = mark.schema
+    if schema is None:
+        own = function_schema(function)
+        described: Mapping[str, Any] = {**own, "function": {**own["function"], "name": mark.name}}
+    elif isinstance(schema, OpenAIFunctionToolSchema):
+        described = schema.model_dump(exclude_unset=True, exclude_none=True)
+    else:
+        described = schema
+    return FunctionTool(mark.name, described, function, read=verl_result)
