@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from strop.data.encoding.conversation_encoder import (
 from strop.data.encoding.truncation import OverlongRule
 from strop.data.epoch_order import EpochOrder
 from strop.data.progress_bar import with_progress_bar
-from strop.data.sources.columns import system_message, value_at
+from strop.data.sources.columns import row_tools, system_message, template_args, value_at
 from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
@@ -171,7 +171,8 @@ def _answered(
     value = _messages_in(value_at(row, column, where))
     if value is None or value == "" or value == []:
         raise DataError(f"{where}: the column {column!r} is empty; every row needs an answer in it.")
-    tools = () if section.tools is None else to_tools(value_at(row, section.tools, where), where)
+    tools = to_tools(row_tools(row, where, section), where)
+    args = template_args(row, where, section)
     system = system_message(row, where, section)
     if isinstance(value, str):
         answer: tuple[Message, ...] = ({"role": "assistant", "content": value},)
@@ -179,10 +180,12 @@ def _answered(
         answer = to_messages(value, where)
         if answer[0]["role"] != "assistant":
             messages = to_messages(value, where, system=system)
-            return TrainingConversation(where, messages, _first_trained(messages, 0, section), tools)
+            first = _first_trained(messages, 0, section)
+            return TrainingConversation(where, messages, first, tools, args)
     prompt = to_messages(_messages_in(value_at(row, section.prompt, where)), where, system=system)
     messages = (*prompt, *answer)
-    return TrainingConversation(where, messages, _first_trained(messages, len(prompt), section), tools)
+    first = _first_trained(messages, len(prompt), section)
+    return TrainingConversation(where, messages, first, tools, args)
 
 
 def _first_trained(messages: Sequence[Message], answer_start: int, section: TasksetConfig) -> int:
@@ -220,7 +223,7 @@ def _pair(
             f"{where}: {chosen!r} and {rejected!r} are not answers to one prompt. Two whole conversations "
             "must begin with the same messages."
         )
-    return tuple(TrainingConversation(where, c.messages, first, c.tools) for c in (better, worse))
+    return tuple(replace(conversation, first_trained_message=first) for conversation in (better, worse))
 
 
 def _common_prefix_length(first: Sequence[Message], second: Sequence[Message]) -> int:

@@ -13,7 +13,7 @@ from strop.data.encoding.parallel_encoding import encode_prompts
 from strop.data.encoding.truncation import FittedPrompts, fit_prompts
 from strop.data.epoch_order import EpochOrder
 from strop.data.progress_bar import with_progress_bar
-from strop.data.sources.columns import system_message, value_at
+from strop.data.sources.columns import row_tools, system_message, value_at
 from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
@@ -157,7 +157,7 @@ def to_prompt(row: Mapping[str, Any], where: str, section: TasksetConfig) -> Cha
     """The prompt of a row, not yet encoded. Raises `DataError` if a column is missing."""
     system = system_message(row, where, section)
     messages = to_messages(value_at(row, section.prompt, where), where, system=system)
-    tools = () if section.tools is None else to_tools(value_at(row, section.tools, where), where)
+    tools = to_tools(row_tools(row, where, section), where)
     return ChatPrompt(where, messages, tools, section.reply_prefix)
 
 

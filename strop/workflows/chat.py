@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from strop.data.encoding.chat_template import Tools, to_messages
 from strop.inference.endpoint.request import ChatRequest
@@ -18,6 +18,9 @@ from strop.workflows.recorded_policy import RecordedPolicy
 from strop.workflows.services import WorkflowServices
 from strop.workflows.session import Conversation, RolloutSession
 from strop.workflows.threads import WorkflowCancelled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +44,11 @@ class Chat:
     def name(self) -> str:
         """Name of the rollout, unique in the run."""
         return self._session.name
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Tokenizer of the policy."""
+        return self._session.tokenizer
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -199,6 +207,7 @@ class SyncChat:
         self._bridge = bridge
 
     name = property(lambda self: self._chat.name, doc=Chat.name.__doc__)
+    tokenizer = property(lambda self: self._chat.tokenizer, doc=Chat.tokenizer.__doc__)
     messages = property(lambda self: self._chat.messages, doc=Chat.messages.__doc__)
     tools = property(lambda self: self._chat.tools, doc=Chat.tools.__doc__)
     remaining_tokens = property(lambda self: self._chat.remaining_tokens, doc=Chat.remaining_tokens.__doc__)

@@ -16,6 +16,7 @@ from strop.workflows.builtin.environment import EnvironmentWorkflow
 from strop.workflows.builtin.math import MathWorkflow
 from strop.workflows.builtin.single_turn import SingleTurnWorkflow
 from strop.workflows.builtin.tools import ToolCallingWorkflow
+from strop.workflows.builtin.verl_agents import VerlAgentsWorkflow
 from strop.workflows.threads import is_async
 
 BUILTIN_WORKFLOWS: dict[str, Callable[..., Any]] = {
@@ -24,6 +25,7 @@ BUILTIN_WORKFLOWS: dict[str, Callable[..., Any]] = {
     "environment": EnvironmentWorkflow,
     "tools": ToolCallingWorkflow,
     "agent": AgentWorkflow,
+    "verl_agents": VerlAgentsWorkflow,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from strop.protocols import InferenceEngine
 from strop.seeds import derive_seed
 from strop.types import IntArray, Message, SampleRequest, SamplingParams, Turn
 from strop.workflows.result import ContextLengthExceeded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,11 @@ class RolloutSession:
         self._seed = seed
         self._limit = max_sequence_tokens
         self._calls = 0
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Tokenizer of the policy."""
+        return self._encoder.tokenizer
 
     @property
     def template(self) -> str | None:

@@ -264,3 +264,34 @@ def test_only_the_last_turn_can_be_trained(load, tokenizer) -> None:
     assert targets(tokenizer, found) == "two<|end|>"
     every = only(load([{"messages": talk}], response="messages"))
     assert "one" in targets(tokenizer, every) and whole(tokenizer, every) == whole(tokenizer, found)
+
+
+def test_a_row_may_have_its_own_variables_of_the_template(load, tokenizer) -> None:
+    template = (
+        "{% if enable_thinking is defined and not enable_thinking %}<|user|>{% endif %}"
+        "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    rows = [
+        {"messages": [user("two"), assistant("four")], "thinking": thinking}
+        for thinking in (True, False, None)
+    ]
+    rows.append({"messages": [user("two"), assistant("four")]})
+    columns = {
+        "response": "messages",
+        "tools": "tools",
+        "template_columns": {"enable_thinking": "thinking"},
+        "optional_columns": ["thinking", "tools"],
+    }
+    loaded = load(rows, template=template, **columns)
+    texts = [whole(tokenizer, group.experiences[0]) for group in loaded.all_groups()]
+    assert [text.count("<|user|>") for text in texts] == [1, 2, 1, 1]
+    with pytest.raises(DataError, match="has no 'thinking'"):
+        load(rows, template=template, **{**columns, "optional_columns": ["tools"]})
+
+
+def test_columns_without_a_meaning_are_refused() -> None:
+    with pytest.raises(ValueError, match="template_columns applies to demonstrations"):
+        TasksetConfig(path="x", template_columns={"a": "b"})
+    with pytest.raises(ValueError, match="optional_columns names 'answer'"):
+        TasksetConfig(path="x", optional_columns=["answer"])

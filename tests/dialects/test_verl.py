@@ -284,7 +284,7 @@ def test_keys_without_effect_have_notices(overrides: list[str], note: str) -> No
         (f"{ROLLOUT}.do_sample=False", "no training signal"),
         (f"{ROLLOUT}.response_length=7", r"write data\.max_response_length"),
         (f"{ROLLOUT}.val_kwargs.do_sample=True", "temperature is 0, which is greedy"),
-        (f"{ROLLOUT}.multi_turn.enable=True", "does not read verl's tool files"),
+        (f"{ROLLOUT}.multi_turn.max_turn=3", "does not know this key of verl's"),
         ("algorithm.filter_groups={enable: True, metric: accuracy}", "a reward function of your own"),
         ("reward_model.reward_manager=batch", "naive or prime or dapo"),
         (

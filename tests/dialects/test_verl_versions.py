@@ -166,7 +166,7 @@ def test_lora_of_megatron_has_the_names_of_hugging_face() -> None:
         (["algorithm.adv_estimator=gdpo"], "gdpo, which Strop does not have"),
         (["distillation.enabled=True"], "no on-policy distillation"),
         (["trainer.v1.trainer_mode=separate_async"], "write sync"),
-        ([f"{ROLLOUT}.agent.default_agent_loop=tool_agent"], "agent loops"),
+        ([f"{ROLLOUT}.agent.default_agent_loop=mine"], "agent_loop_config_path, the YAML file"),
         (["actor_rollout_ref.model.mtp={enable: True, enable_train: True}"], "detach_encoder=True"),
         (
             ["custom_reward_function.path=a.py", "reward.custom_reward_function.path=b.py"],

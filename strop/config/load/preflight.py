@@ -27,6 +27,8 @@ NO_REWARD = (
     "(`reward: file.py:name`), or pass a function to `strop.train` from Python."
 )
 _DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".gz", ".zst")
+_WORKFLOW_FILES = ("tool_config", "function_file", "interaction_config", "agent_loops")
+"""Arguments of the workflows `tools` and `verl_agents` that name a file."""
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -90,10 +92,13 @@ def require_reward(run: Run, reward: Callable[..., Any] | None) -> None:
 
 
 def _workflow(workflow: WorkflowConfig, field: str, sources: Mapping[str, Source]) -> list[str]:
-    file, colon, _ = workflow.name.rpartition(":")
-    if not (colon and file.endswith(".py")) or _is_file(file):
-        return []
-    return [f"{_at(field, sources)}: there is no file {file}."]
+    files = [(field, workflow.name.rpartition(":")[0])] if ".py:" in workflow.name else []
+    if workflow.name in ("tools", "verl_agents"):
+        args = field.removesuffix("name") + "args"
+        tools = workflow.args.get("tools")
+        named = {**workflow.args, **(tools if isinstance(tools, dict) else {})}
+        files += [(args, str(named[name])) for name in _WORKFLOW_FILES if named.get(name)]
+    return [f"{_at(at, sources)}: there is no file {file}." for at, file in files if not _is_file(file)]
 
 
 def _code(run: Run, sources: Mapping[str, Source]) -> list[str]:

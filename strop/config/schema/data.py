@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field
@@ -60,10 +61,26 @@ class TasksetConfig(Section):
     reply_prefix: str = ""
     """Text that starts every sampled response; it counts as a part of the prompt, and is hidden from
     rewards."""
+    template_columns: dict[str, str] = Field(default_factory=dict)
+    """Columns of a row's own variables of the chat template, by variable, such as `enable_thinking: thinking`;
+    `data.chat_template_args` applies to rows in which they are null. For demonstrations and preferences."""
+    optional_columns: tuple[str, ...] = ()
+    """Columns among `tools` and `template_columns` that rows may lack, as if they were null."""
     trained_turns: Literal["all", "last"] = "all"
     """Assistant turns that are trained, if `response` is a conversation: all, or only the last one."""
     limit_tasks: int | None = Field(None, gt=0)
     """Maximum number of rows, from the first one on; null for all rows."""
+
+    def faults(self) -> Iterator[str]:
+        """Columns that have no meaning for this taskset."""
+        if self.template_columns and self.response is None and self.chosen is None:
+            yield (
+                "template_columns applies to demonstrations and preferences; write response or chosen, or "
+                "data.chat_template_args for prompts"
+            )
+        unknown = sorted({*self.optional_columns} - {self.tools, *self.template_columns.values()})
+        if unknown:
+            yield f"optional_columns names {unknown[0]!r}, which is not the column of tools or template_columns"
 
 
 class TaskQueueConfig(Section):

@@ -186,10 +186,19 @@ class PromptEncoder:
         """The Jinja template that renders messages; None for plain text without a template."""
         return None if self._plain else str(self._tokenizer.get_chat_template(self._template))
 
-    def render(self, where: str, messages: Sequence[Message], tools: Tools, *, prompt: bool) -> str:
+    def render(
+        self,
+        where: str,
+        messages: Sequence[Message],
+        tools: Tools,
+        *,
+        prompt: bool,
+        args: Mapping[str, Any] = NO_TEMPLATE_ARGS,
+    ) -> str:
         """Render messages as text; with `prompt`, up to the start of the next answer.
 
-        Raises `DataError` if the template cannot render them.
+        `args` are further variables of the template, which take precedence. Raises `DataError` if the template
+        cannot render the messages.
         """
         with _rendering(where):
             text = self._tokenizer.apply_chat_template(
@@ -198,19 +207,23 @@ class PromptEncoder:
                 chat_template=self._template,
                 add_generation_prompt=prompt,
                 tokenize=False,
-                **self._args,
+                **{**self._args, **args},
             )
         return str(text)
 
     def render_marked(
-        self, where: str, messages: Sequence[Message], tools: Tools
+        self,
+        where: str,
+        messages: Sequence[Message],
+        tools: Tools,
+        args: Mapping[str, Any] = NO_TEMPLATE_ARGS,
     ) -> tuple[str, list[tuple[int, int]]]:
         """Render messages as text; returns it with the spans of characters that the template marks as
         generated."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         with _rendering(where):
-            options: dict[str, Any] = {**self._tokenizer.special_tokens_map, **self._args}
+            options: dict[str, Any] = {**self._tokenizer.special_tokens_map, **self._args, **args}
             rendered: Any = render_jinja_template(
                 conversations=[[dict(message) for message in messages]],
                 tools=[dict(tool) for tool in tools] or None,

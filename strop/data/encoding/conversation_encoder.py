@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class TrainingConversation:
     first_trained_message: int
     """Index of the first trained message; earlier assistant messages are context."""
     tools: Tools = ()
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    """The row's own variables of the chat template."""
 
     def trained_messages(self) -> list[int]:
         """Indices of the messages that are trained on."""
@@ -136,7 +138,7 @@ class ConversationEncoder:
     def _marked_spans(self, conversation: TrainingConversation) -> tuple[str, list[CharSpan]]:
         """The text, and the spans of the trained turns by the template's {% generation %} marks."""
         text, spans = self._prompts.render_marked(
-            conversation.where, conversation.messages, conversation.tools
+            conversation.where, conversation.messages, conversation.tools, conversation.template_args
         )
         turns = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         if len(spans) != len(turns):
@@ -153,13 +155,18 @@ class ConversationEncoder:
 
     def _prefix_spans(self, conversation: TrainingConversation) -> tuple[str, list[CharSpan]]:
         """The text, and the span that each trained turn adds to the rendered text before it."""
-        where, messages, tools = conversation.where, conversation.messages, conversation.tools
+        where, messages = conversation.where, conversation.messages
         trained = conversation.trained_messages()
-        whole = self._prompts.render(where, messages[: trained[-1] + 1], tools, prompt=False)
+
+        def render(end: int, prompt: bool) -> str:
+            args = conversation.template_args
+            return self._prompts.render(where, messages[:end], conversation.tools, prompt=prompt, args=args)
+
+        whole = render(trained[-1] + 1, False)
         spans = []
         for turn in trained:
-            before = self._prompts.render(where, messages[:turn], tools, prompt=True) if turn else ""
-            after = self._prompts.render(where, messages[: turn + 1], tools, prompt=False)
+            before = render(turn, True) if turn else ""
+            after = render(turn + 1, False)
             if not (whole.startswith(after) and after.startswith(before)):
                 raise DataError(
                     f"{where}: the chat template renders the conversation up to message {turn + 1} "

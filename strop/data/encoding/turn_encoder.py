@@ -37,7 +37,7 @@ class TurnEncoder:
     ) -> None:
         """`chat_template` and `args` are those of `PromptEncoder`. Raises like it."""
         self.prompts = PromptEncoder(tokenizer, chat_template, args)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._added = frozenset({*tokenizer.added_tokens_decoder, tokenizer.eos_token_id})
         self._checked: set[tuple[str, ...]] = set()
 
@@ -69,16 +69,16 @@ class TurnEncoder:
 
     def decode(self, ids: IntArray) -> str:
         """The text of a reply, without special tokens."""
-        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+        return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
     def _drawn_end(self, reply_ids: IntArray) -> str:
         """The text of the special token at the end of a reply; empty if there is none."""
         if len(reply_ids) == 0 or int(reply_ids[-1]) not in self._added:
             return ""
-        return str(self._tokenizer.decode([int(reply_ids[-1])], skip_special_tokens=False))
+        return str(self.tokenizer.decode([int(reply_ids[-1])], skip_special_tokens=False))
 
     def _encode(self, text: str) -> IntArray:
-        encoded = self._tokenizer(
+        encoded = self.tokenizer(
             encodable(text), add_special_tokens=False, return_attention_mask=False, verbose=False
         )
         return np.array(encoded["input_ids"], np.int32)

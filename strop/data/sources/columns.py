@@ -26,6 +26,27 @@ def value_at(row: Mapping[str, Any], path: str, where: str) -> Any:
     return value
 
 
+def optional_value_at(row: Mapping[str, Any], path: str, where: str, section: TasksetConfig) -> Any:
+    """`value_at`; None for one of the taskset's optional columns that the row lacks."""
+    if path in section.optional_columns and path not in row and path.split(".")[0] not in row:
+        return None
+    return value_at(row, path, where)
+
+
+def row_tools(row: Mapping[str, Any], where: str, section: TasksetConfig) -> Any:
+    """The value of the tools column; None without one."""
+    return None if section.tools is None else optional_value_at(row, section.tools, where, section)
+
+
+def template_args(row: Mapping[str, Any], where: str, section: TasksetConfig) -> dict[str, Any]:
+    """The row's own variables of the chat template. Raises `DataError` for a column that is missing."""
+    values = {
+        name: optional_value_at(row, column, where, section)
+        for name, column in section.template_columns.items()
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def system_message(row: Mapping[str, Any], where: str, section: TasksetConfig) -> str | None:
     """The system message of a row: its own, else the taskset's, else None.
 

@@ -148,24 +148,6 @@ _SAMPLER = (
     refused(
         f"{_ROLLOUT}.over_sample_rate", 0, "a step always trains on the responses that it samples; write 0"
     ),
-    no_effect(f"{_ROLLOUT}.agent.num_workers", 8, "rollouts run concurrently in one process"),
-    refused(
-        f"{_ROLLOUT}.agent.default_agent_loop",
-        "single_turn_agent",
-        "Strop does not run verl's agent loops; write a run file with `rollout.workflow: tools`, or with a "
-        "workflow of your own",
-    ),
-    refused(
-        f"{_ROLLOUT}.agent.agent_loop_config_path",
-        None,
-        "Strop does not run verl's agent loops; write a run file with a workflow of your own",
-    ),
-    refused(
-        f"{_ROLLOUT}.agent.*",
-        UNSET,
-        "Strop does not run verl's agent loops; write a run file with a workflow of your own",
-        supported=lambda foreign, value: value is None,
-    ),
 )
 _MODEL = "actor_rollout_ref.model"
 _MODELS = (

@@ -29,7 +29,7 @@ from strop.dialects.verl.trainer import rollout_files
 
 _ACTOR, _MODEL, _ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "model", "rollout"))
 _IMAGES = "Strop trains on text"
-_LOOPS = "a workflow of your own (`rollout.workflow: file.py:name`) in a run file does this"
+_TOOLS_IN_PROMPTS = "data.max_prompt_length limits a prompt without the descriptions of the tools"
 _pf_ppo = unless("algorithm.use_pf_ppo", True)
 _mtp = any_inactive(unless(f"{_MODEL}.mtp.enable", True), unless(f"{_MODEL}.mtp.enable_train", True))
 _distillation = unless("distillation.enabled", True)
@@ -99,8 +99,9 @@ _DATA = (
             ("video_key", "videos", _IMAGES),
             ("audio_key", "audios", _IMAGES),
             ("mm_processor_kwargs.*", UNSET, _IMAGES),
-            ("tool_config_path", UNSET, f"{_ROLLOUT}.multi_turn.enable decides on tools"),
-            ("function_tool_path", UNSET, f"{_ROLLOUT}.multi_turn.enable decides on tools"),
+            ("tool_config_path", UNSET, _TOOLS_IN_PROMPTS),
+            ("function_tool_path", UNSET, _TOOLS_IN_PROMPTS),
+            ("need_tools_kwargs", UNSET, "a row without tools_kwargs is no error"),
         )
     ),
     mapped(

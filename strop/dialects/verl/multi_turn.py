@@ -15,7 +15,6 @@ from strop.dialects.ledger.key_mapping import (
     not_on_page,
     only,
     refused,
-    versions,
     written_by,
 )
 from strop.dialects.ledger.value_types import ANY, INTEGER, STRING, nullable, one_of
@@ -28,8 +27,6 @@ _FORMATS = {"hermes": "hermes", "llama3_json": "json", "qwen3_coder": "qwen3_cod
 _SAME_TOKENS = "each turn continues the tokens of the one before; nothing is tokenized again"
 _DEFAULT_CALLS = 1
 _DEFAULT_OUTPUT = 256
-_UNLIMITED_OUTPUT = 1_000_000
-"""Characters of a tool's output without a limit in verl; the token limits still apply."""
 
 
 def write_workflow(run: Run) -> Mapping[str, Any]:
@@ -50,12 +47,13 @@ def write_workflow(run: Run) -> Mapping[str, Any]:
     }
     if not is_agent:
         return values
+    side = args.get("truncated_side", "right")
     return {
         **values,
         f"{_TURNS}.function_tool_path": args.get("function_file"),
         f"{_TURNS}.max_parallel_calls": args.get("max_calls"),
         f"{_TURNS}.max_tool_response_length": args.get("max_output", 4000),
-        f"{_TURNS}.tool_response_truncate_side": _verl_side(args.get("truncated_side", "right")),
+        f"{_TURNS}.tool_response_truncate_side": side if "function_file" in args else _other_side(side),
         f"{_TURNS}.format": names.get(args.get("form", "hermes"), "hermes"),
         f"{_AGENT}.default_agent_loop": workflow.args.get("default_agent", "tool_agent"),
         f"{_AGENT}.agent_loop_config_path": workflow.args.get("agent_loops"),
@@ -70,7 +68,7 @@ def workflow(foreign: ForeignValues) -> Mapping[str, Any]:
     if not agents:
         if not foreign[f"{_TURNS}.enable"]:
             return {}
-        form = {"malformed": "ignore", "lifetime": "rollout", "max_output": _UNLIMITED_OUTPUT}
+        form = {"malformed": "ignore", "lifetime": "rollout", "max_output": None}
         return {"rollout.workflow": {"name": "tools", "args": {**_tools(foreign), **form}}}
     loop, loops = foreign[f"{_AGENT}.default_agent_loop"], foreign[f"{_AGENT}.agent_loop_config_path"]
     if loop not in ("single_turn_agent", "tool_agent") and loops is None:
@@ -120,10 +118,6 @@ def _removed_side(foreign: ForeignValues) -> str:
     """The removed part of a long output; up to 0.7, verl's `left` kept the left part, and `right` the right."""
     side = str(foreign[f"{_TURNS}.tool_response_truncate_side"])
     return side if switches.has_keys_since(foreign, "0.8") else _other_side(side)
-
-
-def _verl_side(side: str) -> str:
-    return _other_side(side)
 
 
 def _other_side(side: str) -> str:
@@ -184,20 +178,18 @@ ROWS = (
         no_effect(f"{_TURNS}.use_inference_chat_template", False, _SAME_TOKENS),
         no_effect(f"{_TURNS}.enable_tokenization_sanity_check", True, _SAME_TOKENS),
         _agent_key(
-            "format", "hermes", one_of(*_FORMATS), "format of tool calls; that of the chat template without an "
-            "agent loop"
+            "format",
+            "hermes",
+            one_of(*_FORMATS),
+            "format of tool calls; that of the chat template without an agent loop",
         ),
-    ),
-    *versions(
         _key("max_assistant_turns", INTEGER, "maximum number of replies; null for no limit"),
         _key("max_user_turns", INTEGER, "maximum number of answers to replies; null for no limit"),
         _key("interaction_config_path", STRING, "YAML file of simulated users; a row names one of them"),
         _agent_key(
             "max_parallel_calls", _DEFAULT_CALLS, INTEGER, "further calls of a reply are not executed"
         ),
-        _agent_key(
-            "max_tool_response_length", _DEFAULT_OUTPUT, INTEGER, "characters of a tool's output"
-        ),
+        _agent_key("max_tool_response_length", _DEFAULT_OUTPUT, INTEGER, "characters of a tool's output"),
         _agent_key(
             "tool_response_truncate_side",
             "middle",
@@ -205,7 +197,9 @@ ROWS = (
             "removed part since 0.8; up to 0.7, left keeps the left part and right the right one",
         ),
         no_effect(f"{_TURNS}.tokenization_sanity_check_mode", "strict", _SAME_TOKENS),
-        no_effect(f"{_TURNS}.num_repeat_rollouts", None, "only agent loops of recipes read it", value_type=ANY),
+        no_effect(
+            f"{_TURNS}.num_repeat_rollouts", None, "only agent loops of recipes read it", value_type=ANY
+        ),
         no_effect(f"{_AGENT}.num_workers", 8, "rollouts run concurrently in one process"),
         mapped(
             f"{_AGENT}.default_agent_loop",
@@ -231,12 +225,7 @@ ROWS = (
             "Strop runs agent loops itself, in the process that samples; leave it null",
             supported=lambda foreign, value: value is None or value == {},
         ),
-        since="0.5",
-    ),
-    *versions(
-        _key("function_tool_path", STRING, "Python file with functions that @function_tool marks"), since="0.8"
-    ),
-    *not_on_page(
-        refused(f"{_TURNS}.*", UNSET, "Strop does not know this key of verl's", supported=only(None, {}))
+        _key("function_tool_path", STRING, "Python file with functions that @function_tool marks"),
+        refused(f"{_TURNS}.*", UNSET, "Strop does not know this key of verl's", supported=only(None, {})),
     ),
 )

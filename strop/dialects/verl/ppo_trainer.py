@@ -20,6 +20,7 @@ from strop.dialects.verl import (
     later_keys,
     megatron_optimizer,
     model,
+    multi_turn,
     reference_model,
     reward,
     rollout,
@@ -43,6 +44,7 @@ _ROWS = (
     *trainer.ROWS,
     *engine_settings.ROWS,
     *later_keys.ROWS,
+    *multi_turn.ROWS,
 )
 LEDGER = Ledger("verl", dated((*_ROWS, *aliases(_ROWS, OTHER_NAMES))))
 

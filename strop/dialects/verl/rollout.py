@@ -268,18 +268,5 @@ ROWS = (
             supported=never,
             inactive=switches.sglang,
         ),
-        refused(
-            "actor_rollout_ref.rollout.multi_turn.enable",
-            False,
-            "Strop does not read verl's tool files; leave it False, or write a run file with "
-            "`rollout.workflow: tools`",
-        ),
-        refused(
-            "actor_rollout_ref.rollout.multi_turn.*",
-            UNSET,
-            "Strop does not read verl's tool files; write a run file with `rollout.workflow: tools`",
-            supported=never,
-            inactive=switches.multi_turn,
-        ),
     ),
 )

@@ -81,12 +81,35 @@ def lora(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
+def row_columns(foreign: ForeignValues, section: str) -> dict[str, Any]:
+    """Read the columns of a row's tools and of its variable `enable_thinking`, which rows may lack."""
+    tools, thinking = (foreign[f"{section}.{name}"] for name in ("tools_key", "enable_thinking_key"))
+    return {
+        "tools": tools,
+        "template_columns": {"enable_thinking": thinking},
+        "optional_columns": [tools, thinking],
+    }
+
+
+def write_row_columns(run: Run, section: str) -> Mapping[str, Any]:
+    """Write the columns of a row's tools and of its variable `enable_thinking`."""
+    train = run.data.train
+    return {
+        f"{section}.tools_key": train.tools,
+        f"{section}.enable_thinking_key": train.template_columns.get("enable_thinking"),
+    }
+
+
 def write_answer_columns(run: Run) -> Mapping[str, Any]:
     """Write the files and columns: a `messages` column of whole conversations, or prompt and response columns
     with the keys inside them."""
     train = run.data.train
     if isinstance(run.algorithm, SftConfig) and train.prompt == "prompt" and train.response == "messages":
-        columns: dict[str, Any] = {"data.multiturn.enable": True, "data.multiturn.messages_key": "messages"}
+        columns: dict[str, Any] = {
+            "data.multiturn.enable": True,
+            "data.multiturn.messages_key": "messages",
+            **write_row_columns(run, "data.multiturn"),
+        }
     else:
         columns = {"data.multiturn.enable": False}
         for name in ("prompt", "response"):
@@ -102,7 +125,10 @@ def answer_columns(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the files and columns: prompt and response columns, with the keys inside mappings, or one column
     of messages."""
     if foreign["data.multiturn.enable"]:
-        columns = {"response": foreign["data.multiturn.messages_key"]}
+        columns: dict[str, Any] = {
+            "response": foreign["data.multiturn.messages_key"],
+            **row_columns(foreign, "data.multiturn"),
+        }
     else:
         columns = {
             name: ".".join([foreign[f"data.{name}_key"], *(foreign[f"data.{name}_dict_keys"] or [])])

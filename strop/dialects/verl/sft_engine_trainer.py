@@ -40,11 +40,25 @@ from strop.dialects.ledger.value_types import (
 )
 from strop.dialects.verl import switches
 from strop.dialects.verl.checkpoint_contents import checkpoint_contents_rows
-from strop.dialects.verl.data import custom_class, custom_class_rows, template_args, write_custom_class
+from strop.dialects.verl.data import (
+    custom_class,
+    custom_class_rows,
+    template_args,
+    write_custom_class,
+    write_template_args,
+)
 from strop.dialects.verl.hydra import read_command_line
 from strop.dialects.verl.lr_schedule import fsdp_schedule, megatron_schedule
 from strop.dialects.verl.megatron_optimizer import schedule_rows
-from strop.dialects.verl.sft_converters import DTYPES, imports, length_limit, lora, without_lora
+from strop.dialects.verl.sft_converters import (
+    DTYPES,
+    imports,
+    length_limit,
+    lora,
+    row_columns,
+    without_lora,
+    write_row_columns,
+)
 from strop.dialects.verl.sft_intervals import INTERVALS
 from strop.dialects.verl.shipped import SFT_ENGINE
 from strop.dialects.verl.trainer import duration, folder, lacking_monitors, monitors, one_gpu, resume
@@ -73,7 +87,7 @@ def write_conversations(run: Run) -> Mapping[str, Any]:
         "data.train_files": train.path,
         "data.val_files": held_out[0].path if held_out else None,
         "data.messages_key": train.response,
-        "data.tools_key": train.tools,
+        **write_row_columns(run, "data"),
         **write_custom_class(train.dataset),
     }
 
@@ -81,7 +95,7 @@ def write_conversations(run: Run) -> Mapping[str, Any]:
 @written_by(write_conversations)
 def conversations(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the files, and the column of whole conversations, of which the assistant's turns are trained."""
-    columns: dict[str, Any] = {"response": foreign["data.messages_key"]}
+    columns: dict[str, Any] = {"response": foreign["data.messages_key"], **row_columns(foreign, "data")}
     dataset = custom_class(foreign)
     settings: dict[str, Any] = {"algorithm.type": "sft", "data.eval": []}
     for name, files in (("train", "data.train_files"), ("val", "data.val_files")):
@@ -94,6 +108,16 @@ def conversations(foreign: ForeignValues) -> Mapping[str, Any]:
         elif foreign[files] is not None:
             settings["data.eval"] = [{"name": "val", **taskset}]
     return settings
+
+
+@written_by(write_template_args)
+def thinking_args(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the variables of the chat template; `enable_thinking_default` is one of them."""
+    args = dict(template_args(foreign).get("data.chat_template_args", {}))
+    thinking = foreign["data.enable_thinking_default"]
+    if thinking not in (None, "none"):
+        args["enable_thinking"] = bool(thinking)
+    return {"data.chat_template_args": args} if args else {}
 
 
 def write_micro_batch(run: Run) -> Mapping[str, Any]:
@@ -179,19 +203,36 @@ _DATA = (
         read=length_limit,
         value_type=one_of("error", "left", "right"),
     ),
+    mapped(
+        "data.tools_key",
+        "tools",
+        "data.train.tools",
+        "data.eval.0.tools",
+        read=conversations,
+        note="column of a row's tools, where it exists",
+    ),
+    mapped(
+        "data.enable_thinking_key",
+        "enable_thinking",
+        "data.train.template_columns",
+        "data.eval.0.template_columns",
+        read=conversations,
+        note="column of a row's own enable_thinking, where it exists",
+    ),
+    mapped(
+        "data.enable_thinking_default",
+        None,
+        "data.chat_template_args",
+        read=thinking_args,
+        value_type=ANY,
+        note="enable_thinking of rows without it; null or none for the template's own default",
+    ),
     *custom_class_rows(
         conversations, "a torch Dataset of input_ids, attention_mask and loss_mask, or of rows"
     ),
     *(
         no_effect(f"data.{name}", default, why, value_type=ANY)
         for name, default, why in (
-            ("tools_key", "tools", "a row's tools column is read where it exists"),
-            (
-                "enable_thinking_key",
-                "enable_thinking",
-                "all rows have the same variables of the chat template",
-            ),
-            ("enable_thinking_default", None, "write data.apply_chat_template_kwargs.enable_thinking"),
             ("pad_mode", "no_padding", ALWAYS_PACKED),
             ("balance_dp_token", False, "a single process needs no balancing"),
             ("use_shm", False, "the data is read from its files"),
@@ -205,7 +246,7 @@ _DATA = (
         "data.apply_chat_template_kwargs.*",
         UNSET,
         "data.chat_template_args",
-        read=template_args,
+        read=thinking_args,
         note="variables of the chat template",
     ),
 )

@@ -196,6 +196,26 @@ _DATA = not_on_page(
         value_type=nullable(STRING),
         note="a Jinja file or Jinja text; null means the tokenizer's template",
     ),
+    *not_on_page(
+        mapped(
+            "data.multiturn.tools_key",
+            "tools",
+            "data.train.tools",
+            "data.eval.0.tools",
+            read=answer_columns,
+            inactive=_conversation,
+            note="column of a row's tools, where it exists",
+        ),
+        mapped(
+            "data.multiturn.enable_thinking_key",
+            "enable_thinking",
+            "data.train.template_columns",
+            "data.eval.0.template_columns",
+            read=answer_columns,
+            inactive=_conversation,
+            note="column of a row's own enable_thinking, where it exists",
+        ),
+    ),
     *custom_class_rows(
         answer_columns, "a torch Dataset of input_ids, attention_mask and loss_mask, or of rows"
     ),
@@ -215,12 +235,6 @@ _TRAINER = not_on_page(
         no_effect(key, default, why, value_type=ANY)
         for key, default, why in (
             ("data.use_shm", False, "the data is read from its files"),
-            ("data.multiturn.tools_key", "tools", "a row's tools column is read where it exists"),
-            (
-                "data.multiturn.enable_thinking_key",
-                "enable_thinking",
-                "all rows have the same variables of the chat template",
-            ),
             ("model.use_shm", False, "the model is read from its folder"),
             ("model.strategy", "fsdp2", "a single process trains"),
         )

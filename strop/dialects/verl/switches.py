@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strop.dialects.ledger.key_mapping import ForeignValues, any_inactive, unless
+from strop.dialects.ledger.key_mapping import ForeignValues, added_since, any_inactive, unless
 
 _CORRECTION = "algorithm.rollout_correction"
 
@@ -84,6 +84,21 @@ def megatron_lora(foreign: ForeignValues) -> str | None:
 def is_later(foreign: ForeignValues) -> bool:
     """Whether the configuration is of a later version of verl than the seed page's: it has a key of one."""
     return any(row.since for row in foreign.written.values())
+
+
+def has_keys_since(foreign: ForeignValues, version: str) -> bool:
+    """Whether the configuration has a key that this version of verl, or a later one, added."""
+    return bool(added_since(foreign.written.values(), version))
+
+
+def uses_agent_loops(foreign: ForeignValues) -> bool:
+    """Whether verl samples by agent loops: with `rollout.mode: async`, which is the default since 0.7."""
+    key = "actor_rollout_ref.rollout.mode"
+    is_async: bool = foreign[key] == "async"
+    if foreign.is_set(key):
+        return is_async
+    names_a_loop = any(name.startswith("actor_rollout_ref.rollout.agent.") for name in foreign.written)
+    return names_a_loop or has_keys_since(foreign, "0.7")
 
 
 def lora(foreign: ForeignValues) -> str | None:

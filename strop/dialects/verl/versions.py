@@ -34,7 +34,13 @@ OTHER_NAMES = {
 """Keys of other versions that mean the same as a key of the ledger, with that key."""
 _SINCE = {
     "0.5": """
-        actor_rollout_ref.rollout.agent actor_rollout_ref.rollout.trace actor_rollout_ref.model.exclude_modules
+        actor_rollout_ref.rollout.agent actor_rollout_ref.rollout.multi_turn.max_assistant_turns
+        actor_rollout_ref.rollout.multi_turn.max_user_turns actor_rollout_ref.rollout.multi_turn.max_parallel_calls
+        actor_rollout_ref.rollout.multi_turn.interaction_config_path
+        actor_rollout_ref.rollout.multi_turn.max_tool_response_length
+        actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side
+        actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode
+        actor_rollout_ref.rollout.trace actor_rollout_ref.model.exclude_modules
         actor_rollout_ref.rollout.update_weights_bucket_megabytes data.dataloader_num_workers data.datagen
         data.sampler data.return_multi_modal_inputs trainer.esi_redundant_time trainer.npu_profile
         trainer.use_legacy_worker_impl actor_rollout_ref.actor.tis_imp_ratio_cap
@@ -51,6 +57,7 @@ _SINCE = {
         actor_rollout_ref.actor.optim.lr_scheduler_type actor_rollout_ref.actor.optim.optimizer_impl
         actor_rollout_ref.actor.optim.override_optimizer_config actor_rollout_ref.model.hf_config_path
         actor_rollout_ref.model.lora_adapter_path actor_rollout_ref.model.tokenizer_path
+        actor_rollout_ref.rollout.multi_turn.num_repeat_rollouts
         actor_rollout_ref.rollout.cudagraph_capture_sizes actor_rollout_ref.rollout.data_parallel_size
         actor_rollout_ref.rollout.enable_prefix_caching actor_rollout_ref.rollout.expert_parallel_size
         actor_rollout_ref.rollout.over_sample_rate actor_rollout_ref.rollout.pipeline_model_parallel_size
@@ -74,6 +81,7 @@ _SINCE = {
         actor_rollout_ref.actor.checkpoint.strict actor_rollout_ref.actor.checkpoint.mbridge_config
         actor_rollout_ref.actor.optim.zero_indexed_step actor_rollout_ref.actor.torchtitan
         actor_rollout_ref.ref.torchtitan actor_rollout_ref.model.mtp actor_rollout_ref.rollout.checkpoint_engine
+        actor_rollout_ref.rollout.multi_turn.function_tool_path
         actor_rollout_ref.rollout.disaggregation actor_rollout_ref.rollout.mtp actor_rollout_ref.rollout.qat
         actor_rollout_ref.rollout.n_gpus_per_node actor_rollout_ref.rollout.nnodes
         actor_rollout_ref.rollout.scheduling_policy
@@ -92,13 +100,15 @@ _SINCE = {
 """Versions later than the seed page's, each with the keys and sections that it adds."""
 _UNTIL = {
     "0.4": """
+        actor_rollout_ref.rollout.multi_turn.max_turns
+        actor_rollout_ref.rollout.multi_turn.enable_tokenization_sanity_check
         ray_init actor_rollout_ref.actor.load_weight actor_rollout_ref.ref.load_weight trainer.profile_steps
         trainer.controller_nsight_options trainer.worker_nsight_options actor_rollout_ref.rollout.layer_name_map
         trainer.remove_previous_ckpt_in_save reward_model.overlong_buffer
     """,
     "0.5": """
         actor_rollout_ref.actor.profile actor_rollout_ref.ref.profile trainer.npu_profile
-        actor_rollout_ref.actor.tis_imp_ratio_cap
+        actor_rollout_ref.actor.tis_imp_ratio_cap actor_rollout_ref.rollout.multi_turn.completion_callback
     """,
     "0.6": """
         algorithm.rollout_is algorithm.rollout_is_threshold algorithm.rollout_is_threshold_lower
@@ -109,6 +119,7 @@ _UNTIL = {
         actor_rollout_ref.rollout.update_weights_bucket_megabytes critic.model.fsdp_config data.datagen data.sampler
         reward_model.max_length reward_model.megatron reward_model.micro_batch_size
         reward_model.micro_batch_size_per_gpu reward_model.model.fsdp_config reward_model.model.input_tokenizer
+        actor_rollout_ref.rollout.multi_turn.interaction_config_path
         reward_model.profiler reward_model.reward_kwargs trainer.use_legacy_worker_impl
         algorithm.rollout_correction.rollout_rs_threshold_lower
         algorithm.rollout_correction.rollout_token_veto_threshold

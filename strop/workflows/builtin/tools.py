@@ -41,7 +41,7 @@ class ToolCallingWorkflow:
         max_new_tokens: int | None = None,
         form: Literal["auto"] | ToolCallFormat = "auto",
         malformed: Literal["answer", "ignore"] = "answer",
-        max_output: int = 4000,
+        max_output: int | None = 4000,
         truncated_side: TruncatedSide = "right",
         mark_truncation: bool = False,
         lifetime: Lifetime = "rollout",
@@ -59,7 +59,7 @@ class ToolCallingWorkflow:
         form: format of calls; `auto` reads it from the chat template.
         malformed: treatment of a call that cannot be parsed: `answer` returns the error to the model, `ignore`
             takes it for text.
-        max_output: maximum number of characters of a tool's output in the prompt.
+        max_output: maximum number of characters of a tool's output in the prompt; null for no limit.
         truncated_side: part of a longer output that is removed.
         mark_truncation: whether a text marks where something is removed.
         lifetime: lifetime of a tool class's instance, the rollout or one call.

@@ -12,6 +12,7 @@ interaction:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def load_interactions(path: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry, where in _entries(path, "interaction", _INTERACTION_KEYS):
         class_name = entry["class_name"]
-        name = entry.get("name") or class_name.rpartition(".")[2].removesuffix("Interaction").lower()
+        last = re.split(r"[.:]", class_name)[-1]
+        name = entry.get("name") or last.removesuffix("Interaction").lower()
         if name in found:
             raise ConfigError(f"{where}: the name {name!r} occurs twice; names of interactions are unique.")
         make = _find_class(class_name, where)

@@ -21,7 +21,8 @@ TruncatedSide = Literal["left", "middle", "right"]
 class OutputLimit:
     """Maximum length of a result in the prompt."""
 
-    characters: int
+    characters: int | None
+    """None for no limit."""
     side: TruncatedSide
     """Part of a longer result that is removed."""
     mark: bool
@@ -29,7 +30,7 @@ class OutputLimit:
 
     def apply(self, text: str) -> str:
         """The text, truncated if it is longer."""
-        if len(text) <= self.characters:
+        if self.characters is None or len(text) <= self.characters:
             return text
         if self.side == "left":
             kept = text[len(text) - self.characters :]
