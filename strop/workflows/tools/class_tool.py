@@ -26,7 +26,7 @@ class ClassTool:
     def __init__(self, tool: Any, lifetime: Lifetime) -> None:
         """Raises ConfigError for an object that does not have the interface."""
         what = type(tool).__name__
-        missing = [method for method in _METHODS if not is_async(getattr(tool, method, None))]
+        missing = [name for name in _METHODS if not (hasattr(tool, name) and is_async(getattr(tool, name)))]
         if missing:
             raise ConfigError(
                 f"rollout.workflow tools: the tool class {what} has no `async def {missing[0]}`. A tool class has "

@@ -64,9 +64,9 @@ def load_file(file: str, what: str) -> ModuleType:
 def _verl_modules() -> Iterator[None]:
     """Provide verl's modules, and find modules below the current directory, as `python -m` does."""
     provide_modules("verl", "verl", _PROVIDED)
-    folder = str(Path.cwd())
-    sys.path.append(folder)
+    before = list(sys.path)
+    sys.path.append(str(Path.cwd()))
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        sys.path[:] = before
