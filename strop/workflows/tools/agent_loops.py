@@ -82,7 +82,7 @@ class AgentLoop:
                 "function, which gets extra_fields in extra_info"
             )
         return WorkflowResult(
-            text=chat.tokenizer.decode(output.response_ids, skip_special_tokens=True),
+            text=str(chat.tokenizer.decode(output.response_ids, skip_special_tokens=True)),
             turns=trained_turns(output, chat.turns),
             info={**output.extra_fields, "num_turns": output.num_turns},
         )

@@ -36,9 +36,13 @@ class ToolInstance(Protocol):
 class Tool(Protocol):
     """Something that a model may call."""
 
-    name: str
-    schema: Mapping[str, Any]
-    """Description in the format of OpenAI's `tools`, which the chat template shows to the model."""
+    @property
+    def name(self) -> str:
+        """Name by which the model calls it."""
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """Description in the format of OpenAI's `tools`, which the chat template shows to the model."""
 
     def start(self, data: AgentData) -> ToolInstance:
         """The tool within one rollout."""
