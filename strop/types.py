@@ -251,6 +251,8 @@ class Experience:
     role: SegmentRole = "rl"
     turn_rewards: tuple[float, ...] | None = None
     """Reward of each contiguous run of targets, where turns have rewards of their own."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the rollout's reward by name."""
     pair: str | None = None
     """Id shared by a chosen and a rejected response to the same prompt; both go into one micro-batch."""
     media: tuple[Any, ...] = ()

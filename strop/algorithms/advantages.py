@@ -97,19 +97,26 @@ def opo(rewards: torch.Tensor, group: torch.Tensor, tokens: torch.Tensor) -> tor
     return rewards - groups.total(lengths * rewards) / groups.total(lengths)
 
 
-def gpg(rewards: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+def gpg(
+    rewards: torch.Tensor,
+    group: torch.Tensor,
+    *,
+    scale: Literal["signal", "nonzero", "none"] = "signal",
+) -> torch.Tensor:
     """Group policy gradient (Chu et al., arXiv 2504.02546, equation 7), with its F_norm of 1.
 
         A_i = alpha (r_i - mean(group)),  alpha = N / (N - M)
 
     where M of the batch's N rollouts are in groups in which all rewards are equal. These have no gradient,
-    and without alpha they would only scale down the gradient of the others. (verl counts rollouts with a
-    reward of 0 as M, whatever their group, which differs from the paper.)
+    and without alpha they would only scale down the gradient of the others. `scale="nonzero"` counts the rollouts
+    with a reward of 0 as M, whatever their group, as verl does; `scale="none"` has an alpha of 1.
     """
     groups, rewards = GroupIndex.of(group), rewards.double()
-    spread = groups.highest(rewards) + groups.highest(-rewards)
-    with_gradient = int(spread.count_nonzero())
-    return (rewards - groups.mean(rewards)) * (len(rewards) / max(with_gradient, 1))
+    centered = rewards - groups.mean(rewards)
+    if scale == "none":
+        return centered
+    counted = rewards if scale == "nonzero" else groups.highest(rewards) + groups.highest(-rewards)
+    return centered * (len(rewards) / max(int(counted.count_nonzero()), 1))
 
 
 def opmd_log_avg_exp(rewards: torch.Tensor, group: torch.Tensor, *, tau: float) -> torch.Tensor:

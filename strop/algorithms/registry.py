@@ -18,6 +18,7 @@ from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import (
     AdvantageEstimate,
     gae,
+    gdpo,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     remax,
@@ -29,6 +30,7 @@ from strop.config.schema.algorithm import (
     CriticFreeConfig,
     CustomConfig,
     DpoConfig,
+    GdpoConfig,
     GpgConfig,
     GrpoConfig,
     GrpoPasskConfig,
@@ -62,6 +64,13 @@ def compute_advantages(
             return reinforce_plus_plus(scored, gamma=config.gamma).float()
         case ReinforcePlusPlusBaselineConfig():
             return reinforce_plus_plus_baseline(scored).float()
+        case GdpoConfig():
+            return gdpo(
+                scored,
+                weights=config.part_weights,
+                divide_by_std=config.divide_by_std,
+                epsilon=config.std_epsilon,
+            ).float()
         case RemaxConfig():
             return remax(scored).float()
         case CustomConfig(advantages=str(function)):
@@ -138,7 +147,7 @@ def _rollout_advantages(
         case OpoConfig():
             return opo(scores, group, scored.tokens)
         case GpgConfig():
-            return gpg(scores, group)
+            return gpg(scores, group, scale=config.scale)
         case ReinforceConfig():
             return scores.double()
         case RaftConfig():

@@ -25,6 +25,8 @@ class RolloutBatch:
     """[K] float32: KL penalty of each target, subtracted from the reward."""
     baselines: torch.Tensor | None = None
     """[N] float32: reward of the task's greedy response."""
+    reward_parts: torch.Tensor | None = None
+    """[N, P] float32: the parts of the reward that the algorithm names."""
     intermediate_rewards: torch.Tensor | None = None
     """[K] float32: part of the reward that was earned before the rollout's end, at the target that earned it."""
 
@@ -41,7 +43,11 @@ class RolloutBatch:
             value = getattr(self, name)
             if value is not None and value.shape != (self.num_targets,):
                 raise ValueError(f"{name} {tuple(value.shape)} must be [{self.num_targets}]")
-        for name in ("rewards", "kl_penalties", "baselines", "intermediate_rewards"):
+        if self.reward_parts is not None and len(self.reward_parts) != len(self.rewards):
+            raise ValueError(
+                f"reward_parts {tuple(self.reward_parts.shape)} must have {len(self.rewards)} rows"
+            )
+        for name in ("rewards", "kl_penalties", "baselines", "reward_parts", "intermediate_rewards"):
             value = getattr(self, name)
             if value is not None and not bool(torch.isfinite(value).all()):
                 raise ValueError(f"{name} must be finite; leave failed rollouts out of the batch")

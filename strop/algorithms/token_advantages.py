@@ -1,14 +1,16 @@
-"""Advantage estimators with one value per token: REINFORCE++, ReMax, GAE.
+"""Advantage estimators with one value per token: REINFORCE++, GDPO, ReMax, GAE.
 
 The K targets of N rollouts are concatenated; `tokens` [N] is the number of targets of each rollout.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from strop.algorithms.advantages import grpo
 from strop.algorithms.groups import GroupIndex
 from strop.algorithms.rollout_batch import RolloutBatch
 
@@ -59,6 +61,31 @@ def reinforce_plus_plus_baseline(scored: RolloutBatch) -> torch.Tensor:
     """
     scores = scored.penalized_rewards()
     return whiten(scored.expand_to_tokens(scores - GroupIndex.of(scored.group).mean(scores)))
+
+
+def gdpo(
+    scored: RolloutBatch,
+    *,
+    weights: Sequence[float] | None,
+    divide_by_std: bool = True,
+    epsilon: float = 1e-6,
+) -> torch.Tensor:
+    """[K] GDPO (Liu et al., arXiv 2601.05242): whitened sum of each part's group-relative advantage.
+
+        A_i = whiten(sum over k of w_k (r_ik - mean(group)) / (std(group) + epsilon))
+
+    Each part of the reward is compared within the group on its own, so that a part of a large range does not hide
+    the others. Mean and standard deviation of the whitening are taken over all targets of the step, as in verl.
+    `weights` [P] are those of the parts; None is 1. Raises ValueError where `RolloutBatch.reward_parts` is missing.
+    """
+    if scored.reward_parts is None:
+        raise ValueError("gdpo needs the parts of the reward (RolloutBatch.reward_parts); they are missing")
+    parts = scored.reward_parts.unbind(1)
+    advantages = [
+        weight * grpo(part, scored.group, divide_by_std=divide_by_std, epsilon=epsilon)
+        for weight, part in zip(weights or [1.0] * len(parts), parts, strict=True)
+    ]
+    return whiten(scored.expand_to_tokens(torch.stack(advantages).sum(0)))
 
 
 def remax(scored: RolloutBatch) -> torch.Tensor:

@@ -36,11 +36,12 @@ EXPERIENCE = pa.struct(
         pa.field("source", pa.string(), nullable=False),
         pa.field("role", pa.string(), nullable=False),
         pa.field("turn_rewards", pa.list_(pa.float64())),
+        pa.field("reward_parts", pa.string(), nullable=False),
         pa.field("pair", pa.string()),
         pa.field("media", pa.string(), nullable=False),
     ]
 )
-"""One experience; `media` is JSON text, see `json_codec`."""
+"""One experience; `reward_parts` and `media` are JSON text, see `json_codec`."""
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -56,6 +57,7 @@ _TOKEN_ARRAYS: dict[str, type[np.generic]] = {
     "policy_logprobs": np.float32,
 }
 """Columns that are arrays [L], with their dtypes."""
+_JSON = ("reward_parts", "media")
 _TUPLES = ("versions", "turn_rewards")
 
 
@@ -158,7 +160,7 @@ def from_batch(batch: pa.RecordBatch) -> list[ExperienceGroup]:
 
 def _column(field: pa.Field, rows: Sequence[Experience]) -> pa.Array:
     values = [getattr(row, field.name) for row in rows]
-    if field.name == "media":
+    if field.name in _JSON:
         return pa.array([json_codec.dumps(value) for value in values], field.type)
     if field.name not in _TOKEN_ARRAYS:
         return pa.array(values, field.type)
@@ -190,7 +192,7 @@ def _values(field: pa.Field, column: pa.Array) -> list[Any]:
     values = column.to_pylist()
     if field.name in _TUPLES:
         return [None if value is None else tuple(value) for value in values]
-    if field.name == "media":
+    if field.name in _JSON:
         return [json_codec.loads(value) for value in values]
     known = {"status": get_args(RolloutStatus), "role": get_args(SegmentRole)}.get(field.name)
     if known and not set(values) <= set(known):

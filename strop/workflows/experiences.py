@@ -83,6 +83,7 @@ def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]
         versions=tuple(turn.version for turn in turns),
         source=source,
         turn_rewards=rewards,
+        reward_parts={name: float(value) for name, value in rollout.reward_parts.items()},
     )
 
 

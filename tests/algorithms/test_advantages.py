@@ -97,6 +97,15 @@ def test_opo_by_hand() -> None:
     assert advantages.tolist() == [0.75, -0.25]
 
 
+def test_gpg_scales_by_hand() -> None:
+    """Rewards 1, 0 and 1, 1: three of four are not 0; two are in a group with a signal."""
+    rewards, group = torch.tensor([1.0, 0, 1, 1]), torch.tensor([0, 0, 7, 7])
+    assert gpg(rewards, group, scale="signal").tolist() == [1, -1, 0, 0]
+    assert gpg(rewards, group, scale="nonzero").tolist() == pytest.approx([2 / 3, -2 / 3, 0, 0])
+    assert gpg(rewards, group, scale="none").tolist() == [0.5, -0.5, 0, 0]
+    assert gpg(torch.zeros(4), group, scale="nonzero").tolist() == [0, 0, 0, 0]
+
+
 def test_gpg_by_hand() -> None:
     # Four answers, two of them in a group where all are right: alpha = 4 / (4 - 2) = 2.
     advantages = gpg(torch.tensor([1.0, 1, 0, 1]), torch.tensor([0, 7, 0, 7]))

@@ -13,12 +13,62 @@ from hypothesis import strategies as st
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import (
     gae,
+    gdpo,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     remax,
     rewards_to_go,
     whiten,
 )
+
+
+def test_gdpo_by_hand() -> None:
+    """Two rollouts, of two and of three tokens: accuracy 1 and 0, format 0 and 10, which the group's statistics put
+    on one scale; format has half the weight, so that accuracy decides."""
+    scored = RolloutBatch(
+        rewards=torch.zeros(2),
+        group=torch.zeros(2, dtype=torch.int64),
+        tokens=torch.tensor([2, 3]),
+        reward_parts=torch.tensor([[1.0, 0], [0, 10]]),
+    )
+    # Both rollouts have +-0.5 / sqrt(2); over five tokens, the mean is 1/5 of the difference below the middle.
+    plus, minus = 0.6 * math.sqrt(10 / 3), -0.4 * math.sqrt(10 / 3)
+    found = gdpo(scored, weights=[1, 0.5], epsilon=1e-12)
+    assert found.tolist() == pytest.approx([plus, plus, minus, minus, minus], rel=1e-6)
+
+
+@given(st.data())
+def test_gdpo_equals_its_definition(data: st.DataObject) -> None:
+    size = data.draw(st.integers(2, 7))
+    group = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
+    tokens = data.draw(st.lists(st.integers(1, 4), min_size=size, max_size=size))
+    parts = data.draw(
+        st.lists(st.lists(st.integers(-3, 3), min_size=size, max_size=size), min_size=1, max_size=3)
+    )
+    weights = data.draw(st.lists(st.floats(0.5, 2), min_size=len(parts), max_size=len(parts)))
+    sums = [0.0] * size
+    for weight, part in zip(weights, parts, strict=True):
+        for i in range(size):
+            same = [part[j] for j in range(size) if group[j] == group[i]]
+            deviation = statistics.stdev(same) if len(same) > 1 else 0.0
+            sums[i] += weight * (part[i] - statistics.mean(same)) / (deviation + 1e-6)
+    flat = [value for value, count in zip(sums, tokens, strict=True) for _ in range(count)]
+    mean = statistics.mean(flat)
+    expected = [(value - mean) / math.sqrt(statistics.variance(flat) + 1e-8) for value in flat]
+    scored = RolloutBatch(
+        rewards=torch.zeros(size),
+        group=torch.tensor(group),
+        tokens=torch.tensor(tokens),
+        reward_parts=torch.tensor(parts, dtype=torch.float32).T,
+    )
+    assert gdpo(scored, weights=weights).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_gdpo_needs_the_parts_of_the_reward() -> None:
+    scored = RolloutBatch(torch.zeros(1), torch.zeros(1, dtype=torch.int64), torch.tensor([1]))
+    with pytest.raises(ValueError, match="reward_parts"):
+        gdpo(scored, weights=[1])
+
 
 numbers = st.floats(-10, 10, width=32)
 

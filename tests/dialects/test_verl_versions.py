@@ -60,6 +60,17 @@ def field(run: Any, name: str) -> Any:
             "algorithm.importance_correction.level",
             "sequence",
         ),
+        (["algorithm.adv_estimator=gpg"], "algorithm.scale", "nonzero"),
+        (
+            [
+                "algorithm.adv_estimator=gdpo",
+                "+algorithm.gdpo_reward_keys=[acc,format]",
+                "custom_reward_function.path=f.py",
+                "reward.reward_manager.name=gdpo",
+            ],
+            "algorithm.reward_parts",
+            ("compute_score/acc", "compute_score/format"),
+        ),
         (["data.gen_batch_size=512"], "trainer.tasks_per_step", 512),
         (["data.gen_batch_size=4096", "algorithm.filter_groups.enable=True"], "trainer.tasks_per_step", 1024),
         (
@@ -163,7 +174,7 @@ def test_lora_of_megatron_has_the_names_of_hugging_face() -> None:
     ("overrides", "message"),
     [
         ([f"{ACTOR}.policy_loss.loss_mode=kl_cov"], "a loss that Strop does not have; it has vanilla"),
-        (["algorithm.adv_estimator=gdpo"], "gdpo, which Strop does not have"),
+        (["algorithm.adv_estimator=gdpo"], "also write algorithm.gdpo_reward_keys"),
         (["distillation.enabled=True"], "no on-policy distillation"),
         (["trainer.v1.trainer_mode=separate_async"], "write sync"),
         ([f"{ROLLOUT}.agent.default_agent_loop=mine"], "agent_loop_config_path, the YAML file"),

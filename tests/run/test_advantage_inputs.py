@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 
+from strop.errors import RewardError
 from strop.run.optimize.advantage_inputs import gather_targets, make_rollout_batch, split_by_experience
 from strop.types import Experience
 
@@ -44,6 +48,18 @@ def test_a_rollout_counts_once_however_many_experiences_it_gave() -> None:
     assert scored.tokens.tolist() == [2, 3, 1]
     assert scored.baselines is not None
     assert scored.baselines.tolist() == [0.75, 0.75, 0.25]
+
+
+def test_parts_of_the_reward_are_picked_by_name() -> None:
+    parts = [{"acc": 1.0, "format": 0.5}, {"acc": 0.0, "format": 1.0}]
+    found = [
+        replace(e, reward_parts=each) for e, each in zip((EXPERIENCES[0], EXPERIENCES[3]), parts, strict=True)
+    ]
+    scored = make_rollout_batch(found, parts=("format", "acc"))
+    assert scored.reward_parts is not None
+    assert scored.reward_parts.tolist() == [[0.5, 1.0], [1.0, 0.0]]
+    with pytest.raises(RewardError, match="no part 'length'; it has acc, format"):
+        make_rollout_batch(found, parts=("length",))
 
 
 def test_values_go_to_the_targets_and_back() -> None:

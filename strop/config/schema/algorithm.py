@@ -176,6 +176,34 @@ class RlooConfig(GroupBaselineConfig):
     type: Literal["rloo"] = "rloo"
 
 
+class GdpoConfig(GroupBaselineConfig):
+    """GRPO for a reward of several parts, each compared within the group on its own (GDPO, arXiv 2601.05242)."""
+
+    type: Literal["gdpo"] = "gdpo"
+    reward_parts: tuple[str, ...] | None = None
+    """Names of the parts of the reward that are compared, such as `math` or `score/format`; null for all parts."""
+    part_weights: tuple[float, ...] | None = None
+    """Weight of the advantage of each of `reward_parts`; null for 1."""
+    divide_by_std: bool = True
+    """Divide each part's advantages by the standard deviation of the group's values."""
+    std_epsilon: float = Field(1e-6, gt=0)
+    """Constant added to the standard deviation."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.part_weights is not None and len(self.part_weights) != len(self.reward_parts or ()):
+            yield (
+                f"part_weights has {len(self.part_weights)} numbers for {len(self.reward_parts or ())} "
+                "reward_parts; write reward_parts, and one number for each"
+            )
+        for name in ("kl_reward", "overlong_penalty"):
+            if getattr(self, name) is not None:
+                yield (
+                    f"{name} changes the total reward, which gdpo does not read; take it out, or write "
+                    "kl_loss, or a reward part"
+                )
+
+
 class OpoConfig(GroupBaselineConfig):
     """On-policy optimization: the baseline is the group's length-weighted mean reward (arXiv 2505.23585)."""
 
@@ -187,6 +215,9 @@ class GpgConfig(GroupBaselineConfig):
     (arXiv 2504.02546)."""
 
     type: Literal["gpg"] = "gpg"
+    scale: Literal["signal", "nonzero", "none"] = "signal"
+    """Factor of all advantages: the number of responses divided by that of responses in groups with different
+    rewards (`signal`), or by that of responses with a reward other than 0 (`nonzero`, as in verl); or 1."""
     policy_loss: Annotated[PolicyLossConfig, Field(discriminator="type"), type_shorthand("gpg")] = (
         GpgLossConfig()
     )
@@ -381,6 +412,7 @@ CriticFreeConfig = (
     | GrpoPasskConfig
     | RlooConfig
     | OpoConfig
+    | GdpoConfig
     | GpgConfig
     | OpmdConfig
     | ReinforcePlusPlusConfig

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
+from strop.config.schema.algorithm import GdpoConfig
 from strop.dialects.ledger.key_mapping import ForeignValues, mapped, not_on_page, written_by
-from strop.dialects.ledger.value_types import STRING, nullable, one_of
+from strop.dialects.ledger.value_types import NUMBER_LIST, STRING, STRING_OR_LIST, nullable, one_of
 from strop.dialects.verl import switches
 from strop.dialects.verl.reward import BY_SOURCE
 
@@ -21,11 +22,12 @@ ESTIMATORS = (
     "opo",
     "grpo_passk",
     "gpg",
+    "gdpo",
 )
 """verl's advantage estimators. The page lists five."""
 _SAME = {"gae": "ppo", "grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
 """Estimators whose algorithm has another name in the run file."""
-_LACKING = ("gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
+_LACKING = ("optimal_token_baseline", "tir_optimal_token_baseline")
 """verl's estimators that Strop does not have."""
 _WHOLE_REWARD = (None, "score", "seq_reward", "seq_final_reward")
 KL = {
@@ -53,7 +55,10 @@ def write_estimator(run: Run) -> Mapping[str, Any]:
     """Write the algorithm and those of the options that it has."""
     name, at = run.algorithm.type, "algorithm"
     options = {"norm_adv_by_std_in_grpo": "divide_by_std", "gamma": "gamma", "lam": "lam"}
-    values = {f"{at}.adv_estimator": "gae" if name == "ppo" else name}
+    values: dict[str, Any] = {f"{at}.adv_estimator": "gae" if name == "ppo" else name}
+    if isinstance(run.algorithm, GdpoConfig):
+        values[f"{at}.gdpo_reward_keys"] = [part.rpartition("/")[2] for part in run.algorithm.reward_parts]
+        values[f"{at}.gdpo_reward_weights"] = run.algorithm.part_weights
     values_of_options = {
         f"{at}.{foreign}": getattr(run.algorithm, field, None) for foreign, field in options.items()
     }
@@ -72,11 +77,28 @@ def estimator(foreign: ForeignValues) -> Mapping[str, Any]:
     settings = {"algorithm.type": _SAME.get(name, name)}
     if not switches.by_std(foreign):
         settings["algorithm.divide_by_std"] = foreign["algorithm.norm_adv_by_std_in_grpo"]
+    if name == "gpg":
+        settings["algorithm.scale"] = "nonzero"
+    if name == "gdpo":
+        settings |= _gdpo(foreign)
     if not switches.discounted(foreign):
         settings["algorithm.gamma"] = foreign["algorithm.gamma"]
     if not switches.gae(foreign):
         settings["algorithm.lam"] = foreign["algorithm.lam"]
     return settings
+
+
+def _gdpo(foreign: ForeignValues) -> dict[str, Any]:
+    """The parts of the reward; the reward function returns each under verl's key."""
+    keys, weights = foreign["algorithm.gdpo_reward_keys"], foreign["algorithm.gdpo_reward_weights"]
+    if not keys:
+        raise foreign.error_for(
+            "algorithm.adv_estimator",
+            "algorithm.adv_estimator is gdpo; also write algorithm.gdpo_reward_keys, the keys of the numbers that "
+            "the reward function returns.",
+        )
+    parts = [_part(foreign, key, "algorithm.gdpo_reward_keys") for key in keys]
+    return {"algorithm.reward_parts": parts, "algorithm.part_weights": weights}
 
 
 def write_kl_reward(run: Run) -> Mapping[str, Any]:
@@ -99,7 +121,7 @@ def write_kl_reward(run: Run) -> Mapping[str, Any]:
 @written_by(write_kl_reward)
 def kl_reward(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the KL penalty in the reward, where it is on, with the controller of an adaptive coefficient."""
-    if switches.kl_in_reward(foreign):
+    if switches.kl_in_reward(foreign) or not switches.gdpo(foreign):
         return {}
     settings = {
         "algorithm.kl_reward.estimator": KL[foreign["algorithm.kl_penalty"].removesuffix("+")],
@@ -132,18 +154,18 @@ def filter_groups(foreign: ForeignValues) -> Mapping[str, Any]:
     tries, metric = (foreign[f"algorithm.filter_groups.{name}"] for name in ("max_num_gen_batches", "metric"))
     settings = {"max_tries": tries} if tries > 0 else {}
     if metric not in _WHOLE_REWARD:
-        settings["metric"] = _part(foreign, metric)
+        settings["metric"] = _part(foreign, metric, "algorithm.filter_groups.metric")
     return {"algorithm.dynamic_sampling": settings}
 
 
-def _part(foreign: ForeignValues, metric: str) -> str:
+def _part(foreign: ForeignValues, metric: str, key: str) -> str:
     """The reward part that a user's reward function returns, such as `compute_score/acc`."""
     if metric == "acc" and foreign["custom_reward_function.path"] is None and switches.reward_model(foreign):
         return BY_SOURCE
     if foreign["custom_reward_function.path"] is None or not switches.reward_model(foreign):
         raise foreign.error_for(
-            "algorithm.filter_groups.metric",
-            f"algorithm.filter_groups.metric is {metric}, which only a reward function of your own "
+            key,
+            f"{key} has {metric}, which only a reward function of your own "
             "(custom_reward_function.path) can return in addition to its score; write score for the whole "
             "reward.",
         )
@@ -215,6 +237,25 @@ ROWS = (
             "algorithm.divide_by_std",
             read=estimator,
             inactive=switches.by_std,
+        ),
+        mapped(
+            "algorithm.gdpo_reward_keys",
+            None,
+            "algorithm.reward_parts",
+            read=estimator,
+            value_type=nullable(STRING_OR_LIST),
+            inactive=switches.gdpo,
+            note="numbers that the reward function returns, compared one by one; a KL penalty in the reward has "
+            "no effect with them",
+        ),
+        mapped(
+            "algorithm.gdpo_reward_weights",
+            None,
+            "algorithm.part_weights",
+            read=estimator,
+            value_type=nullable(NUMBER_LIST),
+            inactive=switches.gdpo,
+            note="null means 1 for each",
         ),
         mapped(
             "algorithm.filter_groups.enable",

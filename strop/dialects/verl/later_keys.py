@@ -132,7 +132,6 @@ _LOSS = (
         "one sampling round at a time",
         supported=only(1),
     ),
-    _empty("algorithm.gdpo_reward_keys", "Strop has no GDPO: it normalizes the total reward"),
     refused(
         "distillation.enabled",
         False,

@@ -219,7 +219,7 @@ REWARD_MODEL = (
         "reward_model.reward_manager",
         "naive",
         "responses are always scored in parallel, with the same rewards; dapo's penalty has keys of its own",
-        value_type=one_of("naive", "prime", "dapo", "rate_limited", "remote"),
+        value_type=one_of("naive", "prime", "dapo", "gdpo", "rate_limited", "remote"),
     ),
     *not_on_page(
         mapped(

@@ -65,6 +65,7 @@ _SINCE = {
         critic.optim.lr_scheduler_type
     """,
     "0.7": """
+        algorithm.gdpo_reward_keys algorithm.gdpo_reward_weights
         actor_rollout_ref.actor.calculate_entropy actor_rollout_ref.actor.loss_scale_factor
         actor_rollout_ref.actor.rollout_n actor_rollout_ref.actor.router_replay actor_rollout_ref.ref.router_replay
         actor_rollout_ref.ref.rollout_n actor_rollout_ref.actor.tau_neg actor_rollout_ref.actor.tau_pos

@@ -12,29 +12,50 @@ import numpy as np
 import torch
 
 from strop.algorithms.rollout_batch import RolloutBatch
+from strop.errors import RewardError
 from strop.types import Experience, FloatArray
 
 
 def make_rollout_batch(
-    experiences: Sequence[Experience], *, baselines: Mapping[str, float] | None = None
+    experiences: Sequence[Experience],
+    *,
+    baselines: Mapping[str, float] | None = None,
+    parts: Sequence[str] | None = (),
 ) -> RolloutBatch:
     """The rewards of a step's rollouts. A rollout counts once, however many experiences its turns gave.
 
     Args:
         experiences: those of one rollout next to each other, in the order of its turns.
         baselines: reward of the task's greedy completion, by group.
+        parts: names of the parts of the reward that the algorithm reads; None for all.
+
+    Raises RewardError where a rollout's reward does not have a part.
     """
     rollouts = [list(same) for _, same in groupby(experiences, key=lambda e: (e.group, e.index))]
     numbers: dict[str, int] = {}
     group = [numbers.setdefault(rollout[0].group, len(numbers)) for rollout in rollouts]
     greedy = None if baselines is None else [baselines[rollout[0].group] for rollout in rollouts]
+    names = tuple(rollouts[0][0].reward_parts) if parts is None else parts
     return RolloutBatch(
         rewards=torch.tensor([rollout[0].reward for rollout in rollouts], dtype=torch.float32),
         group=torch.tensor(group, dtype=torch.int64),
         tokens=torch.tensor([sum(e.response_tokens for e in rollout) for rollout in rollouts]),
         baselines=None if greedy is None else torch.tensor(greedy, dtype=torch.float32),
+        reward_parts=_parts([rollout[0] for rollout in rollouts], names) if names else None,
         intermediate_rewards=_turn_rewards(experiences),
     )
+
+
+def _parts(firsts: Sequence[Experience], names: Sequence[str]) -> torch.Tensor:
+    """[N, P] from one experience of each rollout."""
+    for experience in firsts:
+        missing = [name for name in names if name not in experience.reward_parts]
+        if missing:
+            raise RewardError(
+                f"algorithm.reward_parts: the reward of task {experience.task_id!r} has no part "
+                f"{missing[0]!r}; it has {', '.join(experience.reward_parts) or 'none'}."
+            )
+    return torch.tensor([[e.reward_parts[name] for name in names] for e in firsts], dtype=torch.float32)
 
 
 def _turn_rewards(experiences: Sequence[Experience]) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ from strop.algorithms import registry
 from strop.algorithms.kl import estimate_kl, mean_rollout_kl
 from strop.algorithms.losses.policy_objective import weighs_current_policy
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.config.schema.algorithm import KlEstimator, PpoConfig, RolloutAlgorithmConfig
+from strop.config.schema.algorithm import GdpoConfig, KlEstimator, PpoConfig, RolloutAlgorithmConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.run.optimize.advantage_inputs import (
     gather_targets,
@@ -135,7 +135,8 @@ class RolloutUpdater:
         """Rewards, minus the KL penalty of `algorithm.kl_reward` where it is set; and the penalty's metrics."""
         algorithm = self._algorithm
         metrics: dict[str, float] = {}
-        scored = make_rollout_batch(experiences, baselines=baselines)
+        parts = algorithm.reward_parts if isinstance(algorithm, GdpoConfig) else ()
+        scored = make_rollout_batch(experiences, baselines=baselines, parts=parts)
         if self._kl is not None and algorithm.kl_reward is not None:
             kl = self._divergence(experiences, old, reference, algorithm.kl_reward.estimator)
             scored = replace(scored, kl_penalties=self._kl.coef * kl)
