@@ -56,7 +56,7 @@ def write_estimator(run: Run) -> Mapping[str, Any]:
     name, at = run.algorithm.type, "algorithm"
     options = {"norm_adv_by_std_in_grpo": "divide_by_std", "gamma": "gamma", "lam": "lam"}
     values: dict[str, Any] = {f"{at}.adv_estimator": "gae" if name == "ppo" else name}
-    if isinstance(run.algorithm, GdpoConfig):
+    if isinstance(run.algorithm, GdpoConfig) and run.algorithm.reward_parts is not None:
         values[f"{at}.gdpo_reward_keys"] = [part.rpartition("/")[2] for part in run.algorithm.reward_parts]
         values[f"{at}.gdpo_reward_weights"] = run.algorithm.part_weights
     values_of_options = {
