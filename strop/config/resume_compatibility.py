@@ -50,6 +50,7 @@ NON_LEARNING_FIELDS = (
     "rollout.pool",
     "rollout.max_concurrent_rollouts",
     "trainer.engine",
+    "trainer.stop_after",
     "cluster",
 )
 """Fields and sections that do not change what is learned: locations, checkpoints, evaluation, and the number

@@ -88,6 +88,8 @@ Interval = Annotated[Amount | None, *_field(("steps", "updates", "epochs"), neve
 """Interval between two events; `never` is None."""
 Duration = Annotated[Amount, *_field(("epochs", "steps", "updates"))]
 """Length of a run. Epochs may be fractional."""
+RunLimit = Annotated[Amount | None, *_field(("epochs", "steps"), never=True)]
+"""Earlier end of a run; `never` is None."""
 MicroBatchSize = Annotated[Amount, *_field(("tokens", "sequences"))]
 """Size of a micro-batch. It changes memory, never the gradient."""
 WarmupLength = Annotated[Amount, *_field(("steps", "updates", "%"), positive=False)]

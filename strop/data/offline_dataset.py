@@ -233,18 +233,21 @@ def _common_prefix_length(first: Sequence[Message], second: Sequence[Message]) -
 
 
 def _fit(encoded: EncodedSequence, rule: OverlongRule, limit: int, where: str) -> EncodedSequence | None:
-    """The sequence, truncated at its end under the rule `right`; None for a row that is filtered."""
+    """The sequence, truncated at its beginning or end under the rules `left` and `right`; None for a row that is
+    filtered, or has no trained token left."""
     if len(encoded.token_ids) <= limit:
         return encoded
     if rule == "filter":
         return None
-    if rule == "right":
-        shorter = EncodedSequence(encoded.token_ids[:limit], encoded.loss_mask[:limit])
+    if rule in ("left", "right"):
+        kept = slice(-limit, None) if rule == "left" else slice(limit)
+        shorter = EncodedSequence(encoded.token_ids[kept], encoded.loss_mask[kept].copy())
+        shorter.loss_mask[0] = False  # no token precedes it
         return shorter if shorter.loss_mask.any() else None
     raise DataError(
         f"{where}: prompt and answer have {len(encoded.token_ids)} tokens, more than "
         f"data.max_prompt_tokens + max_response_tokens ({limit}). Write a higher limit, or data.overlong: "
-        "filter to skip such rows, or data.overlong: right to truncate their end."
+        "filter to skip such rows, or right or left to truncate their end or their beginning."
     )
 
 

@@ -220,6 +220,12 @@ class TestTooLong:
         found = load(list(self.ROWS), response="r", limit=20, overlong="right")
         assert [len(g.experiences[0].token_ids) for g in found.all_groups()][1] == 40
 
+    def test_is_truncated_at_its_beginning(self, load) -> None:
+        whole = load(list(self.ROWS), response="r").all_groups()[1].experiences[0]
+        kept = load(list(self.ROWS), response="r", limit=20, overlong="left").all_groups()[1].experiences[0]
+        assert list(kept.token_ids) == list(whole.token_ids[-40:])
+        assert list(kept.loss_mask) == [False, *whole.loss_mask[-39:]], "no token precedes the first one"
+
     def test_all_rows_are_an_error(self, load) -> None:
         with pytest.raises(DataError, match="All 2 rows of train"):
             load(list(self.ROWS), response="r", limit=1, overlong="filter")

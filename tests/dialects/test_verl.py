@@ -207,6 +207,12 @@ def test_page_defaults() -> None:
             "trainer.duration",
             Amount(9, "steps"),
         ),
+        (
+            ["trainer.total_epochs=3", "trainer.total_training_steps=9"],
+            "trainer.stop_after",
+            Amount(3, "epochs"),
+        ),
+        (["trainer.test_freq=-1"], "evaluate.at_end", False),
         (["trainer.save_freq=20"], "checkpoint.every", Amount(20, "steps")),
         (["trainer.test_freq=-1"], "evaluate.every", None),
         (["trainer.remove_previous_ckpt_in_save=True"], "checkpoint.keep", 1),
@@ -248,7 +254,6 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         (["reward_model.model.path=rm"], "reward_model.enable is False"),
         ([f"{ACTOR}.optim.lr_decay_style=cosine"], "strategy is fsdp"),
         (["trainer.resume_from_path=x"], "resume_mode is auto"),
-        (["trainer.total_epochs=3", "trainer.total_training_steps=9"], "takes precedence"),
         (["actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=9"], "no KL term is on"),
         (
             ["trainer.ray_wait_register_center_timeout=5"],

@@ -21,6 +21,7 @@ from strop.config.schema.schedule import (
 from strop.config.units import Amount
 from strop.dialects.verl.ppo_trainer import read_verl
 from strop.dialects.verl.reward import write_sandbox
+from strop.dialects.verl.trainer import write_duration
 from strop.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor"
@@ -211,11 +212,13 @@ def test_both_kl_terms_are_legal() -> None:
     assert read(*GRPO).run.algorithm.kl_reward is None  # type: ignore[union-attr]
 
 
-def test_steps_take_precedence_over_epochs() -> None:
+def test_schedules_span_the_steps_and_epochs_may_end_a_run() -> None:
     for words in (("total_epochs=2", "total_training_steps=5"), ("total_training_steps=5", "total_epochs=2")):
-        loaded = read(*GRPO, *(f"trainer.{word}" for word in words))
-        assert loaded.run.trainer.duration == Amount(5, "steps")
-        assert any("takes precedence" in note for note in loaded.notes)
+        trainer = read(*GRPO, *(f"trainer.{word}" for word in words)).run.trainer
+        assert (trainer.duration, trainer.stop_after) == (Amount(5, "steps"), Amount(2, "epochs"))
+    never = read(*GRPO, "trainer.total_training_steps=5", "trainer.total_epochs=1000000").run
+    assert never.trainer.stop_after is None
+    assert write_duration(never) == {"trainer.total_training_steps": 5, "trainer.total_epochs": 1_000_000}
 
 
 def test_dataset_class_receives_the_data_section() -> None:

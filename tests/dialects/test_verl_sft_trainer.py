@@ -31,7 +31,8 @@ def value(overrides: list[str], field: str) -> Any:
         ([], "trainer.tasks_per_step", 256),
         ([], "trainer.microbatch", Amount(4, "sequences")),
         ([], "trainer.duration", Amount(4, "epochs")),
-        (["trainer.total_training_steps=9"], "trainer.duration", Amount(9, "steps")),
+        (["trainer.total_training_steps=9"], "trainer.duration", Amount(4, "epochs")),
+        (["trainer.total_training_steps=9"], "trainer.stop_after", Amount(9, "steps")),
         ([], "data.train.prompt", "question"),
         ([], "data.train.response", "answer"),
         (
@@ -67,7 +68,6 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         ("optim.lr_schedule=wsd", "did you mean 'optim.lr_scheduler'"),
         ("optim.lr_scheduler=linear", "cosine or wsd"),
         ("model.fsdp_config.model_dtype=fp16", "fp32 or"),
-        ("data.truncation=left", "would truncate prompts"),
         ("data.max_length=1", "at least 2"),
         ("data.custom_cls.path=x.py", r"also write data\.custom_cls\.name"),
         ("algorithm.gamma=1", "there is no key algorithm.gamma"),

@@ -7,7 +7,7 @@ import pytest
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.optimizer import AdamWConfig
-from strop.config.schema.schedule import ConstantScheduleConfig
+from strop.config.schema.schedule import ConstantScheduleConfig, LinearScheduleConfig
 from strop.config.units import Amount
 from strop.errors import ConfigError
 from strop.run.optimize.lr_schedule import learning_rate
@@ -85,3 +85,22 @@ def test_lr_warm_up_is_counted_in_the_unit_of_the_schedule():
     assert length.in_unit(Amount(10, "%"), "updates") == 20
     assert length.in_unit(Amount(3, "steps"), "updates") == 12
     assert length.in_unit(Amount(6, "updates"), "steps") == 2
+
+
+@pytest.mark.parametrize(
+    ("duration", "stop_after", "steps", "scheduled"),
+    [
+        ("40 steps", "2 epochs", 20, 40),
+        ("40 steps", "9 epochs", 40, 40),
+        ("3 epochs", "7 steps", 7, 30),
+        ("3 epochs", "never", 30, 30),
+        ("3 epochs", "0.01 epochs", 1, 30),
+    ],
+)
+def test_a_run_ends_early_and_schedules_do_not(duration, stop_after, steps, scheduled):
+    trainer = run_with(duration=duration, stop_after=stop_after).trainer
+    length = compute_horizon(run_with(duration=duration, stop_after=stop_after), steps_per_epoch=10)
+    assert (length.steps, length.scheduled_steps, length.learning_steps) == (steps, scheduled, scheduled)
+    schedule = LinearScheduleConfig(warmup=Amount(10, "%"))
+    rate = learning_rate(trainer.optimizer, schedule, length, step=scheduled, update=0)
+    assert rate == pytest.approx(trainer.optimizer.lr / (0.9 * scheduled))

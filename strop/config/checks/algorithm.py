@@ -172,8 +172,9 @@ def _rollout_key_faults(run: Run) -> Iterator[str]:
             "one "
             "process; remove it"
         )
-    if run.data.overlong in ("left", "middle"):
+    refused = ("middle", "left") if isinstance(run.algorithm, DpoConfig) else ("middle",)
+    if run.data.overlong in refused:
         yield (
-            f"data.overlong: {run.data.overlong} would truncate prompts under algorithm {kind}; write error, "
-            "filter, or right, which removes the end above max_prompt_tokens + max_response_tokens"
+            f"data.overlong: {run.data.overlong} has no meaning under algorithm {kind}; write error, filter, or "
+            "right, which removes the end above max_prompt_tokens + max_response_tokens"
         )

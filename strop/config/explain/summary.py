@@ -143,7 +143,8 @@ def _tokens(longest: int, sequences: int) -> str:
 
 def _duration(run: Run) -> str:
     duration, steps = run.trainer.duration, to_steps(run, run.trainer.duration)
-    text = f"The run lasts {duration}"
+    limit = run.trainer.stop_after
+    text = f"The run lasts {duration}" + ("" if limit is None else f", but at most {limit}")
     if duration.unit == "epochs":
         rest = "make a smaller step" if run.data.incomplete_batch == "keep" else "are skipped"
         each = _count(run.trainer.tasks_per_step, "training task")

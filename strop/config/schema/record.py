@@ -15,12 +15,14 @@ MonitorName = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab"]
 
 
 class EvaluateConfig(Section):
-    """Evaluation on the eval tasksets. The last step is always evaluated."""
+    """Evaluation on the eval tasksets."""
 
     every: Interval = None
     """Interval of evaluations; `never` leaves only those at the start and the end."""
     at_start: bool = True
     """Evaluate the initial model before the first update; not repeated on resume."""
+    at_end: bool = True
+    """Evaluate the last step, whether or not the interval ends there."""
 
 
 class RecordConfig(Section):

@@ -21,7 +21,7 @@ from strop.config.schema.optimizer import (
     sharding_faults,
 )
 from strop.config.schema.schedule import ConstantScheduleConfig, ScheduleConfig
-from strop.config.units import Amount, Duration, MicroBatchSize
+from strop.config.units import Amount, Duration, MicroBatchSize, RunLimit
 
 
 class LocalEngineConfig(Section):
@@ -52,6 +52,8 @@ class TrainerConfig(Section):
 
     duration: Duration = Amount(1, "epochs")
     """Length of the run: epochs over the training tasks, steps, or updates."""
+    stop_after: RunLimit = None
+    """Earlier end of the run, in epochs or steps; learning rate schedules still span `duration`."""
     tasks_per_step: int = Field(64, gt=0)
     """Tasks sampled in one step; each has `algorithm.rollouts_per_task` rollouts."""
     tasks_per_update: int | None = Field(None, gt=0)

@@ -336,6 +336,18 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         read=kl,
         inactive=_no_kl("kl_loss_fn"),
     ),
+    *not_on_page(
+        *(
+            refused(
+                f"algorithm.{name}_args.adaptive",
+                False,
+                "Trinity's adaptive coefficient ends with an error; write false",
+                supported=only(False),
+                inactive=_no_kl(name),
+            )
+            for name in ("kl_penalty_fn", "kl_loss_fn")
+        )
+    ),
     mapped(
         "algorithm.entropy_loss_fn_args.entropy_coef",
         0.0,

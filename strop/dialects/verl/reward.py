@@ -28,6 +28,9 @@ from strop.dialects.verl.model import imports
 _MODEL = "reward.models.0"
 BY_SOURCE = "verl_by_source"
 """Built-in reward with verl's extraction rules and values for each of its data sources."""
+_LATER = {"version": "0.9"}
+_LATER_KEY = "reward.num_workers"
+"""Key without effect that only later versions have, so that a converted configuration is of one."""
 
 
 def write_reward(run: Run) -> Mapping[str, Any]:
@@ -38,7 +41,8 @@ def write_reward(run: Run) -> Mapping[str, Any]:
     parts = run.reward.functions
     path, _, name = parts[0].function.rpartition(":") if parts else ("", "", "")
     if not path:
-        return {"custom_reward_function.path": None}
+        later = parts and parts[0].function == BY_SOURCE and parts[0].args == _LATER
+        return {"custom_reward_function.path": None, **({_LATER_KEY: 4} if later else {})}
     return {"custom_reward_function.path": path, "custom_reward_function.name": name}
 
 
@@ -56,7 +60,7 @@ def reward(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def _built_in(foreign: ForeignValues) -> dict[str, Any]:
     """verl's scorers by `data_source`, of the seed page's version or, with a later key, of the latest."""
-    return {"function": BY_SOURCE, **({"args": {"version": "0.9"}} if switches.is_later(foreign) else {})}
+    return {"function": BY_SOURCE, **({"args": _LATER} if switches.is_later(foreign) else {})}
 
 
 def _refuse_scoring_function(foreign: ForeignValues) -> None:

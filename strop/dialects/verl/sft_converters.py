@@ -158,12 +158,6 @@ def length_limit(foreign: ForeignValues) -> Mapping[str, Any]:
         raise foreign.error_for(
             "data.max_length", "data.max_length must be at least 2: one token of prompt and one of response."
         )
-    if foreign["data.truncation"] == "left":
-        raise foreign.error_for(
-            "data.truncation",
-            "data.truncation=left would truncate prompts; write right, which truncates the end of a "
-            "response, or error.",
-        )
     return {
         "data.max_prompt_tokens": total // 2,
         "data.max_response_tokens": total - total // 2,

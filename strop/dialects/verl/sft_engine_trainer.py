@@ -437,14 +437,14 @@ _TRAINER = (
     mapped("trainer.default_hdfs_dir", None, "checkpoint.mirror", value_type=nullable(STRING)),
     mapped("trainer.project_name", "gsm8k-sft", "project", read=folder),
     mapped("trainer.experiment_name", "test", "name", read=folder),
-    mapped("trainer.total_epochs", 4, "trainer.duration", read=duration, inactive=switches.epochs),
+    mapped("trainer.total_epochs", 4, "trainer.duration", read=duration),
     mapped(
         "trainer.total_training_steps",
         None,
         "trainer.duration",
         read=duration,
         value_type=nullable(INTEGER),
-        note="takes precedence over trainer.total_epochs",
+        note="schedules span it, and total_epochs may end the run before",
     ),
     mapped(
         "trainer.logger",

@@ -31,7 +31,6 @@ from strop.dialects.ledger.value_types import (
     nullable,
     one_of,
 )
-from strop.dialects.verl import switches
 from strop.dialects.verl.data import custom_class_rows
 from strop.dialects.verl.hydra import read_command_line
 from strop.dialects.verl.sft_converters import (
@@ -50,7 +49,7 @@ from strop.dialects.verl.sft_converters import (
 from strop.dialects.verl.sft_engine_trainer import read_engine_trainer, uses_engine
 from strop.dialects.verl.sft_intervals import INTERVALS
 from strop.dialects.verl.shipped import SFT
-from strop.dialects.verl.trainer import duration, folder, lacking_monitors, monitors, one_gpu
+from strop.dialects.verl.trainer import duration_in_epochs, folder, lacking_monitors, monitors, one_gpu
 
 _conversation = unless("data.multiturn.enable", True)
 _columns = unless("data.multiturn.enable", False)
@@ -251,14 +250,14 @@ _TRAINER = not_on_page(
     mapped("trainer.default_hdfs_dir", None, "checkpoint.mirror", value_type=nullable(STRING)),
     mapped("trainer.project_name", "gsm8k-sft", "project", read=folder),
     mapped("trainer.experiment_name", "test", "name", read=folder),
-    mapped("trainer.total_epochs", 4, "trainer.duration", read=duration, inactive=switches.epochs),
+    mapped("trainer.total_epochs", 4, "trainer.duration", read=duration_in_epochs),
     mapped(
         "trainer.total_training_steps",
         None,
         "trainer.duration",
-        read=duration,
+        read=duration_in_epochs,
         value_type=nullable(INTEGER),
-        note="takes precedence over trainer.total_epochs",
+        note="may end the run before total_epochs, which schedules span",
     ),
     mapped(
         "trainer.logger",

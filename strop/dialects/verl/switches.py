@@ -114,12 +114,6 @@ def warmup_ratio(foreign: ForeignValues) -> str | None:
     return None if steps is None or steps < 0 else f"lr_warmup_steps is {steps} and takes precedence"
 
 
-def epochs(foreign: ForeignValues) -> str | None:
-    """The number of steps takes precedence over the number of epochs."""
-    steps = foreign["trainer.total_training_steps"]
-    return None if steps is None else f"trainer.total_training_steps is {steps} and takes precedence"
-
-
 def custom_function(foreign: ForeignValues) -> str | None:
     """The name of a reward function has an effect only with its file."""
     if not reward_model(foreign):

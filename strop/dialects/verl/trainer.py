@@ -39,21 +39,42 @@ _OTHER_MONITORS = (
 """verl's further monitors, which a run without them does not need: they only show metrics."""
 
 
+_LENGTHS = {"steps": "trainer.total_training_steps", "epochs": "trainer.total_epochs"}
+_UNREACHED_EPOCHS = 1_000_000
+"""Number of epochs that is written where only the number of steps ends a run."""
+
+
 def write_duration(run: Run) -> Mapping[str, Any]:
     """Write the duration in steps or epochs; a duration in updates must be a whole number of steps."""
-    length = to_steps(run, run.trainer.duration)
-    keys = {"steps": "trainer.total_training_steps", "epochs": "trainer.total_epochs"}
-    if length is None or length.unit not in keys:
+    length, end = to_steps(run, run.trainer.duration), run.trainer.stop_after
+    if length is None or length.unit not in _LENGTHS:
         return {}
-    return {keys[length.unit]: length.count}
+    epochs = {"trainer.total_epochs": _UNREACHED_EPOCHS} if length.unit == "steps" else {}
+    limit = {} if end is None else {_LENGTHS[end.unit]: end.count}
+    return {**epochs, **limit, _LENGTHS[length.unit]: length.count}
 
 
 @written_by(write_duration)
 def duration(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the duration; the number of steps takes precedence over the number of epochs."""
-    steps = foreign["trainer.total_training_steps"]
-    epochs = foreign["trainer.total_epochs"]
-    return {"trainer.duration": f"{epochs} epochs" if steps is None else f"{steps} steps"}
+    """Read the duration: schedules span the number of steps, if set, and the epochs may end the run before."""
+    steps, epochs = foreign["trainer.total_training_steps"], foreign["trainer.total_epochs"]
+    if steps is None:
+        return {"trainer.duration": f"{epochs} epochs"}
+    is_limit = epochs < _UNREACHED_EPOCHS
+    return {
+        "trainer.duration": f"{steps} steps",
+        "trainer.stop_after": f"{epochs} epochs" if is_limit else None,
+    }
+
+
+@written_by(write_duration)
+def duration_in_epochs(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the duration: schedules span the epochs, and the number of steps may end the run before."""
+    steps, epochs = foreign["trainer.total_training_steps"], foreign["trainer.total_epochs"]
+    return {
+        "trainer.duration": f"{epochs} epochs",
+        "trainer.stop_after": None if steps is None else f"{steps} steps",
+    }
 
 
 def write_folder(run: Run) -> Mapping[str, Any]:
@@ -146,14 +167,15 @@ def max_checkpoints(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 def write_evaluation_schedule(run: Run) -> Mapping[str, Any]:
-    """Write the evaluation interval; -1 means never."""
+    """Write the evaluation interval; -1 means never, also not at the end."""
     return {"trainer.test_freq": frequency(run, run.evaluate.every)}
 
 
 @written_by(write_evaluation_schedule)
 def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the evaluation interval; -1 evaluates only at the start and the end."""
-    return {"evaluate.every": every(foreign["trainer.test_freq"])}
+    """Read the evaluation interval; -1 evaluates only at the start."""
+    interval = foreign["trainer.test_freq"]
+    return {"evaluate.every": every(interval), "evaluate.at_end": interval > 0}
 
 
 def every(count: int, unit: str = "steps") -> str:
@@ -213,7 +235,7 @@ def one_gpu(foreign: ForeignValues, value: Any) -> bool:
 
 
 ROWS = (
-    mapped("trainer.total_epochs", 30, "trainer.duration", read=duration, inactive=switches.epochs),
+    mapped("trainer.total_epochs", 30, "trainer.duration", read=duration),
     mapped("trainer.project_name", "verl_examples", "project", read=folder),
     mapped("trainer.experiment_name", "gsm8k", "name", read=folder),
     mapped(
@@ -299,7 +321,7 @@ ROWS = (
             "trainer.duration",
             read=duration,
             value_type=nullable(INTEGER),
-            note="takes precedence over trainer.total_epochs",
+            note="schedules span it, and total_epochs may end the run before",
         ),
         mapped(
             "trainer.max_actor_ckpt_to_keep",

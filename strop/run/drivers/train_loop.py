@@ -176,7 +176,8 @@ class TrainLoop:
         if batch.rollouts and self._is_due(self._rollouts_every, before):
             self._recorder.log_rollouts(step, batch.rollouts)
         self._recorder.log_step(step, metrics)
-        evaluates = self._is_due(self._evaluate_section.every, before) or step == self._horizon.steps
+        is_end = step == self._horizon.steps and self._evaluate_section.at_end
+        evaluates = is_end or self._is_due(self._evaluate_section.every, before)
         if evaluates:
             self._evaluate_after_step()
         self._callbacks.on_step(self._recorder.last)

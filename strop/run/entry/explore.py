@@ -138,7 +138,7 @@ def explore(
                 buffer,
                 subscriber,
                 last=horizon.steps,
-                evaluates=bool(tasks.eval),
+                evaluates=bool(tasks.eval) and run.evaluate.at_end,
                 warmup_steps=run.trainer.warmup_steps,
             )
 

@@ -53,7 +53,7 @@ class Critic:
         updates = -(-trainer.tasks_per_step // self._per_update) * self._epochs
         # The critic trains from the first step on, and has its own number of updates.
         self._horizon = replace(
-            horizon, critic_steps=0, updates=horizon.steps * updates, updates_per_step=updates
+            horizon, critic_steps=0, updates=horizon.scheduled_steps * updates, updates_per_step=updates
         )
 
     def values(self, experiences: Sequence[Experience]) -> list[FloatArray]:

@@ -14,22 +14,29 @@ from strop.run.state.run_state import RunState
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """Length of a run, derived from `trainer.duration` and the number of training tasks."""
+    """Length of a run, derived from `trainer.duration`, `trainer.stop_after` and the number of training tasks."""
 
     steps: int
-    """Total number of steps."""
+    """Number of the run's last step."""
     updates: int
-    """Total number of the policy's optimizer updates; the limit may cut the last step short."""
+    """Number of the policy's optimizer updates in `trainer.duration`; the limit may cut the last step short."""
     steps_per_epoch: int
     updates_per_step: int
     """Number of updates in a full step."""
     critic_steps: int = 0
     """Number of steps at the start that train only the critic and do no update of the policy."""
+    steps_after_end: int = 0
+    """Number of steps of `trainer.duration` that `trainer.stop_after` leaves out."""
+
+    @property
+    def scheduled_steps(self) -> int:
+        """Number of steps in `trainer.duration`, which schedules span."""
+        return self.steps + self.steps_after_end
 
     @property
     def learning_steps(self) -> int:
-        """Number of steps that train the policy."""
-        return self.steps - self.critic_steps
+        """Number of scheduled steps that train the policy."""
+        return self.scheduled_steps - self.critic_steps
 
     def is_due(self, every: Amount | None, before: RunState, after: RunState) -> bool:
         """Whether a multiple of `every` lies between two states; never for None."""
@@ -62,7 +69,8 @@ def _crosses_multiple(before: int, after: int, every: float) -> bool:
 
 
 def compute_horizon(run: Run, steps_per_epoch: int) -> Horizon:
-    """The length that `trainer.duration` sets. Raises `ConfigError` where it is less than one step."""
+    """The length that `trainer.duration` and `trainer.stop_after` set. Raises `ConfigError` where it is less than one
+    step."""
     trainer = run.trainer
     per_update = trainer.tasks_per_update or trainer.tasks_per_step
     updates_per_step = trainer.tasks_per_step // per_update * trainer.epochs_per_step
@@ -92,4 +100,12 @@ def compute_horizon(run: Run, steps_per_epoch: int) -> Horizon:
             "Write fewer, or a longer trainer.duration."
         )
     updates = int(count) if unit == "updates" else (steps - critic_steps) * updates_per_step
-    return Horizon(steps, updates, steps_per_epoch, updates_per_step, critic_steps)
+    end = min(steps, _last_step(trainer.stop_after, steps, steps_per_epoch))
+    return Horizon(end, updates, steps_per_epoch, updates_per_step, critic_steps, steps - end)
+
+
+def _last_step(limit: Amount | None, steps: int, steps_per_epoch: int) -> int:
+    """The last step under `trainer.stop_after`, at least 1."""
+    if limit is None:
+        return steps
+    return max(1, round(limit.count * steps_per_epoch) if limit.unit == "epochs" else int(limit.count))
