@@ -250,7 +250,14 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         (["algorithm.gamma=0.9"], "adv_estimator is grpo"),
         (["critic.optim.lr=1e-5"], "adv_estimator is grpo"),
         (["algorithm.kl_ctrl.kl_coef=0.1"], "use_kl_in_reward is False"),
-        (["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.horizon=9"], "kl_ctrl.type is fixed"),
+        (
+            [
+                "algorithm.use_kl_in_reward=True",
+                "algorithm.kl_ctrl.kl_coef=0.1",
+                "algorithm.kl_ctrl.horizon=9",
+            ],
+            "kl_ctrl.type is fixed",
+        ),
         (["reward_model.model.path=rm"], "reward_model.enable is False"),
         ([f"{ACTOR}.optim.lr_decay_style=cosine"], "strategy is fsdp"),
         (["trainer.resume_from_path=x"], "resume_mode is auto"),

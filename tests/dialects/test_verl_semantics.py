@@ -221,6 +221,23 @@ def test_schedules_span_the_steps_and_epochs_may_end_a_run() -> None:
     assert write_duration(never) == {"trainer.total_training_steps": 5, "trainer.total_epochs": 1_000_000}
 
 
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        ([f"{ACTOR}.clip_ratio=0.3"], "verl's code uses clip_ratio_low and clip_ratio_high, 0.2"),
+        ([f"{ACTOR}.clip_ratio=0.3", f"{ACTOR}.clip_ratio_low=0.3", f"{ACTOR}.clip_ratio_high=0.3"], None),
+        (
+            ["algorithm.use_kl_in_reward=True"],
+            "kl_coef is 0.005, as in the YAML of verl's page; verl's code has 0.001",
+        ),
+        (["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.001"], None),
+    ],
+)
+def test_differences_between_page_and_code_have_notices(words: list[str], note: str | None) -> None:
+    notes = " ".join(read(*GRPO, *words).notes)
+    assert (note in notes) if note else ("verl's code" not in notes)
+
+
 def test_dataset_class_receives_the_data_section() -> None:
     words = ("data.custom_cls.path='~/d.py'", "data.custom_cls.name=Mine", "data.max_prompt_length=99")
     run = read(*GRPO, *words).run

@@ -33,6 +33,7 @@ from strop.dialects.verl.actor_converters import (
 from strop.dialects.verl.algorithm import KL_LOSS
 from strop.dialects.verl.checkpoint_contents import loaded_contents, saved_contents, without_optimizer
 from strop.dialects.verl.data import batches
+from strop.dialects.verl.page_differences import clip_ratio_alone
 from strop.dialects.verl.parallelism import megatron_parallelism_rows
 from strop.dialects.verl.policy_loss import ROWS as POLICY_LOSS
 from strop.dialects.verl.policy_loss import bounds_inactive, policy_loss
@@ -101,6 +102,9 @@ ROWS = (
         "algorithm.policy_loss.divergence_high",
         read=policy_loss,
         inactive=bounds_inactive,
+        warn=clip_ratio_alone,
+        note="the page's bound on both sides; in verl's code clip_ratio_low and clip_ratio_high, 0.2 where not "
+        "set, take precedence; Strop uses clip_ratio where they are not set",
     ),
     mapped("actor_rollout_ref.actor.entropy_coeff", 0.0, "algorithm.entropy_coef"),
     mapped("actor_rollout_ref.actor.use_kl_loss", False, "algorithm.kl_loss", read=kl_loss),

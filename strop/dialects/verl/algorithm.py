@@ -10,6 +10,7 @@ from strop.config.schema.algorithm import GdpoConfig
 from strop.dialects.ledger.key_mapping import ForeignValues, mapped, not_on_page, written_by
 from strop.dialects.ledger.value_types import NUMBER_LIST, STRING, STRING_OR_LIST, nullable, one_of
 from strop.dialects.verl import switches
+from strop.dialects.verl.page_differences import critic_rate, kl_coefficient
 from strop.dialects.verl.reward import BY_SOURCE
 
 ESTIMATORS = (
@@ -189,8 +190,9 @@ ROWS = (
         read=estimator,
         value_type=one_of(*ESTIMATORS, *_SAME, *_LACKING),
         note="gae is PPO with a critic",
+        warn=critic_rate,
     ),
-    mapped("algorithm.use_kl_in_reward", False, "algorithm.kl_reward", read=kl_reward),
+    mapped("algorithm.use_kl_in_reward", False, "algorithm.kl_reward", read=kl_reward, warn=kl_coefficient),
     mapped(
         "algorithm.kl_penalty",
         "kl",
@@ -213,7 +215,7 @@ ROWS = (
         "algorithm.kl_reward.coef",
         read=kl_reward,
         inactive=switches.kl_in_reward,
-        note="the page's YAML has 0.005, the page's text 0.001",
+        note="the page's YAML has 0.005, which is used; the page's text and verl's code have 0.001",
     ),
     mapped(
         "algorithm.kl_ctrl.horizon",

@@ -247,7 +247,14 @@ _MODEL = (
 )
 _MEGATRON = schedule_rows(_OPTIM, _AT, critic, _megatron, _falling, _wsd)
 _OPTIMIZER = (
-    mapped(f"{_OPTIM}.lr", 1e-5, f"{_AT}.optimizer.lr", read=critic, inactive=switches.gae),
+    mapped(
+        f"{_OPTIM}.lr",
+        1e-5,
+        f"{_AT}.optimizer.lr",
+        read=critic,
+        inactive=switches.gae,
+        note="1e-5 on the page, which is used; 1e-6 in verl's ppo_megatron_trainer.yaml of its time",
+    ),
     mapped(
         f"{_OPTIM}.weight_decay", 0.01, f"{_AT}.optimizer.weight_decay", read=critic, inactive=switches.gae
     ),
