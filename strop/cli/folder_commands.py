@@ -1,4 +1,4 @@
-"""Commands that look at run folders: list, show."""
+"""Commands that look at run folders: list, show, compare."""
 
 from __future__ import annotations
 
@@ -88,6 +88,37 @@ def show(
         echo(f"\nReport: {data.folder.report}")
 
 
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN_FOLDER...", help="Folders of two or more runs.")
+    ],
+    html: Annotated[
+        Path | None, typer.Option(help="HTML page to write: overlaid curves, and responses side by side.")
+    ] = None,
+) -> None:
+    """Compare runs: the settings that differ, and the last value of each metric."""
+    from strop.runs.comparison import compare_metrics, differing_settings, run_labels
+    from strop.runs.formatting import format_number
+    from strop.runs.reader import read_run
+
+    if len(folders) < 2:
+        raise RunFolderError("A comparison needs two or more run folders.")
+    runs = [read_run(folder) for folder in folders]
+    labels = run_labels(runs)
+    settings = differing_settings(runs)
+    if settings:
+        echo(align_columns([("setting", *labels), *((key, *values) for key, values in settings)]) + "\n")
+    rows = [("metric", *labels)]
+    for row in compare_metrics(runs):
+        rows.append((row.name, *("-" if value is None else format_number(value) for value in row.last)))
+    echo(align_columns(rows))
+    if html is not None:
+        from strop.report.compare import write_comparison
+
+        write_comparison(runs, html)
+        echo(f"\nWrote {html}")
+
+
 def _summary(data: RunData) -> Iterator[str]:
     """Lines about what the run trains, and how far it is."""
     from strop.runs.overview import run_state
@@ -153,3 +184,4 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands to an app."""
     app.command("list")(list_runs)
     app.command()(show)
+    app.command()(compare)

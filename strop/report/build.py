@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from strop.errors import RunFolderError
 from strop.report.charts import make_charts
+from strop.report.page import render_page, write_page
 from strop.runs.folder import RunFolder
 from strop.runs.formatting import format_duration, format_number
 from strop.runs.metrics import metric_of
 from strop.runs.reader import RunData, read_run
 from strop.runs.samples import choose_samples
 from strop.runs.status import RunStatus, run_status
-from strop.workers.atomic_write import atomic_write
 
 _HEADLINE_METRICS = (
     ("eval/*/reward", "Held-out reward"),
@@ -50,7 +46,8 @@ def write_report(folder: Path) -> Path:
     """
     data = read_run(folder)
     status = run_status(data)
-    page = _template("report").render(
+    page = render_page(
+        "report",
         title=_title(data),
         outcome=status.outcome,
         message=status.message,
@@ -64,7 +61,7 @@ def write_report(folder: Path) -> Path:
         rows=len(data.rows),
     )
     path = data.folder.report
-    _write_page(path, page)
+    write_page(path, page)
     return path
 
 
@@ -76,31 +73,9 @@ def write_bench(folder: Path) -> Path:
     measured = [{name: row.get(name) for name in ("step", *names)} for row in rows]
     data = RunData(RunFolder(folder), sorted(measured, key=lambda row: row["step"] or 0), [], "")
     title, path = _title(data), folder / "bench.html"
-    page = _template("bench").render(title=title, rows=rows, names=names, charts=make_charts(data))
-    _write_page(path, page)
+    page = render_page("bench", title=title, rows=rows, names=names, charts=make_charts(data))
+    write_page(path, page)
     return path
-
-
-def _write_page(path: Path, page: str) -> None:
-    try:
-        atomic_write(path, page)
-    except OSError as error:
-        raise RunFolderError(
-            f"The report {path} cannot be written: {error.strerror or error}. The other files of the run are "
-            f"complete. Free space on that disk; `strop report {path.parent}` then writes the report of a training."
-        ) from error
-
-
-def _template(name: str) -> Any:
-    environment = Environment(
-        loader=PackageLoader("strop.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": format_number, "day": _day}
-    return environment.get_template(f"{name}.html.j2")
 
 
 def _title(data: RunData) -> str:
@@ -158,8 +133,3 @@ def _last_values(data: RunData) -> list[tuple[str, str, str, str]]:
         else:
             table.append((name, format_number(values[-1]), metric.unit, metric.definition))
     return table
-
-
-def _day(stamp: str) -> str:
-    """Format an ISO time as `21 Nov 2026, 14:03 UTC`."""
-    return f"{datetime.fromisoformat(stamp):%-d %b %Y, %H:%M} UTC"

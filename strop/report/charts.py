@@ -7,15 +7,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import cycle
 
-import plotly.graph_objects as go
-import plotly.io as pio
-
+from strop.report.plotting import COLORS, Chart, add_line, figure_html, new_figure
 from strop.runs.metrics import metric_of
 from strop.runs.reader import RunData
 
-# Distinguishable with color blindness and readable on white and on black: muted Okabe-Ito colors.
-_COLORS = ("#2f7fc1", "#d9822b", "#3a9d78", "#b86aa5", "#c2a12c", "#7d8896", "#cf5c4b")
-_HEIGHT = 230
 _PART_PREFIX = "reward/part/"
 _TITLE_PREFIXES = (
     "eval",
@@ -73,18 +68,6 @@ PANELS = (
 _PHASES = ("sample", "reward", "logprobs", "update", "publish", "evaluate", "save")
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A chart as HTML, with title, unit, caption and legend."""
-
-    title: str
-    unit: str
-    caption: str
-    legend: tuple[tuple[str, str], ...]
-    """Name and color of each line; empty for a single line."""
-    html: str
-
-
 def make_charts(data: RunData) -> list[Chart]:
     """Make a chart for each panel that has values. The first chart includes the plotly library."""
     charts: list[Chart] = []
@@ -104,27 +87,27 @@ def make_charts(data: RunData) -> list[Chart]:
 
 
 def _curves(data: RunData, panel: ChartPanel, names: Sequence[str], *, first: bool) -> Chart:
-    figure = _figure()
+    figure = new_figure()
     legend = []
-    for name, color in zip(names, cycle(_COLORS), strict=False):
+    for name, color in zip(names, cycle(COLORS), strict=False):
         steps, values = data.series(name)
         label = _label(name, names)
         if panel.smooth and name == names[0] and len(values) >= 20:
             window = max(2, len(values) // 15)
-            _line(figure, steps, values, label, color, opacity=0.4, width=1)
+            add_line(figure, steps, values, label, color, opacity=0.4, width=1)
             label = f"{label}, mean of {window} steps"
             values = _running_mean(values, window)
-        _line(figure, steps, values, label, color)
+        add_line(figure, steps, values, label, color)
         legend.append((label, color))
     metric = metric_of(names[0])
     shown = tuple(legend) if len(figure.data) > 1 else ()
-    return Chart(panel.title, metric.unit, metric.definition, shown, _html(figure, first))
+    return Chart(panel.title, metric.unit, metric.definition, shown, figure_html(figure, first))
 
 
 def _time(data: RunData, *, first: bool) -> Chart:
-    figure = _figure()
+    figure = new_figure()
     legend = []
-    for phase, color in zip(_PHASES, _COLORS, strict=True):
+    for phase, color in zip(_PHASES, COLORS, strict=True):
         steps, seconds = data.series(_phase(phase))
         if any(seconds):
             figure.add_bar(
@@ -134,59 +117,7 @@ def _time(data: RunData, *, first: bool) -> Chart:
     figure.update_layout(barmode="stack", bargap=0.1)
     figure.update_traces(marker_line_width=0)
     caption = "Seconds of each step by phase; evaluation and saving are not part of the step's own time."
-    return Chart("Time by phase", "seconds", caption, tuple(legend), _html(figure, first))
-
-
-def _figure() -> go.Figure:
-    figure = go.Figure()
-    figure.update_layout(
-        height=_HEIGHT,
-        margin={"l": 48, "r": 12, "t": 8, "b": 36},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 12},
-        hovermode="x unified",
-        showlegend=False,
-    )
-    figure.update_xaxes(
-        title={"text": "step", "standoff": 4}, zeroline=False, showgrid=False, rangemode="tozero"
-    )
-    # The axis starts at zero, so that noise is not exaggerated.
-    figure.update_yaxes(zeroline=False, nticks=6, rangemode="tozero", exponentformat="e")
-    return figure
-
-
-def _line(
-    figure: go.Figure,
-    steps: Sequence[int],
-    values: Sequence[float],
-    label: str,
-    color: str,
-    *,
-    opacity: float = 1.0,
-    width: float = 2.0,
-) -> None:
-    figure.add_scatter(
-        x=steps,
-        y=values,
-        name=label,
-        mode="lines+markers" if len(values) <= 40 else "lines",
-        line={"color": color, "width": width},
-        marker={"size": 5},
-        opacity=opacity,
-        hovertemplate="%{y:.4g}",
-    )
-
-
-def _html(figure: go.Figure, first: bool) -> str:
-    html: str = pio.to_html(
-        figure,
-        full_html=False,
-        include_plotlyjs=first,
-        default_height=f"{_HEIGHT}px",
-        config={"displayModeBar": False, "responsive": True},
-    )
-    return html
+    return Chart("Time by phase", "seconds", caption, tuple(legend), figure_html(figure, first))
 
 
 def _running_mean(values: Sequence[float], window: int) -> list[float]:

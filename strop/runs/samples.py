@@ -114,7 +114,7 @@ def _first_evaluation(files: Sequence[Path]) -> dict[tuple[str, int], Row]:
 def _first_and_last(row: Row, before: Mapping[tuple[str, int], Row]) -> TaskSample:
     earlier = before.get((row["task_id"], row["index"]))
     rows = (earlier, row) if earlier is not None else (row,)
-    return _sample([(f"after step {one['step']}", one) for one in rows])
+    return sample_of([(f"after step {one['step']}", one) for one in rows])
 
 
 def _training_samples(file: Path) -> list[SampleList]:
@@ -127,7 +127,7 @@ def _training_samples(file: Path) -> list[SampleList]:
     varied = [group for group in ranked if group[0]["reward"] > group[-1]["reward"]]
     varied.sort(key=lambda group: group[0]["reward"] - group[-1]["reward"], reverse=True)
     pairs = [
-        _sample([("best of the group", group[0]), ("worst of the group", group[-1])])
+        sample_of([("best of the group", group[0]), ("worst of the group", group[-1])])
         for group in varied[:_SAMPLES_PER_LIST]
     ]
     equal = [group[-1] for group in ranked if group[0]["reward"] == group[-1]["reward"]]
@@ -143,12 +143,12 @@ def _training_samples(file: Path) -> list[SampleList]:
         SampleList(
             f"Training, step {step}: equal rewards",
             "One response of each group whose rewards are all equal; the advantages of such a group are 0.",
-            tuple(_sample([("one of the group", row)]) for row in _distinct_tasks(equal)),
+            tuple(sample_of([("one of the group", row)]) for row in _distinct_tasks(equal)),
         ),
         SampleList(
             f"Training, step {step}: failed",
             "These rollouts have no reward and were not trained on.",
-            tuple(_sample([("failed", row)]) for row in _distinct_tasks(failed)),
+            tuple(sample_of([("failed", row)]) for row in _distinct_tasks(failed)),
         ),
     ]
 
@@ -158,7 +158,8 @@ def _distinct_tasks(rows: Sequence[Row]) -> list[Row]:
     return list({row["task_id"]: row for row in reversed(rows)}.values())[::-1][:_SAMPLES_PER_LIST]
 
 
-def _sample(answers: Sequence[tuple[str, Row]]) -> TaskSample:
+def sample_of(answers: Sequence[tuple[str, Row]]) -> TaskSample:
+    """A task, with the labeled rows of responses to it."""
     row = answers[-1][1]
     return TaskSample(
         prompt=_shorten(row["prompt"]),

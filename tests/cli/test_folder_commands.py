@@ -83,3 +83,22 @@ def test_show_has_the_summary_the_curves_and_samples(cli: Cli, tmp_path: Path) -
 def test_version_and_help_have_their_usual_options(cli: Cli) -> None:
     assert cli("--version").output == cli("version").output
     assert cli("list", "-h").output == cli("list", "--help").output
+
+
+def test_compare_shows_settings_that_differ_and_last_values(cli: Cli, tmp_path: Path) -> None:
+    for name, steps, rate in (("a", 10, "0.001"), ("b", 5, "0.002")):
+        write_run(tmp_path / "runs" / name, steps)
+        file = tmp_path / "runs" / name / "run.yaml"
+        file.write_text(file.read_text().replace("lr: 1.0e-06", f"lr: {rate}"))
+    done = cli("compare", "runs/a", "runs/b", "--html", "both.html")
+    rows = {line.split()[0]: line.split()[1:] for line in done.output.splitlines() if line}
+    assert rows["setting"] == ["a", "b"] and rows["trainer.optimizer.lr"] == ["0.001", "0.002"]
+    assert rows["reward/mean"] == ["1", "0.500"] and "seed" not in rows
+    page = (tmp_path / "both.html").read_text()
+    assert "trainer.optimizer.lr" in page and page.count('<div class="card chart">') >= 3
+    assert page.count(">after<") == 2
+
+
+def test_a_comparison_needs_two_runs(cli: Cli, tmp_path: Path) -> None:
+    write_run(tmp_path / "a", 2)
+    assert "needs two or more run folders" in cli("compare", "a").output

@@ -1,0 +1,42 @@
+"""Self-contained HTML pages from the templates of this package."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from strop.errors import RunFolderError
+from strop.runs.formatting import format_number
+from strop.workers.atomic_write import atomic_write
+
+
+def render_page(name: str, **values: Any) -> str:
+    """Render the template `<name>.html.j2`."""
+    environment = Environment(
+        loader=PackageLoader("strop.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": format_number, "day": _day}
+    return environment.get_template(f"{name}.html.j2").render(**values)
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page; readers see the old page or the new one. Raises `RunFolderError`."""
+    try:
+        atomic_write(path, page)
+    except OSError as error:
+        raise RunFolderError(
+            f"The report {path} cannot be written: {error.strerror or error}. The other files of the run are "
+            f"complete. Free space on that disk; `strop report {path.parent}` then writes the report of a training."
+        ) from error
+
+
+def _day(stamp: str) -> str:
+    """Format an ISO time as `21 Nov 2026, 14:03 UTC`."""
+    return f"{datetime.fromisoformat(stamp):%-d %b %Y, %H:%M} UTC"
