@@ -32,19 +32,20 @@ def write_comparison(runs: Sequence[RunData], path: Path) -> None:
 
 
 def overlaid_charts(runs: Sequence[RunData], labels: Sequence[str]) -> list[Chart]:
-    """One chart per metric of the report's panels, with a line for each run that has it."""
+    """One chart per metric of the report's panels that is not always 0, with a line for each run that has it."""
     names = dict.fromkeys(name for run in runs for name in run.names())
     shown = [
         name for panel in PANELS for pattern in panel.metrics for name in names if fnmatchcase(name, pattern)
     ]
     charts: list[Chart] = []
     for name in dict.fromkeys(shown):
+        series = [run.series(name) for run in runs]
+        if not any(any(values) for _, values in series):
+            continue
         figure = new_figure()
-        for run, label, color in zip(runs, labels, cycle(COLORS), strict=False):
-            steps, values = run.series(name)
+        for (steps, values), label, color in zip(series, labels, cycle(COLORS), strict=False):
             if values:
                 add_line(figure, steps, values, label, color)
-        if figure.data:
-            metric = metric_of(name)
-            charts.append(Chart(name, metric.unit, metric.definition, (), figure_html(figure, not charts)))
+        metric = metric_of(name)
+        charts.append(Chart(name, metric.unit, metric.definition, (), figure_html(figure, not charts)))
     return charts
