@@ -26,7 +26,7 @@ class MetricRow:
 
 
 def run_labels(runs: Sequence[RunData]) -> list[str]:
-    """Short names of the runs: the last parts of their paths that tell them apart."""
+    """Short names of the runs: as many last parts of their paths as make them differ."""
     paths = [run.folder.path.resolve().parts for run in runs]
     for length in range(1, max(map(len, paths)) + 1):
         labels = ["/".join(parts[-length:]) for parts in paths]
