@@ -45,7 +45,7 @@ def test_an_example_runs(made, tmp_path, monkeypatch, name):
 
 
 def test_the_workflow_of_the_page(world, user_file):
-    function, environment, agent = blocks("python")
+    function, environment, _, _, agent = blocks("python")
     file = user_file(function + environment + agent)
     task = world.task(answer="4")
     rollout = world.run(world.says("5", "4"), f"{file}:second_thoughts", task=task)
@@ -56,8 +56,40 @@ def test_the_workflow_of_the_page(world, user_file):
     assert (rollout.error, rollout.turn_rewards) == (None, (0.0, 0.0, 1.0))
 
 
+def test_the_tool_class_and_the_simulated_user_of_the_page(tool_world, user_file, tmp_path):
+    _, _, counter, teacher, _ = blocks("python")
+    user_file(counter + teacher)
+    files = {}
+    for name, text in zip(("tool_config", "interaction_config"), configuration_files(), strict=True):
+        files[name] = str(tmp_path / f"{name}.yaml")
+        Path(files[name]).write_text(text.replace("mine.py", str(tmp_path / "mine.py")))
+    extra_info = {
+        "tools_kwargs": {"count": {"create_kwargs": {"start": 3}}},
+        "interaction_kwargs": {"name": "teacher", "wanted": "7"},
+    }
+    task = tool_world.task(extra={"extra_info": extra_info})
+    call = '<tool_call>{"name": "count", "arguments": {"n": 2}}</tool_call>'
+    rollout = tool_world.run(
+        tool_world.says("4", call, "7"),
+        "tools",
+        {**files, "scored": "response"},
+        task=task,
+        max_sequence_tokens=4000,
+    )
+    assert rollout.error is None
+    said = [message["content"] for message in rollout.response_messages]
+    assert said == ["4", "Try again.", call, "The counter is 7.", "7"]
+    assert rollout.info["rollout_reward_scores"] == {"count": 7.0, "user_turn_rewards": [0.0, 1.0]}
+
+
+def configuration_files():
+    return [text for text in blocks("yaml") if text.startswith(("tools:", "interaction:"))]
+
+
 def test_the_run_files_of_the_page_are_understood():
     for text in blocks("yaml")[1:]:
+        if text in configuration_files():
+            continue
         section = yaml.safe_load(text)
         if "judges" in section.get("reward", {}) and "rollout" not in section:
             section["rollout"] = {"auxiliary_models": [{"name": "helper", "path": "helper"}]}
