@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from strop.config.schema import Run
+from strop.config.schema.algorithm import RewardResamplingConfig
 from strop.config.schema.policy_loss import (
     DppoKlLossConfig,
     DppoTvLossConfig,
@@ -61,6 +62,16 @@ def field(run: Any, name: str) -> Any:
             "sequence",
         ),
         (["algorithm.adv_estimator=gpg"], "algorithm.scale", "nonzero"),
+        (
+            [
+                "algorithm.adv_estimator=gae",
+                "algorithm.use_pf_ppo=True",
+                "algorithm.pf_ppo.reweight_method=max_min",
+                "algorithm.pf_ppo.weight_pow=3",
+            ],
+            "algorithm.resampling",
+            RewardResamplingConfig(method="max_min", power=3),
+        ),
         (
             [
                 "algorithm.adv_estimator=gdpo",

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from strop.config.load.loader import load_values
-from strop.run.optimize.minibatches import plan_minibatches, shuffle_seed
+from strop.config.schema.algorithm import RewardResamplingConfig
+from strop.run.optimize.minibatches import group_indices, plan_minibatches, resample_groups, shuffle_seed
 from strop.types import ExperienceGroup
 from tests.models.models import experience
 
@@ -28,20 +29,44 @@ def test_the_shuffle_seed_overrides_the_run_seed() -> None:
 
 
 def test_groups_stay_whole_and_in_order() -> None:
-    plan = plan_minibatches(groups(2, 1, 3), per_update=2, epochs=2, shuffle_seed=None)
+    plan = plan_minibatches(group_indices(groups(2, 1, 3)), per_update=2, epochs=2, shuffle_seed=None)
     assert plan == [[0, 1, 2], [3, 4, 5]] * 2
 
 
 def test_an_update_without_experiences_is_left_out() -> None:
-    assert plan_minibatches(groups(0, 2, 0), per_update=1, epochs=1, shuffle_seed=None) == [[0, 1]]
+    assert plan_minibatches(group_indices(groups(0, 2, 0)), per_update=1, epochs=1, shuffle_seed=None) == [
+        [0, 1]
+    ]
 
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_each_epoch_has_its_own_reproducible_order(step: int) -> None:
     sizes = [1] * 20
-    plan = plan_minibatches(groups(*sizes), per_update=20, epochs=2, shuffle_seed=(5, step))
-    assert plan == plan_minibatches(groups(*sizes), per_update=20, epochs=2, shuffle_seed=(5, step))
-    assert plan != plan_minibatches(groups(*sizes), per_update=20, epochs=2, shuffle_seed=(5, 3))
+    plan = plan_minibatches(group_indices(groups(*sizes)), per_update=20, epochs=2, shuffle_seed=(5, step))
+    assert plan == plan_minibatches(
+        group_indices(groups(*sizes)), per_update=20, epochs=2, shuffle_seed=(5, step)
+    )
+    assert plan != plan_minibatches(
+        group_indices(groups(*sizes)), per_update=20, epochs=2, shuffle_seed=(5, 3)
+    )
     first, second = plan
     assert first != second
     assert sorted(first) == sorted(second) == list(range(20))
+
+
+def test_resampled_groups_hold_whole_rollouts_of_the_drawn_rewards() -> None:
+    """Only the rollouts with the highest and the lowest reward are drawn; one of them has two turns."""
+    one = experience([3], [4])
+    rewards = [(0, 0, 0.5), (0, 1, 1.0), (0, 1, 1.0), (1, 0, -1.0), (1, 1, 0.0)]
+    step = [
+        ExperienceGroup(
+            str(g), tuple(replace(one, group=str(g), index=i, reward=r) for h, i, r in rewards if h == g)
+        )
+        for g in (0, 1)
+    ]
+    section = RewardResamplingConfig(method="max_min")
+    plans = [resample_groups(step, section, seed) for seed in range(40)]
+    assert plans == [resample_groups(step, section, seed) for seed in range(40)]
+    found = {tuple(group) for plan in plans for group in plan}
+    assert found == {(1, 2, 1, 2), (1, 2, 3), (3, 1, 2), (3, 3)}
+    assert all(len(plan) == 2 for plan in plans)

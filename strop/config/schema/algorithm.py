@@ -335,6 +335,16 @@ class MixConfig(GroupBaselineConfig):
     """Constant added to the standard deviation."""
 
 
+class RewardResamplingConfig(Section):
+    """Rollouts drawn by their rewards, with replacement, for the updates of a step (PF-PPO, arXiv 2409.06957)."""
+
+    method: Literal["pow", "max_min", "max_random"] = "pow"
+    """Weight of a rollout: a power of its absolute reward; 1 for the highest and the lowest reward of the step, else
+    0; or 0.4 for the highest reward of the step, else 0.1."""
+    power: float = Field(2.0, ge=0)
+    """Exponent of `pow`."""
+
+
 class PpoConfig(PolicyGradientConfig):
     """Proximal policy optimization: advantages by GAE, with a critic (arXiv 1707.06347, 1506.02438)."""
 
@@ -347,6 +357,9 @@ class PpoConfig(PolicyGradientConfig):
     """Lambda of GAE: 1 uses rewards (no bias), 0 uses the critic (least variance)."""
     whiten: bool = True
     """Normalize the advantages of a step to mean 0 and standard deviation 1."""
+    resampling: RewardResamplingConfig | None = None
+    """Rollouts that policy and critic train on, drawn by their rewards after advantages are computed; null trains on
+    each rollout."""
     critic: CriticConfig = CriticConfig()
     """Value model, and its training."""
 

@@ -102,6 +102,24 @@ def _gdpo(foreign: ForeignValues) -> dict[str, Any]:
     return {"algorithm.reward_parts": parts, "algorithm.part_weights": weights}
 
 
+def write_resampling(run: Run) -> Mapping[str, Any]:
+    """Write the switch and, where it is on, PF-PPO's weights."""
+    section, at = getattr(run.algorithm, "resampling", None), "algorithm"
+    if section is None:
+        return {f"{at}.use_pf_ppo": False}
+    weights = {f"{at}.pf_ppo.reweight_method": section.method, f"{at}.pf_ppo.weight_pow": section.power}
+    return {f"{at}.use_pf_ppo": True, **weights}
+
+
+@written_by(write_resampling)
+def resampling(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read PF-PPO, where it is on and the estimator is GAE; verl resamples for no other."""
+    if switches.pf_ppo(foreign):
+        return {}
+    method, power = (foreign[f"algorithm.pf_ppo.{name}"] for name in ("reweight_method", "weight_pow"))
+    return {"algorithm.resampling": {"method": method, "power": power}}
+
+
 def write_kl_reward(run: Run) -> Mapping[str, Any]:
     """Write the switch and, where it is on, the KL penalty in the reward."""
     term = getattr(run.algorithm, "kl_reward", None)
@@ -258,6 +276,29 @@ ROWS = (
             value_type=nullable(NUMBER_LIST),
             inactive=switches.gdpo,
             note="null means 1 for each",
+        ),
+        mapped(
+            "algorithm.use_pf_ppo",
+            False,
+            "algorithm.resampling",
+            read=resampling,
+            inactive=switches.gae,
+            note="draws the rollouts of the updates by their rewards; of gae only, as in verl",
+        ),
+        mapped(
+            "algorithm.pf_ppo.reweight_method",
+            "pow",
+            "algorithm.resampling.method",
+            read=resampling,
+            value_type=one_of("pow", "max_min", "max_random"),
+            inactive=switches.pf_ppo,
+        ),
+        mapped(
+            "algorithm.pf_ppo.weight_pow",
+            2.0,
+            "algorithm.resampling.power",
+            read=resampling,
+            inactive=switches.pf_ppo,
         ),
         mapped(
             "algorithm.filter_groups.enable",

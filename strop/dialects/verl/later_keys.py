@@ -30,7 +30,6 @@ from strop.dialects.verl.trainer import rollout_files
 _ACTOR, _MODEL, _ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "model", "rollout"))
 _IMAGES = "Strop trains on text"
 _TOOLS_IN_PROMPTS = "data.max_prompt_length limits a prompt without the descriptions of the tools"
-_pf_ppo = unless("algorithm.use_pf_ppo", True)
 _mtp = any_inactive(unless(f"{_MODEL}.mtp.enable", True), unless(f"{_MODEL}.mtp.enable_train", True))
 _distillation = unless("distillation.enabled", True)
 
@@ -124,8 +123,6 @@ _LOSS = (
         None,
         "the sum over tokens is divided by data.max_response_length; leave it null",
     ),
-    refused("algorithm.use_pf_ppo", False, "Strop has no reweighting of samples (PF-PPO); leave it False"),
-    no_effect("algorithm.pf_ppo.*", UNSET, "algorithm.use_pf_ppo is False", value_type=ANY),
     placement(
         "algorithm.filter_groups.max_inflight_gen_batches",
         1,

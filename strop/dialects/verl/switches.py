@@ -19,6 +19,7 @@ def is_reinforce(foreign: ForeignValues) -> bool:
 
 
 gae = unless("algorithm.adv_estimator", "gae")
+pf_ppo = any_inactive(gae, unless("algorithm.use_pf_ppo", True))
 kl_loss = unless("actor_rollout_ref.actor.use_kl_loss", True)
 kl_in_reward = unless("algorithm.use_kl_in_reward", True)
 adaptive_kl = any_inactive(kl_in_reward, unless("algorithm.kl_ctrl.type", "adaptive"))

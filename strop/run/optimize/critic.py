@@ -22,7 +22,7 @@ from strop.run.optimize.lr_schedule import learning_rate
 from strop.run.optimize.minibatches import plan_minibatches, shuffle_seed
 from strop.run.state.horizon import Horizon
 from strop.training.backends.registry import TrainingBackend
-from strop.types import Experience, ExperienceGroup, FloatArray, TrainingBatch
+from strop.types import Experience, FloatArray, TrainingBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,7 +62,8 @@ class Critic:
 
     def update(
         self,
-        groups: Sequence[ExperienceGroup],
+        experiences: Sequence[Experience],
+        groups: Sequence[Sequence[int]],
         values: Sequence[FloatArray],
         returns: Sequence[FloatArray],
         *,
@@ -71,12 +72,12 @@ class Critic:
         """Run one step's updates; returns their metrics.
 
         Args:
-            groups: the step's groups.
-            values: [L] per experience, in the groups' order: the predictions before the updates.
+            experiences: the step's experiences.
+            groups: indices of the experiences of each group to train on.
+            values: [L] per experience: the predictions before the updates.
             returns: [L] per experience: the targets.
             step: number of the step, from 1.
         """
-        experiences = [experience for group in groups for experience in group.experiences]
         predicted, targets = gather_targets(values, experiences), gather_targets(returns, experiences)
         batches = plan_minibatches(
             groups,

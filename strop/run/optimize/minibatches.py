@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
+import torch
 
+from strop.algorithms.resampling import resampling_weights
+from strop.config.schema.algorithm import RewardResamplingConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.seeds import derive_seed
 from strop.types import ExperienceGroup
 
 
+def group_indices(groups: Sequence[ExperienceGroup]) -> list[list[int]]:
+    """Indices of each group's experiences among those of all groups."""
+    ends = np.cumsum([len(group.experiences) for group in groups])
+    return [list(range(end - len(g.experiences), end)) for g, end in zip(groups, ends, strict=True)]
+
+
+def resample_groups(
+    groups: Sequence[ExperienceGroup], section: RewardResamplingConfig, seed: int
+) -> list[list[int]]:
+    """Indices of the experiences of as many rollouts as the groups have, drawn with replacement, in groups of the same
+    numbers of rollouts."""
+    experiences = [experience for group in groups for experience in group.experiences]
+    keys = [(experience.group, experience.index) for experience in experiences]
+    rollouts = [[i for i, _ in same] for _, same in groupby(enumerate(keys), key=lambda pair: pair[1])]
+    weights = resampling_weights(torch.tensor([experiences[first].reward for first, *_ in rollouts]), section)
+    random = np.random.Generator(np.random.Philox(seed))
+    drawn = iter(random.choice(len(rollouts), size=len(rollouts), p=weights.numpy()))
+    sizes = [len({experience.index for experience in group.experiences}) for group in groups]
+    return [[i for _ in range(size) for i in rollouts[next(drawn)]] for size in sizes]
+
+
 def plan_minibatches(
-    groups: Sequence[ExperienceGroup], *, per_update: int, epochs: int, shuffle_seed: tuple[int, int] | None
+    groups: Sequence[Sequence[int]], *, per_update: int, epochs: int, shuffle_seed: tuple[int, int] | None
 ) -> list[list[int]]:
     """Indices of the experiences of each update, in order. A group is never split.
 
     Args:
-        groups: the step's groups; an update without experiences is left out.
+        groups: indices of each group's experiences; an update without experiences is left out.
         per_update: number of groups in one update.
         epochs: number of epochs over the groups.
         shuffle_seed: a seed and the step, from which each epoch draws an order of the groups;
             None keeps their order.
     """
-    ends = np.cumsum([len(group.experiences) for group in groups])
-    indices = [list(range(end - len(g.experiences), end)) for g, end in zip(groups, ends, strict=True)]
     updates = []
     for epoch in range(epochs):
         order = np.arange(len(groups))
@@ -33,7 +56,7 @@ def plan_minibatches(
             random = np.random.Generator(np.random.Philox(derive_seed(seed, "pass", step, epoch)))
             order = random.permutation(len(groups))
         for start in range(0, len(groups), per_update):
-            update = [n for i in order[start : start + per_update] for n in indices[i]]
+            update = [n for i in order[start : start + per_update] for n in groups[i]]
             if update:
                 updates.append(update)
     return updates

@@ -23,12 +23,13 @@ from strop.run.optimize.advantage_inputs import (
 )
 from strop.run.optimize.critic import Critic
 from strop.run.optimize.expert_data import ExpertData
-from strop.run.optimize.minibatches import plan_minibatches, shuffle_seed
+from strop.run.optimize.minibatches import group_indices, plan_minibatches, resample_groups, shuffle_seed
 from strop.run.optimize.off_policy_counts import count_kept, mean_importance_weight
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
 from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
+from strop.seeds import derive_seed
 from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
 
 
@@ -63,6 +64,7 @@ class RolloutUpdater:
         self._trainer = trainer
         self._horizon = horizon
         self._max_response_tokens = max_response_tokens
+        self._seed = seed
         self._shuffle_seed = shuffle_seed(trainer, seed) if trainer.shuffle_each_epoch else None
         self._critic = critic
         self._expert = expert
@@ -88,14 +90,15 @@ class RolloutUpdater:
         experiences = _same_logprobs([experience for group in groups for experience in group.experiences])
         if not experiences:
             return UpdateResult(0, {})
-        minibatches = self._plan_minibatches(groups, step, updates_done)
+        trained = self._trained_groups(groups, step)
+        minibatches = self._plan_minibatches(trained, step, updates_done)
         started = time.perf_counter()
         reference = self._reference_logprobs(experiences)
         old = self._old_logprobs(experiences, minibatches)
         logprobs_ended = time.perf_counter()
         baselines = {group.id: group.baseline for group in groups if group.baseline is not None}
         scored, metrics = self._score(experiences, old, reference, baselines or None)
-        advantages, advantage_metrics = self._advantages(groups, experiences, scored, step)
+        advantages, advantage_metrics = self._advantages(trained, experiences, scored, step)
         metrics |= advantage_metrics
         updates_started = time.perf_counter()
         mean_weight = None
@@ -161,7 +164,7 @@ class RolloutUpdater:
 
     def _advantages(
         self,
-        groups: Sequence[ExperienceGroup],
+        trained: Sequence[Sequence[int]],
         experiences: Sequence[Experience],
         scored: RolloutBatch,
         step: int,
@@ -178,7 +181,7 @@ class RolloutUpdater:
                 algorithm, scored, values, max_response_tokens=limit
             )
             advantages, returns = estimate.advantages, split_by_experience(estimate.returns, experiences)
-            metrics = self._critic.update(groups, predicted, returns, step=step)
+            metrics = self._critic.update(experiences, trained, predicted, returns, step=step)
             metrics["time/critic_seconds"] = time.perf_counter() - started
         else:
             advantages = registry.compute_advantages(algorithm, scored, max_response_tokens=limit)
@@ -186,8 +189,15 @@ class RolloutUpdater:
         metrics["advantages/std"] = float(advantages.std(correction=0))
         return split_by_experience(advantages, experiences), metrics
 
+    def _trained_groups(self, groups: Sequence[ExperienceGroup], step: int) -> list[list[int]]:
+        """Indices of the experiences of each group that the updates train on."""
+        algorithm = self._algorithm
+        if isinstance(algorithm, PpoConfig) and algorithm.resampling is not None:
+            return resample_groups(groups, algorithm.resampling, derive_seed(self._seed, "resample", step))
+        return group_indices(groups)
+
     def _plan_minibatches(
-        self, groups: Sequence[ExperienceGroup], step: int, updates_done: int
+        self, groups: Sequence[Sequence[int]], step: int, updates_done: int
     ) -> list[list[int]]:
         """Indices of each update's experiences; no update in the steps that train only the critic."""
         if step <= self._horizon.critic_steps:
