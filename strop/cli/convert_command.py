@@ -21,8 +21,16 @@ def convert(
     run: RunFileArgument,
     to: Annotated[
         str,
-        typer.Option(help="strop, verl, trinity, rft_trainer, verl_trainer or grpo."),
+        typer.Option(help="strop, verl, trinity, trl, rft_trainer, verl_trainer or grpo."),
     ] = "strop",
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Dialect of the file, such as trl or verl-sft; by default it is detected.",
+            show_default=False,
+        ),
+    ] = None,
     overrides: OverridesArgument = None,
     output: Annotated[
         Path | None, typer.Option(help="File to write; by default standard output.", show_default=False)
@@ -39,13 +47,13 @@ def convert(
 ) -> None:
     """Write a configuration in another dialect, and list the values that it cannot express.
 
-    The file may be a run file or a file of verl, Trinity-RFT or AzureML, as for `strop train`.
+    The file may be a run file or a file of verl, Trinity-RFT, TRL or AzureML, as for `strop train`.
     """
     from strop.config.save import yaml_text
     from strop.dialects.convert import convert as convert_job
     from strop.dialects.detect import read_any
 
-    job = read_any(run, overrides or (), here=True)
+    job = read_any(run, overrides or (), here=True, dialect=source)
     for note in job.loaded.notes:
         echo(f"note: {note}", err=True)
     conversion = convert_job(job, to)

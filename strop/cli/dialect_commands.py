@@ -1,4 +1,4 @@
-"""`strop verl` and `strop trinity`: run the configurations of verl and Trinity-RFT."""
+"""`strop verl`, `strop trinity` and `strop trl`: run the configurations of verl, Trinity-RFT and TRL."""
 
 from __future__ import annotations
 
@@ -186,7 +186,29 @@ def trinity(
         run_and_print(loaded)
 
 
+def trl(
+    context: typer.Context,
+    program: Annotated[str, typer.Argument(help="grpo, sft or dpo.", show_default=False)],
+    here: HereOption = False,
+    explain: ExplainOption = False,
+    check: CheckOption = False,
+) -> None:
+    """Train as `trl grpo --key value ...`, `trl sft` and `trl dpo` do, with `--config FILE` and the same keys.
+
+    `strop keys trl`, `trl-sft` and `trl-dpo` list the keys.
+    """
+    from strop.cli.actions import run_and_print
+    from strop.cli.show import explain_or_check
+    from strop.dialects.key_owner import key_owner_hint
+    from strop.dialects.trl.reader import find_program, read_trl_arguments
+
+    loaded = read_trl_arguments(find_program(program), context.args, here=here, key_owner=key_owner_hint)
+    if not explain_or_check(loaded, explain=explain, check=check):
+        run_and_print(loaded)
+
+
 def add_to(app: typer.Typer) -> None:
     """Add the commands to an app."""
     app.command()(trinity)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(trl)
     app.add_typer(verl, name="verl")

@@ -14,7 +14,7 @@ from strop.config.redact import redact
 from strop.config.resume_compatibility import NON_LEARNING_FIELDS
 from strop.config.save import minimal_values
 from strop.config.schema import Run
-from strop.config.schema.algorithm import SftConfig
+from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.base import Section
 from strop.config.semantic_diff import FieldDifference, semantic_diff
 from strop.config.suggest import did_you_mean
@@ -25,6 +25,8 @@ from strop.dialects.job import Job
 from strop.dialects.ledger.table import Ledger
 from strop.dialects.ledger.writer import WrittenConfig, unflatten, write_dialect
 from strop.dialects.trinity.reader import LEDGER as TRINITY
+from strop.dialects.trl.reader import IDENTIFYING_KEYS
+from strop.dialects.trl.reader import LEDGERS as TRL
 from strop.dialects.verl.ppo_trainer import LEDGER as VERL
 from strop.dialects.verl.sft_trainer import LEDGER as VERL_SFT
 from strop.errors import ConfigError
@@ -39,7 +41,7 @@ _NUMERICALLY_NEUTRAL = (
 )
 """Fields that change only memory use, speed and rounding."""
 _MAX_SHOWN = 40
-CONVERSION_TARGETS = ("strop", "verl", "trinity", *COMPONENTS)
+CONVERSION_TARGETS = ("strop", "verl", "trinity", "trl", *COMPONENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,20 @@ def convert(job: Job, to: str) -> Conversion:
     elif to in COMPONENTS:
         values, unsupported = _to_component(COMPONENTS[to], run)
     else:
-        ledger = TRINITY if to == "trinity" else VERL_SFT if isinstance(run.algorithm, SftConfig) else VERL
-        written = write_dialect(ledger, run)
+        ledger = _ledger(to, run)
+        written = write_dialect(ledger, run, always=IDENTIFYING_KEYS.get(ledger.dialect, ()))
         values, unsupported = unflatten(written.values), _all_unsupported(ledger, written, {})
     if to in COMPONENTS:
         values |= _job_inputs(job, COMPONENTS[to])
     return Conversion(values, unsupported, tuple(_notes(job, to, values)))
+
+
+def _ledger(to: str, run: Run) -> Ledger:
+    """The ledger of a tool that has the run's kind of algorithm."""
+    offline = isinstance(run.algorithm, SftConfig)
+    if to == "trl":
+        return TRL["sft" if offline else "dpo" if isinstance(run.algorithm, DpoConfig) else "grpo"]
+    return TRINITY if to == "trinity" else VERL_SFT if offline else VERL
 
 
 def _without_overridden(loaded: LoadedRun) -> Run:

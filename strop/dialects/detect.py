@@ -11,22 +11,31 @@ from strop.config.load.config_tree import ConfigTree, KeyPath, Source, iter_valu
 from strop.config.load.loader import load_run
 from strop.config.load.yaml_file import read_yaml
 from strop.config.schema.walk import all_keys
+from strop.config.suggest import did_you_mean
 from strop.dialects.azureml.reader import read_component
 from strop.dialects.job import Job
 from strop.dialects.key_owner import key_owner_hint, run_file_key_owner
 from strop.dialects.registry import LEDGERS
 from strop.dialects.trinity.reader import read_trinity
+from strop.dialects.trl.reader import IDENTIFYING_KEYS, TrlProgram, read_trl_file
+from strop.dialects.trl.script import read_trl_script
 from strop.dialects.verl.ppo_trainer import read_verl
 from strop.dialects.verl.sft_trainer import read_verl_sft
 from strop.errors import ConfigError
 
+_TRL_PROGRAMS: Mapping[str, TrlProgram] = {"trl": "grpo", "trl-sft": "sft", "trl-dpo": "dpo"}
 _TRINITY_SECTIONS = ("explorer", "checkpoint_root_dir")
 """Top-level keys of a Trinity file that a run file does not have."""
 
 
-def read_any(path: Path, overrides: Sequence[str] = (), *, here: bool = False) -> Job:
-    """Read a run file or a file of another dialect. Raises ConfigError and PlacementError as the readers
-    do."""
+def read_any(
+    path: Path, overrides: Sequence[str] = (), *, here: bool = False, dialect: str | None = None
+) -> Job:
+    """Read a run file, a file of another dialect, or a Python script with TRL's configuration. `dialect` is
+    its dialect; None detects it. Raises ConfigError and PlacementError as the readers do."""
+    if path.suffix == ".py":
+        _refuse_overrides(path, overrides, "a Python script")
+        return Job(read_trl_script(path, here=here, key_owner=key_owner_hint))
     tree = read_yaml(path)
     if isinstance(tree.values.get("jobs"), dict):
         raise ConfigError(
@@ -36,7 +45,12 @@ def read_any(path: Path, overrides: Sequence[str] = (), *, here: bool = False) -
             "as "
             "strop component NAME --input value."
         )
-    dialect = detect_dialect(tree)
+    dialect = dialect or detect_dialect(tree)
+    if dialect not in ("strop", *LEDGERS):
+        raise ConfigError(
+            f"Unknown dialect {dialect!r}{did_you_mean(dialect, LEDGERS) or '.'} Known dialects: strop, "
+            f"{', '.join(LEDGERS)}."
+        )
     match dialect:
         case "verl":
             return Job(read_verl(overrides, config=path, here=here, key_owner=key_owner_hint))
@@ -59,6 +73,12 @@ def read_any(path: Path, overrides: Sequence[str] = (), *, here: bool = False) -
             )
         case "trinity":
             return Job(read_trinity(path, overrides, here=here, key_owner=key_owner_hint))
+        case "trl" | "trl-sft" | "trl-dpo":
+            program = _TRL_PROGRAMS[dialect]
+            _refuse_overrides(
+                path, overrides, f"TRL's file; write strop trl {program} --config FILE --key value"
+            )
+            return Job(read_trl_file(program, path, here=here, key_owner=key_owner_hint))
         case "strop":
             return Job(load_run(path, overrides, here=here, key_owner=run_file_key_owner))
     if overrides:
@@ -79,6 +99,11 @@ def read_any(path: Path, overrides: Sequence[str] = (), *, here: bool = False) -
         )
     except ConfigError as error:
         raise error.reworded(lambda message: _with_location(message, places, path)) from None
+
+
+def _refuse_overrides(path: Path, overrides: Sequence[str], what: str) -> None:
+    if overrides:
+        raise ConfigError(f"{path}: overrides do not apply to {what}, and there is {overrides[0]!r}.")
 
 
 def _with_location(message: str, places: Mapping[str, Source], path: Path) -> str:
@@ -105,6 +130,9 @@ def detect_dialect(tree: ConfigTree) -> str:
         return "verl-eval"
     if tree.has(("model", "model_path")) or any(key in values for key in _TRINITY_SECTIONS):
         return "trinity"
+    for dialect, keys in IDENTIFYING_KEYS.items():
+        if any(key in values for key in keys):
+            return dialect
     inputs = values.get("inputs")
     written = [
         ".".join(keys) for keys, _ in iter_values(inputs if isinstance(inputs, dict) else values) if keys

@@ -8,6 +8,7 @@ from strop.config.suggest import did_you_mean
 from strop.dialects.azureml.components import COMPONENTS
 from strop.dialects.ledger.table import Ledger
 from strop.dialects.trinity.reader import LEDGER as TRINITY
+from strop.dialects.trl.reader import LEDGERS as TRL
 from strop.dialects.verl.evaluation import LEDGER as VERL_EVAL
 from strop.dialects.verl.generation import LEDGER as VERL_GENERATE
 from strop.dialects.verl.model_merger import LEDGER as VERL_MERGE
@@ -24,6 +25,9 @@ LEDGERS: Mapping[str, Ledger] = {
     "verl-generate": VERL_GENERATE,
     "verl-merge": VERL_MERGE,
     "trinity": TRINITY,
+    "trl": TRL["grpo"],
+    "trl-sft": TRL["sft"],
+    "trl-dpo": TRL["dpo"],
     **{name: component.ledger for name, component in COMPONENTS.items()},
 }
 

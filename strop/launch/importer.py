@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from strop.config.load.loader import LoadedRun
 from strop.dialects.detect import read_any
 from strop.dialects.hydra.selection import ConfigSelection
 from strop.dialects.job import Job
 from strop.dialects.key_owner import key_owner_hint
 from strop.dialects.trinity.reader import read_trinity
+from strop.dialects.trl.reader import find_program as find_trl_program
+from strop.dialects.trl.reader import read_trl_arguments, read_trl_file, take_config
 from strop.dialects.verl.ppo_trainer import read_verl
 from strop.dialects.verl.sft_trainer import read_verl_sft
 from strop.errors import ConfigError
@@ -48,7 +51,7 @@ class ImportedCommand:
     @property
     def strop_command(self) -> str:
         """The command that runs it in Strop directly."""
-        name = "train" if self.program.tool == "component" else self.program.tool
+        name = "train" if self.program.tool == "file" else self.program.tool
         return shlex.join(["strop", *name.split(), *self.program.arguments])
 
     @property
@@ -66,14 +69,30 @@ class ImportedCommand:
             overrides, selection = _split_options(arguments)
             read = read_verl if self.program.tool == "verl ppo" else read_verl_sft
             return Job(read(overrides, selection=selection, here=True, key_owner=key_owner_hint))
-        path = Path(arguments[0])
+        if self.program.tool.startswith("trl "):
+            return Job(self._read_trl(arguments))
+        with self._written(Path(arguments[0])) as path:
+            return self._read_file(path)
+
+    def _read_trl(self, arguments: Sequence[str]) -> LoadedRun:
+        program = find_trl_program(self.program.tool.removeprefix("trl "))
+        config, rest = take_config(list(arguments))
+        if config is None:
+            return read_trl_arguments(program, rest, here=True, key_owner=key_owner_hint)
+        with self._written(Path(config)) as path:
+            return read_trl_file(program, path, rest, here=True, key_owner=key_owner_hint)
+
+    @contextmanager
+    def _written(self, path: Path) -> Iterator[Path]:
+        """The file, or a copy of the text that the script writes into it."""
         text = self.files.get(self.command.folder / path)
         if text is None:
-            return self._read_file(path)
+            yield path
+            return
         with TemporaryDirectory() as folder:
-            written = Path(folder, path.name)
-            written.write_text(text, encoding="utf-8")
-            return self._read_file(written)
+            copy = Path(folder, path.name)
+            copy.write_text(text, encoding="utf-8")
+            yield copy
 
     def _read_file(self, path: Path) -> Job:
         if self.program.tool == "trinity":
@@ -90,7 +109,7 @@ def import_script(script: Path, arguments: Sequence[str] = ()) -> tuple[list[Imp
     found = [
         ImportedCommand(program, command, recording.files)
         for command in recording.commands
-        if (program := find_program(command.words)) is not None
+        if (program := find_program(command.words, command.folder)) is not None
     ]
     if not found:
         raise ConfigError(

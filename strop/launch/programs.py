@@ -1,14 +1,28 @@
-"""Training programs of verl, Trinity-RFT and AzureML in command lines that a launch script runs."""
+"""Training programs of verl, Trinity-RFT, TRL and AzureML in command lines that a launch script runs."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Literal
 
-Tool = Literal["verl ppo", "verl sft", "verl eval", "verl generate", "verl merge", "trinity", "component"]
+from strop.dialects.trl.script import is_trl_script
+
+Tool = Literal[
+    "verl ppo",
+    "verl sft",
+    "verl eval",
+    "verl generate",
+    "verl merge",
+    "trinity",
+    "trl grpo",
+    "trl sft",
+    "trl dpo",
+    "file",
+]
+"""Command of Strop; `file` is `strop train`."""
 
 _VERL: tuple[tuple[str, Tool], ...] = (
     (r"(?:.*_)?main_(?:ppo|dapo|prime|spin|sppo|gspo)\w*", "verl ppo"),
@@ -18,6 +32,7 @@ _VERL: tuple[tuple[str, Tool], ...] = (
     (r"(?:legacy_)?model_merger", "verl merge"),
 )
 """Patterns of the names of verl's programs, and of those of its recipes."""
+_TRL_TOOLS: tuple[Tool, ...] = ("trl grpo", "trl sft", "trl dpo")
 _PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|uv|srun|conda|ray")
 
 
@@ -29,9 +44,9 @@ class TrainingProgram:
     arguments: tuple[str, ...]
 
 
-def find_program(words: Sequence[str]) -> TrainingProgram | None:
+def find_program(words: Sequence[str], folder: Path) -> TrainingProgram | None:
     """The training program in a command line, behind launchers such as `torchrun` and `nohup`; None for
-    another command."""
+    another command. `folder` is the command's current folder, in which Python scripts are read."""
     for index, word in enumerate(words):
         name, rest = PurePath(word).name, words[index + 1 :]
         if word == "-m" and rest:
@@ -40,13 +55,21 @@ def find_program(words: Sequence[str]) -> TrainingProgram | None:
             tool = _verl_tool(rest[0].rpartition(".")[2])
             if tool is not None:
                 return TrainingProgram(tool, tuple(rest[1:]))
+            if found := _trl(rest[0].removeprefix("trl.scripts."), words[:index], rest[1:]):
+                return found
         elif name.endswith(".py") and index and (tool := _verl_tool(name.removesuffix(".py"))):
             return TrainingProgram(tool, tuple(rest))
         elif name == "trinity" and "run" in rest[:1]:
             return _trinity(rest)
+        elif name == "trl" and rest and (found := _trl(rest[0], (), rest[1:])):
+            return found
+        elif word.endswith(("scripts/grpo.py", "scripts/sft.py", "scripts/dpo.py")) and index:
+            return _trl(name.removesuffix(".py"), words[:index], rest)
+        elif name.endswith(".py") and index and (folder / word).is_file() and is_trl_script(folder / word):
+            return TrainingProgram("file", (word,))
         elif name == "az" and list(rest[:3]) == ["ml", "job", "create"]:
             file = _option(rest, "--file", "-f")
-            return None if file is None else TrainingProgram("component", (file,))
+            return None if file is None else TrainingProgram("file", (file,))
     return None
 
 
@@ -57,6 +80,16 @@ def is_python(words: Sequence[str]) -> bool:
 
 def _verl_tool(name: str) -> Tool | None:
     return next((tool for pattern, tool in _VERL if re.fullmatch(pattern, name)), None)
+
+
+def _trl(name: str, launcher: Sequence[str], arguments: Sequence[str]) -> TrainingProgram | None:
+    """A program of TRL. The number of processes that its launcher starts multiplies the batch size."""
+    tool = next((known for known in _TRL_TOOLS if known == f"trl {name}"), None)
+    if tool is None:
+        return None
+    processes = _option(launcher, "--num_processes", "--nproc_per_node", "--nproc-per-node")
+    started = ("--num_processes", processes) if processes is not None else ()
+    return TrainingProgram(tool, (*arguments, *started))
 
 
 def _trinity(words: Sequence[str]) -> TrainingProgram | None:

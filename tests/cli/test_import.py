@@ -71,3 +71,23 @@ def test_errors_are_one_paragraph(cli: Cli) -> None:
         assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.output
     Path("two.sh").write_text(PPO)
     assert "write a number from 1 to 1" in cli("import", "two.sh", "--only", "2").stderr
+
+
+def test_commands_of_trl(cli: Cli) -> None:
+    Path("train.py").write_text(
+        "from trl import SFTConfig, SFTTrainer\n"
+        "SFTTrainer(model='m', args=SFTConfig(max_steps=3, assistant_only_loss=True),\n"
+        "           train_dataset=load_dataset('json', data_files='t.jsonl')).train()\n"
+    )
+    Path("trl.sh").write_text(
+        "cat > c.yaml <<EOF\nmodel_name_or_path: m\ndataset_name: d\nEOF\n"
+        "trl grpo --config c.yaml --num_generations 4\n"
+        "accelerate launch --num_processes 2 trl/scripts/dpo.py --model_name_or_path m --dataset_name d\n"
+        "python train.py > out.log\n"
+    )
+    result = cli("import", "trl.sh")
+    assert result.exit_code == 0, result.output
+    runs = [yaml.safe_load(Path(f"trl-{number}.yaml").read_text()) for number in (1, 2, 3)]
+    assert runs[0]["algorithm"]["rollouts_per_task"] == 4 and runs[0]["trainer"]["tasks_per_step"] == 2
+    assert runs[1]["algorithm"]["type"] == "dpo" and runs[1]["trainer"]["tasks_per_step"] == 16
+    assert runs[2]["data"]["train"]["path"] == "t.jsonl" and "strop train train.py" in result.output

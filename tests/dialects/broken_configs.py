@@ -125,6 +125,8 @@ def read(dialect: str, path: Path, number: int) -> LoadedRun | None:
             return read_trinity(REAL / "trinity.yaml", lines[-3:], here=here)
         case "trinity":
             return read_trinity(path, here=here)
+    if dialect.startswith("trl"):
+        return read_any(path, here=here, dialect=dialect).loaded
     words = [word for name, value in read_yaml(path).values.items() for word in _words(name, value, number)]
     return read_component(dialect, words, here=here).loaded
 

@@ -62,7 +62,7 @@ def test_round_trip(name: str) -> None:
         except ConfigError:
             return
         counts["read"] += 1
-        dialect = name.split()[0].removesuffix("-sft")
+        dialect = name.split()[0].removesuffix("-sft").removesuffix("-dpo")
         for to in dict.fromkeys((dialect, "strop", other)):
             _check(job, dialect, to)
 
