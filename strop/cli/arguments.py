@@ -11,7 +11,7 @@ RunFileArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RUN.yaml",
-        help="Run file, or a configuration file of verl, Trinity-RFT or AzureML.",
+        help="Run file, or a configuration file of verl, Trinity-RFT, TRL or AzureML.",
         show_default=False,
     ),
 ]

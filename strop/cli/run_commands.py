@@ -18,7 +18,7 @@ from strop.cli.output import echo
 
 
 def train(run: RunFileArgument, overrides: OverridesArgument = None, here: HereOption = False) -> None:
-    """Train, or resume a run that was stopped. The file may also be one of verl, Trinity-RFT or AzureML."""
+    """Train, or resume a run that was stopped. The file may also be one of verl, Trinity-RFT, TRL or AzureML."""
     from strop.cli.component_command import run_job
     from strop.dialects.detect import read_any
 
