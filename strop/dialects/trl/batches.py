@@ -123,11 +123,11 @@ def epochs_overridden(foreign: ForeignValues) -> str | None:
 
 def in_updates(run: Run, amount: Amount | None) -> float | None:
     """An interval in updates; None if updates cannot express it."""
-    steps = to_steps(run, amount)
+    steps, per_step = to_steps(run, amount), updates_per_step(run)
     if steps is None:
         return None
     if steps.unit == "steps":
-        return steps.count * updates_per_step(run)
+        return None if per_step is None else steps.count * per_step
     return steps.count if steps.unit == "updates" else None
 
 

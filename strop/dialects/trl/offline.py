@@ -25,10 +25,10 @@ from strop.dialects.trl.run_settings import is_evaluated, taskset, write_dataset
 from strop.dialects.trl.shared import batch_rows, dataset_rows, model_rows, training_rows
 from strop.errors import ConfigError
 
-_PAIRS = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "answer": None}
+_PAIRS: dict[str, Any] = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "answer": None}
 
 
-def _tasksets(foreign: ForeignValues, columns: Mapping[str, Any]) -> dict[str, Any]:
+def _tasksets(foreign: ForeignValues, columns: dict[str, Any]) -> dict[str, Any]:
     evaluated = {"name": "eval", **taskset(foreign, "dataset_test_split"), **columns}
     train = taskset(foreign, "dataset_train_split") | columns
     return {
@@ -56,7 +56,9 @@ def demonstrations(foreign: ForeignValues) -> Mapping[str, Any]:
             "completion_only_loss=False trains on prompts too, and Strop trains on responses only; leave it out.",
         )
     conversations = foreign["assistant_only_loss"]
-    columns = {"response": "messages"} if conversations else {"prompt": "prompt", "response": "completion"}
+    columns: dict[str, Any] = (
+        {"response": "messages"} if conversations else {"prompt": "prompt", "response": "completion"}
+    )
     return {"algorithm.type": "sft", **_tasksets(foreign, {**columns, "answer": None})}
 
 

@@ -36,7 +36,11 @@ _OPTIONS = {
 def write_optimizer(run: Run) -> Mapping[str, Any]:
     """Write the optimizer; plain and fused AdamW have different names."""
     section = run.trainer.optimizer
-    values = {"learning_rate": section.lr, "weight_decay": section.weight_decay, "optim": section.type}
+    values: dict[str, Any] = {
+        "learning_rate": section.lr,
+        "weight_decay": section.weight_decay,
+        "optim": section.type,
+    }
     if isinstance(section, AdamWConfig):
         values["optim"] = "adamw_torch_fused" if section.fused else "adamw_torch"
         values |= {"adam_beta1": section.betas[0], "adam_beta2": section.betas[1]}
@@ -82,7 +86,8 @@ def grad_norm(foreign: ForeignValues) -> Mapping[str, Any]:
 def write_schedule(run: Run) -> Mapping[str, Any]:
     """Write the schedule with its options, and the warm-up as a fraction or a number of updates."""
     section = run.trainer.schedule
-    name, options = section.type, dict[str, Any]()
+    name: str = section.type
+    options: dict[str, Any] = {}
     if section.type == "constant" and section.warmup.count > 0:
         name = "constant_with_warmup"
     if isinstance(section, CosineScheduleConfig) and section.min_ratio:
