@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ class WorkflowResult:
     """Response to score; the last reply if None."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Further values for reward functions, such as rewards of tools: columns of Strop's signature, and part of
-    verl's `extra_info`."""
+    verl's `extra_info`. Values of JSON."""
     turns: Sequence[Turn] | None = None
     """Turns to train on; all calls of the model, in their order, if None."""
 
@@ -66,6 +67,13 @@ def _checked(result: WorkflowResult) -> WorkflowResult:
             raise InvalidWorkflowResult(
                 f"the workflow returned the reward {value!r}; a reward is a finite number"
             )
+    try:
+        json.dumps(result.info)
+    except (TypeError, ValueError) as error:
+        raise InvalidWorkflowResult(
+            f"the `info` of the workflow is not JSON ({error}); reward functions get text, numbers, lists and "
+            "mappings"
+        ) from None
     turns = result.turns
     if turns is not None and not all(isinstance(turn, Turn) for turn in turns):
         raise InvalidWorkflowResult("not all `turns` of the workflow are of type strop.types.Turn")

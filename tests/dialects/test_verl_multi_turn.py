@@ -48,6 +48,7 @@ def workflow(*overrides: str) -> tuple[str, dict[str, Any]]:
         ([f"{ROLLOUT}.mode=sync", f"{TURNS}.max_parallel_calls=2"], {}),  # only agent loops read it
         (["data.max_response_length=99"], {"max_new_tokens": 99}),
         ([f"{TURNS}.use_inference_chat_template=True", "data.return_raw_chat=True"], {}),
+        ([f"{TURNS}.format=qwen"], {}),  # the format is that of the chat template
     ],
 )
 def test_without_agent_loops(overrides: list[str], args: dict[str, Any]) -> None:
@@ -105,7 +106,10 @@ def test_agent_loops_of_the_user_get_the_configuration() -> None:
     ("overrides", "expected"),
     [
         ([f"{ROLLOUT}.agent.default_agent_loop=mine"], "also write .*agent_loop_config_path"),
-        ([f"{ROLLOUT}.mode=async", f"{TURNS}.format=gpt-oss"], "hermes or llama3_json or qwen3_coder"),
+        (
+            [f"{ROLLOUT}.mode=async", f"{TURNS}.format=gpt-oss"],
+            "cannot parse; it has hermes, llama3_json, qwen3_coder",
+        ),
         ([f"{TURNS}.enable=True", f"{TURNS}.completion_callback=a.b"], "as a workflow"),
         ([f"{TURNS}.max_turn=3"], "does not know this key"),
         ([f"{ROLLOUT}.agent.custom_async_server.path=x"], "runs agent loops itself"),

@@ -137,6 +137,18 @@ def test_an_instance_of_a_call_is_new_for_each(tool_world, tool_file):
     assert rollout.text == "done"
 
 
+def test_values_for_reward_functions_must_be_json(tool_world, tool_file):
+    code = ADDER.replace('LOG.append("execute")', 'kwargs["agent_data"].extra_fields["x"] = VALUE')
+    args = {"lifetime": "call", "scored": "response"}
+    for value, error in (("[1]", None), ("object()", "is not JSON")):
+        file = tool_file(code.replace("VALUE", value))
+        rollout, _ = run(tool_world, [call("add", n=1), "done"], {**args, "tool_config": file})
+        if error is None:
+            assert rollout.info["x"] == [1]
+        else:
+            assert error in rollout.error
+
+
 def test_a_failed_rollout_releases_its_instances(tool_world, tool_file):
     code = ADDER.replace('LOG.append("calc_reward")', 'raise KeyError("no reward")')
     rollout, _ = run(tool_world, ["done"], {"tool_config": tool_file(code)})

@@ -82,7 +82,7 @@ def workflow(foreign: ForeignValues) -> Mapping[str, Any]:
         return {}
     limits = {
         "max_calls": foreign[f"{_TURNS}.max_parallel_calls"],
-        "form": _FORMATS[foreign[f"{_TURNS}.format"]],
+        "form": _form(foreign),
         "malformed": "ignore",
         "max_output": foreign[f"{_TURNS}.max_tool_response_length"],
         "truncated_side": _removed_side(foreign),
@@ -112,6 +112,18 @@ def _tools(foreign: ForeignValues) -> dict[str, Any]:
         "max_new_tokens": foreign["data.max_response_length"],
         "scored": "response",
     }
+
+
+def _form(foreign: ForeignValues) -> str:
+    """The format of tool calls. Raises ConfigError for one that Strop cannot parse."""
+    name = foreign[f"{_TURNS}.format"]
+    if name not in _FORMATS:
+        raise foreign.error_for(
+            f"{_TURNS}.format",
+            f"{_TURNS}.format is {name}, a format of tool calls that Strop cannot parse; it has "
+            f"{', '.join(_FORMATS)}.",
+        )
+    return _FORMATS[name]
 
 
 def _removed_side(foreign: ForeignValues) -> str:
@@ -180,7 +192,7 @@ ROWS = (
         _agent_key(
             "format",
             "hermes",
-            one_of(*_FORMATS),
+            STRING,
             "format of tool calls; that of the chat template without an agent loop",
         ),
         _key("max_assistant_turns", INTEGER, "maximum number of replies; null for no limit"),
