@@ -36,6 +36,13 @@ class RunSpec:
     """Number of steps; None for the run file's duration."""
     metrics: tuple[str, ...] = (ACCURACY,)
     """Metrics of the table."""
+    policy_loss: str | None = None
+    """Policy loss in place of that of the run file, which is then grpo's; options follow its name."""
+
+
+def with_loss(policy_loss: str) -> RunSpec:
+    """GRPO's run file with another policy loss."""
+    return RunSpec(policy_loss=policy_loss)
 
 
 ON_ROLLOUTS = {
@@ -55,6 +62,18 @@ ON_ROLLOUTS = {
     "gspo": RunSpec(),
     "cispo": RunSpec(),
     "dapo": RunSpec(),
+    "reinforce": RunSpec(),
+    "raft": RunSpec(),
+    "asymre": RunSpec(),
+    "gmpo": with_loss("{type: gmpo}"),
+    "sapo": with_loss("{type: sapo}"),
+    "dppo_tv": with_loss("{type: dppo_tv}"),
+    "dppo_kl": with_loss("{type: dppo_kl}"),
+    "importance_sampling": with_loss("{type: importance_sampling}"),
+    "topr": with_loss("{type: topr}"),
+    "sppo": with_loss("{type: sppo}"),
+    "rec": with_loss("{type: rec, clipping: one_side, weight: ratio}"),
+    "dro": with_loss("{type: dro}"),
 }
 ON_DEMONSTRATIONS = {
     "sft": RunSpec(steps=None, metrics=("eval/held-out/loss", ACCURACY)),
@@ -108,7 +127,9 @@ def measure(name: str, seed: int, folder: Path) -> Measured:
     if spec.steps is not None:
         overrides += [f"trainer.duration={spec.steps} steps", "evaluate.every=5 steps"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "strop", "train", str(EXAMPLES / f"{name}.yaml"), *overrides]
+    if spec.policy_loss is not None:
+        overrides.append(f"algorithm.policy_loss={spec.policy_loss}")
+    command = [sys.executable, "-m", "strop", "train", str(_run_file(name)), *overrides]
     environment = os.environ | {"QUICKSTART": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -171,7 +192,8 @@ def draw(results: dict[str, list[Measured]], path: Path) -> None:
     from matplotlib import pyplot
 
     columns = 5
-    figure, axes = pyplot.subplots(-(-len(results) // columns), columns, figsize=(12, 7), sharey=True)
+    lines = -(-len(results) // columns)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(12, 2.3 * lines), sharey=True)
     for axis in axes.flat[len(results) :]:
         axis.set_visible(False)
     for axis, (name, runs) in zip(axes.flat, results.items(), strict=False):
@@ -195,8 +217,14 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def _run_file(name: str) -> Path:
+    return EXAMPLES / f"{name if ALGORITHMS[name].policy_loss is None else 'grpo'}.yaml"
+
+
 def _link(name: str) -> str:
-    return f"[{name}](../../examples/algorithms/{name}.yaml)"
+    file, loss = _run_file(name), ALGORITHMS[name].policy_loss
+    link = f"[{file.stem}](../../examples/algorithms/{file.name})"
+    return link if loss is None else f"{link}, `policy_loss: {loss}`"
 
 
 def main() -> None:

@@ -72,6 +72,10 @@ class Batch:
         """Return the first `count` responses."""
         return Batch(**{field.name: getattr(self, field.name)[:count] for field in fields(self)})
 
+    def with_one_advantage(self) -> Batch:
+        """Return the batch with one advantage per response; objectives of responses are then the same."""
+        return replace(self, advantages=self.advantages[:, :1] * self.mask)
+
     def micro_batch(self, roles: tuple[SegmentRole, ...] | None = None) -> MicroBatch:
         """Return the packed batch; one prompt token precedes each response. The default role is `rl`."""
         rl: SegmentRole = "rl"

@@ -44,9 +44,6 @@ def page(rows: list[tuple[Case, float]]) -> str:
         f"{version('torch')}, CPU). Values are equal up to {BOUND:g}; for larger differences the last column gives "
         "the reason.",
         "",
-        "TRL's KL is measured with `use_bias_correction_kl=False`: TRL's default, True, multiplies k3 by the ratio to "
-        "the old policy, which Strop does not.",
-        "",
         "`benchmarks/parity/compare.py` writes this page; its README has the commands to run it.",
         "",
         "| quantity | compared with | largest difference | reason |",

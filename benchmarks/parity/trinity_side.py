@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,14 @@ from trinity.algorithm.kl_fn.kl_fn import AbsFn, K1Fn, K2Fn, K3Fn
 from trinity.algorithm.policy_loss_fn.cispo_policy_loss import CISPOPolicyLossFn
 from trinity.algorithm.policy_loss_fn.dpo_loss import DPOLossFn
 from trinity.algorithm.policy_loss_fn.gspo_policy_loss import GSPOLossFn
+from trinity.algorithm.policy_loss_fn.importance_sampling_policy_loss import ImportanceSamplingLossFn
 from trinity.algorithm.policy_loss_fn.opmd_policy_loss import OPMDPolicyLossFn
 from trinity.algorithm.policy_loss_fn.ppo_policy_loss import PPOPolicyLossFn
-from verl_side import AGGREGATIONS, DUAL, GROUP_OF_ONE, HIGH, LOW, strop_gae
+from trinity.algorithm.policy_loss_fn.rec_policy_loss import RECPolicyLossFn
+from trinity.algorithm.policy_loss_fn.sapo_policy_loss import SAPOPolicyLossFn
+from trinity.algorithm.policy_loss_fn.sppo_loss_fn import sPPOPolicyLossFn
+from trinity.algorithm.policy_loss_fn.topr_policy_loss import TOPRPolicyLossFn
+from verl_side import AGGREGATIONS, DUAL, GROUP_OF_ONE, HIGH, LOW, TAU_NEG, strop_gae
 
 from strop.algorithms.kl import estimate_kl
 
@@ -85,6 +91,35 @@ def dpo_loss(batch: Batch) -> torch.Tensor:
             logprob=logprobs, ref_log_prob=batch.ref_logprobs, response_mask=batch.mask.double()
         )[0],
     )
+
+
+def off_policy_losses() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Label, loss of Trinity-RFT, and section of Strop."""
+    yield "topr", TOPRPolicyLossFn(advantage_threshold=0.2), {"type": "topr", "threshold": 0.2}
+    yield "sppo", sPPOPolicyLossFn(epsilon=0.1), {"type": "sppo", "clip": 0.1}
+    yield "importance_sampling", ImportanceSamplingLossFn(), {"type": "importance_sampling"}
+    gate = {"type": "sapo", "tau_neg": TAU_NEG, "gate": "weight"}
+    yield "sapo with the gate as weight", SAPOPolicyLossFn(tau_neg=TAU_NEG), gate
+    ring = {"epsilon_low": 0.1, "epsilon_high": 0.15, "epsilon_low_prime": 0.3, "epsilon_high_prime": 0.4}
+    clip = {"clip_low": 0.1, "clip_high": 0.15, "ring_low": 0.3, "ring_high": 0.4}
+    for mode, clipping in (
+        ("none", "none"),
+        ("one-side", "one_side"),
+        ("two-side", "two_sides"),
+        ("ring", "ring"),
+    ):
+        section = {"type": "rec", "clipping": clipping, **clip}
+        yield f"rec, clipping {clipping}", RECPolicyLossFn(clip_mode=mode, **ring), section
+    for weight, name in (("importance_sampling", "ratio"), ("advantage", "advantage")):
+        section = {"type": "rec", "weight": name, "temperature": 0.7}
+        yield f"rec, weight {name}", RECPolicyLossFn(weight=weight, temp=0.7), section
+    for regularizer, name in (("k2", "k2"), ("forward-kl", "forward_kl")):
+        section = {"type": "rec", "regularizer": name, "regularizer_coef": 0.3}
+        yield (
+            f"rec, regularizer {name}",
+            RECPolicyLossFn(regularizer=regularizer, regularizer_coef=0.3),
+            section,
+        )
 
 
 def cases() -> list[Case]:
@@ -159,6 +194,15 @@ def cases() -> list[Case]:
                     else "",
                 )
             )
+    rows += [
+        Case(
+            f"loss: {label}, token-mean",
+            "Trinity-RFT",
+            policy_loss(function),
+            lambda b, section=section: strop_side.loss(b, policy_loss=section, aggregation="token-mean"),
+        )
+        for label, function, section in off_policy_losses()
+    ]
     rows += [
         Case(
             f"loss: dpo, {label}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ from batches import MAX_RESPONSE_TOKENS, Batch
 from cases import Case, Value, with_gradient
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.grpo_trainer import GRPOTrainer
-from verl_side import DUAL, HIGH, LOW
+from verl_side import DUAL, HIGH, LOW, TAU_NEG
 
 from strop.algorithms.reward_shaping import overlong_penalty
 
@@ -25,6 +24,7 @@ def trl_loss(
     beta: float = 0.0,
     high: float = HIGH,
     delta: float | None = None,
+    correct_kl: bool = True,
 ) -> Value:
     """Value and gradient by `GRPOTrainer._compute_loss`, on a stub with the attributes that the method reads."""
 
@@ -38,7 +38,13 @@ def trl_loss(
                 _metrics=defaultdict(lambda: defaultdict(list)),
                 model=SimpleNamespace(training=True),
                 accelerator=accelerator,
-                args=SimpleNamespace(delta=delta, use_bias_correction_kl=False, steps_per_generation=1),
+                args=SimpleNamespace(
+                    delta=delta,
+                    use_bias_correction_kl=correct_kl,
+                    steps_per_generation=1,
+                    sapo_temperature_pos=1.0,
+                    sapo_temperature_neg=TAU_NEG,
+                ),
                 aux_loss_enabled=False,
                 beta=beta,
                 current_gradient_accumulation_steps=1,
@@ -79,6 +85,7 @@ def cases() -> list[Case]:
     clip = {"type": "clip", "clip_low": LOW, "clip_high": HIGH, "dual_clip": None}
     gspo = {"type": "gspo", "clip_low": LOW, "clip_high": HIGH}
     cispo = {"type": "cispo", "clip_high": 0.28}
+    sapo = {"type": "sapo", "tau_neg": TAU_NEG}
     k3 = {"estimator": "k3", "coef": 0.1}
     rows = [
         Case(f"loss: {label}", "TRL", peer_value, strop_value)
@@ -97,9 +104,15 @@ def cases() -> list[Case]:
             ),
             (
                 "clip with k3 (use_bias_correction_kl=False), seq-mean-token-mean",
-                trl_loss("grpo", beta=0.1),
+                trl_loss("grpo", beta=0.1, correct_kl=False),
                 strop_loss(clip, "seq-mean-token-mean", kl_loss=k3),
             ),
+            (
+                "clip with k3 weighted by the ratio, seq-mean-token-mean",
+                trl_loss("grpo", beta=0.1),
+                strop_loss(clip, "seq-mean-token-mean", kl_loss=k3 | {"weight_by_ratio": True}),
+            ),
+            ("sapo, seq-mean-token-mean", trl_loss("sapo"), strop_loss(sapo, "seq-mean-token-mean")),
             ("cispo, token-mean", trl_loss("cispo", high=1.28), strop_loss(cispo, "token-mean")),
         )
     ]
@@ -107,17 +120,12 @@ def cases() -> list[Case]:
         Case(
             "loss: gspo, seq-mean-token-mean",
             "TRL",
-            lambda b: trl_loss("grpo", level="sequence")(with_one_advantage(b)),
-            lambda b: strop_loss(gspo, "seq-mean-token-mean")(with_one_advantage(b)),
+            lambda b: trl_loss("grpo", level="sequence")(b.with_one_advantage()),
+            lambda b: strop_loss(gspo, "seq-mean-token-mean")(b.with_one_advantage()),
         )
     )
     rows.append(Case("overlong penalty", "TRL", trl_overlong_penalty, strop_overlong_penalty))
     return rows
-
-
-def with_one_advantage(batch: Batch) -> Batch:
-    """Return the batch with one advantage per response, as TRL has it; GSPO's objective is then the same."""
-    return replace(batch, advantages=batch.advantages[:, :1] * batch.mask)
 
 
 def trl_overlong_penalty(batch: Batch) -> torch.Tensor:

@@ -11,7 +11,7 @@ from cases import Case, Value, with_gradient
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
-from verl.workers.config import ActorConfig
+from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from strop.algorithms.kl import AdaptiveKlController, estimate_kl
 from strop.algorithms.losses.aggregation import TargetTokens
@@ -23,6 +23,7 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-
 KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}
 GROUP_OF_ONE = "the peer's advantage is the reward, Strop's is 0"
 LOW, HIGH, DUAL = 0.2, 0.28, 3.0
+TAU_NEG, BETA = 1.5, 0.3
 
 
 def estimator(name: str, *, penalized: bool = False, gamma: float = 1.0, **options: Any) -> Value:
@@ -75,6 +76,8 @@ def policy_loss(name: str, aggregation: str) -> Value:
             clip_ratio_low=LOW,
             clip_ratio_high=HIGH,
             clip_ratio_c=DUAL,
+            tau_neg=TAU_NEG,
+            policy_loss=PolicyLossConfig(dro_beta=BETA),
         )
         function = core_algos.get_policy_loss_fn(name)
         return with_gradient(
@@ -197,6 +200,13 @@ def cases() -> list[Case]:
         "gspo": {"type": "gspo", "clip_low": LOW, "clip_high": HIGH},
         "cispo": {"type": "cispo", "clip_low": LOW, "clip_high": HIGH},
         "gpg": {"type": "gpg"},
+        "dro": {"type": "dro", "beta": BETA},
+    }
+    bounds = {"divergence_low": LOW, "divergence_high": HIGH, "ratio_cap": DUAL}
+    losses |= {name: {"type": name, **bounds} for name in ("dppo_tv", "dppo_kl")}
+    per_response: dict[str, dict[str, Any]] = {
+        "sapo": {"type": "sapo", "tau_neg": TAU_NEG},
+        "geo_mean": {"type": "gmpo", "clip_low": LOW, "clip_high": HIGH},
     }
     rows += [
         Case(
@@ -207,6 +217,28 @@ def cases() -> list[Case]:
         )
         for name, section in losses.items()
         for aggregation in AGGREGATIONS
+    ]
+    rows += [
+        Case(
+            f"loss: {section['type']}, seq-mean-token-mean, one advantage per response",
+            "verl",
+            lambda b, name=name: policy_loss(name, "seq-mean-token-mean")(b.with_one_advantage()),
+            lambda b, section=section: strop_loss(section, "seq-mean-token-mean")(b.with_one_advantage()),
+        )
+        for name, section in per_response.items()
+    ]
+    rows += [
+        Case(
+            f"KL and its gradient: {name}",
+            "verl",
+            lambda b, name=name: with_gradient(
+                b, lambda logprobs: (core_algos.kl_penalty(logprobs, b.ref_logprobs, name) * b.mask).sum()
+            ),
+            lambda b, name=name: with_gradient(
+                b, lambda logprobs: (estimate_kl(logprobs, b.ref_logprobs, name) * b.mask).sum()
+            ),
+        )
+        for name in ("k1+", "abs+", "k3+")
     ]
     rows += [
         Case(

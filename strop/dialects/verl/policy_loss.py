@@ -53,7 +53,7 @@ _PARAMETERS = {
     "dro": {"policy_loss.dro_beta": "beta"},
 }
 """Further keys of `actor_rollout_ref.actor` that a loss mode reads, each with its field."""
-_PER_SEQUENCE = ("gspo", "sapo", "geo_mean")
+_PER_SEQUENCE = ("sapo", "geo_mean")
 """Loss modes that are always averaged over sequences, whatever `loss_agg_mode` is."""
 
 
@@ -185,6 +185,7 @@ ROWS = not_on_page(
             "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
         ),
         inactive=_aggregation_inactive,
+        note="sapo and geo_mean are always averaged over sequences; so was gspo up to verl 0.9.0",
     ),
 )
 """Rows of the seed page's time."""
