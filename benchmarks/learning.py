@@ -70,6 +70,8 @@ ON_ROLLOUTS = {
     "dppo_tv": with_loss("{type: dppo_tv}"),
     "dppo_kl": with_loss("{type: dppo_kl}"),
     "importance_sampling": with_loss("{type: importance_sampling}"),
+    "clip_cov": with_loss("{type: clip_cov, token_fraction: 0.02}"),
+    "kl_cov": RunSpec(),
     "topr": with_loss("{type: topr}"),
     "sppo": with_loss("{type: sppo}"),
     "rec": with_loss("{type: rec, clipping: one_side, weight: ratio}"),

@@ -316,6 +316,8 @@ class TrainingBatch:
     """[L] each: the critic's values at the start of the step."""
     returns: Sequence[FloatArray] | None = None
     """[L] each: the critic's targets."""
+    selected: Sequence[BoolArray] | None = None
+    """[L] each: tokens that the policy loss treats differently, chosen over the whole update."""
 
     def __post_init__(self) -> None:
         for name in _BATCH_INPUTS:
@@ -334,7 +336,7 @@ class TrainingBatch:
         )
 
 
-_BATCH_INPUTS = ("advantages", "old_logprobs", "ref_logprobs", "values", "returns")
+_BATCH_INPUTS = ("advantages", "old_logprobs", "ref_logprobs", "values", "returns", "selected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +382,8 @@ class MicroBatch:
     """[T] float32 The critic's values, at the start of the step, of the state before each target."""
     returns: torch.Tensor | None = None
     """[T] float32 The critic's targets."""
+    selected: torch.Tensor | None = None
+    """[T] bool Tokens that the policy loss treats differently (clip_cov, kl_cov)."""
 
     @property
     def num_segments(self) -> int:
@@ -404,7 +408,7 @@ class MicroBatch:
         for name in always:
             if getattr(self, name).shape[-1] != tokens:
                 raise ValueError(f"MicroBatch.{name} does not have {tokens} tokens")
-        for name in ("policy_logprobs", "old_logprobs", "ref_logprobs", "values", "returns"):
+        for name in ("policy_logprobs", "old_logprobs", "ref_logprobs", "values", "returns", "selected"):
             value = getattr(self, name)
             if value is not None and value.shape[-1] != tokens:
                 raise ValueError(f"MicroBatch.{name} does not have {tokens} tokens")

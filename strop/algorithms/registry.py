@@ -48,6 +48,7 @@ from strop.config.schema.algorithm import (
     RolloutAlgorithmConfig,
     SftConfig,
 )
+from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig
 from strop.protocols import LossFn
 
 
@@ -220,6 +221,8 @@ def needs_start_logprobs(config: RolloutAlgorithmConfig) -> bool:
     """Whether the trainer's log-probs at the start of the step are needed before its first update."""
     if config.old_policy == "sampler":
         return False
+    if isinstance(config.policy_loss, ClipCovLossConfig | KlCovLossConfig):
+        return True
     correction = config.importance_correction
     return bool(config.rejection) or (correction is not None and correction.normalize)
 

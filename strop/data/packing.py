@@ -119,7 +119,7 @@ def build_micro_batch(plan: MicroBatchPlan, batch: TrainingBatch, device: torch.
     def masked(value_of: Callable[[int], float | FloatArray]) -> torch.Tensor:
         return per_token(value_of).masked_fill(~loss_mask, 0.0)
 
-    advantages = batch.advantages
+    advantages, selected = batch.advantages, batch.selected
     policy = [e.policy_logprobs for e in experiences if e.policy_logprobs is not None]
     return MicroBatch(
         token_ids=gather(tokens, np.int64),
@@ -140,6 +140,9 @@ def build_micro_batch(plan: MicroBatchPlan, batch: TrainingBatch, device: torch.
         ref_logprobs=optional(batch.ref_logprobs),
         values=optional(batch.values),
         returns=optional(batch.returns),
+        selected=None
+        if selected is None
+        else gather((cut(selected[s.source], s) for s in plan), np.bool_) & loss_mask,
     )
 
 

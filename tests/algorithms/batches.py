@@ -35,6 +35,7 @@ def make_batch(lengths: Sequence[tuple[int, int]], *, seed: int = 0, on_policy: 
         advantages=numbers(1.0),
         old_logprobs=None if on_policy else numbers(0.3, -1.0),
         ref_logprobs=numbers(0.3, -1.0),
+        selected=mask & (torch.arange(total) % 3 == 0),
     )
 
 
@@ -57,10 +58,12 @@ def split(batch: MicroBatch, segments: int) -> tuple[MicroBatch, MicroBatch]:
             )
         }
         old = None if batch.old_logprobs is None else batch.old_logprobs[tokens]
+        selected = None if batch.selected is None else batch.selected[tokens]
         return replace(
             batch,
             **per_token,
             old_logprobs=old,
+            selected=selected,
             cu_seqlens=ends,
             prefix_of=batch.prefix_of[rows],
             experience=batch.experience[rows],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
+    ClipCovLossConfig,
     ClippedLossConfig,
     DppoKlLossConfig,
     DppoTvLossConfig,
@@ -15,6 +16,7 @@ from strop.config.schema.policy_loss import (
     GpgLossConfig,
     GspoLossConfig,
     ImportanceSamplingLossConfig,
+    KlCovLossConfig,
     OpmdLossConfig,
     PolicyLossConfig,
     RecLossConfig,
@@ -25,9 +27,13 @@ from strop.config.schema.policy_loss import (
 
 
 def naive_losses(
-    loss: PolicyLossConfig, logprobs: Sequence[float], old: Sequence[float], advantages: Sequence[float]
+    loss: PolicyLossConfig,
+    logprobs: Sequence[float],
+    old: Sequence[float],
+    advantages: Sequence[float],
+    selected: Sequence[bool],
 ) -> list[float]:
-    """The loss of each token of one response."""
+    """The loss of each token of one response; `selected` tokens are those that the loss treats differently."""
     if not logprobs:
         return []
     moved = [new - before for new, before in zip(logprobs, old, strict=True)]
@@ -41,7 +47,15 @@ def naive_losses(
         ]
         whole = math.prod(map(math.exp, bounded)) ** (1 / len(bounded))
         return [-a * whole for a in advantages]
-    return [_of_token(loss, *each) for each in zip(logprobs, old, advantages, strict=True)]
+    found = [_of_token(loss, *each) for each in zip(logprobs, old, advantages, strict=True)]
+    if isinstance(loss, ClipCovLossConfig):
+        return [0.0 if chosen else each for each, chosen in zip(found, selected, strict=True)]
+    if isinstance(loss, KlCovLossConfig):
+        return [
+            each + loss.kl_coef * abs(change) * chosen
+            for each, change, chosen in zip(found, moved, selected, strict=True)
+        ]
+    return found
 
 
 def _clipped(ratio: float, advantage: float, low: float, high: float) -> float:
@@ -54,6 +68,8 @@ def _of_token(loss: PolicyLossConfig, logprob: float, old: float, a: float) -> f
         case ClippedLossConfig():
             surrogate = _clipped(ratio, a, 1 - loss.clip_low, 1 + loss.clip_high)
             return -(max(surrogate, loss.dual_clip * a) if loss.dual_clip and a < 0 else surrogate)
+        case ClipCovLossConfig():
+            return -_clipped(ratio, a, 1 - loss.clip_low, 1 + loss.clip_high)
         case CispoLossConfig():
             low, high = 0 if loss.clip_low is None else 1 - loss.clip_low, 1 + loss.clip_high
             if loss.mask_clipped and (ratio > high if a > 0 else ratio < low):
@@ -63,7 +79,7 @@ def _of_token(loss: PolicyLossConfig, logprob: float, old: float, a: float) -> f
             return -a * logprob
         case OpmdLossConfig():
             return -a * logprob / (1 + loss.tau)
-        case ImportanceSamplingLossConfig():
+        case ImportanceSamplingLossConfig() | KlCovLossConfig():
             return -a * p / q
         case SapoLossConfig():
             tau = loss.tau_pos if a > 0 else loss.tau_neg

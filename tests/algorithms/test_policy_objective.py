@@ -32,6 +32,7 @@ from strop.config.schema.algorithm import (
 from strop.config.schema.off_policy import ImportanceCorrectionConfig, RejectionRuleConfig
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
+    ClipCovLossConfig,
     ClippedLossConfig,
     DppoKlLossConfig,
     DppoTvLossConfig,
@@ -40,6 +41,7 @@ from strop.config.schema.policy_loss import (
     GpgLossConfig,
     GspoLossConfig,
     ImportanceSamplingLossConfig,
+    KlCovLossConfig,
     OpmdLossConfig,
     PolicyLossConfig,
     RecLossConfig,
@@ -77,6 +79,8 @@ LOSSES = [
     DppoKlLossConfig(divergence_low=0.01, divergence_high=0.02, ratio_cap=1.1),
     ImportanceSamplingLossConfig(),
     DroLossConfig(beta=0.5),
+    ClipCovLossConfig(clip_low=0.1, clip_high=0.2),
+    KlCovLossConfig(kl_coef=0.5),
 ]
 CORRECTIONS = [
     None,
@@ -121,9 +125,10 @@ def naive_policy_losses(
     sampler = batch.sampler_logprobs.tolist()
     whole = math.exp(sum(old[t] - sampler[t] for t in targets))
     advantages = batch.advantages.tolist()
+    assert batch.selected is not None
     losses = naive_losses(
         config.policy_loss,
-        *([values[t] for t in targets] for values in (logprobs, old, advantages)),
+        *([values[t] for t in targets] for values in (logprobs, old, advantages, batch.selected.tolist())),
     )
     if config.importance_correction is None:
         return losses
@@ -388,7 +393,9 @@ def test_nan_outside_targets_changes_nothing(
 
 
 UNREGULARIZED = [
-    loss for loss in LOSSES if loss.type != "dro" and getattr(loss, "regularizer", "none") == "none"
+    loss
+    for loss in LOSSES
+    if loss.type not in ("dro", "kl_cov") and getattr(loss, "regularizer", "none") == "none"
 ]
 
 

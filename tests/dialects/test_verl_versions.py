@@ -9,10 +9,12 @@ import pytest
 from strop.config.schema import Run
 from strop.config.schema.algorithm import RewardResamplingConfig
 from strop.config.schema.policy_loss import (
+    ClipCovLossConfig,
     DppoKlLossConfig,
     DppoTvLossConfig,
     DroLossConfig,
     GmpoLossConfig,
+    KlCovLossConfig,
     SapoLossConfig,
 )
 from strop.config.units import Amount
@@ -122,6 +124,13 @@ LOSS = "algorithm.policy_loss"
             DppoKlLossConfig(divergence_low=0.05, divergence_high=0.1, ratio_cap=3.0),
         ),
         ("dro", ["policy_loss.dro_beta=0.5"], DroLossConfig(beta=0.5)),
+        (
+            "clip-cov",
+            ["clip_ratio_high=0.28", "policy_loss.clip_cov_ratio=0.002", "policy_loss.clip_cov_ub=20"],
+            ClipCovLossConfig(clip_high=0.28, token_fraction=0.002, covariance_high=20.0),
+        ),
+        ("kl_cov", ["policy_loss.ppo_kl_coef=1"], KlCovLossConfig(kl_coef=1.0)),
+        ("kl_cov", [], KlCovLossConfig(kl_coef=0.1)),
     ],
 )
 def test_policy_losses(mode: str, overrides: list[str], expected: object) -> None:
@@ -184,7 +193,7 @@ def test_lora_of_megatron_has_the_names_of_hugging_face() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([f"{ACTOR}.policy_loss.loss_mode=kl_cov"], "a loss that Strop does not have; it has vanilla"),
+        ([f"{ACTOR}.policy_loss.loss_mode=bypass_mode"], "a loss that Strop does not have; it has vanilla"),
         (["algorithm.adv_estimator=gdpo"], "also write algorithm.gdpo_reward_keys"),
         (["distillation.enabled=True"], "no on-policy distillation"),
         (["trainer.v1.trainer_mode=separate_async"], "write sync"),

@@ -43,8 +43,24 @@ POLICY_LOSSES: Sequence[Mapping[str, Any]] = (
     {"type": "gpg"},
     {"type": "opmd", "tau": 0.5},
 )
+OTHER_LOSSES: Sequence[Mapping[str, Any]] = (
+    {"type": "gmpo", "clip_low": 0.1, "clip_high": 0.2},
+    {"type": "sapo"},
+    {"type": "dppo_tv", "divergence_low": 1e-4, "divergence_high": 1e-4},
+    {"type": "dppo_kl", "divergence_low": 1e-4, "divergence_high": 1e-4},
+    {"type": "topr"},
+    {"type": "sppo", "clip": 0.2},
+    {"type": "rec", "clipping": "ring", "weight": "ratio", "regularizer": "k2", "regularizer_coef": 0.1},
+    {"type": "dro"},
+    {"type": "clip_cov"},
+    {"type": "kl_cov"},
+)
+"""Losses that are tried with the default aggregation only."""
 PARTS: Mapping[str, Mapping[str, Any]] = {
     **{f"kl {name}": {"kl_loss": {"estimator": name, "coef": 0.5}} for name in get_args(KlEstimator)},
+    # k1+, abs+ and k3+ have the gradient of k2.
+    "kl k3+": {"kl_loss": {"estimator": "k3+", "coef": 0.4}},
+    "kl weighted by the ratio": {"kl_loss": {"estimator": "k3", "coef": 0.5, "weight_by_ratio": True}},
     "entropy": {"entropy_coef": 0.1},
     "token correction": {"importance_correction": {"level": "token", "cap": 1.1}},
     "rejection": {
@@ -61,6 +77,7 @@ def cases() -> dict[str, AlgorithmConfig]:
         for loss in POLICY_LOSSES
         for aggregation in get_args(Aggregation)
     }
+    sections |= {loss["type"]: {"type": "grpo", "policy_loss": loss} for loss in OTHER_LOSSES}
     sections |= {part: {"type": "grpo", **section} for part, section in PARTS.items()}
     sections |= {"sft": {"type": "sft"}, "dpo": {"type": "dpo"}, "mix": {"type": "mix", "mu": 0.3}}
     read = TypeAdapter(AlgorithmConfig)
@@ -106,6 +123,7 @@ def micro_batches(
             ref_logprobs=near(logprobs, 4),
             values=near(logprobs, 5),
             returns=near(logprobs, 6),
+            selected=[np.arange(len(each)) % 3 == 0 for each in logprobs],
         ),
         Amount(40, "tokens"),
         share_prompts=engine.supports_shared_prompts,

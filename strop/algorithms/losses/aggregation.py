@@ -28,6 +28,8 @@ class TargetTokens:
     """[K] float32 Loss weight of the sequence of each target."""
     num_segments: int
     """S Number of segments."""
+    selected: torch.Tensor | None = None
+    """[K] bool: targets that the policy loss treats differently; None where the update has no selection."""
 
     @classmethod
     def of(cls, micro_batch: MicroBatch) -> TargetTokens:
@@ -36,7 +38,8 @@ class TargetTokens:
         segment = micro_batch.segment_of_token().index_select(0, index)
         tokens = torch.bincount(segment, minlength=micro_batch.num_segments).index_select(0, segment)
         weight = micro_batch.weight.index_select(0, segment)
-        return cls(index, segment, tokens, weight, micro_batch.num_segments)
+        selected = None if micro_batch.selected is None else micro_batch.selected.index_select(0, index)
+        return cls(index, segment, tokens, weight, micro_batch.num_segments, selected)
 
     @classmethod
     def concatenated(cls, tokens: torch.Tensor) -> TargetTokens:

@@ -8,11 +8,13 @@ import torch
 
 from strop.algorithms.log_ratios import bound_exponent
 from strop.algorithms.losses.aggregation import TargetTokens
+from strop.algorithms.losses.covariance_losses import clip_cov, kl_cov
 from strop.algorithms.losses.loss_terms import PolicyLossTerms
 from strop.algorithms.losses.off_policy_losses import off_policy_loss_terms
 from strop.algorithms.losses.trust_region_losses import dppo, gmpo, sapo, sequence_log_ratio
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
+    ClipCovLossConfig,
     ClippedLossConfig,
     DppoKlLossConfig,
     DppoTvLossConfig,
@@ -21,6 +23,7 @@ from strop.config.schema.policy_loss import (
     GpgLossConfig,
     GspoLossConfig,
     ImportanceSamplingLossConfig,
+    KlCovLossConfig,
     OpmdLossConfig,
     PolicyLossConfig,
     RecLossConfig,
@@ -70,6 +73,11 @@ def policy_loss_terms(
             return reinforce(logprobs, advantages)
         case OpmdLossConfig():
             return reinforce(logprobs, advantages / (1 + config.tau))
+        case ClipCovLossConfig():
+            clipped = ppo_clip(ratio, advantages, low=config.clip_low, high=config.clip_high, dual=None)
+            return clip_cov(clipped, _selected(targets))
+        case KlCovLossConfig():
+            return kl_cov(ratio, advantages, _selected(targets), kl_coef=config.kl_coef)
         case ImportanceSamplingLossConfig():
             return importance_sampling(ratio, advantages)
         case GmpoLossConfig():
@@ -89,6 +97,14 @@ def policy_loss_terms(
             return off_policy_loss_terms(config, logprobs, ratio, advantages)
         case _:
             assert_never(config)
+
+
+def _selected(targets: TargetTokens) -> torch.Tensor:
+    if targets.selected is None:
+        raise ValueError(
+            "clip_cov and kl_cov need the update's selected tokens, which the micro-batch does not have"
+        )
+    return targets.selected
 
 
 def ppo_clip(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -156,6 +157,42 @@ class ImportanceSamplingLossConfig(Section):
     type: Literal["importance_sampling"] = "importance_sampling"
 
 
+class ClipCovLossConfig(Section):
+    """PPO's clipped surrogate without some tokens of high covariance, against the collapse of the entropy (Clip-Cov,
+    arXiv 2505.22617)."""
+
+    type: Literal["clip_cov"] = "clip_cov"
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    """Lower clip range: the ratio to the old policy is clipped at 1 - clip_low."""
+    clip_high: float = Field(0.2, ge=0)
+    """Upper clip range: the ratio to the old policy is clipped at 1 + clip_high."""
+    token_fraction: float = Field(0.0002, gt=0, le=1)
+    """Fraction of an update's tokens without a gradient, at least one token; chosen at random between the bounds."""
+    covariance_low: float = 1.0
+    """Lower bound of the covariance of log-prob and advantage of the chosen tokens."""
+    covariance_high: float = 5.0
+    """Upper bound of the covariance of the chosen tokens."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.covariance_low >= self.covariance_high:
+            yield (
+                f"covariance_low ({self.covariance_low}) is not below covariance_high ({self.covariance_high}), so no "
+                "token lies between them; write a smaller covariance_low"
+            )
+
+
+class KlCovLossConfig(Section):
+    """Ratio times advantage, with a KL penalty for the tokens of highest covariance, against the collapse of the
+    entropy (KL-Cov, arXiv 2505.22617)."""
+
+    type: Literal["kl_cov"] = "kl_cov"
+    token_fraction: float = Field(0.0002, gt=0, le=1)
+    """Fraction of an update's tokens with the penalty, at least one token: those of highest covariance."""
+    kl_coef: float = Field(1.0, ge=0)
+    """Coefficient of the absolute log-ratio of these tokens."""
+
+
 class DroLossConfig(Section):
     """Log-prob times advantage, with the squared log-ratio as the regularizer (DRO, arXiv 2405.19107)."""
 
@@ -179,4 +216,6 @@ PolicyLossConfig = (
     | DppoKlLossConfig
     | ImportanceSamplingLossConfig
     | DroLossConfig
+    | ClipCovLossConfig
+    | KlCovLossConfig
 )

@@ -30,9 +30,11 @@ _LOSSES = {
     "dppo_tv": "dppo_tv",
     "dppo_kl": "dppo_kl",
     "dro": "dro",
+    "clip_cov": "clip_cov",
+    "kl_cov": "kl_cov",
 }
 """Strop's name of each loss mode."""
-_LACKING = ("clip_cov", "kl_cov", "bypass_mode")
+_LACKING = ("bypass_mode",)
 """verl's losses that Strop does not have."""
 _CLIP = ("clip_low", "clip_high")
 _DIVERGENCE = ("divergence_low", "divergence_high")
@@ -43,6 +45,7 @@ _BOUNDS = {
     "geo_mean": _CLIP,
     "dppo_tv": _DIVERGENCE,
     "dppo_kl": _DIVERGENCE,
+    "clip_cov": _CLIP,
 }
 """Fields of the loss modes that read the clip_ratio keys."""
 _PARAMETERS = {
@@ -51,6 +54,12 @@ _PARAMETERS = {
     "dppo_kl": {"clip_ratio_c": "ratio_cap"},
     "sapo": {"tau_pos": "tau_pos", "tau_neg": "tau_neg"},
     "dro": {"policy_loss.dro_beta": "beta"},
+    "clip_cov": {
+        "policy_loss.clip_cov_ratio": "token_fraction",
+        "policy_loss.clip_cov_lb": "covariance_low",
+        "policy_loss.clip_cov_ub": "covariance_high",
+    },
+    "kl_cov": {"policy_loss.kl_cov_ratio": "token_fraction", "policy_loss.ppo_kl_coef": "kl_coef"},
 }
 """Further keys of `actor_rollout_ref.actor` that a loss mode reads, each with its field."""
 _PER_SEQUENCE = ("sapo", "geo_mean")
@@ -203,16 +212,11 @@ LATER_ROWS = (
             ("tau_pos", 1.0, "tau_pos"),
             ("tau_neg", 1.05, "tau_neg"),
             ("policy_loss.dro_beta", None, "beta"),
-        )
-    ),
-    *(
-        no_effect(f"{_ACTOR}.policy_loss.{name}", default, "the loss mode does not read it", value_type=ANY)
-        for name, default in (
-            ("clip_cov_ratio", 0.0002),
-            ("clip_cov_lb", 1.0),
-            ("clip_cov_ub", 5.0),
-            ("kl_cov_ratio", 0.0002),
-            ("ppo_kl_coef", 0.1),
+            ("policy_loss.clip_cov_ratio", 0.0002, "token_fraction"),
+            ("policy_loss.clip_cov_lb", 1.0, "covariance_low"),
+            ("policy_loss.clip_cov_ub", 5.0, "covariance_high"),
+            ("policy_loss.kl_cov_ratio", 0.0002, "token_fraction"),
+            ("policy_loss.ppo_kl_coef", 0.1, "kl_coef"),
         )
     ),
     *(

@@ -11,9 +11,11 @@ import torch
 
 from strop.algorithms import registry
 from strop.algorithms.kl import estimate_kl, mean_rollout_kl
+from strop.algorithms.losses.covariance_losses import select_tokens
 from strop.algorithms.losses.policy_objective import weighs_current_policy
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import GdpoConfig, KlEstimator, PpoConfig, RolloutAlgorithmConfig
+from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.run.optimize.advantage_inputs import (
     gather_targets,
@@ -30,7 +32,7 @@ from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.seeds import derive_seed
-from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
+from strop.types import BoolArray, Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
 
 
 class RolloutUpdater:
@@ -269,6 +271,7 @@ class RolloutUpdater:
             advantages=[*(advantages[i] for i in minibatch), *zeros],
             old_logprobs=[*start, *zeros] if start else None,
             ref_logprobs=[*(reference[i] for i in minibatch), *zeros] if reference else None,
+            selected=self._selected(rollouts, [advantages[i] for i in minibatch], start, expert, update),
         )
         if mean_weight is None:
             mean_weight = mean_importance_weight(
@@ -280,6 +283,26 @@ class RolloutUpdater:
             mean_importance_weight=mean_weight,
         )
         return self._policy.update(batch, step=step, update=update, counts=counts)
+
+    def _selected(
+        self,
+        rollouts: Sequence[Experience],
+        advantages: Sequence[FloatArray],
+        start: Sequence[FloatArray] | None,
+        expert: Sequence[Experience],
+        update: int,
+    ) -> list[BoolArray] | None:
+        """[L] of each experience of the update: the tokens of `clip_cov` and `kl_cov`; None for other losses."""
+        loss = self._algorithm.policy_loss
+        if not isinstance(loss, ClipCovLossConfig | KlCovLossConfig):
+            return None
+        assert start is not None
+        seed = derive_seed(self._seed, "token_selection", update)
+        selected = select_tokens(
+            loss, gather_targets(start, rollouts), gather_targets(advantages, rollouts), seed=seed
+        )
+        chosen = split_by_experience(selected, rollouts)
+        return [each > 0 for each in (*chosen, *map(zeros_for, expert))]
 
 
 def _same_logprobs(experiences: Sequence[Experience]) -> Sequence[Experience]:
