@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from strop.config.schema.model import ModelConfig
 from strop.models.loading import load_decoder
@@ -12,32 +14,48 @@ from strop.models.lora import add_lora
 from strop.models.packed_attention.forward import packed_forward
 from strop.types import MicroBatch
 
+HeadInit = Literal["zero", "normal"]
+_STANDARD_RANGE = 0.02
+"""Standard deviation where a model's configuration has no `initializer_range`."""
+
 
 class ValueModel(nn.Module):
-    """A causal decoder, optionally with an adapter, and a linear head that is initialized to zero.
+    """A causal decoder, optionally with an adapter, and a new linear head.
 
-    A new critic therefore predicts 0, and its first advantages are plain returns.
+    With a head of zeros, a new critic predicts 0, and its first advantages are plain returns.
     """
 
-    def __init__(self, decoder: nn.Module, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Add a head to a decoder with hidden states of this width."""
+    def __init__(
+        self,
+        decoder: nn.Module,
+        config: PretrainedConfig,
+        head: HeadInit,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Add a head to a decoder of this configuration; a random one depends on torch's initial seed only."""
         super().__init__()
         self.decoder = decoder
-        self.head = nn.Linear(width, 1, dtype=dtype, device=device)
-        nn.init.zeros_(self.head.weight)
+        text = config.get_text_config()
+        self.head = nn.Linear(text.hidden_size, 1, dtype=dtype, device=device)
         nn.init.zeros_(self.head.bias)
+        weight = torch.zeros_like(self.head.weight, dtype=torch.float32, device="cpu")
+        if head == "normal":
+            generator = torch.Generator().manual_seed(torch.initial_seed())
+            weight.normal_(std=getattr(text, "initializer_range", _STANDARD_RANGE), generator=generator)
+        with torch.no_grad():
+            self.head.weight.copy_(weight)
 
 
-def load_value_model(section: ModelConfig, *, device: torch.device) -> ValueModel:
+def load_value_model(section: ModelConfig, *, head: HeadInit = "zero", device: torch.device) -> ValueModel:
     """Load the decoder of `section.path`, without its language-model head, and add a new value head.
 
     Raises `ModelError` as `load_model` does.
     """
     decoder: PreTrainedModel = load_decoder(section, device=device)
     dtype = getattr(torch, section.dtype)
-    width = decoder.config.get_text_config().hidden_size
     adapted = section.lora and add_lora(decoder, section.lora, dtype)
-    return ValueModel(adapted or decoder, width, dtype, device)
+    return ValueModel(adapted or decoder, decoder.config, head, dtype, device)
 
 
 def token_values(model: ValueModel, micro_batch: MicroBatch) -> Tensor:

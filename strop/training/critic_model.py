@@ -28,7 +28,7 @@ class CriticModel(OptimizedModel):
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(spec.seed)
             try:
-                loaded = parallelizer.load_critic(spec.model)
+                loaded = parallelizer.load_critic(spec.model, spec.head)
             except ModelError as error:
                 raise ModelError(f"algorithm.critic: {error}") from error
         self._call = loaded.call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from strop.algorithms import registry
 from strop.config.schema import Run
@@ -51,6 +52,8 @@ class CriticSpec:
     """Settings of a critic and its optimizer."""
 
     model: ModelConfig
+    head: Literal["zero", "normal"]
+    """Initial weights of the value head."""
     optimizer: OptimizerConfig
     max_grad_norm: float | None
     """Maximum gradient norm; None for no clipping."""
@@ -67,6 +70,7 @@ class CriticSpec:
         """The critic of a run; its model is the policy's unless the section has its own."""
         return cls(
             model=critic.model or run.model,
+            head=critic.head,
             optimizer=critic.optimizer,
             max_grad_norm=critic.max_grad_norm,
             microbatch=critic.microbatch or run.trainer.microbatch,

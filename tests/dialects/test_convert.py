@@ -186,6 +186,7 @@ def test_trinity_page_to_verl(tmp_path: Path) -> None:
         "data.train.answer",
         "data.train.source",
         "reward.functions.0.function",
+        "reward.functions.0.args",
         "algorithm.policy_loss.dual_clip",
         "rollout.sampling.min_response_tokens",
         "rollout.retries",

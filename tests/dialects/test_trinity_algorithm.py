@@ -36,6 +36,7 @@ def test_ppo_critic_defaults_equal_the_page() -> None:
     assert run.algorithm.kl_loss == KlLossConfig(estimator="k2", coef=0.001)
     assert run.algorithm.critic == CriticConfig(
         model=ModelConfig(path="m", gradient_checkpointing=True, compute_dtype="bfloat16"),
+        head="normal",
         value_clip=0.5,
         epochs_per_step=1,
         microbatch=Amount(32768, "tokens"),

@@ -84,3 +84,17 @@ def test_with_an_adapter_only_adapter_and_head_are_trained(folder: Path) -> None
 def test_a_missing_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no folder"):
         load_value_model(ModelConfig(path=str(tmp_path / "nowhere")), device=CPU)
+
+
+def test_a_normal_head_has_the_models_deviation_and_repeats(folder: Path) -> None:
+    """transformers initializes a token classifier's linear layer with `initializer_range`, and its bias with zero."""
+    heads = []
+    for seed in (5, 5, 6):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = load_value_model(ModelConfig(path=str(folder)), head="normal", device=CPU)
+        heads.append(model.head.weight.detach())
+    wanted = model.decoder.config.get_text_config().initializer_range  # type: ignore[union-attr]
+    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
+    assert 0.6 * wanted < heads[0].std() < 1.4 * wanted and model.head.bias.item() == 0
+    assert not load_value_model(ModelConfig(path=str(folder)), device=CPU).head.weight.any()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,9 @@ class CriticConfig(Section):
 
     model: ModelConfig | None = None
     """Model that the critic starts from, with a new head of one output; the policy's `model` if omitted."""
+    head: Literal["zero", "normal"] = "zero"
+    """Initial weights of the new head: `zero`, so that the first values are 0, or `normal`, a normal distribution with
+    the model's `initializer_range` as standard deviation, as in transformers."""
     value_clip: float | None = Field(0.5, gt=0)
     """Maximum change of a value, relative to the start of the step, that the value loss counts; null for no
     limit."""

@@ -126,6 +126,7 @@ def critic(foreign: ForeignValues) -> Mapping[str, Any]:
             f"{policys}; one process trains both, so write the same strategy for both.",
         )
     settings = {
+        "head": "normal",
         "value_clip": foreign["critic.cliprange_value"],
         "warmup_steps": foreign["trainer.critic_warmup"],
         "tasks_per_update": mini_batch_size(foreign, "critic.ppo_mini_batch_size"),

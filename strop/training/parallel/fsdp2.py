@@ -27,7 +27,7 @@ from strop.models.logprobs import check_logits
 from strop.models.meta_loading import MetaLoadingUnsupported, WeightFiles, build_on_meta
 from strop.models.packed_attention.forward import base_model, enable_packed_attention
 from strop.models.shared_weights import plain_name
-from strop.models.value_model import ValueModel, load_value_model
+from strop.models.value_model import HeadInit, ValueModel, load_value_model
 from strop.training.parallel.mesh import ParallelDims
 from strop.training.parallel.parallelize import LoadedModel, ModelCall, with_adapter
 from strop.types import TokenOutputs
@@ -79,18 +79,17 @@ class Fsdp2Parallelizer:
         call(_check_and_enable_packing)
         return call
 
-    def load_critic(self, section: ModelConfig) -> LoadedModel:
+    def load_critic(self, section: ModelConfig, head: HeadInit) -> LoadedModel:
         policy = _precision(section)
         try:
             base, weights = build_on_meta(section, headless=True)
         except MetaLoadingUnsupported as reason:
-            model = load_value_model(section, device=_CPU)
+            model = load_value_model(section, head=head, device=_CPU)
             call = self._shard(model, model.decoder, policy)
             return LoadedModel(model, model.decoder, call, note=_whole_note(reason))
         _enable_gradient_checkpointing(base, section)
         decoder = _with_adapter_on_meta(base, section)
-        width = base.config.get_text_config().hidden_size
-        model = ValueModel(decoder, width, getattr(torch, section.dtype), _CPU)
+        model = ValueModel(decoder, base.config, head, getattr(torch, section.dtype), _CPU)
         call = self._shard(model, model.decoder, policy)
         self._read_shards(base, weights)
         call(_enable_decoder_packing)

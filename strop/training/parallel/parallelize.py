@@ -12,7 +12,7 @@ from torch import nn
 from strop.config.schema.model import ModelConfig
 from strop.models.loading import load_model
 from strop.models.lora import add_lora
-from strop.models.value_model import load_value_model
+from strop.models.value_model import HeadInit, load_value_model
 from strop.training.device import find_device
 from strop.training.mixed_precision import ComputeCopy, make_compute_copy
 
@@ -56,7 +56,7 @@ class Parallelizer(Protocol):
         """A frozen model. Raises ModelError."""
         ...
 
-    def load_critic(self, section: ModelConfig) -> LoadedModel:
+    def load_critic(self, section: ModelConfig, head: HeadInit) -> LoadedModel:
         """A trained `ValueModel`. Raises ModelError."""
         ...
 
@@ -76,8 +76,8 @@ class SingleDevice:
     def load_reference(self, section: ModelConfig) -> ModelCall:
         return DirectCall(load_model(section, device=self.device, trainable=False))
 
-    def load_critic(self, section: ModelConfig) -> LoadedModel:
-        model = load_value_model(section, device=self.device)
+    def load_critic(self, section: ModelConfig, head: HeadInit) -> LoadedModel:
+        model = load_value_model(section, head=head, device=self.device)
         copy = make_compute_copy(model, section)
         return LoadedModel(model, model.decoder, DirectCall(copy.model if copy else model), copy)
 
