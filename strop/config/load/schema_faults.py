@@ -186,7 +186,7 @@ def _reason(detail: ErrorDetails, keys: KeyPath, values: Any, key_owner: KeyOwne
         effect = (field and field.description) or "It is required"
         return f"missing. {' '.join(effect.split())}".rstrip(".")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        names = [str(found.model_fields["type"].default) for found in section_types_at(keys, {})]
+        names = dict.fromkeys(str(found.model_fields["type"].default) for found in section_types_at(keys, {}))
         return f"`type` must be one of {', '.join(names)}{_got(keys, context.get('tag'))}"
     if kind == "value_error":
         return str(context["error"]).rstrip(".")
