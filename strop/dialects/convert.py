@@ -31,6 +31,9 @@ from strop.dialects.verl.ppo_trainer import LEDGER as VERL
 from strop.dialects.verl.sft_trainer import LEDGER as VERL_SFT
 from strop.errors import ConfigError
 
+ALWAYS_WRITTEN = {**IDENTIFYING_KEYS, "verl": ("actor_rollout_ref.rollout.mode",)}
+"""Keys by dialect that are written even where they equal the default, because the default depends on the version
+that the other keys belong to, or because they identify the dialect."""
 _NUMERICALLY_NEUTRAL = (
     "model.gradient_checkpointing",
     "rollout.engine",
@@ -101,7 +104,7 @@ def convert(job: Job, to: str) -> Conversion:
         values, unsupported = _to_component(COMPONENTS[to], run)
     else:
         ledger = _ledger(to, run)
-        written = write_dialect(ledger, run, always=IDENTIFYING_KEYS.get(ledger.dialect, ()))
+        written = write_dialect(ledger, run, always=ALWAYS_WRITTEN.get(ledger.dialect, ()))
         values, unsupported = unflatten(written.values), _all_unsupported(ledger, written, {})
     if to in COMPONENTS:
         values |= _job_inputs(job, COMPONENTS[to])

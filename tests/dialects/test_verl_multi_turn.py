@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from strop.dialects.convert import ALWAYS_WRITTEN
 from strop.dialects.ledger.writer import write_dialect
 from strop.dialects.verl.ppo_trainer import LEDGER, read_verl
 from strop.dialects.verl.sft_trainer import read_verl_sft
@@ -107,7 +108,7 @@ def test_agent_loops_of_the_user_get_the_configuration() -> None:
     [
         ([f"{ROLLOUT}.agent.default_agent_loop=mine"], "also write .*agent_loop_config_path"),
         (
-            [f"{ROLLOUT}.mode=async", f"{TURNS}.format=gpt-oss"],
+            [f"{ROLLOUT}.mode=async", TOOLS, f"{TURNS}.format=gpt-oss"],
             "cannot parse; it has hermes, llama3_json, qwen3_coder",
         ),
         ([f"{TURNS}.enable=True", f"{TURNS}.completion_callback=a.b"], "as a workflow"),
@@ -130,7 +131,7 @@ def test_refused(overrides: list[str], expected: str) -> None:
 )
 def test_written_back(overrides: list[str]) -> None:
     run = read_verl([MODEL, f"{ROLLOUT}.n=4", *overrides], here=True).run
-    written = write_dialect(LEDGER, run)
+    written = write_dialect(LEDGER, run, always=ALWAYS_WRITTEN["verl"])
     assert [diff for diff in written.unsupported if diff.field.startswith("rollout.workflow")] == []
 
 
