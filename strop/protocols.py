@@ -282,6 +282,10 @@ class TrainingEngine(Protocol):
         """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
         ...
 
+    def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
+        ...
+
     def iter_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Full weights, adapters merged, with Hugging Face names; to be iterated to the end."""
         ...

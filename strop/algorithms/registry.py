@@ -19,6 +19,7 @@ from strop.algorithms.token_advantages import (
     AdvantageEstimate,
     gae,
     gdpo,
+    optimal_token_baseline,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     remax,
@@ -38,6 +39,7 @@ from strop.config.schema.algorithm import (
     MixConfig,
     OpmdConfig,
     OpoConfig,
+    OptimalTokenBaselineConfig,
     PpoConfig,
     RaftConfig,
     ReinforceConfig,
@@ -65,6 +67,8 @@ def compute_advantages(
             return reinforce_plus_plus(scored, gamma=config.gamma).float()
         case ReinforcePlusPlusBaselineConfig():
             return reinforce_plus_plus_baseline(scored).float()
+        case OptimalTokenBaselineConfig():
+            return optimal_token_baseline(scored).float()
         case GdpoConfig():
             return gdpo(
                 scored,
@@ -221,7 +225,8 @@ def needs_start_logprobs(config: RolloutAlgorithmConfig) -> bool:
     """Whether the trainer's log-probs at the start of the step are needed before its first update."""
     if config.old_policy == "sampler":
         return False
-    if isinstance(config.policy_loss, ClipCovLossConfig | KlCovLossConfig):
+    selects = isinstance(config.policy_loss, ClipCovLossConfig | KlCovLossConfig)
+    if selects or isinstance(config, OptimalTokenBaselineConfig):
         return True
     correction = config.importance_correction
     return bool(config.rejection) or (correction is not None and correction.normalize)

@@ -27,6 +27,8 @@ class RolloutBatch:
     """[N] float32: reward of the task's greedy response."""
     reward_parts: torch.Tensor | None = None
     """[N, P] float32: the parts of the reward that the algorithm names."""
+    gradient_norms: torch.Tensor | None = None
+    """[K] float32: expected squared norm of the gradient of each target's log-prob, up to a constant."""
     intermediate_rewards: torch.Tensor | None = None
     """[K] float32: part of the reward that was earned before the rollout's end, at the target that earned it."""
 
@@ -39,7 +41,7 @@ class RolloutBatch:
                 )
         if self.rewards.dim() != 1 or bool((self.tokens < 1).any()):
             raise ValueError("rewards must be [N], and each rollout must have at least one target")
-        for name in ("kl_penalties", "intermediate_rewards"):
+        for name in ("kl_penalties", "gradient_norms", "intermediate_rewards"):
             value = getattr(self, name)
             if value is not None and value.shape != (self.num_targets,):
                 raise ValueError(f"{name} {tuple(value.shape)} must be [{self.num_targets}]")
@@ -47,7 +49,14 @@ class RolloutBatch:
             raise ValueError(
                 f"reward_parts {tuple(self.reward_parts.shape)} must have {len(self.rewards)} rows"
             )
-        for name in ("rewards", "kl_penalties", "baselines", "reward_parts", "intermediate_rewards"):
+        for name in (
+            "rewards",
+            "kl_penalties",
+            "baselines",
+            "reward_parts",
+            "gradient_norms",
+            "intermediate_rewards",
+        ):
             value = getattr(self, name)
             if value is not None and not bool(torch.isfinite(value).all()):
                 raise ValueError(f"{name} must be finite; leave failed rollouts out of the batch")

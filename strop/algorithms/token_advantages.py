@@ -88,6 +88,37 @@ def gdpo(
     return whiten(scored.expand_to_tokens(torch.stack(advantages).sum(0)))
 
 
+def logit_gradient_norms(
+    logprobs: torch.Tensor, squared_probabilities: torch.Tensor, weights: torch.Tensor | None
+) -> torch.Tensor:
+    """[K] squared norm of the gradient of a target's log-prob with respect to its logits, times the squared importance
+    weight where there are weights: 1 - 2 p + (sum over the vocabulary of p^2)."""
+    norms = 1 - 2 * logprobs.exp() + squared_probabilities
+    return norms if weights is None else norms * weights.square()
+
+
+def optimal_token_baseline(scored: RolloutBatch) -> torch.Tensor:
+    """[K] Returns minus the optimal token baseline (arXiv 2602.07078), as in verl.
+
+        B_t = (sum over the group of G_t W_t) / (sum of W_t),   W_t = sum of the gradient norms up to target t
+
+    over the rollouts of the group that have a target t, where targets are counted within a rollout. G_t is the sum of
+    the rewards from target t on. Where a rollout is the only one that is long enough, its baseline is 0. Raises
+    ValueError where `RolloutBatch.gradient_norms` is missing.
+    """
+    if scored.gradient_norms is None:
+        raise ValueError(
+            "optimal_token_baseline needs RolloutBatch.gradient_norms, the norm of each target's gradient; "
+            "they are missing"
+        )
+    groups = GroupIndex.of(scored.group)
+    returns, real = _pad(rewards_to_go(scored.token_rewards(), scored.tokens, gamma=1.0), scored.tokens)
+    energy = _pad(scored.gradient_norms.double(), scored.tokens)[0].cumsum(1) * real
+    baseline = groups.total(returns * energy) / (groups.total(energy) + 1e-8)
+    compared = groups.total(real.double()) > 1
+    return (returns - baseline * compared)[real]
+
+
 def remax(scored: RolloutBatch) -> torch.Tensor:
     """[K] ReMax (Li et al., arXiv 2310.10505): returns minus the reward of the task's greedy response.
 

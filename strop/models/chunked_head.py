@@ -62,6 +62,17 @@ class ReferenceStates:
         return logits.div_(temperature[:, None]).log_softmax(-1)
 
 
+@torch.no_grad()
+def squared_probability_sums(
+    states: ReferenceStates, rows: Tensor, temperature: Tensor, transform: LogitTransform
+) -> Tensor:
+    """[N] Sum over the vocabulary of the squared probabilities of the next token at N positions `rows`."""
+    sums = torch.empty_like(temperature)
+    for c in _chunks(len(rows)):
+        sums[c] = states.logprobs(rows[c], temperature[c], transform).mul_(2).exp_().sum(-1)
+    return sums
+
+
 def head_outputs(
     head: nn.Module,
     hidden: Tensor,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from strop.errors import ModelError
-from strop.models.chunked_head import LogitTransform, ReferenceStates, head_outputs
+from strop.models.chunked_head import LogitTransform, ReferenceStates, head_outputs, squared_probability_sums
 from strop.models.packed_attention.forward import base_model, decoder_of, packed_forward
 from strop.types import MicroBatch, TokenOutputs
 
@@ -26,6 +26,22 @@ def reference_states(model: nn.Module, micro_batch: MicroBatch) -> ReferenceStat
     if isinstance(head, BaseTunerLayer):
         head = head.get_base_layer()
     return ReferenceStates(packed_forward(model, micro_batch), head)
+
+
+@torch.no_grad()
+def squared_probabilities(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+    """[T] Sum over the vocabulary of the squared probabilities, at each target's position and temperature; 0 at
+    other tokens."""
+    base = base_model(model)
+    hidden = packed_forward(model, micro_batch)
+    targets = micro_batch.loss_mask.nonzero()[:, 0]
+    sums = squared_probability_sums(
+        ReferenceStates(hidden, _head(base)),
+        targets - 1,
+        micro_batch.temperature[targets],
+        logit_transform(base),
+    )
+    return sums.new_zeros(len(hidden)).index_copy(0, targets, sums)
 
 
 def token_outputs(

@@ -17,7 +17,7 @@ from strop.models.chunked_head import ReferenceStates
 from strop.models.family_traits import check_rope_limit
 from strop.models.formats.huggingface import export_model, join_write_adapter, write_adapter
 from strop.models.fused_storage import fuse_storage
-from strop.models.logprobs import reference_states, token_outputs
+from strop.models.logprobs import reference_states, squared_probabilities, token_outputs
 from strop.models.lora import merged_weights, without_adapter
 from strop.models.packed_attention.forward import base_model, can_share_prompts
 from strop.protocols import LossFn, SharedWeights
@@ -126,6 +126,12 @@ class PolicyModel(OptimizedModel):
             assert outputs.divergence is not None
             found.append(outputs.divergence)
         return found
+
+    @torch.no_grad()
+    def squared_probabilities(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
+        """[T] of each micro-batch: sum of the squared probabilities over the vocabulary, at each target."""
+        self.model.eval()
+        return [self._call(squared_probabilities, micro_batch) for micro_batch in micro_batches]
 
     @property
     def compute_model(self) -> PreTrainedModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,12 +15,33 @@ from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import (
     gae,
     gdpo,
+    logit_gradient_norms,
+    optimal_token_baseline,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     remax,
     rewards_to_go,
     whiten,
 )
+
+numbers = st.floats(-10, 10, width=32)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> RolloutBatch:
+    """A step of ragged rollouts, in groups of any size, with penalties and greedy rewards."""
+    tokens = draw(st.lists(st.integers(1, 7), min_size=1, max_size=8))
+
+    def some(count: int) -> torch.Tensor:
+        return torch.tensor(draw(st.lists(numbers, min_size=count, max_size=count)))
+
+    return RolloutBatch(
+        rewards=some(len(tokens)),
+        group=torch.tensor(draw(st.lists(st.integers(0, 3), min_size=len(tokens), max_size=len(tokens)))),
+        tokens=torch.tensor(tokens),
+        kl_penalties=some(sum(tokens)),
+        baselines=some(len(tokens)),
+    )
 
 
 def test_gdpo_by_hand() -> None:
@@ -35,6 +57,53 @@ def test_gdpo_by_hand() -> None:
     plus, minus = 0.6 * math.sqrt(10 / 3), -0.4 * math.sqrt(10 / 3)
     found = gdpo(scored, weights=[1, 0.5], epsilon=1e-12)
     assert found.tolist() == pytest.approx([plus, plus, minus, minus, minus], rel=1e-6)
+
+
+def test_optimal_token_baseline_by_hand() -> None:
+    """Rewards 1 and 0; the first has two tokens of norms 1 and 2, the second three of norms 3, 1 and 1.
+
+    Token 1: (1 * 1 + 0 * 3) / 4 = 1/4; token 2: (1 * 3 + 0 * 4) / 7 = 3/7; token 3 has the second rollout only.
+    """
+    scored = RolloutBatch(
+        rewards=torch.tensor([1.0, 0.0]),
+        group=torch.zeros(2, dtype=torch.int64),
+        tokens=torch.tensor([2, 3]),
+        gradient_norms=torch.tensor([1.0, 2, 3, 1, 1]),
+    )
+    expected = [3 / 4, 4 / 7, -1 / 4, -3 / 7, 0]
+    assert optimal_token_baseline(scored).tolist() == pytest.approx(expected, abs=1e-6)
+    longest = replace(scored, rewards=torch.tensor([0.0, 1.0]))
+    assert optimal_token_baseline(longest)[-1].item() == 1, "without another response there is no baseline"
+
+
+@given(steps(), st.integers(0, 99))
+def test_optimal_token_baseline_equals_its_definition(scored: RolloutBatch, seed: int) -> None:
+    norms = torch.rand(scored.num_targets, generator=torch.Generator().manual_seed(seed)) + 0.1
+    found = optimal_token_baseline(replace(scored, gradient_norms=norms)).tolist()
+    rewards = scored.token_rewards().tolist()
+    ends = scored.tokens.cumsum(0).tolist()
+    spans = [range(end - count, end) for end, count in zip(ends, scored.tokens.tolist(), strict=True)]
+    returns = [[math.fsum(rewards[t : span.stop]) for t in span] for span in spans]
+    energy = [[math.fsum(norms[span.start : t + 1].tolist()) for t in span] for span in spans]
+    expected = []
+    for i, span in enumerate(spans):
+        for t in range(len(span)):
+            alive = [j for j, s in enumerate(spans) if scored.group[j] == scored.group[i] and len(s) > t]
+            top = math.fsum(returns[j][t] * energy[j][t] for j in alive)
+            baseline = top / math.fsum(energy[j][t] for j in alive) if len(alive) > 1 else 0.0
+            expected.append(returns[i][t] - baseline)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-4)
+
+
+def test_the_gradient_norm_is_that_of_the_log_softmax() -> None:
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    labels = torch.tensor([0, 3, 6, 2, 2])
+    logprobs = logits.log_softmax(-1)
+    picked = logprobs[torch.arange(5), labels]
+    (gradient,) = torch.autograd.grad(picked.sum(), logits)
+    weights = torch.tensor([1.0, 2, 1, 1, 0.5])
+    found = logit_gradient_norms(picked.detach(), logprobs.detach().exp().square().sum(-1), weights)
+    torch.testing.assert_close(found, gradient.square().sum(-1) * weights.square())
 
 
 @given(st.data())
@@ -68,26 +137,6 @@ def test_gdpo_needs_the_parts_of_the_reward() -> None:
     scored = RolloutBatch(torch.zeros(1), torch.zeros(1, dtype=torch.int64), torch.tensor([1]))
     with pytest.raises(ValueError, match="reward_parts"):
         gdpo(scored, weights=[1])
-
-
-numbers = st.floats(-10, 10, width=32)
-
-
-@st.composite
-def steps(draw: st.DrawFn) -> RolloutBatch:
-    """A step of ragged rollouts, in groups of any size, with penalties and greedy rewards."""
-    tokens = draw(st.lists(st.integers(1, 7), min_size=1, max_size=8))
-
-    def some(count: int) -> torch.Tensor:
-        return torch.tensor(draw(st.lists(numbers, min_size=count, max_size=count)))
-
-    return RolloutBatch(
-        rewards=some(len(tokens)),
-        group=torch.tensor(draw(st.lists(st.integers(0, 3), min_size=len(tokens), max_size=len(tokens)))),
-        tokens=torch.tensor(tokens),
-        kl_penalties=some(sum(tokens)),
-        baselines=some(len(tokens)),
-    )
 
 
 def naive_rewards(scored: RolloutBatch) -> list[list[float]]:

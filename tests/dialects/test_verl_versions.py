@@ -64,6 +64,7 @@ def field(run: Any, name: str) -> Any:
             "sequence",
         ),
         (["algorithm.adv_estimator=gpg"], "algorithm.scale", "nonzero"),
+        (["algorithm.adv_estimator=tir_optimal_token_baseline"], "algorithm.type", "optimal_token_baseline"),
         (
             [
                 "algorithm.adv_estimator=gae",

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from strop.errors import ModelError
 from strop.models import chunked_head, logprobs
-from strop.models.logprobs import check_logits, logit_transform, token_outputs
-from strop.models.packed_attention.forward import enable_packed_attention
+from strop.models.logprobs import check_logits, logit_transform, squared_probabilities, token_outputs
+from strop.models.packed_attention.forward import enable_packed_attention, packed_forward
 from tests.models.models import distance, gradients, make, packed, packed_gradient, some_experiences
 
 
@@ -73,6 +73,25 @@ def test_a_case_by_hand() -> None:
     logprob, entropy, _, _ = chunked_head._statistics(logits, torch.tensor([1]), True, None)
     assert math.isclose(logprob.item(), math.log(0.75), rel_tol=1e-6)
     assert math.isclose(entropy.item(), -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+def test_squared_probabilities_are_summed_over_the_vocabulary(family: str) -> None:
+    """Against the whole distribution of every next token."""
+    model = make(family)
+    enable_packed_attention(model)
+    (micro_batch,) = packed(some_experiences(), share_prompts=False)
+    found = squared_probabilities(model, micro_batch)
+    targets = micro_batch.loss_mask.nonzero()[:, 0]
+    hidden = packed_forward(model, micro_batch)[targets - 1]
+    transform = logit_transform(model)
+    logits = model.get_output_embeddings()(hidden) * transform.scale
+    if transform.softcap:
+        logits = torch.tanh(logits / transform.softcap) * transform.softcap
+    probabilities = torch.softmax(logits / micro_batch.temperature[targets, None], -1)
+    expected = probabilities.square().sum(-1).detach()
+    torch.testing.assert_close(found[targets], expected)
+    assert found[~micro_batch.loss_mask].count_nonzero() == 0
 
 
 def test_entropy_is_optional() -> None:

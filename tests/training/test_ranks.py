@@ -126,6 +126,11 @@ def test_two_ranks_learn_what_one_process_learns(pair, model_folder, model, algo
     close(ranked.logprobs(batch.experiences), alone.logprobs(batch.experiences), tolerance)
     if algorithm is FULL_KL:
         close(ranked.reference_kl(batch.experiences), alone.reference_kl(batch.experiences), tolerance)
+        close(
+            ranked.squared_probabilities(batch.experiences),
+            alone.squared_probabilities(batch.experiences),
+            tolerance,
+        )
     sft = LossSpec(SftConfig(), 64)
     close(ranked.evaluate_loss(batch, sft), alone.evaluate_loss(batch, sft), tolerance)
 

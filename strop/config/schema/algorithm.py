@@ -210,6 +210,13 @@ class OpoConfig(GroupBaselineConfig):
     type: Literal["opo"] = "opo"
 
 
+class OptimalTokenBaselineConfig(GroupBaselineConfig):
+    """REINFORCE with a baseline for each token, which weighs the group's returns by the gradients up to it (arXiv
+    2602.07078)."""
+
+    type: Literal["optimal_token_baseline"] = "optimal_token_baseline"
+
+
 class GpgConfig(GroupBaselineConfig):
     """Group policy gradient: groups without a training signal do not dilute the gradient of the others
     (arXiv 2504.02546)."""
@@ -426,6 +433,7 @@ CriticFreeConfig = (
     | RlooConfig
     | OpoConfig
     | GdpoConfig
+    | OptimalTokenBaselineConfig
     | GpgConfig
     | OpmdConfig
     | ReinforcePlusPlusConfig

@@ -24,12 +24,16 @@ ESTIMATORS = (
     "grpo_passk",
     "gpg",
     "gdpo",
+    "optimal_token_baseline",
 )
 """verl's advantage estimators. The page lists five."""
-_SAME = {"gae": "ppo", "grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
+_SAME = {
+    "gae": "ppo",
+    "grpo_vectorized": "grpo",
+    "rloo_vectorized": "rloo",
+    "tir_optimal_token_baseline": "optimal_token_baseline",
+}
 """Estimators whose algorithm has another name in the run file."""
-_LACKING = ("optimal_token_baseline", "tir_optimal_token_baseline")
-"""verl's estimators that Strop does not have."""
 _WHOLE_REWARD = (None, "score", "seq_reward", "seq_final_reward")
 KL = {
     "kl": "k1",
@@ -70,11 +74,6 @@ def write_estimator(run: Run) -> Mapping[str, Any]:
 def estimator(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the algorithm: the estimator gae is PPO, the others are algorithms of the same name."""
     name = foreign["algorithm.adv_estimator"]
-    if name in _LACKING:
-        raise foreign.error_for(
-            "algorithm.adv_estimator",
-            f"algorithm.adv_estimator is {name}, which Strop does not have; it has {', '.join(ESTIMATORS)}.",
-        )
     settings = {"algorithm.type": _SAME.get(name, name)}
     if not switches.by_std(foreign):
         settings["algorithm.divide_by_std"] = foreign["algorithm.norm_adv_by_std_in_grpo"]
@@ -206,8 +205,9 @@ ROWS = (
         "gae",
         "algorithm.type",
         read=estimator,
-        value_type=one_of(*ESTIMATORS, *_SAME, *_LACKING),
-        note="gae is PPO with a critic",
+        value_type=one_of(*ESTIMATORS, *_SAME),
+        note="gae is PPO with a critic; optimal_token_baseline counts sampled tokens only, as "
+        "tir_optimal_token_baseline does",
         warn=critic_rate,
     ),
     mapped("algorithm.use_kl_in_reward", False, "algorithm.kl_reward", read=kl_reward, warn=kl_coefficient),

@@ -96,7 +96,9 @@ _WORKERS = (
         inactive=switches.reference,
     ),
     no_effect(f"{_ACTOR}.calculate_entropy", False, "the metrics always include the entropy"),
-    no_effect(f"{_ACTOR}.calculate_sum_pi_squared", False, "no metric needs it"),
+    no_effect(
+        f"{_ACTOR}.calculate_sum_pi_squared", False, "optimal_token_baseline computes it, without this key"
+    ),
     no_effect(f"{_ACTOR}.freeze_vision_tower", False, "models of text have no vision tower"),
     no_effect(f"{_ACTOR}.checkpoint.async_save", False, "checkpoints are complete before the next step"),
     no_effect(f"{_ACTOR}.checkpoint.strict", True, "checkpoints are always complete"),

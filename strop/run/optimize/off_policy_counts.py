@@ -53,6 +53,17 @@ def mean_importance_weight(
     return compute_importance_weights(trainer, sampler, targets, correction).mean(targets, correction)
 
 
+def importance_weights(
+    algorithm: RolloutAlgorithmConfig, experiences: Sequence[Experience], old_logprobs: Sequence[FloatArray]
+) -> torch.Tensor | None:
+    """[K] importance weights of a step's targets under the old policy, not normalized; None where there are none."""
+    correction = algorithm.importance_correction
+    if correction is None:
+        return None
+    trainer, sampler, targets = _compared(experiences, old_logprobs)
+    return compute_importance_weights(trainer, sampler, targets, correction).weights
+
+
 def _compared(
     experiences: Sequence[Experience], trainer: Sequence[FloatArray]
 ) -> tuple[torch.Tensor, torch.Tensor, TargetTokens]:

@@ -14,7 +14,14 @@ from strop.algorithms.kl import estimate_kl, mean_rollout_kl
 from strop.algorithms.losses.covariance_losses import select_tokens
 from strop.algorithms.losses.policy_objective import weighs_current_policy
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.config.schema.algorithm import GdpoConfig, KlEstimator, PpoConfig, RolloutAlgorithmConfig
+from strop.algorithms.token_advantages import logit_gradient_norms
+from strop.config.schema.algorithm import (
+    GdpoConfig,
+    KlEstimator,
+    OptimalTokenBaselineConfig,
+    PpoConfig,
+    RolloutAlgorithmConfig,
+)
 from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.run.optimize.advantage_inputs import (
@@ -26,7 +33,7 @@ from strop.run.optimize.advantage_inputs import (
 from strop.run.optimize.critic import Critic
 from strop.run.optimize.expert_data import ExpertData
 from strop.run.optimize.minibatches import group_indices, plan_minibatches, resample_groups, shuffle_seed
-from strop.run.optimize.off_policy_counts import count_kept, mean_importance_weight
+from strop.run.optimize.off_policy_counts import count_kept, importance_weights, mean_importance_weight
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
 from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.horizon import Horizon
@@ -142,6 +149,14 @@ class RolloutUpdater:
         metrics: dict[str, float] = {}
         parts = algorithm.reward_parts if isinstance(algorithm, GdpoConfig) else ()
         scored = make_rollout_batch(experiences, baselines=baselines, parts=parts)
+        if isinstance(algorithm, OptimalTokenBaselineConfig):
+            assert old is not None
+            norms = logit_gradient_norms(
+                gather_targets(old, experiences),
+                gather_targets(self._policy.engine.squared_probabilities(experiences), experiences),
+                importance_weights(algorithm, experiences, old),
+            )
+            scored = replace(scored, gradient_norms=norms)
         if self._kl is not None and algorithm.kl_reward is not None:
             kl = self._divergence(experiences, old, reference, algorithm.kl_reward.estimator)
             scored = replace(scored, kl_penalties=self._kl.coef * kl)

@@ -52,7 +52,7 @@ from strop.types import Experience, FloatArray, GlobalCounts, TrainingBatch
 from strop.workers.cleanup import closing
 from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement
 
-_Quantity = Literal["logprobs", "reference_logprobs", "reference_kl", "values"]
+_Quantity = Literal["logprobs", "reference_logprobs", "reference_kl", "squared_probabilities", "values"]
 
 
 class _ShardedEngine:
@@ -158,6 +158,10 @@ class Fsdp2Engine(_ShardedEngine):
     def reference_kl(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
         return self._token_values(experiences, "reference_kl", lambda: None)
+
+    def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
+        return self._token_values(experiences, "squared_probabilities", lambda: None)
 
     def iter_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full weights, adapters merged, in the compute dtype; gathered one tensor at a time."""

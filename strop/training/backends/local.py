@@ -67,6 +67,10 @@ class LocalEngine:
         """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
         return self._token_values(experiences, self.policy.reference_kl)
 
+    def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
+        return self._token_values(experiences, self.policy.squared_probabilities)
+
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next update."""
         self.policy.set_lr(lr)

@@ -145,7 +145,7 @@ class ComputeTokenValues:
     """Compute a quantity of each target of the rank's share; the result is [L] by the experience's number."""
 
     share: RankShare
-    quantity: Literal["logprobs", "reference_logprobs", "reference_kl", "values"]
+    quantity: Literal["logprobs", "reference_logprobs", "reference_kl", "squared_probabilities", "values"]
 
     def run(self, worker: Rank) -> dict[int, FloatArray]:
         model: Any = worker.model(CRITIC if self.quantity == "values" else POLICY)
@@ -159,6 +159,8 @@ class ComputeTokenValues:
                 values = model.logprobs(micro_batches, reference=self.quantity == "reference_logprobs")
             case "reference_kl":
                 values = model.reference_kl(micro_batches)
+            case "squared_probabilities":
+                values = model.squared_probabilities(micro_batches)
             case "values":
                 values = model.values(micro_batches)
         return values
