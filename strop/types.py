@@ -57,6 +57,8 @@ class Task:
     tools: tuple[Mapping[str, Any], ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Remaining columns of the task's row, available to rewards."""
+    prompt_value: Any = None
+    """Value of the prompt column, as it is in the row: text or messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def check_run(loaded: LoadedRun) -> None:
     faults: list[str] = []
     for stage in loaded.runs:
         print_notes(stage)
-        found = [*missing_files(stage), *_unknown_rewards(stage)]
+        found = [*missing_files(stage), *_unknown_rewards(stage), *_missing_workflows(stage)]
         faults += found or unknown_sources(stage.run)
     if faults:
         raise ConfigError(*faults)
@@ -72,6 +72,17 @@ def _unknown_rewards(loaded: LoadedRun) -> Iterator[str]:
                 load_reward_function(function)
             except RewardError as error:
                 yield f"{loaded.sources[field]}: {error}"
+
+
+def _missing_workflows(loaded: LoadedRun) -> Iterator[str]:
+    """Yield an error for each workflow that is a class of Trinity's package."""
+    from strop.dialects.trinity.packaged_workflows import package_fault
+
+    run = loaded.run
+    for workflow in (run.rollout.workflow, *(taskset.workflow for taskset in run.data.eval)):
+        fault = workflow and workflow.name == "trinity" and package_fault(str(workflow.args.get("workflow")))
+        if fault:
+            yield fault
 
 
 class NotedConfig(Protocol):

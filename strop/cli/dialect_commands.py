@@ -174,13 +174,22 @@ def trinity(
     here: HereOption = False,
     explain: ExplainOption = False,
     check: CheckOption = False,
+    plugin_dir: Annotated[
+        str | None,
+        typer.Option("--plugin-dir", help="Folder of Python files that register workflows and rewards."),
+    ] = None,
 ) -> None:
     """Train as `trinity run --config FILE.yaml` does."""
+    import os
+
     from strop.cli.actions import run_and_print
     from strop.cli.show import explain_or_check
     from strop.dialects.key_owner import key_owner_hint
     from strop.dialects.trinity.reader import read_trinity
+    from strop.dialects.trinity.workflows import PLUGIN_FOLDERS
 
+    if plugin_dir is not None:
+        os.environ[PLUGIN_FOLDERS] = plugin_dir
     loaded = read_trinity(file, overrides or (), here=here, key_owner=key_owner_hint)
     if not explain_or_check(loaded, explain=explain, check=check):
         run_and_print(loaded)

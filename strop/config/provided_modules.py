@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -25,11 +25,16 @@ def provide_modules(package: str, distribution: str, modules: Mapping[str, Mappi
         distribution: name under which the framework can be installed, for messages.
         modules: names that each module has; their parent packages are added. A later call adds to an earlier one.
     """
-    finder = next((found for found in sys.meta_path if isinstance(found, _Finder)), None)
-    if finder is None:
-        finder = _Finder()
-        sys.meta_path.append(finder)  # at the end: an installed framework is found first
+    finder = _installed_finder()
+    finder.pending.pop(package, None)
     finder.add(package, distribution, modules)
+
+
+def provide_on_import(package: str, provide: Callable[[], None]) -> None:
+    """Call `provide`, which calls `provide_modules`, when a file imports the package; nothing is loaded before."""
+    finder = _installed_finder()
+    if package not in finder.packages:
+        finder.pending.setdefault(package, provide)
 
 
 def provide_folder(package: str, folder: Path) -> None:
@@ -39,16 +44,27 @@ def provide_folder(package: str, folder: Path) -> None:
         path.append(str(folder))
 
 
+def _installed_finder() -> _Finder:
+    for found in sys.meta_path:
+        if isinstance(found, _Finder):
+            return found
+    finder = _Finder()
+    sys.meta_path.append(finder)  # at the end: an installed framework is found first
+    return finder
+
+
 class _Finder(MetaPathFinder, Loader):
     """Finds and creates the provided modules."""
 
     def __init__(self) -> None:
-        self._distributions: dict[str, str] = {}
-        """Name for installation, by top-level package."""
+        self.packages: dict[str, str] = {}
+        """Name for installation, by provided top-level package."""
         self._modules: dict[str, dict[str, Any]] = {}
+        self.pending: dict[str, Callable[[], None]] = {}
+        """Functions that provide a package when it is imported."""
 
     def add(self, package: str, distribution: str, modules: Mapping[str, Mapping[str, Any]]) -> None:
-        self._distributions[package] = distribution
+        self.packages[package] = distribution
         for name, members in modules.items():
             parts = name.split(".")
             for end in range(1, len(parts) + 1):
@@ -62,7 +78,9 @@ class _Finder(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package = fullname.partition(".")[0]
-        if package not in self._distributions:
+        if package in self.pending:
+            self.pending.pop(package)()
+        if package not in self.packages:
             return None
         if path is not None and getattr(sys.modules[package], "__loader__", None) is not self:
             return None  # a module that the installed framework lacks
@@ -86,7 +104,7 @@ class _Finder(MetaPathFinder, Loader):
         return [name for name, members in self._modules.items() if members and name.startswith(f"{package}.")]
 
     def _advice(self, package: str) -> str:
-        return f"For the rest of {package}, install the package {self._distributions[package]}."
+        return f"For the rest of {package}, install the package {self.packages[package]}."
 
 
 class _ProvidedModule(ModuleType):

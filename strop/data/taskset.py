@@ -141,6 +141,7 @@ def to_task(
         source=source,
         tools=prompt.tools,
         extra={key: value for key, value in row.items() if key not in (section.prompt, section.tools)},
+        prompt_value=value_at(row, section.prompt, where),
     )
 
 

@@ -11,6 +11,7 @@ BUILTIN_REWARDS: dict[str, str] = {
     "format": "strop.rewards.builtin.format.format_reward",
     "exact": "strop.rewards.builtin.exact.exact_reward",
     "code": "strop.rewards.builtin.code.code_reward",
+    "reasoning_gym": "strop.rewards.builtin.reasoning_gym.reasoning_gym_reward",
     "by_source": "strop.rewards.builtin.by_source.by_source_reward",
     "verl_by_source": "strop.rewards.upstream.verl_by_source.verl_by_source_reward",
     "verl_gsm8k": "strop.rewards.upstream.verl_math.verl_gsm8k_reward",

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from strop.data.encoding.chat_template import Tools, to_messages
 from strop.inference.endpoint.request import ChatRequest
 from strop.inference.endpoint.server import EndpointAccess
-from strop.types import IntArray, Message, Turn
-from strop.workflows.recorded_policy import RecordedPolicy
+from strop.types import IntArray, Message, SamplingParams, Turn
+from strop.workflows.recorded_policy import RecordedConversations, RecordedPolicy
 from strop.workflows.services import WorkflowServices
 from strop.workflows.session import Conversation, RolloutSession
 from strop.workflows.threads import WorkflowCancelled
@@ -39,6 +39,7 @@ class Chat:
         self._conversation = conversation
         self._services = services
         self._loop = asyncio.get_running_loop()
+        self._recorded = RecordedConversations(session)
 
     @property
     def name(self) -> str:
@@ -88,6 +89,26 @@ class Chat:
         return self._session.decode_response(self._conversation)
 
     @property
+    def sampling(self) -> SamplingParams:
+        """Sampling of the rollout, from the run file."""
+        return self._session.sampling
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a call was rejected, because the conversation is too long."""
+        return self._session.truncated
+
+    @property
+    def policy_name(self) -> str:
+        """Name of the policy at the endpoint."""
+        return self._services.policy_name
+
+    @property
+    def auxiliary_names(self) -> tuple[str, ...]:
+        """Names of the auxiliary models, in the order of the run file."""
+        return self._services.auxiliary_names
+
+    @property
     def template(self) -> str | None:
         """Jinja text of the chat template; None if prompts are plain text."""
         return self._session.template
@@ -119,6 +140,45 @@ class Chat:
         self._conversation = await self._session.reply(conversation, max_tokens=max_tokens, stop=stop)
         return str(self._conversation.messages[-1]["content"])
 
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        tools: Tools = (),
+        *,
+        max_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
+    ) -> tuple[str, Turn]:
+        """Sample a reply to complete messages, as a request to the endpoint would; returns its text and tokens.
+
+        Messages that continue an earlier reply of this rollout continue that reply's exact tokens.
+        """
+        prompt = to_messages(messages, "The workflow's prompt")
+        conversation = self._recorded.open(prompt, tools)
+        answered = await self._session.reply(conversation, max_tokens=max_tokens, stop=stop)
+        assert answered.turn is not None
+        self._recorded.add(prompt, answered.messages[-1], answered)
+        return str(answered.messages[-1]["content"]), answered.turn
+
+    async def complete_text(
+        self, prompt: str, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
+    ) -> tuple[str, Turn]:
+        """Sample a continuation of plain text, without a chat template; returns its text and tokens."""
+        turn = await self.sample(self._session.encode_text(prompt), max_tokens=max_tokens, stop=stop)
+        return self._session.decode(turn), turn
+
+    def decode(self, turn: Turn) -> str:
+        """Text of a call's completion, without special tokens."""
+        return self._session.decode(turn)
+
+    def count_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
+        """Number of tokens of the prompt that `complete` would sample from."""
+        return len(self._recorded.open(to_messages(messages, "The workflow's prompt"), tools).token_ids)
+
+    def recorded_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> IntArray | None:
+        """[L] Exact tokens of messages that end with a reply of this rollout; None if they do not."""
+        known = self._recorded.find(to_messages(messages, "The conversation"), tools)
+        return None if known is None else known.token_ids
+
     @contextmanager
     def serve(self) -> Iterator[EndpointAccess]:
         """Serve the policy, and the auxiliary models by their names, over OpenAI's protocol.
@@ -126,7 +186,7 @@ class Chat:
         The address and the key are valid inside the context and for this rollout only; every call of the
         policy is a turn of the rollout.
         """
-        recorded = RecordedPolicy(self._session, self._loop)
+        recorded = RecordedPolicy(self._session, self._recorded, self._loop)
         try:
             with self._services.admit(recorded) as access:
                 yield access

@@ -20,6 +20,37 @@ _Key = tuple[str, ...]
 """Identity of a conversation: tools and message contents, without fields that a client adds."""
 
 
+class RecordedConversations:
+    """Conversations of one rollout by their messages, so that messages that come back continue their exact tokens."""
+
+    def __init__(self, session: RolloutSession) -> None:
+        self._session = session
+        self._by_key: dict[_Key, Conversation] = {}
+
+    def find(self, messages: Sequence[Message], tools: Tools = ()) -> Conversation | None:
+        """The recorded conversation that ends with the last of these messages, a reply of the model."""
+        return self._by_key.get(_key(messages, tools))
+
+    def open(self, messages: Sequence[Message], tools: Tools = ()) -> Conversation:
+        """A conversation of these messages: the longest recorded one that they continue, or a new one.
+
+        A last message of the assistant is the start of the reply that is sampled.
+        """
+        if messages[-1]["role"] == "assistant":
+            ids = self._session.encode_prompt(messages[:-1], tools, str(messages[-1]["content"]))
+            return self._session.start(messages[:-1], tools, ids)
+        for end in range(len(messages) - 1, 0, -1):
+            known = self.find(messages[:end], tools)
+            if known is not None:
+                return self._session.extend(known, messages[end:])
+        return self._session.start(messages, tools)
+
+    def add(self, messages: Sequence[Message], reply: Message, answered: Conversation) -> None:
+        """Record a conversation, which a client continues with `messages` and its form of the reply."""
+        for form in (reply, answered.messages[-1]):
+            self._by_key[_key([*messages, form], answered.tools)] = answered
+
+
 class RecordedPolicy:
     """A `ChatModel`: a request that continues an earlier reply continues that reply's exact tokens.
 
@@ -27,11 +58,13 @@ class RecordedPolicy:
     sampling parameters, because training must know them: a request's temperature and top_p are ignored.
     """
 
-    def __init__(self, session: RolloutSession, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, session: RolloutSession, conversations: RecordedConversations, loop: asyncio.AbstractEventLoop
+    ) -> None:
         """`loop` is the event loop in which the session's engine samples."""
         self._session = session
+        self._conversations = conversations
         self._loop = loop
-        self._conversations: dict[_Key, Conversation] = {}
         self._pending: set[asyncio.Task[ChatResponse]] = set()
         self._closed = False
 
@@ -57,7 +90,7 @@ class RecordedPolicy:
     async def _respond(self, request: ChatRequest) -> ChatResponse:
         session = self._session
         try:
-            conversation = self._conversation(request)
+            conversation = self._conversations.open(request.messages, request.tools)
             limit = request.max_tokens or max(1, session.remaining_tokens(conversation))
             answered = await session.reply(conversation, max_tokens=limit, stop=request.stop)
         except ContextLengthExceeded as error:
@@ -74,16 +107,8 @@ class RecordedPolicy:
             completion_tokens=len(answered.turn.completion_ids),
             calls=parsed.calls,
         )
-        self._conversations[_key([*request.messages, reply.message()], request.tools)] = answered
+        self._conversations.add(request.messages, reply.message(), answered)
         return reply
-
-    def _conversation(self, request: ChatRequest) -> Conversation:
-        """Longest recorded conversation that the request continues; a new one if there is none."""
-        for end in range(len(request.messages) - 1, 0, -1):
-            known = self._conversations.get(_key(request.messages[:end], request.tools))
-            if known is not None:
-                return self._session.extend(known, request.messages[end:])
-        return self._session.start(request.messages, request.tools)
 
 
 def _key(messages: Sequence[Message], tools: Tools) -> _Key:

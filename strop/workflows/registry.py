@@ -16,8 +16,11 @@ from strop.workflows.builtin.environment import EnvironmentWorkflow
 from strop.workflows.builtin.math import MathWorkflow
 from strop.workflows.builtin.single_turn import SingleTurnWorkflow
 from strop.workflows.builtin.tools import ToolCallingWorkflow
+from strop.workflows.builtin.verifiers import VerifiersWorkflow
 from strop.workflows.builtin.verl_agents import VerlAgentsWorkflow
 from strop.workflows.threads import is_async
+from strop.workflows.trinity.adapter import TrinityWorkflow, is_trinity_workflow
+from strop.workflows.trinity.modules import provide_workflow_modules
 
 BUILTIN_WORKFLOWS: dict[str, Callable[..., Any]] = {
     "single_turn": SingleTurnWorkflow,
@@ -26,11 +29,9 @@ BUILTIN_WORKFLOWS: dict[str, Callable[..., Any]] = {
     "tools": ToolCallingWorkflow,
     "agent": AgentWorkflow,
     "verl_agents": VerlAgentsWorkflow,
+    "trinity": TrinityWorkflow,
+    "verifiers": VerifiersWorkflow,
 }
-
-
-_TRINITY = "trinity.common.workflows."
-"""Module of the workflows in Trinity-RFT's package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,10 @@ def load_workflow(section: WorkflowConfig) -> BoundWorkflow:
 
     Raises `ConfigError` if it does not exist, cannot be constructed, or does not accept its arguments.
     """
-    if section.name.startswith(_TRINITY):
-        raise ConfigError(
-            f"rollout.workflow {section.name!r} is a class of the package trinity-rft, for the interface of "
-            "Trinity-RFT, which Strop cannot call yet. Write its episode for Strop, as a class with `async def "
-            "run(self, task, chat)`, and name it as file.py:Name."
-        )
-    found = BUILTIN_WORKFLOWS.get(section.name) or _import_path(section.name).load()
+    found = _find(section.name)
+    if is_trinity_workflow(found):
+        section = WorkflowConfig(name="trinity", args={"workflow": section.name, "args": section.args})
+        found = _find(section.name)
     if not inspect.isclass(found):
         _check(section, found, "task", "chat", **section.args)
         return BoundWorkflow(section.name, functools.partial(found, **section.args))
@@ -71,6 +69,14 @@ def load_workflow(section: WorkflowConfig) -> BoundWorkflow:
         )
     _check(section, run, "task", "chat")
     return BoundWorkflow(section.name, run)
+
+
+def _find(name: str) -> Callable[..., Any]:
+    builtin = BUILTIN_WORKFLOWS.get(name)
+    if builtin is not None:
+        return builtin
+    provide_workflow_modules()
+    return ImportPath(name, f"rollout.workflow {name!r}", "workflow", BUILTIN_WORKFLOWS, ConfigError).load()
 
 
 def _construct(section: WorkflowConfig, kind: type[Any]) -> Any:
@@ -98,7 +104,3 @@ def _check(section: WorkflowConfig, function: Callable[..., Any], /, *given: str
             "with task and chat; function or class get `args` from the run file. Supported args: "
             f"{', '.join(options) or 'none'}."
         ) from error
-
-
-def _import_path(name: str) -> ImportPath:
-    return ImportPath(name, f"rollout.workflow {name!r}", "workflow", BUILTIN_WORKFLOWS, ConfigError)

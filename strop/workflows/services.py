@@ -21,6 +21,16 @@ class WorkflowServices:
         self._policy = policy
         self._auxiliary = dict(auxiliary or {})
 
+    @property
+    def policy_name(self) -> str:
+        """Name of the policy at the endpoint."""
+        return self._policy
+
+    @property
+    def auxiliary_names(self) -> tuple[str, ...]:
+        """Names of the auxiliary models, in the order of the run file."""
+        return tuple(self._auxiliary)
+
     def admit(self, policy: ChatModel | None = None) -> AbstractContextManager[EndpointAccess]:
         """Register a key for the auxiliary models and, if given, for the policy."""
         models = {} if policy is None else {self._policy: policy}

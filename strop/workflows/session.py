@@ -88,6 +88,14 @@ class RolloutSession:
         """Text after the prompt: all replies, and the messages between them."""
         return self._encoder.decode(conversation.token_ids[conversation.prompt_tokens :])
 
+    def encode_text(self, text: str) -> IntArray:
+        """[P] The tokens of a prompt that is plain text."""
+        return self._encoder.encode_text(text)
+
+    def encode_prompt(self, messages: Sequence[Message], tools: Tools, reply_prefix: str) -> IntArray:
+        """[P] The tokens of a prompt whose reply starts with given text."""
+        return self._encoder.encode_prompt(messages, tools, reply_prefix)
+
     def start(
         self,
         messages: Sequence[Message],

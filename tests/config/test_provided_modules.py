@@ -14,8 +14,10 @@ from strop.config.provided_modules import provide_folder, provide_modules
 
 @pytest.fixture(autouse=True)
 def remove_provided() -> Iterator[None]:
+    before = list(sys.meta_path)
+    sys.meta_path[:] = [finder for finder in before if type(finder).__name__ != "_Finder"]
     yield
-    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "_Finder"]
+    sys.meta_path[:] = before
     for name in [name for name in sys.modules if name.partition(".")[0] in ("framework", "json.provided")]:
         del sys.modules[name]
 

@@ -177,7 +177,7 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
             "a queue of tasks has no epochs; write buffer.total_steps",
         ),
         (["+buffer.explorer_input.eval_tasksets.0.storage_type=queue"], "write file or sql"),
-        ([f"{TASKSET}.default_workflow_type=mine"], "simple_workflow, math_workflow, math_boxed_workflow"),
+        ([f"{TASKSET}.default_workflow_type=simple_workflw"], "did you mean simple_workflow"),
         ([f"{TASKSET}.repeat_times=3"], "differs from algorithm.repeat_times"),
         (["~buffer.default_reward_fn_type"], "write default_reward_fn_type"),
         (["+explorer.auxiliary_models=[{tensor_parallel_size: 1}]"], r"auxiliary_models\.0\.model_path"),

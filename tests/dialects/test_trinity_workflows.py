@@ -18,7 +18,12 @@ pytestmark = pytest.mark.usefixtures("trinity_file")
 EVAL = "buffer.explorer_input.eval_tasksets.0"
 TAGS = WorkflowConfig(name="math", args={"system": R1_PROMPT})
 BOXED = WorkflowConfig(name="math", args={"system": BOXED_PROMPT})
-PACKAGED = WorkflowConfig(name="trinity.common.workflows.envs.alfworld.alfworld_workflow.AlfworldWorkflow")
+FORMAT = {"prompt_key": "question", "response_key": "answer"}
+PACKAGED = WorkflowConfig(name="trinity", args={"workflow": "alfworld_workflow", "format": FORMAT})
+REGISTERED = WorkflowConfig(
+    name="trinity", args={"workflow": "async_talk_flow", "reward_fn": "math_reward", "format": FORMAT}
+)
+DOTTED = WorkflowConfig(name="trinity", args={"workflow": "my.flows.Talk", "format": FORMAT})
 
 
 @pytest.mark.parametrize(
@@ -31,13 +36,18 @@ PACKAGED = WorkflowConfig(name="trinity.common.workflows.envs.alfworld.alfworld_
         ("async_math_workflow", "null", TAGS, ["trinity_math", "format"]),
         ("math_boxed_workflow", "null", BOXED, ["trinity_math_boxed"]),
         ("alfworld_workflow", "null", PACKAGED, []),
+        ("async_talk_flow", "math_reward", REGISTERED, []),
+        ("my.flows.Talk", "null", DOTTED, []),
         ("mine.py:talk", "null", WorkflowConfig(name="mine.py:talk"), []),
         ("mine.py:talk", "exact", WorkflowConfig(name="mine.py:talk"), ["exact"]),
     ],
 )
 def test_workflow_and_reward(workflow: str, reward: str, expected: WorkflowConfig, scored: list[str]) -> None:
     run = read(f"+buffer.default_workflow_type={workflow}", f"buffer.default_reward_fn_type={reward}").run
-    assert run.rollout.workflow == expected and run.data.eval[0].workflow is None
+    own = {"format": {"prompt_key": "prompt"}, "is_eval": True}
+    evaluation = {**expected.args, **own} if expected.name == "trinity" else None
+    assert run.rollout.workflow == expected
+    assert evaluation == (run.data.eval[0].workflow and run.data.eval[0].workflow.args)
     assert [part.function for part in effective_reward(run).functions] == scored
     assert write_dialect(LEDGER, run).unsupported == ()
 
@@ -51,7 +61,7 @@ def test_a_taskset_has_its_own_workflow_and_arguments() -> None:
 
 
 def test_a_workflow_of_trinitys_package_is_named_before_a_run() -> None:
-    with pytest.raises(ConfigError, match=r"package trinity-rft.*cannot call yet"):
+    with pytest.raises(ConfigError, match=r"package trinity-rft, which needs the package alfworld\."):
         load_workflow(PACKAGED)
 
 
@@ -72,7 +82,7 @@ def test_max_model_len_bounds_a_whole_conversation() -> None:
 
 
 def test_unknown_workflow_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown workflow alfworld; .* of your own"):
-        read("+buffer.default_workflow_type=alfworld")
+    with pytest.raises(ConfigError, match=r"unknown workflow math_worflow; did you mean math_workflow\?"):
+        read("+buffer.default_workflow_type=math_worflow")
     with pytest.raises(ConfigError, match="write default_reward_fn_type"):
         read("+buffer.default_workflow_type=simple_workflow", "buffer.default_reward_fn_type=null")

@@ -27,7 +27,10 @@ def alone():
 """
 
 
-@pytest.mark.parametrize("name", [name for name in BUILTIN_WORKFLOWS if name not in ("environment", "agent")])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in BUILTIN_WORKFLOWS if name not in ("environment", "agent", "trinity", "verifiers")],
+)
 def test_builtin_workflows_run_in_the_event_loop(name):
     assert load_workflow(WorkflowConfig(name=name)).is_async
 

@@ -15,7 +15,7 @@ from strop.config.load.loader import LoadedRun
 from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
-from strop.config.schema.data import TasksetConfig, is_template
+from strop.config.schema.data import GENERATORS, TasksetConfig, is_template
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.tracking import TRACKING_SERVICES
@@ -92,6 +92,8 @@ def require_reward(run: Run, reward: Callable[..., Any] | None) -> None:
 
 
 def _workflow(workflow: WorkflowConfig, field: str, sources: Mapping[str, Source]) -> list[str]:
+    if workflow.name == "verifiers" and find_spec("verifiers") is None:
+        return [f"{_at(field, sources)}: verifiers is not installed: pip install 'strop[verifiers]'"]
     files = [(field, workflow.name.rpartition(":")[0])] if ".py:" in workflow.name else []
     if workflow.name in ("tools", "verl_agents"):
         args = field.removesuffix("name") + "args"
@@ -183,6 +185,10 @@ def _tasks(taskset: TasksetConfig, field: str, sources: Mapping[str, Source]) ->
     faults = []
     for path in paths:
         local = existing_path(path)
+        package = path.partition("://")[0]
+        if package in GENERATORS and find_spec(package) is None:
+            extra = package.replace("_", "-")
+            faults.append(f"{_at(field, sources)}: {package} is not installed: pip install 'strop[{extra}]'")
         if "://" in path or not (_is_local(path) or Path(path).suffix in _DATA_SUFFIXES):
             continue
         if local is None:

@@ -24,12 +24,30 @@ class CustomDatasetConfig(Section):
     """Mapping that the class gets as `config`."""
 
 
+GENERATORS = ("reasoning_gym", "verifiers")
+"""Packages that generate tasks: schemes of a taskset's `path`."""
+
+
+class GeneratorConfig(Section):
+    """Settings of a `path` that names a generator of tasks: `reasoning_gym://` or `verifiers://`."""
+
+    size: int | None = Field(None, gt=0)
+    """Number of tasks; null for the generator's own number."""
+    seed: int = 0
+    """Seed of the tasks."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the dataset (reasoning_gym), or of `load_environment` (verifiers)."""
+
+
 class TasksetConfig(Section):
     """Source of tasks, and the columns of its rows. A column may be a dotted path."""
 
     path: str | tuple[str, ...]
-    """Parquet or JSONL: a file, a list of files, a directory, a `datasets` folder, a Hub name, a URL; or a
-    database, `sqlite:///tasks.db` or `postgresql://user:password@host/database`."""
+    """Parquet or JSONL: a file, a list of files, a directory, a `datasets` folder, a Hub name, a URL; a
+    database, `sqlite:///tasks.db` or `postgresql://user:password@host/database`; or a generator of tasks,
+    `reasoning_gym://dataset` or `verifiers://environment`."""
+    generator: GeneratorConfig | None = None
+    """Settings of a generator of tasks; null for its defaults, and for data that exists already."""
     table: str | None = None
     """Table of the database; its columns are the columns of the rows."""
     dataset: CustomDatasetConfig | None = None

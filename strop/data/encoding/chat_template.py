@@ -147,12 +147,12 @@ class PromptEncoder:
                 "a template, or the path of a file with a Jinja template."
             )
 
-    def encode(self, messages: Sequence[Message], tools: Tools = ()) -> IntArray:
-        """[P] The tokens of the prompt, up to the start of the answer.
+    def encode(self, messages: Sequence[Message], tools: Tools = (), reply_prefix: str = "") -> IntArray:
+        """[P] The tokens of the prompt, up to the start of the answer, or to the end of `reply_prefix`.
 
         Raises `DataError` if the template cannot render the messages.
         """
-        return self.encode_all([ChatPrompt("The prompt", tuple(messages), tools)])[0]
+        return self.encode_all([ChatPrompt("The prompt", tuple(messages), tools, reply_prefix)])[0]
 
     def encode_all(self, prompts: Sequence[ChatPrompt]) -> list[IntArray]:
         """Encode many prompts; an error names the row of its prompt."""

@@ -41,9 +41,15 @@ class TurnEncoder:
         self._added = frozenset({*tokenizer.added_tokens_decoder, tokenizer.eos_token_id})
         self._checked: set[tuple[str, ...]] = set()
 
-    def encode_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> IntArray:
-        """[P] The tokens before the model's first reply. Raises `DataError`."""
-        return self.prompts.encode(messages, tools)
+    def encode_prompt(
+        self, messages: Sequence[Message], tools: Tools = (), reply_prefix: str = ""
+    ) -> IntArray:
+        """[P] The tokens before the model's first reply, with the text that starts it. Raises `DataError`."""
+        return self.prompts.encode(messages, tools, reply_prefix)
+
+    def encode_text(self, text: str) -> IntArray:
+        """[P] The tokens of a prompt that is plain text, with the tokenizer's own special tokens."""
+        return np.array(self.tokenizer(encodable(text), verbose=False)["input_ids"], np.int32)
 
     def encode_continuation(
         self, messages: Sequence[Message], new: Sequence[Message], tools: Tools, reply_ids: IntArray

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from strop.config.redact import redact_text
-from strop.config.schema.data import TasksetConfig
+from strop.config.schema.data import GeneratorConfig, TasksetConfig
 from strop.data.sources.files import DATA_FILE_PATTERNS, DataPath, file_format, read_file, resolve_path
+from strop.data.sources.generators import generate_rows, is_generator
 from strop.data.sources.hub import read_hub_dataset, read_saved_dataset
 from strop.data.sources.rows import DatasetRows, RowSource
 from strop.data.sources.splits import files_of_split
@@ -35,6 +36,14 @@ def read_rows(taskset: TasksetConfig) -> DatasetRows:
 
 
 def _read_path(path: str, taskset: TasksetConfig) -> list[RowSource]:
+    if is_generator(path):
+        _refuse(path, "generates tasks, and has no", table=taskset.table, subset=taskset.subset)
+        return [generate_rows(path, taskset.generator or GeneratorConfig(), taskset.split)]
+    if taskset.generator is not None:
+        raise DataError(
+            f"{redact_text(path)} exists already, so `generator` does not apply. Remove it, or write a path such as "
+            "reasoning_gym://basic_arithmetic."
+        )
     if is_database_url(path):
         _refuse(redact_text(path), "is a database, which has no", split=taskset.split, subset=taskset.subset)
         return [read_table(path, taskset.table)]

@@ -75,6 +75,11 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
         values["buffer.default_reward_fn_type"] = name
         if sampled:
             values[f"{TASKSET}.reward_fn_args"] = args or None
+    own = run.rollout.workflow.args if run.rollout.workflow.name == "trinity" else {}
+    if own.get("reward_fn"):
+        values["buffer.default_reward_fn_type"] = own["reward_fn"]
+        if sampled:
+            values[f"{TASKSET}.reward_fn_args"] = own.get("reward_fn_args")
     for index, taskset in enumerate(evaluated):
         scored = run.reward if taskset.reward is None else taskset.reward
         if scored.functions:

@@ -67,6 +67,18 @@ def task_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:
     }
 
 
+def texts(foreign: ForeignValues, at: str) -> dict[str, Any]:
+    """The columns and texts that a workflow class of Trinity reads from a task."""
+    form = f"{at}.format"
+    names = ("prompt_key", "response_key", "messages_key", "tools_key", "system_prompt", "system_prompt_key")
+    written = {name: foreign[f"{form}.{name}"] for name in names}
+    written["prompt_key"] = written["prompt_key"] or "prompt"
+    written["system_prompt"] = written["system_prompt"] or _system(foreign, at)
+    written["reply_prefix"] = foreign[f"{form}.reply_prefix"] or foreign[_PREFIX]
+    written["prompt_type"] = "messages" if is_messages(foreign, at) else None
+    return {name: value for name, value in written.items() if value}
+
+
 def answer_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The columns of demonstrations."""
     form = f"{at}.format"

@@ -142,7 +142,12 @@ _SAMPLING = (
         refused(f"model.{name}", default, why)
         for name, default, why in (
             ("tinker.enable", False, "Strop trains on this machine; remove it"),
-            ("external_model.enable", False, "Strop samples from models that it loads; write model_path"),
+            (
+                "external_model.enable",
+                False,
+                "Strop evaluates models that it loads, token by token, and has no client for one behind an API; write "
+                "the folder of the weights, or its name on the Hub, as model_path",
+            ),
             ("rope_scaling", None, "write a model folder whose config.json has it"),
             ("rope_theta", None, "write a model folder whose config.json has it"),
         )

@@ -4,33 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_CLASSES = {
-    "math_rm_workflow": "math_rm_workflow.MathRMWorkflow",
-    "math_ruler_workflow": "math_ruler_workflow.MathRULERWorkflow",
-    "math_trainable_ruler_workflow": "math_trainable_ruler_workflow.MathTrainableRULERWorkflow",
-    "math_based_model_workflow": "math_workflows.MathBasedModelWorkflow",
-    "rubric_judge_workflow": "rubric_judge_workflow.RubricJudgeWorkflow",
-    "tool_call_workflow": "customized_toolcall_workflows.ToolCallWorkflow",
-    "toolcall_workflow": "customized_toolcall_workflows.ToolCallWorkflow",
-    "sudoku_workflow": "sudoku_workflow.SudokuWorkflow",
-    "on_policy_distill_workflow": "on_policy_distill_workflow.OnPolicyDistillWorkflow",
-    "on_policy_distill_math_workflow": "on_policy_distill_workflow.OnPolicyDistillMathWorkflow",
-    "agentscope_workflow_adapter": "agentscope_workflow.AgentScopeWorkflowAdapter",
-    "agentscope_workflow_adapter_v1": "agentscope_workflow.AgentScopeWorkflowAdapterV1",
-    "agentscope_react_workflow": "agentscope.react.react_workflow.AgentScopeReActWorkflow",
-    "as_react_workflow": "agentscope.react.react_workflow.AgentScopeReActWorkflow",
-    "agentscope_react_math_workflow": "envs.agentscope.agentscopev1_react_workflow.AgentScopeReactMathWorkflow",
-    "agentscopev0_react_math_workflow": "envs.agentscope.agentscopev0_react_workflow.AgentScopeV0ReactMathWorkflow",
-    "agentscope_v1_react_search_workflow": "envs.agentscope.agentscopev1_search_workflow."
-    "AgentScopeV1ReactSearchWorkflow",
-    "email_search_workflow": "envs.email_searcher.workflow.EmailSearchWorkflow",
-    "alfworld_workflow": "envs.alfworld.alfworld_workflow.AlfworldWorkflow",
-    "step_wise_alfworld_workflow": "envs.alfworld.alfworld_workflow.StepWiseAlfworldWorkflow",
-    "RAFT_alfworld_workflow": "envs.alfworld.RAFT_alfworld_workflow.RAFTAlfworldWorkflow",
-    "RAFT_reflect_alfworld_workflow": "envs.alfworld.RAFT_reflect_alfworld_workflow.RAFTReflectAlfworldWorkflow",
-    "frozen_lake_workflow": "envs.frozen_lake.workflow.FrozenLakeWorkflow",
-    "sciworld_workflow": "envs.sciworld.sciworld_workflow.SciWorldWorkflow",
-    "webshop_workflow": "envs.webshop.webshop_workflow.WebShopWorkflow",
+PACKAGED: Mapping[str, str] = {
+    "math_rm_workflow": "the package rm-gallery, for its reward",
+    "math_ruler_workflow": "an auxiliary model, which compares the responses of a group",
+    "math_trainable_ruler_workflow": "",
+    "math_based_model_workflow": "",
+    "rubric_judge_workflow": "an auxiliary model, which judges",
+    "rubric_judge_openai_workflow": "the API of a judge",
+    "tool_call_workflow": "",
+    "toolcall_workflow": "",
+    "sudoku_workflow": "",
+    "thinking_budget_workflow": "",
+    "simple_mm_workflow": "a model that reads images",
+    "on_policy_distill_workflow": "an auxiliary model, the teacher",
+    "on_policy_distill_math_workflow": "an auxiliary model, the teacher",
+    "agentscope_workflow_adapter": "the package agentscope",
+    "agentscope_workflow_adapter_v1": "the package agentscope",
+    "agentscope_react_workflow": "the package agentscope",
+    "as_react_workflow": "the package agentscope",
+    "agentscope_react_math_workflow": "the package agentscope",
+    "agentscopev0_react_math_workflow": "the package agentscope",
+    "agentscope_reactv2_math_workflow": "the package agentscope",
+    "agentscope_v1_react_search_workflow": "the package agentscope",
+    "email_search_workflow": "the package agentscope, and a database of emails",
+    "bcp_simple_react_workflow": "a search index of BrowseComp-Plus",
+    "alfworld_workflow": "the package alfworld",
+    "alfworld_workflow_v2": "the package alfworld",
+    "step_wise_alfworld_workflow": "the package alfworld",
+    "RAFT_alfworld_workflow": "the package alfworld",
+    "RAFT_reflect_alfworld_workflow": "the package alfworld",
+    "frozen_lake_workflow": "the package gymnasium",
+    "sciworld_workflow": "the package scienceworld, and Java",
+    "webshop_workflow": "the package web_agent_site of WebShop",
+    "intercode_sql_workflow": "the package intercode",
 }
-PACKAGED: Mapping[str, str] = {name: f"trinity.common.workflows.{path}" for name, path in _CLASSES.items()}
-"""The class of each workflow in Trinity's package. A configuration with one is read; `--check` names the class."""
+"""Needs of each workflow besides trinity-rft. A configuration with one is read; `--check` says what is missing."""
+
+
+def package_fault(name: str) -> str | None:
+    """Why a workflow of Trinity's package cannot run; None for any other name."""
+    if name not in PACKAGED:
+        return None
+    needs = f", which needs {PACKAGED[name]}" if PACKAGED[name] else ""
+    return (
+        f"rollout.workflow trinity: {name} is a class of the package trinity-rft{needs}. Strop has none of its files: "
+        "copy the file of the class and name it as file.py:Class, or write its episode for Strop, as a class with "
+        "`async def run(self, task, chat)`."
+    )

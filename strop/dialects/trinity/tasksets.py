@@ -109,7 +109,10 @@ def _workflow(foreign: ForeignValues, at: str) -> dict[str, Any]:
 
 def _taskset(foreign: ForeignValues, at: str) -> dict[str, Any]:
     place = formats.table if at == TASKSET and _is_queue(foreign) else formats.row_source
-    return {**place(foreign, at), **formats.task_columns(foreign, at)}
+    columns = formats.task_columns(foreign, at)
+    if _workflow(foreign, at)["name"] == "trinity" and foreign[f"{at}.format.response_key"] is None:
+        columns["answer"] = None
+    return {**place(foreign, at), **columns}
 
 
 def _sampling(foreign: ForeignValues, at: str) -> dict[str, Any]:

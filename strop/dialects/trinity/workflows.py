@@ -3,14 +3,16 @@ environment."""
 
 from __future__ import annotations
 
+import difflib
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from strop.config.schema import Run
 from strop.config.schema.workflow import WorkflowConfig
-from strop.config.suggest import closest
 from strop.dialects.ledger.key_mapping import ForeignValues, KeyMapping, mapped, unstated_defaults, written_by
 from strop.dialects.ledger.value_types import INTEGER, MAPPING, NUMBER, STRING, nullable
+from strop.dialects.trinity import formats
 from strop.dialects.trinity.packaged_workflows import PACKAGED
 
 INPUT = "buffer.explorer_input"
@@ -32,12 +34,17 @@ _BOXED = ("math_boxed_workflow", "math_eval_workflow")
 _MATH = (_TAGGED, *_BOXED)
 _PLAIN = ("simple_workflow",)
 _KNOWN = (*_PLAIN, *_MATH, *PACKAGED)
+_MISSPELLING = 0.85
+"""Similarity from which on an unknown name is a known one, misspelled."""
+PLUGIN_FOLDERS = "TRINITY_PLUGIN_DIRS"
+"""Environment variable with the folders of --plugin-dir."""
 
 
 def workflow_of(foreign: ForeignValues, at: str, reward: str | None) -> dict[str, Any]:
     """The workflow of a taskset; `reward` is the name of its reward function.
 
-    math_workflow with a reward other than math_reward has no system message of its own.
+    math_workflow with a reward other than math_reward has no system message of its own. All that Strop does not
+    have itself runs through the workflow `trinity`.
     """
     key, name = _workflow_name(foreign, at)
     args = dict(foreign[f"{at}.workflow_args"] or {})
@@ -46,18 +53,39 @@ def workflow_of(foreign: ForeignValues, at: str, reward: str | None) -> dict[str
     if name == _TAGGED:
         tags = {"name": "math", "args": {"system": R1_PROMPT, **args}}
         return tags if reward in (None, "math_reward") else {"name": "single_turn", "args": {}}
-    if name in (None, *_PLAIN):
+    if name is None or name in _PLAIN:
         return {"name": "single_turn", "args": args}
-    if name in PACKAGED:
-        return {"name": PACKAGED[name], "args": args}
-    if not ("." in name or ":" in name):
-        close = closest(name, (*_KNOWN, *(f"async_{known}" for known in (*_PLAIN, *_MATH))))
+    if ":" in name:
+        return {"name": name, "args": args}
+    if name not in PACKAGED and "." not in name:
+        _require_no_misspelling(foreign, key, name)
+    settings = {
+        "workflow": name,
+        "args": args,
+        "reward_fn": reward,
+        "reward_fn_args": foreign[f"{at}.reward_fn_args"],
+        "format": formats.texts(foreign, at),
+        "plugins": _plugin_folders(),
+        "is_eval": at != f"{INPUT}.taskset",
+    }
+    return {"name": "trinity", "args": {key: value for key, value in settings.items() if value}}
+
+
+def _plugin_folders() -> list[str]:
+    """Folders of user files that register workflows, which the command line or the environment names."""
+    return [folder for folder in os.environ.get(PLUGIN_FOLDERS, "").split(os.pathsep) if folder]
+
+
+def _require_no_misspelling(foreign: ForeignValues, key: str, name: str) -> None:
+    """Any other name may be one that a file of a plugin folder registers, which shows when the run starts."""
+    known = (*_KNOWN, *(f"async_{each}" for each in _KNOWN))
+    close = difflib.get_close_matches(name, known, n=1, cutoff=_MISSPELLING)
+    if close:
         raise foreign.error_for(
             key,
-            f"unknown workflow {name}{f'; did you mean {close}?' if close else ';'} Trinity registers "
-            f"{', '.join(_KNOWN)}; for a workflow of your own write `file.py:name` or a dotted path.",
+            f"unknown workflow {name}; did you mean {close[0]}? For a workflow of your own write a dotted path, "
+            "`file.py:name`, or a name that a file of --plugin-dir registers.",
         )
-    return {"name": name, "args": args}
 
 
 def _boxed(args: dict[str, Any]) -> dict[str, Any]:
@@ -71,12 +99,15 @@ def _boxed(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _workflow_name(foreign: ForeignValues, at: str) -> tuple[str, str | None]:
-    """The key that names a taskset's workflow, and the name without `async_`: both forms do the same here."""
+    """The key that names a taskset's workflow, and the name; without `async_` if it is Trinity's, because both
+    forms do the same here."""
     keys = [f"{at}.default_workflow_type", f"{INPUT}.default_workflow_type", "buffer.default_workflow_type"]
     if at != f"{INPUT}.taskset":
         keys = [f"{at}.default_eval_workflow_type", keys[0], f"{INPUT}.default_eval_workflow_type", *keys[1:]]
     key = next((key for key in keys if foreign[key]), keys[-1])
-    return key, foreign[key] and str(foreign[key]).removeprefix("async_")
+    name = foreign[key] and str(foreign[key])
+    plain = name and name.removeprefix("async_")
+    return key, plain if plain in _KNOWN else name
 
 
 def default_reward(foreign: ForeignValues, at: str, reward: str | None) -> str | None:
@@ -114,15 +145,18 @@ def prompt_differences(at: str) -> Callable[[ForeignValues], str | None]:
 
 
 def brings_reward(workflow: Mapping[str, Any], reward: str | None) -> bool:
-    """Whether the workflow provides the reward, so that a taskset needs no reward function."""
+    """Whether the workflow provides the reward, so that the run has no reward function of its own."""
+    if workflow["name"] == "trinity":
+        return True
     return reward is None and workflow["name"] not in ("single_turn", "math")
 
 
 def write_workflow(at: str, workflow: WorkflowConfig) -> dict[str, Any]:
     """Write the workflow of a taskset."""
     args = dict(workflow.args)
-    names = {path: name for name, path in PACKAGED.items()}
     match workflow.name, args.get("system"):
+        case "trinity", _:
+            name, args = args["workflow"], args.get("args") or {}
         case "single_turn", _:
             name = "simple_workflow"
         case "math", system:
@@ -132,7 +166,7 @@ def write_workflow(at: str, workflow: WorkflowConfig) -> dict[str, Any]:
             if system == _THINKING_PROMPT:
                 args = {key: value for key, value in args.items() if key != "system"} | {"with_think": True}
         case _:
-            name = names.get(workflow.name, workflow.name)
+            name = workflow.name
     return {f"{at}.default_workflow_type": name, f"{at}.workflow_args": args or None}
 
 
@@ -179,8 +213,8 @@ def type_row(at: str, field: str, read: Any) -> KeyMapping:
         field,
         read=read,
         value_type=nullable(STRING),
-        note="simple_workflow: single_turn; math_workflow and math_boxed_workflow: math; a name that Trinity "
-        "registers: its class in the package trinity-rft; or file.py:name",
+        note="simple_workflow: single_turn; math_workflow and math_boxed_workflow: math; a dotted path, or a name that "
+        "Trinity or a file of --plugin-dir registers: trinity; file.py:name for a workflow of Strop",
         warn=prompt_differences(at if at != "buffer" and at != INPUT else f"{INPUT}.taskset"),
     )
 

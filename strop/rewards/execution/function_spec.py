@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from strop.config.provided_modules import provide_on_import
 from strop.errors import RewardError
 from strop.rewards.execution.signature import BoundReward, bind_reward
+from strop.rewards.execution.trinity_reward import TRINITY, construct_reward_fn, is_reward_fn
 from strop.rewards.registry import BUILTIN_REWARDS
 from strop.rewards.resolve import absolute_reference, default_reward_name, load_reward_function
 
@@ -53,7 +55,11 @@ class RewardFunctionSpec:
     def load(self) -> BoundReward:
         """Raises RewardError if the function does not exist or has an unsupported signature."""
         if isinstance(self.target, str):
-            return bind_reward(load_reward_function(self.target), self.name, self.args)
+            provide_on_import(TRINITY, _provide_trinity)
+            found = load_reward_function(self.target)
+            if is_reward_fn(found):
+                return bind_reward(construct_reward_fn(found, self.name, self.args), self.name, {})  # type: ignore[arg-type]
+            return bind_reward(found, self.name, self.args)
         try:
             function = pickle.loads(self.target)  # bytes of this run's own process, from `_pickled`
         except Exception as error:
@@ -62,6 +68,12 @@ class RewardFunctionSpec:
                 f"{type(error).__name__}: {error}. {_ADVICE}."
             ) from error
         return bind_reward(function, self.name, self.args)
+
+
+def _provide_trinity() -> None:
+    from strop.rewards.trinity_interface import provide_reward_modules
+
+    provide_reward_modules()
 
 
 def _pickled(function: Callable[..., Any], name: str) -> bytes:

@@ -1,0 +1,37 @@
+"""Reward function classes written for Trinity-RFT, as reward functions of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from strop.errors import RewardError
+
+TRINITY = "trinity"
+"""Import name of Trinity-RFT."""
+
+
+def is_reward_fn(function: Any) -> bool:
+    """Whether an object is a reward function class written for Trinity, with Strop's base class or Trinity's."""
+    return isinstance(function, type) and any(base.__name__ == "RewardFn" for base in function.__mro__[1:])
+
+
+def construct_reward_fn(
+    kind: type[Any], name: str, args: Mapping[str, Any]
+) -> Callable[..., dict[str, float]]:
+    """A function of completion and answer that calls an object of the class, constructed with `args`.
+
+    Raises RewardError if the constructor does.
+    """
+    try:
+        reward_fn = kind(**args)
+    except Exception as error:
+        raise RewardError(
+            f"reward {name!r}: {kind.__name__}(...) raised {type(error).__name__}: {error}."
+        ) from error
+
+    def score(completion: str, answer: Any = None) -> dict[str, float]:
+        parts = reward_fn(response=completion, truth=answer)
+        return {"score": sum(parts.values()), **parts}
+
+    return score

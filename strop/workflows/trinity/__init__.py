@@ -1,0 +1,1 @@
+"""Workflows written for Trinity-RFT: what their files import from the package `trinity`, and the adapter."""
