@@ -72,6 +72,12 @@ class Batch:
         """Return the first `count` responses."""
         return Batch(**{field.name: getattr(self, field.name)[:count] for field in fields(self)})
 
+    def below_one(self) -> Batch:
+        """Return the batch with log-probs of probabilities below 1, for losses that read probabilities."""
+        return replace(
+            self, logprobs=self.logprobs.clamp(max=-0.1), old_logprobs=self.old_logprobs.clamp(max=-0.1)
+        )
+
     def with_one_advantage(self) -> Batch:
         """Return the batch with one advantage per response; objectives of responses are then the same."""
         return replace(self, advantages=self.advantages[:, :1] * self.mask)

@@ -203,7 +203,7 @@ def cases() -> list[Case]:
         "dro": {"type": "dro", "beta": BETA},
     }
     bounds = {"divergence_low": LOW, "divergence_high": HIGH, "ratio_cap": DUAL}
-    losses |= {name: {"type": name, **bounds} for name in ("dppo_tv", "dppo_kl")}
+    by_probability = {name: {"type": name, **bounds} for name in ("dppo_tv", "dppo_kl")}
     per_response: dict[str, dict[str, Any]] = {
         "sapo": {"type": "sapo", "tau_neg": TAU_NEG},
         "geo_mean": {"type": "gmpo", "clip_low": LOW, "clip_high": HIGH},
@@ -217,6 +217,15 @@ def cases() -> list[Case]:
         )
         for name, section in losses.items()
         for aggregation in AGGREGATIONS
+    ]
+    rows += [
+        Case(
+            f"loss: {name}, token-mean",
+            "verl",
+            lambda b, name=name: policy_loss(name, "token-mean")(b.below_one()),
+            lambda b, section=section: strop_loss(section, "token-mean")(b.below_one()),
+        )
+        for name, section in by_probability.items()
     ]
     rows += [
         Case(

@@ -79,8 +79,9 @@ def dppo(
     (p, 1 - p). Both are lower bounds of the divergence over the vocabulary.
     """
     moved = log_ratio.detach()
-    p = logprobs.detach().exp()
-    old = (logprobs.detach() - moved).exp()
+    # Rounding can put a certain token's log-prob above 0.
+    p = logprobs.detach().exp().clamp(max=1)
+    old = (logprobs.detach() - moved).exp().clamp(max=1)
     match config:
         case DppoTvLossConfig():
             divergence = (p - old).abs()
