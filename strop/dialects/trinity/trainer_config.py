@@ -13,6 +13,7 @@ from strop.dialects.ledger.key_mapping import (
     always,
     mapped,
     never,
+    no_effect,
     not_on_page,
     only,
     placement,
@@ -176,6 +177,21 @@ _MEGATRON = not_on_page(
         read=algorithm,
         inactive=only_sampled,
         note="true takes the sampler's log-probs as those of the old policy",
+    ),
+    *(
+        no_effect(
+            f"{PREFIX}{_ACTOR}.policy_loss.{name}",
+            default,
+            "Trinity's policy losses do not read it",
+            value_type=ANY,
+        )
+        for name, default in (
+            ("clip_cov_ratio", 0.0002),
+            ("clip_cov_lb", 1.0),
+            ("clip_cov_ub", 5.0),
+            ("kl_cov_ratio", 0.0002),
+            ("ppo_kl_coef", 0.1),
+        )
     ),
     *(
         placement(
