@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
-from strop.rewards.execution.signature import RewardInput, SignatureError, parse_reward_result
+from strop.rewards.execution.signature import RewardInput, SignatureError, bind_reward, parse_reward_result
 from strop.rewards.registry import BUILTIN_REWARDS, REWARD_BY_SOURCE
 from tests.rewards import users
 
@@ -205,3 +206,12 @@ def test_worker_imports_no_heavy_library() -> None:
     heavy = "{'numpy', 'pydantic', 'torch'}"
     code = f"import sys, strop.rewards.execution.worker; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_trl_gets_the_rows_own_columns_of_a_taskset_without_an_answer() -> None:
+    def reward(completions: list[str], answer: list[str], source: list[str]) -> list[float]:
+        return [float(answer == ["4"] and source == ["sums"])]
+
+    columns = {"answer": "4", "source": "sums"}
+    response = replace(ANSWER, answer=None, source="", columns=columns)
+    assert bind_reward(reward, "reward", {})(response)[0] == 1.0

@@ -177,8 +177,11 @@ def _with_info(extra_info: Any, info: Mapping[str, Any]) -> Any:
 
 
 def _trl_arguments(response: RewardInput) -> Arguments:
-    """Lists of one element each, in TRL's conversational format: prompts and completions are messages."""
-    columns = {**response.columns, "answer": response.answer, "source": response.source}
+    """Lists of one element each, in TRL's conversational format: prompts and completions are messages. A taskset
+    without an answer column or a source column leaves a row's own columns of these names as they are."""
+    columns = {"answer": None, "source": "", **response.columns}
+    columns |= {"answer": response.answer} if response.answer is not None else {}
+    columns |= {"source": response.source} if response.source else {}
     return {
         **{name: [value] for name, value in columns.items()},
         "prompts": [list(response.prompt)],
