@@ -23,7 +23,7 @@ slow: .venv/dev  ## learning tests, fault tests and long end-to-end tests, which
 	$(BIN)/pytest -n 2 -m "learning or faults or slow" $(ARGS)
 
 engines: .venv-vllm/ready  ## tests on vLLM's CPU build, in an environment of its own
-	.venv-vllm/bin/pytest -m engines $(ARGS)
+	.venv-vllm/bin/pytest -m engines tests/inference tests/run $(ARGS)
 
 check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages
 	$(BIN)/ruff check .
