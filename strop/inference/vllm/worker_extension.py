@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.core_model_loading import revert_weight_conversion
 
 from strop.inference.weight_files import read_weights
 
@@ -27,9 +31,25 @@ class StropWorkerExtension:
         on_cpu = self.device.type == "cpu"
         if on_cpu:
             _discard_packed_experts(model)
-        self.reload_weights(weights_iterator=read_weights(Path(path)))  # type: ignore[attr-defined]
+        weights = checkpoint_weights(read_weights(Path(path)), self.model_runner.model_config.hf_config)
+        self.reload_weights(weights_iterator=weights)  # type: ignore[attr-defined]
         if on_cpu:
             _pack_output_head(model)
+
+
+def checkpoint_weights(
+    weights: Iterable[tuple[str, torch.Tensor]], config: PretrainedConfig
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights under the names of a checkpoint, which vLLM reads.
+
+    A model in transformers has all experts of a layer in one tensor; a checkpoint has them one by one.
+    """
+    tensors = dict(weights)
+    if any(".experts." in name and tensor.dim() == 3 for name, tensor in tensors.items()):
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        tensors = revert_weight_conversion(model, tensors)
+    yield from tensors.items()
 
 
 def _discard_packed_experts(model: nn.Module) -> None:
