@@ -27,6 +27,7 @@ VLLM = (
     f"{ROLLOUT}.max_num_seqs=64",
     f"+{ROLLOUT}.engine_kwargs.vllm.disable_mm_preprocessor_cache=true",
     f"+{ROLLOUT}.engine_kwargs.vllm.swap_space=4",
+    f"+{ROLLOUT}.enable_prefix_caching=False",
 )
 
 
@@ -36,6 +37,7 @@ def test_verl_decides_the_options_of_vllm():
     assert (engine.tensor_parallel, engine.gpu_memory_utilization, engine.dtype) == (1, 0.4, "float16")
     assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.enforce_eager) == (64, 8192, True)
     assert engine.engine_kwargs == {"disable_mm_preprocessor_cache": True}
+    assert engine.enable_prefix_caching is False and engine.pipeline_parallel == 1
 
 
 def test_verls_default_of_two_gpus_per_engine_applies_with_vllm():

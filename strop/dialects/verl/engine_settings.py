@@ -26,6 +26,7 @@ from strop.dialects.ledger.placement_notes import (
 )
 from strop.dialects.ledger.value_types import ANY, STRING
 from strop.dialects.verl import switches
+from strop.dialects.verl.vllm_engine import vllm_option
 
 _NO_PROFILER = "Strop does not profile a run; the metrics have the time of every part of a step"
 _NO_RAY = "a single process runs, without Ray"
@@ -108,7 +109,6 @@ _SAMPLER = (
     *(
         _where(f"{_ROLLOUT}.{name}", default, NATIVE_SAMPLER)
         for name, default in (
-            ("enable_prefix_caching", True),
             ("enable_sleep_mode", UNSET),
             ("cudagraph_capture_sizes", None),
             ("logprobs_mode", "processed_logprobs"),
@@ -126,13 +126,20 @@ _SAMPLER = (
         for name in (
             "data_parallel_size",
             "expert_parallel_size",
-            "pipeline_model_parallel_size",
             "moe_tensor_parallel_size",
         )
     ),
     _where(f"{_ROLLOUT}.nnodes", 0, ONE_MACHINE),
     _where(f"{_ROLLOUT}.n_gpus_per_node", UNSET, ONE_MACHINE),
-    _where(f"{_ROLLOUT}.quantization", None, "the sampler uses the trainer's weights, without quantization"),
+    vllm_option("enable_prefix_caching", True, native=only(True), value_type=ANY),
+    vllm_option("pipeline_model_parallel_size", 1, native=only(1), value_type=ANY, instead=NO_SHARDS),
+    vllm_option(
+        "quantization",
+        None,
+        native=only(None),
+        value_type=ANY,
+        instead="the sampler uses the trainer's weights, without quantization",
+    ),
     _where(f"{_ROLLOUT}.quantization_config_file", None, "the sampler uses the trainer's weights"),
     _where(f"{_ROLLOUT}.enable_rollout_routing_replay", False, _ONE_ROUTING),
     placement_section(f"{_ROLLOUT}.engine_kwargs", NATIVE_SAMPLER),

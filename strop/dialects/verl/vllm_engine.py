@@ -39,6 +39,9 @@ _OPTIONS = {
     "max_model_len": "max_model_len",
     "enforce_eager": "enforce_eager",
     "enable_chunked_prefill": "enable_chunked_prefill",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "pipeline_model_parallel_size": "pipeline_parallel",
+    "quantization": "quantization",
 }
 """Field of `rollout.engine` for each option."""
 
