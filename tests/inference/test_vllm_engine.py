@@ -141,7 +141,7 @@ def test_an_adapter_is_loaded_in_place_of_the_last_one(tmp_path: Path):
             assert {each.version for each in completions} == {version}
         statistics = pool.take_statistics()
         assert statistics is not None and statistics.max_running > 1
-        assert statistics.cached_prompt_tokens > 0
+        assert statistics.prompt_tokens > 0
 
 
 def test_an_unknown_argument_is_refused_before_the_model_is_loaded(tmp_path: Path):
