@@ -16,11 +16,13 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from strop.models.chunked_head import LogitTransform, ReferenceStates, head_outputs
+from strop.config.schema.distillation import ReverseKlConfig
+from strop.models.chunked_head import Comparison, FrozenStates, LogitTransform, head_outputs
 
 VARIANTS = ("plain logits", "Strop", "Strop with full KL")
 RELATIVE_TOLERANCE = 1e-3
@@ -34,11 +36,11 @@ def plain_pass(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, 
 
 
 def chunked_pass(
-    hidden: Tensor, weight: Tensor, labels: Tensor, reference: ReferenceStates | None
+    hidden: Tensor, weight: Tensor, labels: Tensor, comparisons: Sequence[Comparison]
 ) -> tuple[Tensor, Tensor]:
-    """[T] Log-probs and [T] entropies by Strop, plus the divergence if there is a reference."""
+    """[T] Log-probs and [T] entropies by Strop, plus the divergence if there is a comparison."""
     rows, temperature = torch.arange(len(hidden)), torch.ones(len(hidden))
-    logprobs, entropy, divergence = head_outputs(
+    logprobs, entropy, divergences = head_outputs(
         make_head(weight),
         hidden,
         rows,
@@ -46,10 +48,10 @@ def chunked_pass(
         temperature,
         LogitTransform(),
         entropy=True,
-        reference=reference,
+        comparisons=comparisons,
     )
     assert entropy is not None
-    return logprobs, entropy if divergence is None else entropy + divergence
+    return logprobs, sum(divergences, entropy)
 
 
 def make_head(weight: Tensor) -> nn.Linear:
@@ -67,15 +69,16 @@ def measure(variant: str, dtype: str, tokens: int, hidden_size: int, vocabulary:
     hidden = torch.randn(tokens, hidden_size, dtype=torch_dtype, requires_grad=True)
     weight = (torch.randn(vocabulary, hidden_size, dtype=torch_dtype) / hidden_size**0.5).requires_grad_()
     labels = torch.randint(vocabulary, (tokens,))
-    reference = None
+    comparisons = []
     if variant == "Strop with full KL":
-        reference = ReferenceStates(torch.randn_like(hidden), make_head(torch.randn_like(weight)))
+        other = FrozenStates(torch.randn_like(hidden), make_head(torch.randn_like(weight)))
+        comparisons = [Comparison(other, ReverseKlConfig())]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.process_time()
     if variant == "plain logits":
         logprobs, entropy = plain_pass(hidden, weight, labels)
     else:
-        logprobs, entropy = chunked_pass(hidden, weight, labels, reference)
+        logprobs, entropy = chunked_pass(hidden, weight, labels, comparisons)
     torch.autograd.backward(logprobs.sum() + 0.01 * entropy.sum())
     cpu_seconds = time.process_time() - started
     peak_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024

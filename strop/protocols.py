@@ -284,6 +284,14 @@ class TrainingEngine(Protocol):
 
     def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
+
+    def teacher_logprobs(
+        self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
+    ) -> list[FloatArray]:
+        """[L] of each experience: log-probs of its targets under the teacher of its task's data source.
+
+        `check` is called between micro-batches and may raise.
+        """
         ...
 
     def iter_weights(self) -> Iterator[tuple[str, torch.Tensor]]:

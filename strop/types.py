@@ -314,6 +314,8 @@ class TrainingBatch:
     """[L] each: the trainer's log-probs at the start of the step; None where the current ones are used."""
     ref_logprobs: Sequence[FloatArray] | None = None
     """[L] each: the reference model's log-probs."""
+    teacher_logprobs: Sequence[FloatArray] | None = None
+    """[L] each: the log-probs of the task's teacher."""
     values: Sequence[FloatArray] | None = None
     """[L] each: the critic's values at the start of the step."""
     returns: Sequence[FloatArray] | None = None
@@ -338,7 +340,15 @@ class TrainingBatch:
         )
 
 
-_BATCH_INPUTS = ("advantages", "old_logprobs", "ref_logprobs", "values", "returns", "selected")
+_BATCH_INPUTS = (
+    "advantages",
+    "old_logprobs",
+    "ref_logprobs",
+    "teacher_logprobs",
+    "values",
+    "returns",
+    "selected",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +373,8 @@ class MicroBatch:
     """[S] Number of the experience in the batch, or -1 for a shared prompt."""
     role: tuple[SegmentRole | None, ...]
     """[S] Role of the segment; None for a shared prompt. A rejected response directly follows its chosen one."""
+    source: tuple[str, ...]
+    """[S] Data source of the segment's task."""
     weight: torch.Tensor
     """[S] float32 Loss weight of the segment."""
     loss_mask: torch.Tensor
@@ -380,6 +392,8 @@ class MicroBatch:
     """[T] float32 The trainer's log-probs at the start of the step; None where the current ones are used."""
     ref_logprobs: torch.Tensor | None = None
     """[T] float32 The reference model's log-probs."""
+    teacher_logprobs: torch.Tensor | None = None
+    """[T] float32 The log-probs of the task's teacher."""
     values: torch.Tensor | None = None
     """[T] float32 The critic's values, at the start of the step, of the state before each target."""
     returns: torch.Tensor | None = None
@@ -410,13 +424,13 @@ class MicroBatch:
         for name in always:
             if getattr(self, name).shape[-1] != tokens:
                 raise ValueError(f"MicroBatch.{name} does not have {tokens} tokens")
-        for name in ("policy_logprobs", "old_logprobs", "ref_logprobs", "values", "returns", "selected"):
+        for name in ("policy_logprobs", *_BATCH_INPUTS[1:]):
             value = getattr(self, name)
             if value is not None and value.shape[-1] != tokens:
                 raise ValueError(f"MicroBatch.{name} does not have {tokens} tokens")
-        per_segment = (self.prefix_of, self.experience, self.role, self.weight)
+        per_segment = (self.prefix_of, self.experience, self.role, self.source, self.weight)
         if {len(self.cu_seqlens) - 1} != set(map(len, per_segment)):
-            raise ValueError("MicroBatch: cu_seqlens, prefix_of, experience, role and weight disagree on S")
+            raise ValueError("MicroBatch: cu_seqlens and the fields of segments disagree on S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +444,8 @@ class TokenOutputs:
     divergence: torch.Tensor | None = None
     """[T] float32 KL(policy || reference) over the whole vocabulary at the sampling temperature, in nats; None
     where not requested."""
+    teacher_divergence: torch.Tensor | None = None
+    """[T] float32 Divergence from the task's teacher over the vocabulary, in nats; None where not requested."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ class Batch:
             prefix_of=(-1,) * len(self.mask),
             experience=tuple(range(len(self.mask))),
             role=roles or (rl,) * len(self.mask),
+            source=("",) * len(self.mask),
             weight=torch.ones(len(self.mask), dtype=torch.float64),
             loss_mask=targets,
             temperature=torch.ones(len(targets)),

@@ -163,6 +163,7 @@ def _example_micro_batch(config: CustomConfig, *, first_update: bool) -> MicroBa
         prefix_of=(-1, -1),
         experience=(0, 1),
         role=("rl", "rl"),
+        source=("", ""),
         weight=torch.ones(2),
         loss_mask=targets,
         temperature=torch.ones(6),
@@ -171,6 +172,7 @@ def _example_micro_batch(config: CustomConfig, *, first_update: bool) -> MicroBa
         advantages=torch.where(targets, torch.tensor([1.0, 1, 1, -1, -1, -1]), torch.tensor(0.0)),
         old_logprobs=None if first_update else values,
         ref_logprobs=values if config.ref_logprobs or config.kl_reward is not None else None,
+        teacher_logprobs=values if config.distillation is not None else None,
     )
 
 

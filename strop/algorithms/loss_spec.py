@@ -8,6 +8,7 @@ from strop.algorithms import registry
 from strop.algorithms.schedules import imitation_weight
 from strop.config.schema import Run
 from strop.config.schema.algorithm import AlgorithmConfig, MixConfig
+from strop.config.schema.distillation import DivergenceConfig
 from strop.protocols import LossFn
 
 
@@ -45,3 +46,8 @@ class LossSpec:
     def needs_divergence(self) -> bool:
         """Whether the loss reads `TokenOutputs.divergence`."""
         return registry.needs_divergence(self.algorithm)
+
+    @property
+    def teacher_divergence(self) -> DivergenceConfig | None:
+        """The divergence that the loss reads as `TokenOutputs.teacher_divergence`; None for none."""
+        return registry.teacher_divergence(self.algorithm)

@@ -30,6 +30,7 @@ from strop.config.schema.algorithm import (
     AsymReConfig,
     CriticFreeConfig,
     CustomConfig,
+    DistillationOnlyConfig,
     DpoConfig,
     GdpoConfig,
     GpgConfig,
@@ -50,6 +51,7 @@ from strop.config.schema.algorithm import (
     RolloutAlgorithmConfig,
     SftConfig,
 )
+from strop.config.schema.distillation import DistillationConfig, DivergenceConfig, SampledKlLossConfig
 from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig
 from strop.protocols import LossFn
 
@@ -123,6 +125,7 @@ def _rollout_advantages(
     | ReinforceConfig
     | RaftConfig
     | AsymReConfig
+    | DistillationOnlyConfig
     | MixConfig
     | CustomConfig,
     scored: RolloutBatch,
@@ -157,6 +160,8 @@ def _rollout_advantages(
             return scores.double()
         case RaftConfig():
             return raft(scored.rewards, min_reward=config.min_reward)
+        case DistillationOnlyConfig():
+            return torch.zeros_like(scores, dtype=torch.float64)
         case AsymReConfig():
             return asymre(scores, group, baseline_shift=config.baseline_shift)
         case OpmdConfig():
@@ -237,6 +242,32 @@ def needs_divergence(config: AlgorithmConfig) -> bool:
     if isinstance(config, SftConfig | DpoConfig):
         return False
     return config.kl_loss is not None and config.kl_loss.estimator == "full"
+
+
+def distillation_of(config: AlgorithmConfig) -> DistillationConfig | None:
+    """The section of the teachers; None for an algorithm without one."""
+    return None if isinstance(config, SftConfig | DpoConfig) else config.distillation
+
+
+def teacher_divergence(config: AlgorithmConfig) -> DivergenceConfig | None:
+    """The divergence over the vocabulary that the loss reads as `TokenOutputs.teacher_divergence`; None for none."""
+    section = distillation_of(config)
+    if section is None or section.loss is None or isinstance(section.loss.divergence, SampledKlLossConfig):
+        return None
+    return section.loss.divergence
+
+
+def needs_teacher_logprobs(config: RolloutAlgorithmConfig) -> bool:
+    """Whether the teachers' log-probs of sampled tokens are needed; divergences over the vocabulary need none."""
+    section = config.distillation
+    return section is not None and (section.reward is not None or teacher_divergence(config) is None)
+
+
+def reward_reads_logprobs(config: RolloutAlgorithmConfig) -> bool:
+    """Whether advantages depend on the policy's log-probs of all sampled tokens at the start of the step."""
+    if config.kl_reward is not None and config.kl_reward.estimator != "full":
+        return True
+    return config.distillation is not None and config.distillation.reward is not None
 
 
 def needs_greedy_baseline(config: AlgorithmConfig) -> bool:

@@ -117,11 +117,16 @@ def _data(run: Run) -> DataConfig:
 
 
 def _algorithm(run: Run) -> Section:
-    """Fill in the critic's defaults, which are the policy's values, and the name of the expert's set."""
+    """Fill in the critic's defaults, which are the policy's values, the name of the expert's set, and the teacher's
+    temperature."""
+    algorithm: Section = run.algorithm
+    if (teachers := getattr(run.algorithm, "distillation", None)) is not None:
+        temperature = teachers.temperature or run.rollout.sampling.temperature
+        algorithm = _with(algorithm, distillation=_with(teachers, temperature=temperature))
     if isinstance(run.algorithm, MixConfig):
-        return _with(run.algorithm, expert=run.data.demonstrations_named(run.algorithm.expert).name)
+        return _with(algorithm, expert=run.data.demonstrations_named(run.algorithm.expert).name)
     if not isinstance(run.algorithm, PpoConfig):
-        return run.algorithm
+        return algorithm
     trainer, critic = run.trainer, run.algorithm.critic
     spelled = _with(
         critic,
@@ -129,7 +134,7 @@ def _algorithm(run: Run) -> Section:
         epochs_per_step=critic.epochs_per_step or trainer.epochs_per_step,
         microbatch=critic.microbatch or trainer.microbatch,
     )
-    return _with(run.algorithm, critic=spelled)
+    return _with(algorithm, critic=spelled)
 
 
 def _sample(run: Run) -> Section:

@@ -130,6 +130,7 @@ def build_micro_batch(plan: MicroBatchPlan, batch: TrainingBatch, device: torch.
         prefix_of=tuple(s.prefix_of for s in plan),
         experience=tuple(s.experience for s in plan),
         role=tuple(experiences[s.source].role if s.experience >= 0 else None for s in plan),
+        source=tuple(experiences[s.source].source for s in plan),
         weight=gather([np.array([s.experience >= 0 for s in plan])], np.float32),
         loss_mask=loss_mask,
         temperature=per_token(lambda number: experiences[number].temperature),
@@ -138,6 +139,7 @@ def build_micro_batch(plan: MicroBatchPlan, batch: TrainingBatch, device: torch.
         policy_logprobs=optional(policy if len(policy) == len(experiences) else None),
         old_logprobs=optional(batch.old_logprobs),
         ref_logprobs=optional(batch.ref_logprobs),
+        teacher_logprobs=optional(batch.teacher_logprobs),
         values=optional(batch.values),
         returns=optional(batch.returns),
         selected=None

@@ -68,6 +68,13 @@ class TaskSet:
     def position(self, position: int) -> None:
         self._order.position = position
 
+    def sources(self) -> frozenset[str]:
+        """Data sources of the rows; the empty text where no column has them."""
+        if self._section.source is None:
+            return frozenset({""})
+        rows = self._rows.scan([self._section.source])
+        return frozenset(value_at(row, self._section.source, self.name) for row in rows)
+
     def steps_per_epoch(self, n: int) -> int:
         """Number of steps of `n` tasks in one epoch. Raises `DataError` if there is none."""
         return self._order.steps_per_epoch(n)

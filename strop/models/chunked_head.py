@@ -3,25 +3,27 @@
 The logits of a whole batch are never allocated.
 
 Only positions whose next token is a target go through the head, `CHUNK_ROWS` at a time. The backward pass
-recomputes the logits, and their gradient by formula, with z the tempered logits, p their softmax, q that of
-the reference, y the target, H the entropy and D the divergence:
+recomputes the logits, and their gradient by formula, with z the tempered logits, p their softmax, y the target,
+H the entropy, D a divergence from another model and s its slopes (see `strop.models.divergences`):
 
     d log p_y / d z_j = [j = y] - p_j            H = -sum_v p_v log p_v
-    d H / d z_j = -p_j (log p_j + H)             D = sum_v p_v (log p_v - log q_v)
-    d D / d z_j = p_j (log p_j - log q_j - D)
+    d H / d z_j = -p_j (log p_j + H)             d D / d z_j = s_j - p_j sum_v s_v
 
 Statistics are float32 for any dtype of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from strop.config.schema.distillation import DivergenceConfig
+from strop.models.divergences import Slopes, divergence_slopes, token_divergences
 
 CHUNK_ROWS = 256
 """Positions per chunk: enough for fast matrix products, with little memory for any vocabulary."""
@@ -47,19 +49,39 @@ class LogitTransform:
         )
 
 
+class FrozenDistribution(Protocol):
+    """Distribution of a frozen model at the positions of a micro-batch."""
+
+    def logprobs(self, rows: Tensor, temperature: Tensor) -> Tensor:
+        """[n, V] float32 Log-probs of the next token at each of these n positions."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class ReferenceStates:
-    """Hidden states of a reference model for a micro-batch, and its head; logits are computed in chunks."""
+class FrozenStates:
+    """Hidden states of a frozen model for a micro-batch, and its head; logits are computed in chunks."""
 
     hidden: Tensor
     """[T, H]"""
     head: nn.Module
+    transform: LogitTransform = LogitTransform()
+    temperature: float | None = None
+    """Divisor of the logits; None for that of the policy's."""
 
     @torch.no_grad()
-    def logprobs(self, rows: Tensor, temperature: Tensor, transform: LogitTransform) -> Tensor:
+    def logprobs(self, rows: Tensor, temperature: Tensor) -> Tensor:
         """[n, V] float32 Log-probs of the next token at each of these n positions."""
-        logits = transform.apply(self.head(self.hidden[rows]).float())
-        return logits.div_(temperature[:, None]).log_softmax(-1)
+        logits = self.transform.apply(self.head(self.hidden[rows]).float())
+        divisor = temperature[:, None] if self.temperature is None else self.temperature
+        return logits.div_(divisor).log_softmax(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A divergence from the distribution of a frozen model."""
+
+    other: FrozenDistribution
+    divergence: DivergenceConfig
 
 
 @torch.no_grad()
@@ -82,23 +104,31 @@ def head_outputs(
     transform: LogitTransform,
     *,
     entropy: bool,
-    reference: ReferenceStates | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """[N] each: log-probs of N labels, entropies if requested, and divergences from a reference if given.
+    comparisons: Sequence[Comparison] = (),
+) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+    """[N] each: log-probs of N labels, entropies if requested, and the divergence of each comparison.
 
     Args:
         hidden: [T, H] hidden states of the decoder; gradients flow to them and to the head.
         rows: [N] positions whose states predict the labels [N].
     """
     if type(head) is nn.Linear:
-        found: tuple[Tensor, Tensor | None, Tensor | None] = _Linear.apply(  # type: ignore[no-untyped-call]
-            hidden, head.weight, head.bias, rows, labels, temperature, transform, entropy, reference
+        logprobs, entropies, *divergences = _Linear.apply(  # type: ignore[no-untyped-call]
+            hidden,
+            head.weight,
+            head.bias,
+            rows,
+            labels,
+            temperature,
+            transform,
+            entropy,
+            comparisons,
         )
-        return found
-    logprobs, entropies, divergences = _through_module(
-        head, hidden, rows, labels, temperature, transform, reference
-    )
-    return logprobs, entropies if entropy else None, None if reference is None else divergences
+    else:
+        logprobs, entropies, *divergences = _through_module(
+            head, hidden, rows, labels, temperature, transform, comparisons
+        )
+    return logprobs, entropies if entropy else None, tuple(divergences)
 
 
 class _Linear(torch.autograd.Function):
@@ -115,49 +145,57 @@ class _Linear(torch.autograd.Function):
         temperature: Tensor,
         transform: LogitTransform,
         entropy: bool,
-        reference: ReferenceStates | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        logprobs, entropies, divergences, totals = (torch.empty_like(temperature) for _ in range(4))
+        comparisons: Sequence[Comparison],
+    ) -> tuple[Tensor | None, ...]:
+        logprobs, entropies, totals, *divergences = (
+            torch.empty_like(temperature) for _ in range(3 + len(comparisons))
+        )
         for c in _chunks(len(rows)):
             logits = _logits(hidden[rows[c]], weight, bias, transform).div_(temperature[c, None])
-            ref = None if reference is None else reference.logprobs(rows[c], temperature[c], transform)
-            logprobs[c], entropies[c], divergences[c], totals[c] = _statistics(
-                logits, labels[c], entropy, ref
-            )
-        ctx.save_for_backward(hidden, weight, bias, rows, labels, temperature, entropies, divergences, totals)
-        ctx.transform, ctx.reference = transform, reference
+            logprobs[c], entropies[c], totals[c] = _statistics(logits, labels[c], entropy)
+            for compared, found in zip(comparisons, divergences, strict=True):
+                other = compared.other.logprobs(rows[c], temperature[c])
+                found[c] = token_divergences(logits, other, compared.divergence)
+        ctx.save_for_backward(hidden, weight, bias, rows, labels, temperature, entropies, totals)
+        ctx.transform, ctx.comparisons = transform, comparisons
         ctx.set_materialize_grads(False)
-        return logprobs, entropies if entropy else None, None if reference is None else divergences
+        return logprobs, entropies if entropy else None, *divergences
 
     @staticmethod
     def backward(
-        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, grad_divergence: Tensor | None
+        ctx: Any,
+        grad_logprobs: Tensor | None,
+        grad_entropy: Tensor | None,
+        *grad_divergences: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, rows, labels, temperature, entropies, divergences, totals = ctx.saved_tensors
+        hidden, weight, bias, rows, labels, temperature, entropies, totals = ctx.saved_tensors
         wants = ctx.needs_input_grad
         grad_hidden = torch.zeros_like(hidden) if wants[0] else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants[1] else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants[2] else None
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(temperature)
+        compared = [
+            (comparison, each)
+            for comparison, each in zip(ctx.comparisons, grad_divergences, strict=True)
+            if each is not None
+        ]
         for c in _chunks(len(rows)):
             states, divisor = hidden[rows[c]], temperature[c, None]
             logits = _logits(states, weight, bias, ctx.transform)
             slope = ctx.transform.slope(logits)
             every = logits.div_(divisor).sub_(totals[c, None])
-            grad = _gradient(
-                every,
-                labels[c],
-                grad_logprobs[c],
-                None if grad_entropy is None else (grad_entropy[c], entropies[c]),
-                None
-                if grad_divergence is None
-                else (
-                    grad_divergence[c],
-                    divergences[c],
-                    ctx.reference.logprobs(rows[c], temperature[c], ctx.transform),
-                ),
-            )
+            slopes = [
+                (
+                    divergence_slopes(
+                        every, comparison.other.logprobs(rows[c], temperature[c]), comparison.divergence
+                    ),
+                    each[c],
+                )
+                for comparison, each in compared
+            ]
+            through_entropy = None if grad_entropy is None else (grad_entropy[c], entropies[c])
+            grad = _gradient(every, labels[c], grad_logprobs[c], through_entropy, slopes)
             grad = grad.div_(divisor).mul_(slope).to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[rows[c]] = grad @ weight
@@ -180,20 +218,19 @@ def _through_module(
     labels: Tensor,
     temperature: Tensor,
     transform: LogitTransform,
-    reference: ReferenceStates | None,
+    comparisons: Sequence[Comparison],
 ) -> tuple[Tensor, ...]:
     """`head_outputs` for any other head, such as one with an adapter, by checkpointed chunks."""
 
-    def outputs(
-        states: Tensor, rows: Tensor, labels: Tensor, temperature: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def outputs(states: Tensor, rows: Tensor, labels: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
         logits = transform.apply(head(states).float()) / temperature[:, None]
         logprobs = torch.log_softmax(logits, -1)
-        p = logprobs.exp()
-        divergence = torch.zeros_like(temperature)
-        if reference is not None:
-            divergence = (p * (logprobs - reference.logprobs(rows, temperature, transform))).sum(-1)
-        return logprobs.gather(-1, labels[:, None])[:, 0], -(p * logprobs).sum(-1), divergence
+        divergences = (
+            token_divergences(logprobs, compared.other.logprobs(rows, temperature), compared.divergence)
+            for compared in comparisons
+        )
+        entropies = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(-1, labels[:, None])[:, 0], entropies, *divergences
 
     parts = [
         checkpoint(outputs, hidden[rows[c]], rows[c], labels[c], temperature[c], use_reentrant=False)
@@ -211,24 +248,16 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, transform: Logi
     return transform.apply(nn.functional.linear(states, weight, bias).float())
 
 
-def _statistics(
-    logits: Tensor, labels: Tensor, entropy: bool, reference: Tensor | None
-) -> tuple[Tensor, Tensor | float, Tensor | float, Tensor]:
-    """[n] each: log-probs, entropies, divergences from the reference's log-probs [n, V], and log-sum-exp.
-
-    `logits` is overwritten.
-    """
+def _statistics(logits: Tensor, labels: Tensor, entropy: bool) -> tuple[Tensor, Tensor | float, Tensor]:
+    """[n] each: log-probs, entropies and log-sum-exp. `logits` become all log-probs [n, V]."""
     highest = logits.amax(-1, keepdim=True)
     logits.sub_(highest)
-    picked = logits.gather(-1, labels[:, None])[:, 0]
     weights = logits.exp()
     total = weights.sum(-1)
     logs = total.log()
     entropies = logs - torch.linalg.vecdot(weights, logits) / total if entropy else 0.0
-    divergences: Tensor | float = 0.0
-    if reference is not None:
-        divergences = torch.linalg.vecdot(weights, logits.sub_(reference)) / total - logs
-    return picked - logs, entropies, divergences, logs + highest[:, 0]
+    picked = logits.sub_(logs[:, None]).gather(-1, labels[:, None])[:, 0]
+    return picked, entropies, logs + highest[:, 0]
 
 
 def _gradient(
@@ -236,22 +265,23 @@ def _gradient(
     labels: Tensor,
     grad: Tensor,
     through_entropy: tuple[Tensor, Tensor] | None,
-    through_divergence: tuple[Tensor, Tensor, Tensor] | None,
+    slopes: Sequence[tuple[Slopes, Tensor]],
 ) -> Tensor:
-    """[n, V] Gradient of the tempered logits, from all log-probs `every` [n, V].
+    """[n, V] Gradient of the tempered logits, from all log-probs `every` [n, V], which are overwritten.
 
-    `through_entropy` holds the gradient of the entropies and the entropies; `through_divergence` the same of
-    the divergences, and the reference's log-probs [n, V]. Arguments of shape [n, V] are overwritten.
+    `through_entropy` holds the gradient of the entropies and the entropies; `slopes` those of each divergence
+    and the gradient of the divergence.
     """
-    if through_entropy is None and through_divergence is None:
-        result = every.exp_().mul_(-grad[:, None])
+    same_for_all = grad.clone()
+    for each, grad_divergence in slopes:
+        same_for_all += grad_divergence * each.values.sum(-1)
+    if through_entropy is None:
+        result = every.exp_().mul_(-same_for_all[:, None])
     else:
-        nothing, p = torch.zeros_like(grad), every.exp()
-        grad_entropy, entropies = through_entropy or (nothing, nothing)
-        grad_divergence, divergences, reference = through_divergence or (nothing, nothing, None)
-        same_for_all = grad + grad_entropy * entropies + grad_divergence * divergences
-        result = every.mul_((grad_divergence - grad_entropy)[:, None]).sub_(same_for_all[:, None])
-        if reference is not None:
-            result.sub_(reference.mul_(grad_divergence[:, None]))
-        result.mul_(p)
+        grad_entropy, entropies = through_entropy
+        p = every.exp()
+        same_for_all += grad_entropy * entropies
+        result = every.mul_(-grad_entropy[:, None]).sub_(same_for_all[:, None]).mul_(p)
+    for each, grad_divergence in slopes:
+        each.add_to(result, grad_divergence)
     return result.scatter_add_(-1, labels[:, None], grad[:, None])

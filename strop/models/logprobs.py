@@ -7,25 +7,40 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from strop.config.schema.distillation import ReverseKlConfig
 from strop.errors import ModelError
-from strop.models.chunked_head import LogitTransform, ReferenceStates, head_outputs, squared_probability_sums
+from strop.models.chunked_head import (
+    CHUNK_ROWS,
+    Comparison,
+    FrozenDistribution,
+    FrozenStates,
+    LogitTransform,
+    head_outputs,
+    squared_probability_sums,
+)
 from strop.models.packed_attention.forward import base_model, decoder_of, packed_forward
 from strop.types import MicroBatch, TokenOutputs
 
+UNKNOWN_LOGPROB = -1e4
+"""Log-prob of a token that a frozen model does not have: finite, with the probability 0."""
 LOGITS_TOLERANCE = 0.02
 """Maximum difference between Strop's logits and the model's, relative to their norm; bfloat16 rounds."""
 
 
 @torch.no_grad()
-def reference_states(model: nn.Module, micro_batch: MicroBatch) -> ReferenceStates:
-    """Hidden states and head of a reference model: a frozen model, or one with disabled adapters.
+def frozen_states(
+    model: nn.Module, micro_batch: MicroBatch, *, temperature: float | None = None
+) -> FrozenStates:
+    """Hidden states and head of a frozen model, or of one with disabled adapters.
 
-    The returned head is the base layer, so that adapters may be enabled again before it is used.
+    The returned head is the base layer, so that adapters may be enabled again before it is used. `temperature`
+    divides its logits; None for the policy's temperature.
     """
-    head = _head(base_model(model))
+    base = base_model(model)
+    head = _head(base)
     if isinstance(head, BaseTunerLayer):
         head = head.get_base_layer()
-    return ReferenceStates(packed_forward(model, micro_batch), head)
+    return FrozenStates(packed_forward(model, micro_batch), head, logit_transform(base), temperature)
 
 
 @torch.no_grad()
@@ -45,15 +60,21 @@ def squared_probabilities(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
 
 
 def token_outputs(
-    model: nn.Module, micro_batch: MicroBatch, *, entropy: bool, reference: ReferenceStates | None = None
+    model: nn.Module,
+    micro_batch: MicroBatch,
+    *,
+    entropy: bool,
+    reference: FrozenStates | None = None,
+    teacher: Comparison | None = None,
 ) -> TokenOutputs:
-    """Log-prob of each target, entropy if requested, and divergence from a reference if given.
+    """Log-prob of each target, entropy if requested, and divergences from a reference and a teacher if given.
 
     All are differentiable. A target's logits are divided by its `temperature`, as in sampling.
     """
     hidden = packed_forward(model, micro_batch)
     base = base_model(model)
     targets = micro_batch.loss_mask.nonzero()[:, 0]
+    comparisons = [] if reference is None else [Comparison(reference, ReverseKlConfig())]
     logprobs, entropies, divergences = head_outputs(
         _head(base),
         hidden,
@@ -62,7 +83,7 @@ def token_outputs(
         micro_batch.temperature[targets],
         logit_transform(base),
         entropy=entropy,
-        reference=reference,
+        comparisons=comparisons if teacher is None else [*comparisons, teacher],
     )
 
     def at_targets(values: Tensor) -> Tensor:
@@ -71,8 +92,25 @@ def token_outputs(
     return TokenOutputs(
         at_targets(logprobs),
         None if entropies is None else at_targets(entropies),
-        None if divergences is None else at_targets(divergences),
+        None if reference is None else at_targets(divergences[0]),
+        None if teacher is None else at_targets(divergences[-1]),
     )
+
+
+@torch.no_grad()
+def sampled_logprobs(distribution: FrozenDistribution, micro_batch: MicroBatch) -> Tensor:
+    """[T] Log-prob of each target under a frozen model's distribution; 0 where `loss_mask` is False.
+
+    A token beyond its vocabulary, which only pads the policy's, has the log-prob `UNKNOWN_LOGPROB`.
+    """
+    targets = micro_batch.loss_mask.nonzero()[:, 0]
+    found = torch.zeros(len(micro_batch.token_ids), device=targets.device)
+    for chunk in torch.split(targets, CHUNK_ROWS):
+        every = distribution.logprobs(chunk - 1, micro_batch.temperature[chunk])
+        tokens = micro_batch.token_ids[chunk]
+        picked = every.gather(-1, tokens[:, None].clamp(max=every.shape[1] - 1))[:, 0]
+        found[chunk] = picked.masked_fill(tokens >= every.shape[1], UNKNOWN_LOGPROB)
+    return found
 
 
 def logit_transform(base: PreTrainedModel) -> LogitTransform:

@@ -204,7 +204,7 @@ METRICS: dict[str, Metric] = {
         "Loss",
         "",
         None,
-        "Quantity that the update minimizes: policy_loss + kl_loss - entropy_bonus; sft_loss; "
+        "Quantity that the update minimizes: policy_loss + kl_loss + distillation_loss - entropy_bonus; sft_loss; "
         "dpo_loss; under mix (1 - mu) times the first plus mu times the second. Mean over "
         "updates.",
     ),
@@ -251,6 +251,12 @@ METRICS: dict[str, Metric] = {
     ),
     "kl_loss": Metric(
         "Loss", "", None, "kl_loss.coef times the configured estimate of KL(policy || reference), aggregated."
+    ),
+    "distillation_loss": Metric(
+        "Loss",
+        "",
+        None,
+        "Bounded divergence from the teacher times distillation.loss.coef, aggregated.",
     ),
     "entropy_bonus": Metric(
         "Loss", "", None, "entropy_coef times the entropy of the response tokens, aggregated."
@@ -315,6 +321,19 @@ METRICS: dict[str, Metric] = {
     ),
     "kl_reward/coef": Metric(
         "Divergence and entropy", "", None, "Coefficient of this divergence in the reward penalty."
+    ),
+    "distillation_loss/divergence": Metric(
+        "Divergence and entropy",
+        "nats per token",
+        "lower",
+        "Divergence from the teacher by distillation.loss.divergence, before its bound; mean over targets.",
+    ),
+    "distillation_reward/divergence": Metric(
+        "Divergence and entropy",
+        "nats per token",
+        "lower",
+        "Divergence from the teacher at the step's start by distillation.reward.divergence, before its bound; "
+        "mean over targets.",
     ),
     "entropy": Metric(
         "Divergence and entropy",

@@ -1,4 +1,4 @@
-"""The trained policy on one rank: log-probs, gradients, its reference model, and its state."""
+"""The trained policy on one rank: log-probs, gradients, its reference model and teachers, and its state."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from strop.config.schema.distillation import DivergenceConfig
 from strop.errors import ModelError
-from strop.models.chunked_head import ReferenceStates
+from strop.models.chunked_head import Comparison, FrozenStates
 from strop.models.family_traits import check_rope_limit
 from strop.models.formats.huggingface import export_model, join_write_adapter, write_adapter
 from strop.models.fused_storage import fuse_storage
-from strop.models.logprobs import reference_states, squared_probabilities, token_outputs
+from strop.models.logprobs import frozen_states, squared_probabilities, token_outputs
 from strop.models.lora import merged_weights, without_adapter
 from strop.models.packed_attention.forward import base_model, can_share_prompts
 from strop.protocols import LossFn, SharedWeights
@@ -27,11 +28,12 @@ from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors,
 from strop.training.optimized_model import OptimizedModel, sum_metrics
 from strop.training.parallel.parallelize import ModelCall, Parallelizer
 from strop.training.specs import PolicySpec
+from strop.training.teachers import Teachers
 from strop.types import GlobalCounts, MicroBatch, TokenOutputs
 
 
 class PolicyModel(OptimizedModel):
-    """The policy, its optimizer and its reference model; whole, or one rank's shard.
+    """The policy, its optimizer, its reference model and its teachers; whole, or one rank's shards.
 
     Raises ModelError for a model that cannot be loaded or trained.
     """
@@ -57,6 +59,14 @@ class PolicyModel(OptimizedModel):
         self._reference: ModelCall | None = None
         if spec.needs_reference and spec.model.lora is None:
             self._reference = parallelizer.load_reference(spec.model)
+        self._teachers: Teachers | None = None
+        if spec.distillation is not None:
+            self._teachers = Teachers(
+                spec.distillation, parallelizer, max_sequence_tokens=spec.max_sequence_tokens
+            )
+            obstacle = self._teachers.shared_prompts_obstacle
+            self.supports_shared_prompts &= not obstacle
+            self.shared_prompts_obstacle = self.shared_prompts_obstacle or obstacle
 
     def forward_backward(
         self,
@@ -66,17 +76,23 @@ class PolicyModel(OptimizedModel):
         *,
         entropy: bool,
         divergence: bool = False,
+        teacher_divergence: DivergenceConfig | None = None,
     ) -> Mapping[str, float]:
         """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself.
 
-        `entropy` and `divergence` request these fields of `TokenOutputs`. Raises TrainingError for a loss that
-        is NaN or infinite, before any gradient of it is added.
+        `entropy`, `divergence` and `teacher_divergence` request these fields of `TokenOutputs`. Raises
+        TrainingError for a loss that is NaN or infinite, before any gradient of it is added.
         """
         self.train()
         rows = []
         for micro_batch in micro_batches:
             reference = self._reference_states(micro_batch) if divergence else None
-            outputs = self._call(token_outputs, micro_batch, entropy=entropy, reference=reference)
+            teacher = None
+            if teacher_divergence is not None:
+                teacher = Comparison(self._require_teachers().states(micro_batch), teacher_divergence)
+            outputs = self._call(
+                token_outputs, micro_batch, entropy=entropy, reference=reference, teacher=teacher
+            )
             rows.append(self.backward(loss_fn(micro_batch, outputs, counts), micro_batch, counts))
         return sum_metrics(rows)
 
@@ -133,6 +149,15 @@ class PolicyModel(OptimizedModel):
         self.model.eval()
         return [self._call(squared_probabilities, micro_batch) for micro_batch in micro_batches]
 
+    def teacher_logprobs(
+        self, micro_batches: Iterable[MicroBatch], *, check: Callable[[], None] = lambda: None
+    ) -> list[Tensor]:
+        """[T] log-probs of each micro-batch under the teachers of its tasks.
+
+        `check` is called between micro-batches and may raise.
+        """
+        return self._require_teachers().logprobs(micro_batches, check)
+
     @property
     def compute_model(self) -> PreTrainedModel:
         """The Hugging Face model that runs forward passes."""
@@ -184,12 +209,17 @@ class PolicyModel(OptimizedModel):
         super().load(folder)
         set_rng_state(self.device, read_tensors(folder / rng_file))
 
-    def _reference_states(self, micro_batch: MicroBatch) -> ReferenceStates:
+    def _require_teachers(self) -> Teachers:
+        if self._teachers is None:
+            raise ValueError("this engine was built for an algorithm without a teacher")
+        return self._teachers
+
+    def _reference_states(self, micro_batch: MicroBatch) -> FrozenStates:
         training = self.model.training
         self.model.eval()
         call, adapter_state = self._as_reference()
         with adapter_state:
-            states = call(reference_states, micro_batch)
+            states = call(frozen_states, micro_batch)
         self.model.train(training)
         return states
 

@@ -9,6 +9,7 @@ from strop.algorithms import registry
 from strop.config.schema import Run
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.critic import CriticConfig
+from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import OptimizerConfig
 from strop.config.units import Amount
@@ -16,7 +17,7 @@ from strop.config.units import Amount
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """Settings of the trained policy, its optimizer and its reference model."""
+    """Settings of the trained policy, its optimizer, its reference model and its teachers."""
 
     model: ModelConfig
     optimizer: OptimizerConfig
@@ -29,6 +30,8 @@ class PolicySpec:
     """Seed of new adapter weights and of dropout."""
     needs_reference: bool
     """Whether a reference model is available: a frozen copy, or with LoRA the model without its adapter."""
+    distillation: DistillationConfig | None
+    """Teachers of the policy; None for none."""
     max_sequence_tokens: int
     """Maximum length of a sequence of the run."""
 
@@ -43,6 +46,7 @@ class PolicySpec:
             checkpoint=run.checkpoint,
             seed=run.seed,
             needs_reference=registry.needs_reference_model(run.algorithm),
+            distillation=registry.distillation_of(run.algorithm),
             max_sequence_tokens=run.max_sequence_tokens,
         )
 

@@ -27,6 +27,7 @@ def make_batch(lengths: Sequence[tuple[int, int]], *, seed: int = 0, on_policy: 
         prefix_of=(-1,) * len(lengths),
         experience=tuple(range(len(lengths))),
         role=tuple("rl" for _ in lengths),
+        source=("",) * len(lengths),
         weight=torch.rand(len(lengths), generator=generator) + 0.5,
         loss_mask=mask,
         temperature=torch.ones(total),
@@ -68,6 +69,7 @@ def split(batch: MicroBatch, segments: int) -> tuple[MicroBatch, MicroBatch]:
             prefix_of=batch.prefix_of[rows],
             experience=batch.experience[rows],
             role=batch.role[rows],
+            source=batch.source[rows],
             weight=batch.weight[rows],
         )
 

@@ -56,6 +56,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("run_file", RUN_FILES, ids=lambda path: path.stem)
 def test_every_run_file_runs(run_file: Path, quickstart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUICKSTART", str(quickstart))
+    monkeypatch.setenv("TEACHER", str(quickstart / "warm-start"))
     small = ["duration=2 steps", "tasks_per_step=4", "tasks_per_update=2"]
     quiet = [
         f"output={quickstart / 'runs'}",

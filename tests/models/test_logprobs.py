@@ -70,7 +70,7 @@ def test_values_and_gradients(
 def test_a_case_by_hand() -> None:
     """Logits 0 and ln 3 at temperature 1: probabilities 1/4 and 3/4."""
     logits = torch.tensor([[0.0, math.log(3.0)]])
-    logprob, entropy, _, _ = chunked_head._statistics(logits, torch.tensor([1]), True, None)
+    logprob, entropy, _ = chunked_head._statistics(logits, torch.tensor([1]), True)
     assert math.isclose(logprob.item(), math.log(0.75), rel_tol=1e-6)
     assert math.isclose(entropy.item(), -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)), rel_tol=1e-6)
 
@@ -103,7 +103,7 @@ def test_entropy_is_optional() -> None:
 
 def test_large_logits_do_not_overflow() -> None:
     logits = torch.tensor([[3000.0, -3000.0], [-4000.0, -4001.0]])
-    logprob, entropy, _, _ = chunked_head._statistics(logits, torch.tensor([0, 0]), True, None)
+    logprob, entropy, _ = chunked_head._statistics(logits, torch.tensor([0, 0]), True)
     torch.testing.assert_close(logprob, torch.tensor([0.0, -math.log1p(math.exp(-1))]))
     assert torch.isfinite(entropy).all()
 

@@ -93,6 +93,8 @@ def learn(engine: TrainingEngine, run: Run, seeds: range) -> list[dict[str, floa
         batch = batch_of(seed)
         if run.algorithm.kl_loss is not None and run.algorithm.kl_loss.estimator != "full":
             batch = replace(batch, ref_logprobs=engine.logprobs(batch.experiences, reference=True))
+        if run.algorithm.distillation is not None:
+            batch = replace(batch, teacher_logprobs=engine.teacher_logprobs(batch.experiences))
         rows.append({**engine.forward_backward(batch, loss), "grad_norm": engine.step()})
     return rows
 
@@ -133,6 +135,21 @@ def test_two_ranks_learn_what_one_process_learns(pair, model_folder, model, algo
         )
     sft = LossSpec(SftConfig(), 64)
     close(ranked.evaluate_loss(batch, sft), alone.evaluate_loss(batch, sft), tolerance)
+
+
+@pytest.mark.parametrize("divergence", ["reverse_kl", "sampled_kl"])
+def test_two_ranks_learn_from_a_teacher_what_one_process_learns(pair, model_folder, tmp_path, divergence):
+    """The teacher, which is larger, is sharded as the reference is."""
+    corpus = ["one and one is two"]
+    folder = make_model(tmp_path / "teacher", corpus, vocab_size=280, hidden_size=64, layers=3, seed=1)
+    teacher = {"path": str(folder), "dtype": "float32"}
+    section = {"teachers": [teacher], "loss": {"divergence": divergence}}
+    run = the_run(model_folder, algorithm={"type": "distillation", "distillation": section})
+    alone, ranked = LocalEngine(run), Fsdp2Engine(pair, run)
+    close(learn(ranked, run, range(2)), learn(alone, run, range(2)))
+    close(weights(ranked), weights(alone))
+    batch = batch_of()
+    close(ranked.teacher_logprobs(batch.experiences), alone.teacher_logprobs(batch.experiences))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The loss of RL algorithms: policy loss + KL penalty - entropy bonus, with its metrics."""
+"""The loss of RL algorithms: policy loss + KL penalty + distillation - entropy bonus, with its metrics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from strop.algorithms.distillation import bound_divergence, sampled_divergence
 from strop.algorithms.kl import estimate_kl
 from strop.algorithms.losses.aggregation import TargetTokens, token_weights
 from strop.algorithms.losses.importance import ImportanceWeights, compute_importance_weights
@@ -13,6 +14,7 @@ from strop.algorithms.losses.loss_terms import PolicyLossTerms
 from strop.algorithms.losses.policy_losses import log_ratio, policy_loss_terms
 from strop.algorithms.losses.rejection import kept_targets
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
+from strop.config.schema.distillation import DistillationLossConfig, SampledKlLossConfig
 from strop.config.schema.policy_loss import GpgLossConfig, OpmdLossConfig
 from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 
@@ -21,8 +23,8 @@ from strop.types import GlobalCounts, LossOutput, MicroBatch, TokenOutputs
 class PolicyObjective:
     """The objective of RL algorithms as a `LossFn`; with the clipped loss, GRPO's (arXiv 2402.03300, eq. 3).
 
-    The three terms are aggregated in the same way; `policy_loss + kl_loss - entropy_bonus` is the loss.
-    Other metrics are means over targets.
+    All terms are aggregated in the same way; `policy_loss + kl_loss + distillation_loss - entropy_bonus` is the
+    loss. Other metrics are means over targets.
     """
 
     config: RolloutAlgorithmConfig
@@ -30,7 +32,7 @@ class PolicyObjective:
     """Response limit, which `seq-mean-token-sum-norm` divides by."""
 
     def __call__(self, micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
-        """Raises ValueError where the reference's log-probs, the divergence or the entropy are needed and missing."""
+        """Raises ValueError where the reference's log-probs, a divergence or the entropy are needed and missing."""
         targets = TargetTokens.of(micro_batch)
         logprobs = targets.take(outputs.logprobs)
         old = None if micro_batch.old_logprobs is None else targets.take(micro_batch.old_logprobs)
@@ -61,6 +63,13 @@ class PolicyObjective:
             exact = None if outputs.divergence is None else targets.take(outputs.divergence)
             parts["kl_loss"] = self._kl_loss(logprobs, reference, exact, ratio, weights)
             loss = loss + parts["kl_loss"]
+        distillation = self.config.distillation
+        from_teacher = None
+        if distillation is not None and distillation.loss is not None:
+            from_teacher = _teacher_divergence(distillation.loss, logprobs, micro_batch, outputs, targets)
+            bounded = bound_divergence(from_teacher, distillation.loss.max_divergence)
+            parts["distillation_loss"] = distillation.loss.coef * (weights * bounded).sum()
+            loss = loss + parts["distillation_loss"]
         if self.config.entropy_coef > 0:
             parts["entropy_bonus"] = self._entropy_bonus(entropy, weights)
             loss = loss - parts["entropy_bonus"]
@@ -78,6 +87,8 @@ class PolicyObjective:
                 means["kl/ref"] = targets.take(outputs.divergence)
             elif reference is not None:
                 means["kl/ref"] = estimate_kl(logprobs, reference, "k3")
+            if from_teacher is not None:
+                means["distillation_loss/divergence"] = from_teacher
             if entropy is not None:
                 means["entropy"] = entropy
             shares = {name: each.sum() / counts.tokens for name, each in means.items()}
@@ -141,6 +152,25 @@ def weighs_current_policy(config: RolloutAlgorithmConfig) -> bool:
     as the old policy, the weights of the losses without one do.
     """
     return config.old_policy == "sampler" and isinstance(config.policy_loss, GpgLossConfig | OpmdLossConfig)
+
+
+def _teacher_divergence(
+    section: DistillationLossConfig,
+    logprobs: torch.Tensor,
+    micro_batch: MicroBatch,
+    outputs: TokenOutputs,
+    targets: TargetTokens,
+) -> torch.Tensor:
+    """[K] Divergence from the teacher at each target."""
+    if not isinstance(section.divergence, SampledKlLossConfig):
+        if outputs.teacher_divergence is None:
+            raise ValueError("algorithm.distillation.loss needs the teacher's divergence, which is missing")
+        return targets.take(outputs.teacher_divergence)
+    if micro_batch.teacher_logprobs is None:
+        raise ValueError(
+            "algorithm.distillation.loss needs the teacher's log-probs, which the micro-batch does not have"
+        )
+    return sampled_divergence(logprobs, targets.take(micro_batch.teacher_logprobs), section.divergence)
 
 
 def _ratio_means(log_ratio: torch.Tensor, terms: PolicyLossTerms) -> dict[str, torch.Tensor]:

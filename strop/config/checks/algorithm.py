@@ -40,6 +40,7 @@ def algorithm_faults(run: Run) -> Iterator[str]:
                 where = f"data.eval ({taskset.name})"
                 yield from _column_faults(taskset, where, kind, needs=(), hint="")
     yield from _demonstration_faults(run)
+    yield from _teacher_faults(run)
     yield from _selection_faults(run)
     if data.queue is not None:
         yield from _queue_faults(run)
@@ -115,6 +116,18 @@ def _demonstration_faults(run: Run) -> Iterator[str]:
                 "names, and trainer.batch_selection warmup the set that its `demonstrations` names; remove "
                 "it, "
                 "or name it there"
+            )
+
+
+def _teacher_faults(run: Run) -> Iterator[str]:
+    """Faults of teachers for tasks of some data sources, in a run whose tasks have none."""
+    if isinstance(run.algorithm, SftConfig | DpoConfig) or run.algorithm.distillation is None:
+        return
+    for number, teacher in enumerate(run.algorithm.distillation.teachers):
+        if teacher.sources is not None and run.data.train.source is None:
+            yield (
+                f"data.train.source: missing. algorithm.distillation.teachers.{number}.sources chooses tasks by "
+                "it; write the column of the data source, such as `source: data_source`"
             )
 
 

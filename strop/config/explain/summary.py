@@ -8,7 +8,7 @@ from strop.config.effective_reward import effective_reward, lacks_reward
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import redact_text
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, MixConfig, SftConfig
+from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, MixConfig, SftConfig
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.data import TasksetConfig
@@ -97,7 +97,22 @@ def _training(run: Run) -> str:
     rewards = " + ".join([*functions, *models, *judges]) or default
     rewards = rewards.replace("verl_by_source", "verl's reward for each row's data_source")
     rewards = rewards.replace("by_source", "the built-in reward of each row's source")
-    return f"{text}, scored by {rewards}{_demonstrations(run)}."
+    if isinstance(run.algorithm, DistillationOnlyConfig):
+        scored = "" if reward.is_empty else f"; the reward, {rewards}, is only measured"
+        return f"{text}{_teachers(run)}{scored}."
+    return f"{text}, scored by {rewards}{_teachers(run)}{_demonstrations(run)}."
+
+
+def _teachers(run: Run) -> str:
+    """Return the teachers, and where the divergence from them has its effect."""
+    if isinstance(run.algorithm, SftConfig | DpoConfig) or run.algorithm.distillation is None:
+        return ""
+    section = run.algorithm.distillation
+    names = _and([teacher.path for teacher in section.teachers])
+    terms = {"the loss": section.loss, "the reward": section.reward}
+    places = [f"{term.divergence.type} in {place}" for place, term in terms.items() if term is not None]
+    teachers = "teacher" if len(section.teachers) == 1 else "teachers"
+    return f", from the {teachers} {names} ({_and(places)})"
 
 
 def _demonstrations(run: Run) -> str:

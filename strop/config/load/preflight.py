@@ -16,6 +16,7 @@ from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
 from strop.config.schema.data import GENERATORS, TasksetConfig, is_template
+from strop.config.schema.distillation import TeacherConfig
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.tracking import TRACKING_SERVICES
@@ -50,6 +51,8 @@ def missing_files(loaded: LoadedRun) -> list[str]:
     ]
     if isinstance(run.algorithm, PpoConfig) and run.algorithm.critic.model is not None:
         faults += _model(run.algorithm.critic.model.path, "algorithm.critic.model.path", sources)
+    for number, teacher in enumerate(_teachers(run)):
+        faults += _model(teacher.path, f"algorithm.distillation.teachers.{number}.path", sources)
     faults += _code(run, sources)
     for where, reward in configured_rewards(run).items():
         faults += _reward(reward, where, sources)
@@ -101,6 +104,12 @@ def _workflow(workflow: WorkflowConfig, field: str, sources: Mapping[str, Source
         named = {**workflow.args, **(tools if isinstance(tools, dict) else {})}
         files += [(args, str(named[name])) for name in _WORKFLOW_FILES if named.get(name)]
     return [f"{_at(at, sources)}: there is no file {file}." for at, file in files if not _is_file(file)]
+
+
+def _teachers(run: Run) -> tuple[TeacherConfig, ...]:
+    if isinstance(run.algorithm, SftConfig | DpoConfig) or run.algorithm.distillation is None:
+        return ()
+    return run.algorithm.distillation.teachers
 
 
 def _code(run: Run, sources: Mapping[str, Source]) -> list[str]:

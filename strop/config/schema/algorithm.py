@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.critic import CriticConfig
+from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.off_policy import ImportanceCorrectionConfig, RejectionRuleConfig
 from strop.config.schema.policy_loss import ClippedLossConfig, GpgLossConfig, OpmdLossConfig, PolicyLossConfig
 
@@ -114,6 +115,8 @@ class PolicyGradientConfig(Section):
     excluded from the loss."""
     overlong_penalty: OverlongPenaltyConfig | None = None
     """Penalty in the reward for responses near the token limit; null for none."""
+    distillation: DistillationConfig | None = None
+    """Divergence from a teacher, in the loss or as a reward of each token; null for none."""
 
 
 class GroupBaselineConfig(PolicyGradientConfig):
@@ -303,6 +306,26 @@ class AsymReConfig(GroupBaselineConfig):
     """Number added to the mean; below 0, good responses count more than bad ones."""
 
 
+class DistillationOnlyConfig(PolicyGradientConfig):
+    """On-policy distillation (arXiv 2306.13649, 2306.08543): only the teacher gives a signal, and the reward is
+    measured."""
+
+    type: Literal["distillation"] = "distillation"
+    rollouts_per_task: int = Field(1, gt=0)
+    """Responses sampled per task; they are not compared with each other."""
+    distillation: DistillationConfig
+    """Divergence from a teacher, in the loss or as a reward of each token."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        for name in ("kl_reward", "overlong_penalty"):
+            if getattr(self, name) is not None:
+                yield (
+                    f"{name} changes the reward, which distillation does not train on; remove it, or write "
+                    "an algorithm that does, such as `type: grpo` with the same `distillation`"
+                )
+
+
 class RemaxConfig(PolicyGradientConfig):
     """REINFORCE with the reward of the task's greedy response as the baseline (arXiv 2310.10505)."""
 
@@ -399,6 +422,11 @@ class CustomConfig(PolicyGradientConfig):
                 yield (
                     f"{unused[0]} is an option of the built-in loss, which `loss` replaces; take one of the two out"
                 )
+            if self.distillation is not None and self.distillation.loss is not None:
+                yield (
+                    "distillation.loss is a term of the built-in loss, which `loss` replaces; write "
+                    "distillation.reward, with which `loss` finds micro_batch.teacher_logprobs"
+                )
 
 
 _BUILT_IN_LOSS_OPTIONS = (
@@ -442,6 +470,7 @@ CriticFreeConfig = (
     | ReinforceConfig
     | RaftConfig
     | AsymReConfig
+    | DistillationOnlyConfig
     | MixConfig
     | CustomConfig
 )

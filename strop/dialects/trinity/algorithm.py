@@ -17,7 +17,7 @@ from strop.dialects.ledger.key_mapping import (
     written_by,
 )
 from strop.dialects.ledger.value_types import BOOLEAN, INTEGER, nullable, one_of
-from strop.dialects.trinity import later_keys, policy_loss, presets, sample_strategy
+from strop.dialects.trinity import distillation, later_keys, policy_loss, presets, sample_strategy
 from strop.dialects.trinity.algorithm_writer import write_algorithm, write_entropy, write_kl
 
 _KL = {"none": None, "k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
@@ -62,6 +62,8 @@ def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
             settings["algorithm.baseline"] = _baseline(foreign)
         case "reinforceplusplus":
             settings["algorithm.gamma"] = foreign[f"{_ARGS}.gamma"]
+        case "on_policy_distill" | "jsd":
+            settings |= distillation.read_distillation(foreign, advantage)
     return settings
 
 
@@ -180,7 +182,8 @@ TYPE: tuple[KeyMapping, ...] = (
         read=algorithm,
         value_type=nullable(INTEGER),
         inactive=presets.only_sampled,
-        note="by algorithm_type: multi_step_grpo, mix and mix_chord 8, ppo and raft 1, the others 2",
+        note="by algorithm_type: multi_step_grpo, mix, mix_chord, on_policy_distill and jsd 8, ppo and raft 1, "
+        "the others 2",
     ),
 )
 FUNCTIONS: tuple[KeyMapping, ...] = (
@@ -321,6 +324,7 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         read=algorithm,
         inactive=presets.only_advantages("opmd"),
     ),
+    *distillation.rows(algorithm),
     refused(f"{_ARGS}.*", UNSET, "unknown argument of the advantage function; remove it", supported=never),
     mapped(
         "algorithm.kl_penalty_fn_args.kl_coef",

@@ -7,6 +7,7 @@ from typing import Any
 
 from strop.config.schema import Run
 from strop.config.schema.algorithm import (
+    DistillationOnlyConfig,
     DpoConfig,
     GrpoConfig,
     KlLossConfig,
@@ -17,6 +18,7 @@ from strop.config.schema.algorithm import (
     RolloutAlgorithmConfig,
     SftConfig,
 )
+from strop.config.schema.distillation import SampledJsdConfig
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
     ClippedLossConfig,
@@ -29,6 +31,7 @@ from strop.config.schema.policy_loss import (
     SppoLossConfig,
     ToprLossConfig,
 )
+from strop.dialects.trinity.distillation import write_distillation
 from strop.dialects.trinity.presets import ADVANTAGES, PRESETS
 from strop.errors import ConfigError
 
@@ -47,6 +50,9 @@ def algorithm_type_of(algorithm: RolloutAlgorithmConfig) -> str:
             f"algorithm.type {algorithm.type} is none of {', '.join(_NAMES)}, mix, sft and dpo."
         )
     name = _NAMES[algorithm.type]
+    if isinstance(algorithm, DistillationOnlyConfig):
+        reward = algorithm.distillation.reward
+        return "jsd" if reward is not None and isinstance(reward.divergence, SampledJsdConfig) else name
     return name if name in PRESETS else "grpo"
 
 
@@ -62,7 +68,8 @@ def write_algorithm(run: Run) -> Mapping[str, Any]:
     if isinstance(section, SftConfig):
         return {"algorithm.algorithm_type": "sft"}
     kind = algorithm_type_of(section)
-    advantage = PRESETS[kind].advantage if isinstance(section, MixConfig) else _NAMES[section.type]
+    own = isinstance(section, MixConfig | DistillationOnlyConfig)
+    advantage = PRESETS[kind].advantage if own else _NAMES[section.type]
     values: dict[str, Any] = {
         "algorithm.algorithm_type": kind,
         "algorithm.repeat_times": section.rollouts_per_task,
@@ -83,6 +90,8 @@ def write_algorithm(run: Run) -> Mapping[str, Any]:
         values |= _write_std(section)
     if isinstance(section, MixConfig):
         values |= _write_mu(section)
+    if isinstance(section, DistillationOnlyConfig):
+        values |= write_distillation(section)
     if isinstance(section, OpmdConfig):
         by_mean = isinstance(section.baseline, MeanBaselineConfig)
         values[f"{_ARGS}.opmd_baseline"] = "mean" if by_mean else "logavgexp"

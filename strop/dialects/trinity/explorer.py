@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
+from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -32,7 +33,7 @@ from strop.dialects.ledger.value_types import (
     nullable,
 )
 from strop.dialects.trinity.cluster import name_row
-from strop.dialects.trinity.presets import is_offline, repeat_times
+from strop.dialects.trinity.presets import DISTILLED, advantage, is_offline, repeat_times
 from strop.dialects.trinity.vllm_engine import NATIVE, engine_type_row, option_row, uses_vllm
 from strop.dialects.trinity.workflows import ROLLOUT_LIMITS
 from strop.dialects.verl.trainer import every, frequency
@@ -80,10 +81,13 @@ def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 def write_auxiliary_models(run: Run) -> Mapping[str, Any]:
-    """Write the auxiliary models: their paths and response limits."""
-    models = run.rollout.auxiliary_models
+    """Write the teacher and the auxiliary models: their paths and response limits."""
     values: dict[str, Any] = {}
-    for index, model in enumerate(models):
+    first = 0
+    if isinstance(run.algorithm, DistillationOnlyConfig):
+        values[f"{_AUXILIARY_MODELS}.0.model_path"] = run.algorithm.distillation.teachers[0].path
+        first = 1
+    for index, model in enumerate(run.rollout.auxiliary_models, start=first):
         at = f"{_AUXILIARY_MODELS}.{index}"
         values |= {f"{at}.model_path": model.path, f"{at}.max_response_tokens": model.max_response_tokens}
     return values
@@ -91,12 +95,10 @@ def write_auxiliary_models(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_auxiliary_models)
 def auxiliary_models(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the auxiliary models; each one's name is the last part of its path."""
-    listed = foreign[_AUXILIARY_MODELS] or {}
-    if not listed:
-        return {}
+    """Read the auxiliary models, without a teacher; each one's name is the last part of its path."""
+    listed = [*(foreign[_AUXILIARY_MODELS] or {})]
     models = []
-    for index in listed:
+    for index in listed[1:] if advantage(foreign) in DISTILLED else listed:
         path = foreign[f"{_AUXILIARY_MODELS}.{index}.model_path"]
         if not path:
             raise foreign.error_for(
@@ -107,7 +109,7 @@ def auxiliary_models(foreign: ForeignValues) -> Mapping[str, Any]:
         limit = foreign["model.max_response_tokens"] if limit is None else limit
         limits = {} if limit is None else {"max_response_tokens": limit}
         models.append({"name": path.rstrip("/").rpartition("/")[2], "path": path, **limits})
-    return {"rollout.auxiliary_models": models}
+    return {"rollout.auxiliary_models": models} if models else {}
 
 
 def write_engines(run: Run) -> Mapping[str, Any]:
@@ -177,7 +179,8 @@ EXPLORER = (
             "rollout.auxiliary_models.0.path",
             read=auxiliary_models,
             value_type=STRING,
-            note="a workflow finds the model under the last part of this path",
+            note="a workflow finds the model under the last part of this path; the first one is the teacher of "
+            "on_policy_distill and jsd",
         ),
         placement(
             f"{_AUXILIARY_MODELS}.0.tensor_parallel_size",

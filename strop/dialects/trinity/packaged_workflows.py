@@ -16,8 +16,6 @@ PACKAGED: Mapping[str, str] = {
     "sudoku_workflow": "",
     "thinking_budget_workflow": "",
     "simple_mm_workflow": "a model that reads images",
-    "on_policy_distill_workflow": "an auxiliary model, the teacher",
-    "on_policy_distill_math_workflow": "an auxiliary model, the teacher",
     "agentscope_workflow_adapter": "the package agentscope",
     "agentscope_workflow_adapter_v1": "the package agentscope",
     "agentscope_react_workflow": "the package agentscope",

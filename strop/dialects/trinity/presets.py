@@ -21,6 +21,8 @@ ADVANTAGES = {
     "multi_step_grpo": "grpo",
     "rec": "grpo",
     "raft": "raft",
+    "on_policy_distill": "distillation",
+    "jsd": "distillation",
 }
 """The algorithm whose advantages each `advantage_fn` computes."""
 
@@ -38,6 +40,8 @@ class AlgorithmPreset:
 
 
 PRESETS = {
+    "on_policy_distill": AlgorithmPreset(8, "on_policy_distill", "ppo", kl_loss="none", entropy="none"),
+    "jsd": AlgorithmPreset(8, "jsd", "ppo", kl_loss="none", entropy="none"),
     "ppo": AlgorithmPreset(1, "ppo", "ppo"),
     "grpo": AlgorithmPreset(2, "grpo", "ppo"),
     "opmd": AlgorithmPreset(2, "opmd", "opmd"),
@@ -54,6 +58,8 @@ PRESETS = {
     "sppo": AlgorithmPreset(2, "opmd", "sppo", kl_loss="none", entropy="none"),
     "rec": AlgorithmPreset(2, "rec", "rec", kl_loss="none", entropy="none"),
 }
+DISTILLED = ("on_policy_distill", "jsd")
+"""Advantage functions that are a divergence from a teacher, the first auxiliary model."""
 MIXED = ("mix", "mix_chord")
 """Types that train on an expert's demonstrations together with rollouts."""
 

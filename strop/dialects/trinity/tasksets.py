@@ -158,7 +158,7 @@ def _written(foreign: ForeignValues, at: str) -> list[dict[str, Any]]:
     """The configured reward function; empty where the workflow provides the reward."""
     name, args = _function(foreign, at), foreign[f"{at}.reward_fn_args"] or {}
     workflow = _workflow(foreign, at)
-    if workflows.brings_reward(workflow, name):
+    if workflows.is_unscored(foreign, at) or workflows.brings_reward(workflow, name):
         return []
     with_think = bool((foreign[f"{at}.workflow_args"] or {}).get("with_think"))
     name = workflows.default_reward(foreign, at, name)

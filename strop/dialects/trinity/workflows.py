@@ -30,9 +30,10 @@ _THINKING_PROMPT = (
     "\\boxed{}."
 )
 _TAGGED = "math_workflow"
-_BOXED = ("math_boxed_workflow", "math_eval_workflow")
+_DISTILL, _DISTILL_MATH = "on_policy_distill_workflow", "on_policy_distill_math_workflow"
+_BOXED = ("math_boxed_workflow", "math_eval_workflow", _DISTILL_MATH)
 _MATH = (_TAGGED, *_BOXED)
-_PLAIN = ("simple_workflow",)
+_PLAIN = ("simple_workflow", _DISTILL)
 _KNOWN = (*_PLAIN, *_MATH, *PACKAGED)
 _MISSPELLING = 0.85
 """Similarity from which on an unknown name is a known one, misspelled."""
@@ -48,6 +49,8 @@ def workflow_of(foreign: ForeignValues, at: str, reward: str | None) -> dict[str
     """
     key, name = _workflow_name(foreign, at)
     args = dict(foreign[f"{at}.workflow_args"] or {})
+    if name in (_DISTILL, _DISTILL_MATH):
+        args.pop("temperature", None)  # the teacher's
     if name in _BOXED:
         return {"name": "math", "args": _boxed(args)}
     if name == _TAGGED:
@@ -114,9 +117,14 @@ def default_reward(foreign: ForeignValues, at: str, reward: str | None) -> str |
     """The reward of a taskset: a math workflow has one of its own where none is named, and math_eval_workflow
     always."""
     _, name = _workflow_name(foreign, at)
-    if name == "math_eval_workflow" or (reward is None and name in _BOXED):
+    if name in ("math_eval_workflow", _DISTILL_MATH) or (reward is None and name in _BOXED):
         return "math_boxed_reward"
     return "math_reward" if reward is None and name == _TAGGED else reward
+
+
+def is_unscored(foreign: ForeignValues, at: str) -> bool:
+    """Whether the taskset's workflow gives every response the reward 0, because a teacher gives the signal."""
+    return _workflow_name(foreign, at)[1] == _DISTILL
 
 
 def evaluation_sampling(foreign: ForeignValues, at: str) -> dict[str, float]:
@@ -133,7 +141,7 @@ def prompt_differences(at: str) -> Callable[[ForeignValues], str | None]:
         args = foreign[f"{at}.workflow_args"] or {}
         if name == "math_boxed_workflow" and args.get("use_base"):
             return "use_base has no effect: the prompt has the model's chat template, and Trinity's is plain text"
-        if name == "math_eval_workflow":
+        if name in ("math_eval_workflow", _DISTILL_MATH):
             return (
                 "the request for a boxed answer is the system message, and in Trinity the end of the question"
             )

@@ -25,6 +25,7 @@ from strop.dialects.verl import switches
 from strop.dialects.verl.actor_converters import (
     betas,
     clipping,
+    entropy,
     kl_loss,
     micro_batch,
     precision,
@@ -106,8 +107,20 @@ ROWS = (
         note="the page's bound on both sides; in verl's code clip_ratio_low and clip_ratio_high, 0.2 where not "
         "set, take precedence; Strop uses clip_ratio where they are not set",
     ),
-    mapped("actor_rollout_ref.actor.entropy_coeff", 0.0, "algorithm.entropy_coef"),
-    mapped("actor_rollout_ref.actor.use_kl_loss", False, "algorithm.kl_loss", read=kl_loss),
+    mapped(
+        "actor_rollout_ref.actor.entropy_coeff",
+        0.0,
+        "algorithm.entropy_coef",
+        read=entropy,
+        inactive=switches.distillation_alone,
+    ),
+    mapped(
+        "actor_rollout_ref.actor.use_kl_loss",
+        False,
+        "algorithm.kl_loss",
+        read=kl_loss,
+        inactive=switches.distillation_alone,
+    ),
     placement(
         "actor_rollout_ref.actor.use_torch_compile", True, "nothing is compiled", supported=only(False)
     ),

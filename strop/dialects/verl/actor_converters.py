@@ -55,6 +55,19 @@ def micro_batch_size(foreign: ForeignValues, section: str) -> str:
     return f"{max(1, everywhere // max(1, gpus))} sequences"
 
 
+def write_entropy(run: Run) -> Mapping[str, Any]:
+    """Write the coefficient of the entropy."""
+    return {"actor_rollout_ref.actor.entropy_coeff": getattr(run.algorithm, "entropy_coef", None)}
+
+
+@written_by(write_entropy)
+def entropy(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the coefficient of the entropy."""
+    if switches.distillation_alone(foreign):
+        return {}
+    return {"algorithm.entropy_coef": foreign["actor_rollout_ref.actor.entropy_coeff"]}
+
+
 def write_kl_loss(run: Run) -> Mapping[str, Any]:
     """Write the switch and, where it is on, the coefficient and the estimator."""
     actor, term = "actor_rollout_ref.actor", getattr(run.algorithm, "kl_loss", None)

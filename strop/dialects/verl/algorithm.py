@@ -60,7 +60,7 @@ def write_estimator(run: Run) -> Mapping[str, Any]:
     """Write the algorithm and those of the options that it has."""
     name, at = run.algorithm.type, "algorithm"
     options = {"norm_adv_by_std_in_grpo": "divide_by_std", "gamma": "gamma", "lam": "lam"}
-    values: dict[str, Any] = {f"{at}.adv_estimator": "gae" if name == "ppo" else name}
+    values: dict[str, Any] = {f"{at}.adv_estimator": {"ppo": "gae", "distillation": "grpo"}.get(name, name)}
     if isinstance(run.algorithm, GdpoConfig) and run.algorithm.reward_parts is not None:
         values[f"{at}.gdpo_reward_keys"] = [part.rpartition("/")[2] for part in run.algorithm.reward_parts]
         values[f"{at}.gdpo_reward_weights"] = run.algorithm.part_weights
@@ -74,6 +74,8 @@ def write_estimator(run: Run) -> Mapping[str, Any]:
 def estimator(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the algorithm: the estimator gae is PPO, the others are algorithms of the same name."""
     name = foreign["algorithm.adv_estimator"]
+    if switches.distillation_alone(foreign):
+        return {"algorithm.type": "distillation"}
     settings = {"algorithm.type": _SAME.get(name, name)}
     if not switches.by_std(foreign):
         settings["algorithm.divide_by_std"] = foreign["algorithm.norm_adv_by_std_in_grpo"]
@@ -206,11 +208,19 @@ ROWS = (
         "algorithm.type",
         read=estimator,
         value_type=one_of(*ESTIMATORS, *_SAME),
+        inactive=switches.distillation_alone,
         note="gae is PPO with a critic; optimal_token_baseline counts sampled tokens only, as "
         "tir_optimal_token_baseline does",
         warn=critic_rate,
     ),
-    mapped("algorithm.use_kl_in_reward", False, "algorithm.kl_reward", read=kl_reward, warn=kl_coefficient),
+    mapped(
+        "algorithm.use_kl_in_reward",
+        False,
+        "algorithm.kl_reward",
+        read=kl_reward,
+        inactive=switches.distillation_alone,
+        warn=kl_coefficient,
+    ),
     mapped(
         "algorithm.kl_penalty",
         "kl",

@@ -22,6 +22,7 @@ from strop.dialects.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRI
 from strop.dialects.verl import switches
 from strop.dialects.verl.actor_converters import schedule
 from strop.dialects.verl.data import batches, chat_template, tasksets, template_args
+from strop.dialects.verl.distillation import ROWS as DISTILLATION
 from strop.dialects.verl.model import lora
 from strop.dialects.verl.policy_loss import LATER_ROWS as POLICY_LOSS
 from strop.dialects.verl.rollout_correction import ROWS as ROLLOUT_CORRECTION
@@ -31,7 +32,6 @@ _ACTOR, _MODEL, _ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "m
 _IMAGES = "Strop trains on text"
 _TOOLS_IN_PROMPTS = "data.max_prompt_length limits a prompt without the descriptions of the tools"
 _mtp = any_inactive(unless(f"{_MODEL}.mtp.enable", True), unless(f"{_MODEL}.mtp.enable_train", True))
-_distillation = unless("distillation.enabled", True)
 
 
 def _is_empty(foreign: ForeignValues, value: Any) -> bool:
@@ -129,12 +129,7 @@ _LOSS = (
         "one sampling round at a time",
         supported=only(1),
     ),
-    refused(
-        "distillation.enabled",
-        False,
-        "Strop has no on-policy distillation from a teacher yet; leave it False",
-    ),
-    no_effect("distillation.*", UNSET, "distillation.enabled is False", value_type=ANY),
+    *DISTILLATION,
 )
 _OPTIMIZER = (
     *(

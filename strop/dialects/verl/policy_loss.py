@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
+from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.dialects.ledger.key_mapping import (
     ForeignValues,
     InactiveCheck,
+    any_inactive,
     mapped,
     no_effect,
     not_on_page,
@@ -85,22 +87,25 @@ def _except_with(*modes: str) -> InactiveCheck:
 
 def _read_by(key: str) -> InactiveCheck:
     """Check that finds a key inactive except with the loss modes that read it."""
-    return _except_with(*(mode for mode in _LOSSES if key in _PARAMETERS.get(mode, {})))
+    read = _except_with(*(mode for mode in _LOSSES if key in _PARAMETERS.get(mode, {})))
+    return any_inactive(switches.distillation_alone, read)
 
 
-bounds_inactive = _except_with(*_BOUNDS)
+bounds_inactive = any_inactive(switches.distillation_alone, _except_with(*_BOUNDS))
 """Check that finds the clip_ratio keys inactive with a loss that has no bounds."""
 
 
 def _aggregation_inactive(foreign: ForeignValues) -> str | None:
     mode = _mode(foreign)
+    if switches.distillation_alone(foreign):
+        return None
     return f"verl always averages {mode} over sequences" if mode in _PER_SEQUENCE else None
 
 
 def write_policy_loss(run: Run) -> Mapping[str, Any]:
     """Write the policy loss; equal bounds are written as `clip_ratio` alone."""
     loss = getattr(run.algorithm, "policy_loss", None)
-    if loss is None:
+    if loss is None or isinstance(run.algorithm, DistillationOnlyConfig):
         return {_MODE: None}
     mode = next((mode for mode, name in _LOSSES.items() if name == loss.type), None)
     values: dict[str, Any] = {_MODE: mode}
@@ -119,6 +124,8 @@ def write_policy_loss(run: Run) -> Mapping[str, Any]:
 def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the policy loss; `clip_ratio` is the bound on each side that has no key of its own."""
     mode = _mode(foreign)
+    if switches.distillation_alone(foreign):
+        return {}
     if mode not in _LOSSES:
         raise foreign.error_for(
             _MODE,
@@ -150,7 +157,7 @@ def write_aggregation(run: Run) -> Mapping[str, Any]:
 @written_by(write_aggregation)
 def aggregation(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the aggregation: `loss_agg_mode`, or the fixed one of the loss."""
-    fixed = _mode(foreign) in _PER_SEQUENCE
+    fixed = _mode(foreign) in _PER_SEQUENCE and not switches.distillation_alone(foreign)
     return {"algorithm.aggregation": "seq-mean-token-mean" if fixed else foreign[f"{_ACTOR}.loss_agg_mode"]}
 
 
@@ -182,6 +189,7 @@ ROWS = not_on_page(
         f"{_FIELD}.type",
         read=policy_loss,
         value_type=one_of(*_LOSSES, *_LACKING, "clip-cov", "kl-cov"),
+        inactive=switches.distillation_alone,
         note="the clip_ratio keys also bound the ratio of gspo and cispo, the log-ratio of geo_mean, and the "
         "divergence of dppo_tv and dppo_kl",
     ),

@@ -70,7 +70,8 @@ def write_rollouts(run: Run) -> Mapping[str, Any]:
 def rollouts(foreign: ForeignValues) -> Mapping[str, Any]:
     """The number of responses per prompt."""
     count, estimator = foreign["actor_rollout_ref.rollout.n"], foreign["algorithm.adv_estimator"]
-    if count < 2 and estimator not in _SINGLE_ROLLOUT_ESTIMATORS:
+    compared = estimator not in _SINGLE_ROLLOUT_ESTIMATORS and not switches.distillation_alone(foreign)
+    if count < 2 and compared:
         raise foreign.error_for(
             "actor_rollout_ref.rollout.n",
             f"actor_rollout_ref.rollout.n is {count}, but algorithm.adv_estimator={estimator} compares the "

@@ -18,14 +18,22 @@ def is_reinforce(foreign: ForeignValues) -> bool:
     return is_bypass(foreign) and (without_clipping or bool(foreign[f"{_CORRECTION}.use_policy_gradient"]))
 
 
-gae = unless("algorithm.adv_estimator", "gae")
+def distillation_alone(foreign: ForeignValues) -> str | None:
+    """Without the task's rewards, a teacher's loss is the only one."""
+    section = "distillation.distillation_loss"
+    if foreign["distillation.enabled"] and not foreign[f"{section}.use_task_rewards"]:
+        return f"{section}.use_task_rewards is False, so that only the teacher's loss counts"
+    return None
+
+
+gae = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "gae"))
 pf_ppo = any_inactive(gae, unless("algorithm.use_pf_ppo", True))
-kl_loss = unless("actor_rollout_ref.actor.use_kl_loss", True)
-kl_in_reward = unless("algorithm.use_kl_in_reward", True)
+kl_loss = any_inactive(distillation_alone, unless("actor_rollout_ref.actor.use_kl_loss", True))
+kl_in_reward = any_inactive(distillation_alone, unless("algorithm.use_kl_in_reward", True))
 adaptive_kl = any_inactive(kl_in_reward, unless("algorithm.kl_ctrl.type", "adaptive"))
-by_std = unless("algorithm.adv_estimator", "grpo", "grpo_passk", "gdpo")
-gdpo = unless("algorithm.adv_estimator", "gdpo")
-discounted = unless("algorithm.adv_estimator", "gae", "reinforce_plus_plus")
+by_std = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "grpo", "grpo_passk", "gdpo"))
+gdpo = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "gdpo"))
+discounted = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "gae", "reinforce_plus_plus"))
 shuffle = unless("actor_rollout_ref.actor.shuffle", True)
 reward_model = unless("reward_model.enable", True)
 megatron = unless("actor_rollout_ref.actor.strategy", "megatron")
@@ -54,7 +62,9 @@ keep_overlong = unless("data.filter_overlong_prompts", False)
 vllm = unless("actor_rollout_ref.rollout.name", "vllm")
 multi_turn = unless("actor_rollout_ref.rollout.multi_turn.enable", True)
 filter_groups = unless("algorithm.filter_groups.enable", True)
-overlong_buffer = unless("reward_model.reward_kwargs.overlong_buffer_cfg.enable", True)
+overlong_buffer = any_inactive(
+    distillation_alone, unless("reward_model.reward_kwargs.overlong_buffer_cfg.enable", True)
+)
 sglang = unless("actor_rollout_ref.rollout.name", "sglang")
 
 

@@ -38,6 +38,7 @@ from strop.run.optimize.lr_schedule import LrSchedule
 from strop.run.optimize.offline_updater import OfflineUpdater
 from strop.run.optimize.policy_optimizer import PolicyOptimizer
 from strop.run.optimize.rollout_updater import RolloutUpdater
+from strop.run.optimize.teachers import check_vocabularies, require_teachers
 from strop.run.rollout.collector import Collector
 from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import Evaluation, evaluate
@@ -82,6 +83,7 @@ def open_rollout_setup(
             "folder."
         )
     tasks = load_tasks(run, tokenizer)
+    _check_teachers(algorithm, tokenizer, tasks)
     horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
     clear_buffer(run.buffer, folder.path)
     with (
@@ -163,6 +165,7 @@ def open_distributed_setup(
     algorithm, section = run.algorithm, run.synchronizer
     assert not isinstance(algorithm, SftConfig | DpoConfig) and not isinstance(section, MemorySyncConfig)
     tasks = load_tasks(run, tokenizer)
+    _check_teachers(algorithm, tokenizer, tasks)
     horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
     host, device = local_address(run), find_device(run.trainer.engine.device)
     explored = ExplorerState.load(folder.explorer)
@@ -203,6 +206,15 @@ def open_distributed_setup(
                 stop=stop,
                 notes=(*tasks.notes(), *describe_rendezvous(run)),
             )
+
+
+def _check_teachers(
+    algorithm: RolloutAlgorithmConfig, tokenizer: PreTrainedTokenizerBase, tasks: RunTasks
+) -> None:
+    """Raise ModelError for a teacher with another vocabulary, and DataError for tasks without a teacher."""
+    if algorithm.distillation is not None:
+        check_vocabularies(algorithm.distillation, tokenizer)
+        require_teachers(algorithm.distillation, tasks.train.sources())
 
 
 def _phases(

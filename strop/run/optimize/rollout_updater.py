@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from strop.algorithms import registry
+from strop.algorithms.distillation import distillation_advantages, sampled_divergence
 from strop.algorithms.kl import estimate_kl, mean_rollout_kl
 from strop.algorithms.losses.covariance_losses import select_tokens
 from strop.algorithms.losses.policy_objective import weighs_current_policy
@@ -35,11 +36,21 @@ from strop.run.optimize.expert_data import ExpertData
 from strop.run.optimize.minibatches import group_indices, plan_minibatches, resample_groups, shuffle_seed
 from strop.run.optimize.off_policy_counts import count_kept, importance_weights, mean_importance_weight
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
+from strop.run.optimize.teachers import require_teachers
 from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.seeds import derive_seed
 from strop.types import BoolArray, Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _StepLogprobs:
+    """Log-probs [L] of each of a step's experiences, by the weights at its start; None where not needed."""
+
+    old: Sequence[FloatArray] | None
+    reference: Sequence[FloatArray] | None
+    teacher: Sequence[FloatArray] | None
 
 
 class RolloutUpdater:
@@ -99,28 +110,33 @@ class RolloutUpdater:
         experiences = _same_logprobs([experience for group in groups for experience in group.experiences])
         if not experiences:
             return UpdateResult(0, {})
+        if self._algorithm.distillation is not None:
+            require_teachers(self._algorithm.distillation, {e.source for e in experiences})
         trained = self._trained_groups(groups, step)
         minibatches = self._plan_minibatches(trained, step, updates_done)
         started = time.perf_counter()
-        reference = self._reference_logprobs(experiences)
-        old = self._old_logprobs(experiences, minibatches)
+        logprobs = self._step_logprobs(experiences, minibatches)
         logprobs_ended = time.perf_counter()
         baselines = {group.id: group.baseline for group in groups if group.baseline is not None}
-        scored, metrics = self._score(experiences, old, reference, baselines or None)
+        scored, metrics = self._score(experiences, logprobs, baselines or None)
         advantages, advantage_metrics = self._advantages(trained, experiences, scored, step)
-        metrics |= advantage_metrics
+        from_teacher, teacher_metrics = self._distillation_advantages(experiences, logprobs)
+        advantages = advantages + from_teacher
+        by_experience = split_by_experience(advantages, experiences)
+        metrics |= advantage_metrics | teacher_metrics
+        metrics["advantages/mean"] = float(advantages.mean())
+        metrics["advantages/std"] = float(advantages.std(correction=0))
         updates_started = time.perf_counter()
         mean_weight = None
         if not weighs_current_policy(self._algorithm):
-            mean_weight = mean_importance_weight(self._algorithm, experiences, lambda: old)
+            mean_weight = mean_importance_weight(self._algorithm, experiences, lambda: logprobs.old)
         compared = self._algorithm.old_policy == "sampler" or registry.needs_start_logprobs(self._algorithm)
         rows = [
             self._update(
                 experiences,
-                advantages,
+                by_experience,
                 minibatch,
-                old if number or compared else None,
-                reference,
+                logprobs if number or compared else replace(logprobs, old=None),
                 mean_weight,
                 step,
                 updates_done + number,
@@ -140,8 +156,7 @@ class RolloutUpdater:
     def _score(
         self,
         experiences: Sequence[Experience],
-        old: Sequence[FloatArray] | None,
-        reference: Sequence[FloatArray] | None,
+        logprobs: _StepLogprobs,
         baselines: Mapping[str, float] | None,
     ) -> tuple[RolloutBatch, dict[str, float]]:
         """Rewards, minus the KL penalty of `algorithm.kl_reward` where it is set; and the penalty's metrics."""
@@ -150,15 +165,15 @@ class RolloutUpdater:
         parts = algorithm.reward_parts if isinstance(algorithm, GdpoConfig) else ()
         scored = make_rollout_batch(experiences, baselines=baselines, parts=parts)
         if isinstance(algorithm, OptimalTokenBaselineConfig):
-            assert old is not None
+            assert logprobs.old is not None
             norms = logit_gradient_norms(
-                gather_targets(old, experiences),
+                gather_targets(logprobs.old, experiences),
                 gather_targets(self._policy.engine.squared_probabilities(experiences), experiences),
-                importance_weights(algorithm, experiences, old),
+                importance_weights(algorithm, experiences, logprobs.old),
             )
             scored = replace(scored, gradient_norms=norms)
         if self._kl is not None and algorithm.kl_reward is not None:
-            kl = self._divergence(experiences, old, reference, algorithm.kl_reward.estimator)
+            kl = self._divergence(experiences, logprobs, algorithm.kl_reward.estimator)
             scored = replace(scored, kl_penalties=self._kl.coef * kl)
             metrics["kl_reward/kl"] = mean_rollout_kl(kl, scored.tokens)
             metrics["kl_reward/coef"] = self._kl.coef
@@ -168,15 +183,15 @@ class RolloutUpdater:
     def _divergence(
         self,
         experiences: Sequence[Experience],
-        old: Sequence[FloatArray] | None,
-        reference: Sequence[FloatArray] | None,
+        logprobs: _StepLogprobs,
         estimator: KlEstimator,
     ) -> torch.Tensor:
         """[K] KL from the reference model, by the weights at the start of the step."""
         if estimator == "full":
             return gather_targets(self._policy.engine.reference_kl(experiences), experiences)
-        assert old is not None and reference is not None
-        current, target = gather_targets(old, experiences), gather_targets(reference, experiences)
+        assert logprobs.old is not None and logprobs.reference is not None
+        current = gather_targets(logprobs.old, experiences)
+        target = gather_targets(logprobs.reference, experiences)
         return estimate_kl(current, target, estimator)
 
     def _advantages(
@@ -185,8 +200,8 @@ class RolloutUpdater:
         experiences: Sequence[Experience],
         scored: RolloutBatch,
         step: int,
-    ) -> tuple[list[FloatArray], dict[str, float]]:
-        """[L] of each experience, and metrics. PPO's critic predicts values first and trains on the returns."""
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """[K] of all targets, and metrics. PPO's critic predicts values first and trains on the returns."""
         algorithm, limit = self._algorithm, self._max_response_tokens
         started = time.perf_counter()
         metrics: dict[str, float] = {}
@@ -202,9 +217,23 @@ class RolloutUpdater:
             metrics["time/critic_seconds"] = time.perf_counter() - started
         else:
             advantages = registry.compute_advantages(algorithm, scored, max_response_tokens=limit)
-        metrics["advantages/mean"] = float(advantages.mean())
-        metrics["advantages/std"] = float(advantages.std(correction=0))
-        return split_by_experience(advantages, experiences), metrics
+        return advantages, metrics
+
+    def _distillation_advantages(
+        self, experiences: Sequence[Experience], logprobs: _StepLogprobs
+    ) -> tuple[torch.Tensor | float, dict[str, float]]:
+        """[K] Part of the advantages that a teacher gives, and the divergence from it; 0 for no such reward."""
+        section = self._algorithm.distillation
+        if section is None or section.reward is None:
+            return 0.0, {}
+        assert logprobs.old is not None and logprobs.teacher is not None
+        divergence = sampled_divergence(
+            gather_targets(logprobs.old, experiences),
+            gather_targets(logprobs.teacher, experiences),
+            section.reward.divergence,
+        )
+        metrics = {"distillation_reward/divergence": float(divergence.mean())}
+        return distillation_advantages(divergence, section.reward), metrics
 
     def _trained_groups(self, groups: Sequence[ExperienceGroup], step: int) -> list[list[int]]:
         """Indices of the experiences of each group that the updates train on."""
@@ -228,10 +257,18 @@ class RolloutUpdater:
         )
         return updates[: self._horizon.updates - updates_done]
 
-    def _reference_logprobs(self, experiences: Sequence[Experience]) -> list[FloatArray] | None:
-        if not registry.needs_reference_logprobs(self._algorithm):
-            return None
-        return self._logprobs(experiences, range(len(experiences)), reference=True)
+    def _step_logprobs(
+        self, experiences: Sequence[Experience], updates: Sequence[Sequence[int]]
+    ) -> _StepLogprobs:
+        engine, algorithm = self._policy.engine, self._algorithm
+        reference = registry.needs_reference_logprobs(algorithm)
+        return _StepLogprobs(
+            old=self._old_logprobs(experiences, updates),
+            reference=engine.logprobs(experiences, reference=True) if reference else None,
+            teacher=engine.teacher_logprobs(experiences)
+            if registry.needs_teacher_logprobs(algorithm)
+            else None,
+        )
 
     def _old_logprobs(
         self, experiences: Sequence[Experience], updates: Sequence[Sequence[int]]
@@ -239,27 +276,21 @@ class RolloutUpdater:
         """Log-probs by the old policy: the weights at the start of the step, of what is trained on after the first
         update, or the sampler's.
 
-        In the first update they equal the current log-probs, so no forward pass is spent on them, unless a KL
-        penalty in the reward or a correction is computed from the log-probs of all experiences.
+        In the first update they equal the current log-probs, so no forward pass is spent on them, unless a
+        divergence in the reward or a correction is computed from the log-probs of all experiences.
         """
         if self._algorithm.old_policy == "sampler":
             known = [e.policy_logprobs for e in experiences if e.policy_logprobs is not None]
             if len(known) == len(experiences):
                 return known
-            return self._logprobs(experiences, range(len(experiences)), reference=False)
+            return self._policy.engine.logprobs(experiences)
         chosen = sorted({number for update in updates[1:] for number in update})
-        penalty = self._algorithm.kl_reward
-        penalized = penalty is not None and penalty.estimator != "full"
-        if penalized or registry.needs_start_logprobs(self._algorithm):
+        if registry.reward_reads_logprobs(self._algorithm) or registry.needs_start_logprobs(self._algorithm):
             chosen = list(range(len(experiences)))
-        return self._logprobs(experiences, chosen, reference=False) if chosen else None
-
-    def _logprobs(
-        self, experiences: Sequence[Experience], chosen: Sequence[int], *, reference: bool
-    ) -> list[FloatArray]:
-        """[L] of each chosen experience; zeros for the other experiences."""
+        if not chosen:
+            return None
         picked = [experiences[i] for i in chosen]
-        found = dict(zip(chosen, self._policy.engine.logprobs(picked, reference=reference), strict=True))
+        found = dict(zip(chosen, self._policy.engine.logprobs(picked), strict=True))
         return [found[i] if i in found else zeros_for(e) for i, e in enumerate(experiences)]
 
     def _update(
@@ -267,8 +298,7 @@ class RolloutUpdater:
         experiences: Sequence[Experience],
         advantages: Sequence[FloatArray],
         minibatch: Sequence[int],
-        old: Sequence[FloatArray] | None,
-        reference: Sequence[FloatArray] | None,
+        logprobs: _StepLogprobs,
         mean_weight: float | None,
         step: int,
         update: int,
@@ -280,12 +310,17 @@ class RolloutUpdater:
         expert = [] if self._expert is None else self._expert.take()
         zeros = [zeros_for(experience) for experience in expert]
         rollouts = [experiences[i] for i in minibatch]
-        start = [old[i] for i in minibatch] if old else None
+        start = None if logprobs.old is None else [logprobs.old[i] for i in minibatch]
+
+        def picked(values: Sequence[FloatArray] | None) -> list[FloatArray] | None:
+            return None if values is None else [*(values[i] for i in minibatch), *zeros]
+
         batch = TrainingBatch(
             [*rollouts, *expert],
-            advantages=[*(advantages[i] for i in minibatch), *zeros],
-            old_logprobs=[*start, *zeros] if start else None,
-            ref_logprobs=[*(reference[i] for i in minibatch), *zeros] if reference else None,
+            advantages=picked(advantages),
+            old_logprobs=picked(logprobs.old),
+            ref_logprobs=picked(logprobs.reference),
+            teacher_logprobs=picked(logprobs.teacher),
             selected=self._selected(rollouts, [advantages[i] for i in minibatch], start, expert, update),
         )
         if mean_weight is None:

@@ -48,9 +48,12 @@ class RewardManager:
         *,
         replies: Path,
         auxiliary: EndpointAccess | None = None,
+        default: float | None = None,
     ) -> None:
         """`extra` is one more function, with weight 1; `replies` the folder of the judges' cache; `auxiliary`
-        the endpoint of the run's auxiliary models."""
+        the endpoint of the run's auxiliary models; `default` the reward of a rollout that nothing scores, which
+        fails if it is None."""
+        self._default = default
         with ExitStack() as opened:
             self._scorer = None
             if section.functions or extra is not None:
@@ -90,7 +93,7 @@ class RewardManager:
             pairs = [(group.task, rollout) for group in groups for rollout in group.rollouts]
             judged = iter(await gather_or_cancel([self._judge(*pair) for pair in pairs]))
             groups = [_with_rollouts(group, [next(judged) for _ in group.rollouts]) for group in groups]
-        return [_with_rollouts(group, map(_require_reward, group.rollouts)) for group in groups]
+        return [_with_rollouts(group, map(self._require_reward, group.rollouts)) for group in groups]
 
     async def score(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """The same groups in the same order, scored by all components."""
@@ -115,6 +118,18 @@ class RewardManager:
                 break
             rollout = _with_component(judge, rollout, await judge.score_rollout(task, rollout))
         return rollout
+
+    def _require_reward(self, rollout: Rollout) -> Rollout:
+        """A rollout that no component and no workflow has scored gets the default, or fails."""
+        if rollout.reward is not None or rollout.status == "error":
+            return rollout
+        if self._default is not None:
+            return replace(rollout, reward=self._default)
+        message = (
+            f"task {rollout.task_id!r}: this rollout has no reward. The run file has no `reward`, and the "
+            "workflow returned none: write a `reward`, or have the workflow return a number"
+        )
+        return replace(rollout, status="error", error=message, failure_cause="failed")
 
 
 def _load_models(section: RewardConfig) -> list[RewardModel]:
@@ -148,17 +163,6 @@ async def _add_model(model: RewardModel, groups: Sequence[RolloutGroup]) -> list
 
 def _with_rollouts(group: RolloutGroup, rollouts: Iterable[Rollout]) -> RolloutGroup:
     return replace(group, rollouts=tuple(rollouts))
-
-
-def _require_reward(rollout: Rollout) -> Rollout:
-    """A rollout that no component and no workflow has scored fails."""
-    if rollout.reward is not None or rollout.status == "error":
-        return rollout
-    message = (
-        f"task {rollout.task_id!r}: this rollout has no reward. The run file has no `reward`, and the workflow "
-        "returned none: write a `reward`, or have the workflow return a number"
-    )
-    return replace(rollout, status="error", error=message, failure_cause="failed")
 
 
 def _with_component(component: RewardComponent, rollout: Rollout, value: float | str) -> Rollout:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
+from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.reward import RewardConfig
 from strop.inference.endpoint.server import EndpointServer
 from strop.run.rollout.reward_manager import RewardManager
@@ -40,6 +41,8 @@ class RewardSource:
 
     section: RewardConfig
     function: Callable[..., Any] | None = None
+    default: float | None = None
+    """Reward of a rollout that nothing scores; None fails it."""
 
 
 UNSCORED: Mapping[str, RewardSource] = {"train": RewardSource(RewardConfig())}
@@ -54,7 +57,8 @@ def reward_sources(run: Run, reward: Callable[..., Any] | None) -> Mapping[str, 
         for taskset in run.data.eval
         if taskset.reward is not None
     }
-    return {"train": RewardSource(effective_reward(run), reward), **evals}
+    default = 0.0 if isinstance(run.algorithm, DistillationOnlyConfig) else None
+    return {"train": RewardSource(effective_reward(run), reward, default), **evals}
 
 
 @contextmanager
@@ -86,7 +90,9 @@ def _open_rewards(
         if any(judge.url == "auxiliary" for judge in source.section.judges):
             access = opened.enter_context(services.admit())
         return opened.enter_context(
-            RewardManager(source.section, source.function, replies=cache, auxiliary=access)
+            RewardManager(
+                source.section, source.function, replies=cache, auxiliary=access, default=source.default
+            )
         )
 
     return {purpose: open_manager(source) for purpose, source in rewards.items()}

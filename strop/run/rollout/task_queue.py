@@ -58,6 +58,10 @@ class TaskQueue:
         """Identity of the queue: its table."""
         return f"the queue {self._section.table}"
 
+    def sources(self) -> frozenset[str]:
+        """None: the rows are not known yet."""
+        return frozenset()
+
     def steps_per_epoch(self, _n: int) -> int:
         """All steps of the run, because each task is taken once."""
         return self._steps

@@ -30,6 +30,10 @@ class TrainTaskSource(Protocol):
         """Identity of the tasks; explorer and trainer of one run must have the same."""
         ...
 
+    def sources(self) -> frozenset[str]:
+        """Data sources of the tasks that are known at the start."""
+        ...
+
     def steps_per_epoch(self, n: int) -> int:
         """Number of steps of `n` tasks in one epoch."""
         ...

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -44,6 +43,7 @@ from strop.training.ranks.messages import (
     PolicyForwardBackward,
     SetLr,
     SetWeightDecay,
+    TokenQuantity,
 )
 from strop.training.ranks.share import RankShare, interleave, plan_rank_shares
 from strop.training.ranks.snapshot import ShardedSnapshot
@@ -51,8 +51,6 @@ from strop.training.specs import CriticSpec, PolicySpec
 from strop.types import Experience, FloatArray, GlobalCounts, TrainingBatch
 from strop.workers.cleanup import closing
 from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement
-
-_Quantity = Literal["logprobs", "reference_logprobs", "reference_kl", "squared_probabilities", "values"]
 
 
 class _ShardedEngine:
@@ -96,7 +94,7 @@ class _ShardedEngine:
         return [shares[dims.data_rank(rank)] for rank in range(dims.ranks)]
 
     def _token_values(
-        self, experiences: Sequence[Experience], quantity: _Quantity, check: Callable[[], None]
+        self, experiences: Sequence[Experience], quantity: TokenQuantity, check: Callable[[], None]
     ) -> list[FloatArray]:
         """[L] of each experience; the ranks compute one micro-batch each at a time, with `check` in between."""
         batch, plans = TrainingBatch(experiences), self._plan(experiences)
@@ -162,6 +160,12 @@ class Fsdp2Engine(_ShardedEngine):
     def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
         return self._token_values(experiences, "squared_probabilities", lambda: None)
+
+    def teacher_logprobs(
+        self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
+    ) -> list[FloatArray]:
+        """[L] of each experience: log-probs of its targets under its task's teacher."""
+        return self._token_values(experiences, "teacher_logprobs", check)
 
     def iter_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full weights, adapters merged, in the compute dtype; gathered one tensor at a time."""

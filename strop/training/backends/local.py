@@ -44,6 +44,7 @@ class LocalEngine:
             counts or GlobalCounts.of(batch.experiences),
             entropy=loss.needs_entropy,
             divergence=loss.needs_divergence,
+            teacher_divergence=loss.teacher_divergence,
         )
 
     def evaluate_loss(self, batch: TrainingBatch, loss: LossSpec) -> Mapping[str, float]:
@@ -70,6 +71,14 @@ class LocalEngine:
     def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
         return self._token_values(experiences, self.policy.squared_probabilities)
+
+    def teacher_logprobs(
+        self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
+    ) -> list[FloatArray]:
+        """[L] of each experience: log-probs of its targets under its task's teacher."""
+        return self._token_values(
+            experiences, lambda batches: self.policy.teacher_logprobs(batches, check=check)
+        )
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next update."""

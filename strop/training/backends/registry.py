@@ -18,7 +18,7 @@ class TrainingBackend(Protocol):
     """Builds the training engines of one run."""
 
     def policy(self) -> TrainingEngine:
-        """The policy's engine, with a reference model where the algorithm needs one."""
+        """The policy's engine, with a reference model and teachers where the algorithm needs them."""
         ...
 
     def critic(self, section: CriticConfig) -> CriticEngine:

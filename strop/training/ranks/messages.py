@@ -28,6 +28,15 @@ from strop.workers.messages import RemoteFailure
 
 POLICY, CRITIC = "policy", "critic"
 """Names of the models on a rank."""
+TokenQuantity = Literal[
+    "logprobs",
+    "reference_logprobs",
+    "reference_kl",
+    "teacher_logprobs",
+    "squared_probabilities",
+    "values",
+]
+"""Quantity that a rank computes for each target of its experiences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,7 @@ class PolicyForwardBackward:
             self.counts,
             entropy=self.loss.needs_entropy,
             divergence=self.loss.needs_divergence,
+            teacher_divergence=self.loss.teacher_divergence,
         )
         return dict(metrics)
 
@@ -145,7 +155,7 @@ class ComputeTokenValues:
     """Compute a quantity of each target of the rank's share; the result is [L] by the experience's number."""
 
     share: RankShare
-    quantity: Literal["logprobs", "reference_logprobs", "reference_kl", "squared_probabilities", "values"]
+    quantity: TokenQuantity
 
     def run(self, worker: Rank) -> dict[int, FloatArray]:
         model: Any = worker.model(CRITIC if self.quantity == "values" else POLICY)
@@ -161,6 +171,8 @@ class ComputeTokenValues:
                 values = model.reference_kl(micro_batches)
             case "squared_probabilities":
                 values = model.squared_probabilities(micro_batches)
+            case "teacher_logprobs":
+                values = model.teacher_logprobs(micro_batches)
             case "values":
                 values = model.values(micro_batches)
         return values

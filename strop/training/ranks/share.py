@@ -97,6 +97,7 @@ def _idle_micro_batch(device: torch.device) -> MicroBatch:
         prefix_of=(-1,),
         experience=(-1,),
         role=(None,),
+        source=("",),
         weight=torch.ones(1, device=device),
         loss_mask=torch.zeros(2, dtype=torch.bool, device=device),
         temperature=torch.ones(2, device=device),

@@ -1,0 +1,94 @@
+"""The teachers of a distillation on one rank: frozen models, each for the tasks of its data sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strop.config.schema.distillation import DistillationConfig
+from strop.errors import ModelError
+from strop.models.chunked_head import FrozenStates
+from strop.models.family_traits import check_rope_limit
+from strop.models.logprobs import frozen_states, sampled_logprobs
+from strop.models.packed_attention.forward import base_model, can_share_prompts
+from strop.training.parallel.parallelize import ModelCall, Parallelizer
+from strop.types import MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedStates:
+    """A micro-batch's hidden states from several teachers, each for its own positions."""
+
+    states: tuple[FrozenStates, ...]
+    teacher: Tensor
+    """[T] Number of the teacher of each position; -1 where none is needed."""
+
+    def logprobs(self, rows: Tensor, temperature: Tensor) -> Tensor:
+        """[n, V] float32 Log-probs of the next token at each position, by its teacher.
+
+        V is the smallest of the teachers' vocabularies; the tokens of one tokenizer are in each of them.
+        """
+        parts = [
+            (chosen, states.logprobs(rows[chosen], temperature[chosen]))
+            for number, states in enumerate(self.states)
+            for chosen in [(self.teacher[rows] == number).nonzero()[:, 0]]
+        ]
+        result = temperature.new_zeros(len(rows), min(each.shape[1] for _, each in parts))
+        for chosen, each in parts:
+            result[chosen] = each[:, : result.shape[1]]
+        return result
+
+
+class Teachers:
+    """Frozen models, whole or this rank's shards. Every rank runs every teacher on each of its micro-batches.
+
+    Raises ModelError for a model that cannot be used.
+    """
+
+    def __init__(
+        self, section: DistillationConfig, parallelizer: Parallelizer, *, max_sequence_tokens: int
+    ) -> None:
+        self._section = section
+        self._calls: list[ModelCall] = []
+        self.shared_prompts_obstacle = ""
+        """Reason why a micro-batch must not hold a shared prompt; empty if it may."""
+        for number, teacher in enumerate(section.teachers):
+            try:
+                call = parallelizer.load_reference(teacher.model)
+                call(lambda model: check_rope_limit(base_model(model).config, max_sequence_tokens))
+            except ModelError as error:
+                raise ModelError(f"algorithm.distillation.teachers.{number}: {error}") from error
+            supported, obstacle = call(can_share_prompts)
+            if not supported:
+                self.shared_prompts_obstacle = f"of its teacher {teacher.path}: {obstacle}"
+            self._calls.append(call)
+
+    def states(self, micro_batch: MicroBatch) -> RoutedStates:
+        """Hidden states of a micro-batch, from which log-probs over the vocabulary are computed in chunks."""
+        temperature = self._section.temperature
+        return RoutedStates(
+            tuple(call(frozen_states, micro_batch, temperature=temperature) for call in self._calls),
+            self._numbers(micro_batch),
+        )
+
+    @torch.no_grad()
+    def logprobs(
+        self, micro_batches: Iterable[MicroBatch], check: Callable[[], None] = lambda: None
+    ) -> list[Tensor]:
+        """[T] log-probs of each micro-batch's targets; `check` is called in between and may raise."""
+        found = []
+        for micro_batch in micro_batches:
+            found.append(sampled_logprobs(self.states(micro_batch), micro_batch))
+            check()
+        return found
+
+    def _numbers(self, micro_batch: MicroBatch) -> Tensor:
+        """[T] Number of each position's teacher."""
+        numbers = [self._section.teacher_of(source) for source in micro_batch.source]
+        by_segment = torch.tensor(
+            [-1 if number is None else number for number in numbers], device=micro_batch.token_ids.device
+        )
+        return by_segment[micro_batch.segment_of_token()]
