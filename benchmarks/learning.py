@@ -38,6 +38,8 @@ class RunSpec:
     """Metrics of the table."""
     policy_loss: str | None = None
     """Policy loss in place of that of the run file, which is then grpo's; options follow its name."""
+    teacher: str | None = None
+    """Algorithm whose model the run file reads as `TEACHER`; None for none."""
 
 
 def with_loss(policy_loss: str) -> RunSpec:
@@ -81,6 +83,7 @@ ON_DEMONSTRATIONS = {
     "sft": RunSpec(steps=None, metrics=("eval/held-out/loss", ACCURACY)),
     "dpo": RunSpec(steps=None, metrics=("eval/held-out/dpo/margin", "eval/held-out/dpo/accuracy")),
     "mix": RunSpec(steps=None, metrics=(ACCURACY, "sft_loss")),
+    "distillation": RunSpec(metrics=(ACCURACY, "distillation_loss/divergence"), teacher="sft"),
 }
 ALGORITHMS = ON_ROLLOUTS | ON_DEMONSTRATIONS
 
@@ -128,11 +131,14 @@ def measure(name: str, seed: int, folder: Path) -> Measured:
     overrides += ["record.report=false", "record.monitors=[console]"]
     if spec.steps is not None:
         overrides += [f"trainer.duration={spec.steps} steps", "evaluate.every=5 steps"]
+    environment = os.environ | {"QUICKSTART": str(folder), "OMP_NUM_THREADS": "1"}
+    if spec.teacher is not None:
+        measure(spec.teacher, seed, folder)
+        environment["TEACHER"] = str(folder / "runs" / f"{spec.teacher}-{seed}" / "model")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     if spec.policy_loss is not None:
         overrides.append(f"algorithm.policy_loss={spec.policy_loss}")
     command = [sys.executable, "-m", "strop", "train", str(_run_file(name)), *overrides]
-    environment = os.environ | {"QUICKSTART": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
@@ -176,7 +182,7 @@ def rollout_table(results: dict[str, list[Measured]], seeds: Sequence[int]) -> s
 
 
 def demonstration_table(results: dict[str, Measured]) -> str:
-    """Format a row for each metric of sft, dpo and mix."""
+    """Format a row for each metric of sft, dpo, mix and distillation."""
     lines = ["| run file | metric | steps | before → after | CPU-seconds |", f"|{' --- |' * 5}"]
     for name, run in results.items():
         for metric in ON_DEMONSTRATIONS[name].metrics:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 from strop.cli.output import echo
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import OverriddenKey
-from strop.errors import ConfigError, RewardError
+from strop.config.paths import existing_path
+from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.errors import ConfigError, ModelError, RewardError
 
 if TYPE_CHECKING:
     from strop.dialects.job import Job
@@ -39,8 +41,11 @@ def print_outputs(job: Job) -> None:
 
 
 def check_run(loaded: LoadedRun) -> None:
-    """Print whether a run can start. Raises ConfigError if a file or reward that it names, or a scorer
-    of a task source, does not exist, and DataError if the sources cannot be read."""
+    """Print whether a run can start.
+
+    Raises ConfigError if a file or reward that it names, or a scorer of a task source, does not exist, or a teacher
+    has another vocabulary than the policy; DataError if the sources cannot be read.
+    """
     from strop.config.load.preflight import missing_files
     from strop.rewards.known_sources import unknown_sources
 
@@ -48,11 +53,28 @@ def check_run(loaded: LoadedRun) -> None:
     for stage in loaded.runs:
         print_notes(stage)
         found = [*missing_files(stage), *_unknown_rewards(stage), *_missing_workflows(stage)]
-        faults += found or unknown_sources(stage.run)
+        faults += found or [*unknown_sources(stage.run), *_teacher_vocabularies(stage)]
     if faults:
         raise ConfigError(*faults)
     for stage in loaded.runs:
         echo(f"The run can start. Run folder: {stage.run.folder_path}.")
+
+
+def _teacher_vocabularies(loaded: LoadedRun) -> Iterator[str]:
+    """Yield an error for a teacher with another vocabulary than the policy; models on the Hub are not read."""
+    algorithm, model = loaded.run.algorithm, loaded.run.model
+    if isinstance(algorithm, SftConfig | DpoConfig) or algorithm.distillation is None:
+        return
+    teachers = algorithm.distillation.teachers
+    if not all(existing_path(each.tokenizer or each.path) for each in (model, *teachers)):
+        return
+    from strop.models.loading import load_tokenizer
+    from strop.run.optimize.teachers import check_vocabularies
+
+    try:
+        check_vocabularies(algorithm.distillation, load_tokenizer(model))
+    except ModelError as error:
+        yield f"{loaded.sources['algorithm.distillation.teachers.0.path']}: {error}"
 
 
 def _unknown_rewards(loaded: LoadedRun) -> Iterator[str]:

@@ -85,13 +85,11 @@ class Comparison:
 
 
 @torch.no_grad()
-def squared_probability_sums(
-    states: ReferenceStates, rows: Tensor, temperature: Tensor, transform: LogitTransform
-) -> Tensor:
+def squared_probability_sums(distribution: FrozenDistribution, rows: Tensor, temperature: Tensor) -> Tensor:
     """[N] Sum over the vocabulary of the squared probabilities of the next token at N positions `rows`."""
     sums = torch.empty_like(temperature)
     for c in _chunks(len(rows)):
-        sums[c] = states.logprobs(rows[c], temperature[c], transform).mul_(2).exp_().sum(-1)
+        sums[c] = distribution.logprobs(rows[c], temperature[c]).mul_(2).exp_().sum(-1)
     return sums
 
 

@@ -51,10 +51,9 @@ def squared_probabilities(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
     hidden = packed_forward(model, micro_batch)
     targets = micro_batch.loss_mask.nonzero()[:, 0]
     sums = squared_probability_sums(
-        ReferenceStates(hidden, _head(base)),
+        FrozenStates(hidden, _head(base), logit_transform(base)),
         targets - 1,
         micro_batch.temperature[targets],
-        logit_transform(base),
     )
     return sums.new_zeros(len(hidden)).index_copy(0, targets, sums)
 

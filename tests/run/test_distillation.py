@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 import strop
+from strop.cli.actions import check_run
 from strop.errors import ConfigError, DataError, ModelError
 from strop.models.tiny import make_model
 
@@ -101,3 +102,10 @@ def test_a_teacher_of_another_vocabulary_is_refused(values, tmp_path):
     run = values(algorithm=only({"path": str(folder)}, loss={}))
     with pytest.raises(ModelError, match=r"teachers\.0: .* tokens are not in the vocabulary of .*other"):
         strop.train(strop.load(run))
+    with pytest.raises(ConfigError, match=r"teachers\.0: .* under the same id: "):
+        check_run(strop.load(run))
+
+
+def test_a_teacher_of_the_same_vocabulary_passes_the_check(values, teacher, capsys):
+    check_run(strop.load(values(algorithm=only(teacher, loss={}))))
+    assert "The run can start" in capsys.readouterr().out
