@@ -65,8 +65,8 @@ def _teacher_vocabularies(loaded: LoadedRun) -> Iterator[str]:
     algorithm, model = loaded.run.algorithm, loaded.run.model
     if isinstance(algorithm, SftConfig | DpoConfig) or algorithm.distillation is None:
         return
-    teachers = algorithm.distillation.teachers
-    if not all(existing_path(each.tokenizer or each.path) for each in (model, *teachers)):
+    folders = [teacher.tokenizer or teacher.path for teacher in algorithm.distillation.teachers]
+    if not all(map(existing_path, [model.tokenizer or model.path, *folders])):
         return
     from strop.models.loading import load_tokenizer
     from strop.run.optimize.teachers import check_vocabularies
