@@ -25,8 +25,8 @@ from strop.errors import ConfigError, StropError
 from .trinity_file import read, value
 
 CORPORA = Path(__file__).parents[3] / "shared" / "configs"
-LEAST_READ = {"trinity-2025-10": 19, "trinity-2026-04": 21}
-"""The other files need Data-Juicer operators, images, distillation, a model behind an API, or a plug-in."""
+LEAST_READ = {"trinity-2025-10": 19, "trinity-2026-04": 22}
+"""The other files need Data-Juicer operators, images, a model behind an API, or a plug-in."""
 KIND = "algorithm.algorithm_type"
 BUFFER = "+buffer.trainer_input.experience_buffer"
 EXPERT = (
