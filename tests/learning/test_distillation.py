@@ -27,7 +27,6 @@ def train(folder: Path, name: str, **sections: Any) -> tuple[list[dict[str, floa
         "name": name,
         "output": str(folder / "runs"),
         "model": {"path": str(folder / "random")},
-        "reward": "exact",
         "record": {"monitors": [], "report": False},
         **sections,
     }
@@ -57,6 +56,7 @@ def test_a_student_approaches_its_teacher(tmp_path: Path) -> None:
     rows, _ = train(
         tmp_path,
         "student",
+        reward="exact",
         algorithm={"type": "distillation", "rollouts_per_task": 2, "distillation": distillation},
         data={"train": tasks, "eval": held_out, **lengths},
         trainer=trainer | {"duration": "60 steps"},

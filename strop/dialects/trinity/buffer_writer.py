@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, MixConfig, SftConfig
+from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, MixConfig, SftConfig
 from strop.config.schema.batch_selection import StalenessSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.buffer import (
     DEFAULT_BUFFER_NAME,
@@ -19,7 +19,7 @@ from strop.config.schema.data import TasksetConfig
 from strop.config.schema.rollout import SamplingConfig
 from strop.config.step_arithmetic import to_steps
 from strop.dialects.trinity.rewards import reward_name
-from strop.dialects.trinity.workflows import write_workflow
+from strop.dialects.trinity.workflows import write_unscored_workflow, write_workflow
 
 TASKSET = "buffer.explorer_input.taskset"
 EVAL = "buffer.explorer_input.eval_tasksets"
@@ -67,6 +67,8 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
         values |= workflow if taskset.workflow else {f"{at}.workflow_args": workflow[f"{at}.workflow_args"]}
         values |= {f"{at}.name": taskset.name, f"{at}.repeat_times": taskset.rollouts_per_task}
     main = write_workflow(TASKSET, run.rollout.workflow)
+    if isinstance(run.algorithm, DistillationOnlyConfig) and run.reward.is_empty:
+        main |= write_unscored_workflow(TASKSET, run.rollout.workflow, run.algorithm.distillation.temperature)
     values["buffer.default_workflow_type"] = main[f"{TASKSET}.default_workflow_type"]
     if sampled:
         values[f"{TASKSET}.workflow_args"] = main[f"{TASKSET}.workflow_args"]

@@ -178,6 +178,14 @@ def write_workflow(at: str, workflow: WorkflowConfig) -> dict[str, Any]:
     return {f"{at}.default_workflow_type": name, f"{at}.workflow_args": args or None}
 
 
+def write_unscored_workflow(at: str, workflow: WorkflowConfig, temperature: float | None) -> dict[str, Any]:
+    """Write the workflow of a distillation without a reward, whose argument is the teacher's temperature."""
+    if workflow.name != "single_turn":
+        return {}
+    args = dict(workflow.args) | ({} if temperature in (None, 1.0) else {"temperature": temperature})
+    return {f"{at}.default_workflow_type": _DISTILL, f"{at}.workflow_args": args or None}
+
+
 def write_rollout_limits(run: Run) -> Mapping[str, Any]:
     """The time limit, retries and environment variables of rollouts."""
     return {
