@@ -292,7 +292,6 @@ def test_keys_without_effect_have_notices(overrides: list[str], note: str) -> No
         ("data.train_batch_size=100", r"\(100\) is not a multiple .* \(256\); the nearest .* 50 and 100"),
         (f"{ACTOR}.kl_loss_type=k4", "k1 or abs"),
         ("algorithm.adv_estimator=a2c", "gae or grpo or"),
-        (f"{ROLLOUT}.n=1", r"for example, actor_rollout_ref\.rollout\.n=8"),
         (f"{ROLLOUT}.do_sample=False", "no training signal"),
         (f"{ROLLOUT}.response_length=7", r"write data\.max_response_length"),
         (f"{ROLLOUT}.val_kwargs.do_sample=True", "temperature is 0, which is greedy"),
@@ -304,7 +303,10 @@ def test_keys_without_effect_have_notices(overrides: list[str], note: str) -> No
             "also write .*overlong_buffer_cfg.len",
         ),
         ("reward_model.reward_kwargs.max_resp_len=7", r"write data\.max_response_length"),
-        (f"+{ACTOR}.policy_loss.loss_mode=kl_cov", "a loss that Strop does not have; it has vanilla, gspo"),
+        (
+            f"+{ACTOR}.policy_loss.loss_mode=bypass_mode",
+            "a loss that Strop does not have; it has vanilla, gspo",
+        ),
         ("data.custom_cls.path=x.py", r"also write data\.custom_cls\.name"),
         (f"{ACTOR}.optim.total_training_steps=5", r"write trainer\.total_training_steps"),
         (f"{ACTOR}.checkpoint.save_contents=[optimizer]", "requires 'model'"),
@@ -323,6 +325,21 @@ def test_refused(override: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as caught:
         read(override, here=True)
     assert "\n" not in str(caught.value)
+
+
+def test_grpo_on_single_responses_has_the_reward_as_the_advantage() -> None:
+    """compute_grpo_outcome_advantage (verl 0.4 to 0.9): a group of one has mean 0 and standard deviation 1."""
+    loaded = read(f"{ROLLOUT}.n=1", "algorithm.norm_adv_by_std_in_grpo=True")
+    assert loaded.run.algorithm.type == "reinforce"
+    assert any("rollout.n is 1" in note and "norm_adv_by_std" in note for note in loaded.notes)
+    with pytest.raises(ConfigError, match=r"for example, actor_rollout_ref\.rollout\.n=8"):
+        read(f"{ROLLOUT}.n=1", "algorithm.adv_estimator=rloo")
+
+
+def test_partial_rollouts_are_placement() -> None:
+    with pytest.raises(PlacementError, match=r"async_training\.partial_rollout"):
+        read("+async_training.partial_rollout=True", here=False)
+    assert read("+async_training.partial_rollout=True", here=True).overridden
 
 
 @pytest.mark.parametrize(
@@ -394,7 +411,7 @@ def test_contradicting_micro_batch_sizes() -> None:
 
 def test_all_faults_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
-        read_verl(["trainer.logger=consol", "algorithm.adv_estimator=grpo"])
+        read_verl(["trainer.logger=consol", "algorithm.adv_estimator=rloo"])
     assert len(str(caught.value).splitlines()) == 2
 
 

@@ -76,6 +76,8 @@ def estimator(foreign: ForeignValues) -> Mapping[str, Any]:
     name = foreign["algorithm.adv_estimator"]
     if switches.distillation_alone(foreign):
         return {"algorithm.type": "distillation"}
+    if switches.single_response(foreign):
+        return {"algorithm.type": "reinforce"}
     settings = {"algorithm.type": _SAME.get(name, name)}
     if not switches.by_std(foreign):
         settings["algorithm.divide_by_std"] = foreign["algorithm.norm_adv_by_std_in_grpo"]

@@ -199,6 +199,13 @@ _CLUSTER = (
         "a run that samples and trains at once needs a run file with `synchronizer` and `mode`; write sync",
     ),
     no_effect("trainer.v1.*", UNSET, "trainer.v1.trainer_mode is sync", value_type=ANY),
+    placement(
+        "async_training.partial_rollout",
+        False,
+        "a step waits for all its responses; verl continues the unfinished ones in the next step, which saves time "
+        "where responses differ much in length",
+        supported=only(False),
+    ),
     refused(
         "async_training.*",
         UNSET,

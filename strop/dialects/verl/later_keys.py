@@ -54,6 +54,7 @@ def _no_generation_batch(foreign: ForeignValues) -> str | None:
 
 
 _DATA = (
+    no_effect("data.min_response_length", UNSET, "no version of verl reads it", value_type=ANY),
     no_effect("data.val_batch_size", None, "all validation prompts are sampled together", value_type=ANY),
     mapped(
         "data.gen_batch_size",

@@ -26,12 +26,21 @@ def distillation_alone(foreign: ForeignValues) -> str | None:
     return None
 
 
+def single_response(foreign: ForeignValues) -> str | None:
+    """verl's GRPO takes the reward itself as the advantage of the only response to a prompt."""
+    if foreign["algorithm.adv_estimator"] == "grpo" and foreign["actor_rollout_ref.rollout.n"] == 1:
+        return "actor_rollout_ref.rollout.n is 1, where verl's GRPO takes the reward itself as the advantage"
+    return None
+
+
 gae = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "gae"))
 pf_ppo = any_inactive(gae, unless("algorithm.use_pf_ppo", True))
 kl_loss = any_inactive(distillation_alone, unless("actor_rollout_ref.actor.use_kl_loss", True))
 kl_in_reward = any_inactive(distillation_alone, unless("algorithm.use_kl_in_reward", True))
 adaptive_kl = any_inactive(kl_in_reward, unless("algorithm.kl_ctrl.type", "adaptive"))
-by_std = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "grpo", "grpo_passk", "gdpo"))
+by_std = any_inactive(
+    distillation_alone, single_response, unless("algorithm.adv_estimator", "grpo", "grpo_passk", "gdpo")
+)
 gdpo = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "gdpo"))
 discounted = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "gae", "reinforce_plus_plus"))
 shuffle = unless("actor_rollout_ref.actor.shuffle", True)
