@@ -52,14 +52,14 @@ def test_a_student_approaches_its_teacher(tmp_path: Path) -> None:
         data={"train": tasks | {"response": "answer"}, "eval": [], **lengths},
         trainer=trainer | {"duration": "150 steps"},
     )
-    distillation = {"teachers": [{"path": str(teacher), "dtype": "float32"}], "loss": {}}
+    distillation = {"teachers": [{"path": str(teacher), "dtype": "float32"}], "loss": {"divergence": "forward_kl"}}
     rows, _ = train(
         tmp_path,
         "student",
         reward="exact",
         algorithm={"type": "distillation", "rollouts_per_task": 2, "distillation": distillation},
         data={"train": tasks, "eval": held_out, **lengths},
-        trainer=trainer | {"duration": "60 steps"},
+        trainer=trainer | {"duration": "100 steps"},
     )
     divergence = [row["distillation_loss/divergence"] for row in rows[1:]]
     assert divergence[-1] < divergence[0] / 4
