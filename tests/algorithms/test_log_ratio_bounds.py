@@ -14,12 +14,14 @@ from strop.algorithms.kl import estimate_kl
 from strop.algorithms.log_ratios import bound_exponent, bound_log_ratio
 from strop.algorithms.losses.policy_losses import log_ratio
 from strop.algorithms.registry import make_loss_fn
-from strop.config.schema.algorithm import AlgorithmConfig, CustomConfig, SampledKl
+from strop.config.schema.algorithm import AlgorithmConfig, CustomConfig, DistillationOnlyConfig, SampledKl
 from strop.config.schema.policy_loss import PolicyLossConfig
 from strop.types import GlobalCounts, LossOutput, MicroBatch, SegmentRole, TokenOutputs
 from tests.algorithms.batches import make_batch
 
 EXTREMES = (-math.inf, -200.0, -89.0, -20.5, 20.5, 89.0, 200.0, math.inf)
+NEED_MORE = (CustomConfig, DistillationOnlyConfig)
+"""Algorithms that name functions or models; the second has the losses of the others, and a divergence."""
 ROLES: dict[str, tuple[SegmentRole, SegmentRole]] = {
     "dpo": ("chosen", "rejected"),
     "mix": ("rl", "sft"),
@@ -29,7 +31,7 @@ ROLES: dict[str, tuple[SegmentRole, SegmentRole]] = {
 
 def _types(union: Any) -> list[str]:
     members = get_args(get_args(union)[0]) if hasattr(union, "__metadata__") else get_args(union)
-    return [member.model_fields["type"].default for member in members if member is not CustomConfig]
+    return [member.model_fields["type"].default for member in members if member not in NEED_MORE]
 
 
 def _sections() -> list[dict[str, Any]]:

@@ -57,7 +57,12 @@ CASES: list[Case] = [
         "data: {train_batch_size: 8}\nbuffer:\n",
         "no key data. It is a key of verl, verl-sft",
     ),
-    ("rft_trainer", "rollout_n:", "num_generations:", "no input --num_generations. It is a key of grpo."),
+    (
+        "rft_trainer",
+        "rollout_n:",
+        "num_generations:",
+        "no input --num_generations. It is a key of trl, grpo.",
+    ),
     ("grpo", "beta:", "rollout_n:", "no input --rollout_n. It is a key of rft_trainer, verl_trainer."),
     (
         "strop",

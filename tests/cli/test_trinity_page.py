@@ -65,4 +65,4 @@ def test_placement_is_refused_without_here(cli: Cli, monkeypatch: pytest.MonkeyP
     for name in ("MODEL_PATH", *(f"TRINITY_{kind}_PATH" for kind in ("TASKSET", "SFT_DATASET", "DATASET"))):
         monkeypatch.setenv(name, "x")
     result = cli("trinity", PAGE)
-    assert result.exit_code == 2 and "explorer.rollout_model.engine_type=vllm" in result.output
+    assert result.exit_code == 2 and "--here" in result.output

@@ -96,7 +96,7 @@ def test_custom_reward_and_columns(cli: Cli, tmp_path: Path) -> None:
         (["data.path=none.parquet"], "There is no file"),
         (["data.response_key=prompt"], "must hold a list of texts"),
         (["data.response_key=none"], "has no 'none'"),
-        (["data.data_source_key=responses"], "there is no built-in reward for the"),
+        (["data.data_source_key=responses"], "verl has no reward for the"),
         (["custom_reward_function.path=none.py"], "there is no file"),
         (["algorithm.gamma=1"], "there is no key algorithm.gamma"),
     ],

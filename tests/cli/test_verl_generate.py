@@ -74,7 +74,7 @@ def test_greedy_responses_equal_transformers(cli: Cli, tmp_path: Path, prompts: 
         (["data.n_sample=3"], "did you mean 'data.n_samples'"),
         (["rollout.temperature=0"], "greedy responses to one prompt are identical"),
         (["rollout.n=2"], "write data.n_samples"),
-        (["data.n_samples=0"], "data.n_samples=0: rollouts_per_task"),
+        (["data.n_samples=0"], "data.n_samples=0: must be greater than 0, got 0"),
         (["rollout.use_fire_sampling=True"], "first token"),
         (["data.path=none.parquet"], "There is no file"),
         (["algorithm.gamma=1"], "there is no key algorithm.gamma"),

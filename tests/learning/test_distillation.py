@@ -52,7 +52,10 @@ def test_a_student_approaches_its_teacher(tmp_path: Path) -> None:
         data={"train": tasks | {"response": "answer"}, "eval": [], **lengths},
         trainer=trainer | {"duration": "150 steps"},
     )
-    distillation = {"teachers": [{"path": str(teacher), "dtype": "float32"}], "loss": {"divergence": "forward_kl"}}
+    distillation = {
+        "teachers": [{"path": str(teacher), "dtype": "float32"}],
+        "loss": {"divergence": "forward_kl"},
+    }
     rows, _ = train(
         tmp_path,
         "student",

@@ -190,6 +190,12 @@ def _reason(detail: ErrorDetails, keys: KeyPath, values: Any, key_owner: KeyOwne
         return f"`type` must be one of {', '.join(names)}{_got(keys, context.get('tag'))}"
     if kind == "value_error":
         return str(context["error"]).rstrip(".")
+    return value_reason(detail, keys)
+
+
+def value_reason(detail: ErrorDetails, keys: KeyPath) -> str:
+    """What is wrong with one value, without its place: `must be greater than 0, got 0`."""
+    kind = detail["type"]
     message = _PLAIN.get(kind) or detail["msg"].replace("Input should be", "must be")
     hint = (
         "; write it in quotes" if kind == "string_type" and isinstance(detail["input"], int | float) else ""

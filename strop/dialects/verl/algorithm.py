@@ -23,10 +23,9 @@ ESTIMATORS = (
     "opo",
     "grpo_passk",
     "gpg",
-    "gdpo",
-    "optimal_token_baseline",
 )
-"""verl's advantage estimators. The page lists five."""
+"""verl's advantage estimators of June 2025. The page lists five."""
+_LATER_ESTIMATORS = ("gdpo", "optimal_token_baseline")
 _SAME = {
     "gae": "ppo",
     "grpo_vectorized": "grpo",
@@ -209,7 +208,7 @@ ROWS = (
         "gae",
         "algorithm.type",
         read=estimator,
-        value_type=one_of(*ESTIMATORS, *_SAME),
+        value_type=one_of(*ESTIMATORS, *_LATER_ESTIMATORS, *_SAME),
         inactive=switches.distillation_alone,
         note="gae is PPO with a critic; optimal_token_baseline counts sampled tokens only, as "
         "tir_optimal_token_baseline does",

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from strop.config.load.placement import OverriddenKey, here_requested
+from strop.config.load.schema_faults import value_reason
 from strop.config.schema.generation import GenerationConfig
 from strop.dialects.hydra.selection import ConfigSelection, select
 from strop.dialects.ledger.foreign import ForeignConfig
@@ -294,5 +295,5 @@ def read_verl_generate(
     except ValidationError as error:
         first = error.errors()[0]
         keys = tuple(str(part) for part in first["loc"])
-        raise ConfigError(f"{fields.locator(LEDGER.dialect)(keys)}: {first['msg']}.") from None
+        raise ConfigError(f"{fields.locator(LEDGER.dialect)(keys)}: {value_reason(first, keys)}.") from None
     return LoadedGeneration(generation, overridden, tuple(usage_notes(foreign)))

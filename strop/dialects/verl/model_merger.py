@@ -80,11 +80,11 @@ def read_verl_merge(arguments: Sequence[str], *, key_owner: KeyOwnerHint = no_ke
             raise ConfigError(f"{where}: {name} is given twice.")
         tree.set((name,), value, Source("override", where))
     foreign = ForeignConfig(LEDGER, tree, key_owner=key_owner)
+    check_values(foreign)
     if not foreign.is_set("local_dir"):
         raise ConfigError(
             "strop verl merge: local_dir is missing; write --local_dir FOLDER --target_dir FOLDER."
         )
-    check_values(foreign)
     values = apply_converters(foreign).values
     target = expand_user(values["target_dir"])
     try:
