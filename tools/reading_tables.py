@@ -109,7 +109,8 @@ def corpus_table(corpora: dict[str, Corpus]) -> Iterator[str]:
     yield "| configurations of | read | keys at fault in the others, with their number |"
     yield "| --- | --- | --- |"
     for name, corpus in corpora.items():
-        keys = ", ".join(f"`{key}` {count}" for key, count in corpus.refused.most_common(_SHOWN))
+        most = sorted(corpus.refused.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
+        keys = ", ".join(f"`{key}` {count}" for key, count in most)
         yield f"| {name.partition('-')[2]} | {corpus.read} of {corpus.total} | {keys} |"
 
 

@@ -194,7 +194,7 @@ def _reason(detail: ErrorDetails, keys: KeyPath, values: Any, key_owner: KeyOwne
 
 
 def value_reason(detail: ErrorDetails, keys: KeyPath) -> str:
-    """What is wrong with one value, without its place: `must be greater than 0, got 0`."""
+    """Reason why one value is rejected, without its place: `must be greater than 0, got 0`."""
     kind = detail["type"]
     message = _PLAIN.get(kind) or detail["msg"].replace("Input should be", "must be")
     hint = (
