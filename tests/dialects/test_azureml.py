@@ -219,7 +219,6 @@ def test_mapped(component: str, words: list[str], field: str, expected: object) 
             "--data_truncation must be error or left or right or middle",
         ),
         ("rft_trainer", ["--algorithm_adv_estimator=gae"], "must be grpo or reinforce_plus_plus"),
-        ("rft_trainer", ["--rollout_n=1"], "for example, rollout_n=8"),
         ("rft_trainer", ["--rollout_do_sample=False"], "rollout_do_sample=False is not supported"),
         (
             "rft_trainer",
