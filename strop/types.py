@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -43,6 +44,20 @@ SegmentRole = Literal["rl", "sft", "chosen", "rejected"]
 
 
 @dataclass(frozen=True, slots=True)
+class ImageReference:
+    """An encoded image in a run's image folder, which stores each distinct image once. Equal by digest."""
+
+    digest: str
+    """SHA-256 of the encoded file, in hexadecimal."""
+    path: Path = field(compare=False)
+    """File with the encoded image: PNG, JPEG or WebP."""
+    width: int = field(compare=False)
+    """Width in pixels, after the rotation that the file's EXIF data ask for."""
+    height: int = field(compare=False)
+    """Height in pixels, after that rotation."""
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """One prompt, with the data needed to score a response to it."""
 
@@ -53,7 +68,8 @@ class Task:
     answer: Any = None
     source: str = ""
     """Name of the dataset (verl's `data_source`); rewards can be selected by it."""
-    media: tuple[Any, ...] = ()
+    media: tuple[ImageReference, ...] = ()
+    """Images of the prompt, in the order of their tokens in `prompt_ids`."""
     tools: tuple[Mapping[str, Any], ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Remaining columns of the task's row, available to rewards."""
@@ -90,6 +106,8 @@ class SampleRequest:
     sampling: SamplingParams
     seed: int
     """Seed of the completion's sampling; the result does not depend on other requests in the batch."""
+    media: tuple[ImageReference, ...] = ()
+    """Images of the prompt, in the order of their tokens in `prompt_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +173,8 @@ class Turn:
     """[C]; None where the engine did not compute them."""
     finish_reason: FinishReason
     version: int
+    media: tuple[ImageReference, ...] = ()
+    """Images of the prompt, in the order of their tokens in `prompt_ids`."""
 
     def __post_init__(self) -> None:
         _same_length("Turn", self.completion_ids, self.sampler_logprobs, *_given(self.policy_logprobs))
@@ -257,7 +277,8 @@ class Experience:
     """Parts of the rollout's reward by name."""
     pair: str | None = None
     """Id shared by a chosen and a rejected response to the same prompt; both go into one micro-batch."""
-    media: tuple[Any, ...] = ()
+    media: tuple[ImageReference, ...] = ()
+    """Images of the sequence, in the order of their tokens in `token_ids`."""
 
     def __post_init__(self) -> None:
         _same_length(

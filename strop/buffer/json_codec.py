@@ -1,17 +1,13 @@
-"""JSON encoding of nested Python values, NumPy arrays and bytes, decoded exactly; for experiences' media."""
+"""JSON encoding of an experience's reward parts and images, decoded exactly."""
 
 from __future__ import annotations
 
-import base64
 import json
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from strop.errors import StoreError
-
-_NUMERIC_KINDS = "biufc"
-"""Kinds of NumPy dtypes whose arrays can be stored as bytes."""
+from strop.types import ImageReference
 
 
 def dumps(value: Any) -> str:
@@ -30,27 +26,19 @@ def loads(text: str) -> Any:
 def _to_json(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if type(value) is list:
-        return [_to_json(item) for item in value]
     if type(value) is tuple:
         return {"$tuple": [_to_json(item) for item in value]}
     if type(value) is dict:
         return {"$dict": [[_to_json(key), _to_json(item)] for key, item in value.items()]}
-    if type(value) is bytes:
-        return {"$bytes": base64.b64encode(value).decode()}
-    if type(value) is np.ndarray and value.dtype.kind in _NUMERIC_KINDS:
-        data = base64.b64encode(value.tobytes()).decode()
-        return {"$array": [value.dtype.str, list(value.shape), data]}
+    if type(value) is ImageReference:
+        return {"$image": [value.digest, str(value.path), value.width, value.height]}
     raise StoreError(
-        f"An experience's media holds a {type(value).__module__}.{type(value).__qualname__}, which a buffer "
-        "cannot store: it stores None, numbers, text, bytes, NumPy arrays of numbers, and lists, tuples and "
-        "dicts of these. Convert the value in the workflow, such as an image into its encoded bytes."
+        f"An experience holds a {type(value).__module__}.{type(value).__qualname__}, which a buffer cannot "
+        "store: it stores reward parts, which are numbers by name, and references to images in the run's folder."
     )
 
 
 def _from_json(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_from_json(item) for item in value]
     if not isinstance(value, dict):
         return value
     [(kind, content)] = value.items()
@@ -59,12 +47,10 @@ def _from_json(value: Any) -> Any:
             return tuple(_from_json(item) for item in content)
         case "$dict":
             return {_from_json(key): _from_json(item) for key, item in content}
-        case "$bytes":
-            return base64.b64decode(content)
-        case "$array":
-            dtype, shape, data = content
-            return np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
+        case "$image":
+            digest, path, width, height = content
+            return ImageReference(digest, Path(path), width, height)
     raise StoreError(
-        f"A stored experience's media holds {kind!r}, which this version of Strop cannot read. Read it with "
+        f"A stored experience holds {kind!r}, which this version of Strop cannot read. Read it with "
         "the version that wrote it."
     )

@@ -50,7 +50,8 @@ def _chain_to_extend(turn: Turn, chains: Sequence[list[int]], turns: Sequence[Tu
 
 def _continues(before: Turn, turn: Turn) -> bool:
     prefix = np.concatenate([before.prompt_ids, before.completion_ids])
-    return len(turn.prompt_ids) >= len(prefix) and np.array_equal(turn.prompt_ids[: len(prefix)], prefix)
+    same_images = turn.media[: len(before.media)] == before.media
+    return same_images and np.array_equal(turn.prompt_ids[: len(prefix)], prefix)
 
 
 def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]) -> Experience:
@@ -84,6 +85,7 @@ def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]
         source=source,
         turn_rewards=rewards,
         reward_parts={name: float(value) for name, value in rollout.reward_parts.items()},
+        media=last.media,
     )
 
 

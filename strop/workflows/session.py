@@ -13,7 +13,7 @@ from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.errors import EngineLostError
 from strop.protocols import InferenceEngine
 from strop.seeds import derive_seed
-from strop.types import IntArray, Message, SampleRequest, SamplingParams, Turn
+from strop.types import ImageReference, IntArray, Message, SampleRequest, SamplingParams, Turn
 from strop.workflows.result import ContextLengthExceeded
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Conversation:
     """Call that sampled the last message; None if the last message is not the model's."""
     max_new_tokens: int | None = None
     """Maximum number of tokens after the prompt; None for `rollout.max_sequence_tokens` alone."""
+    media: tuple[ImageReference, ...] = ()
+    """Images, in the order of their tokens in `token_ids`."""
 
 
 class RolloutSession:
@@ -102,10 +104,11 @@ class RolloutSession:
         tools: Tools = (),
         prompt_ids: IntArray | None = None,
         max_new_tokens: int | None = None,
+        media: tuple[ImageReference, ...] = (),
     ) -> Conversation:
-        """Start a conversation; `prompt_ids` are its tokens if they are known already."""
+        """Start a conversation; `prompt_ids` are its tokens if they are known already, and `media` their images."""
         ids = self._encoder.encode_prompt(messages, tools) if prompt_ids is None else prompt_ids
-        return Conversation(tuple(messages), ids, len(ids), tools, max_new_tokens=max_new_tokens)
+        return Conversation(tuple(messages), ids, len(ids), tools, max_new_tokens=max_new_tokens, media=media)
 
     def extend(self, conversation: Conversation, messages: Sequence[Message]) -> Conversation:
         """The conversation with new messages after the model's last one."""
@@ -138,7 +141,7 @@ class RolloutSession:
         `max_tokens` replaces `data.max_response_tokens`.
         """
         limit = self._length_limit(conversation)
-        turn = await self._sample(conversation.token_ids, limit, max_tokens, stop)
+        turn = await self._sample(conversation.token_ids, conversation.media, limit, max_tokens, stop)
         message = {"role": "assistant", "content": self._encoder.decode(turn.completion_ids)}
         answered = replace(
             conversation,
@@ -153,10 +156,15 @@ class RolloutSession:
         self, prompt_ids: IntArray, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
     ) -> Turn:
         """Call the model once, with a prompt of tokens."""
-        return await self._sample(prompt_ids, self._limit, max_tokens, stop)
+        return await self._sample(prompt_ids, (), self._limit, max_tokens, stop)
 
     async def _sample(
-        self, prompt_ids: IntArray, length_limit: int, max_tokens: int | None, stop: tuple[str, ...]
+        self,
+        prompt_ids: IntArray,
+        media: tuple[ImageReference, ...],
+        length_limit: int,
+        max_tokens: int | None,
+        stop: tuple[str, ...],
     ) -> Turn:
         remaining = length_limit - len(prompt_ids)
         if remaining < 1:
@@ -174,8 +182,9 @@ class RolloutSession:
         )
         seed = self._seed if self._calls == 0 else derive_seed(self._seed, "call", self._calls)
         self._calls += 1
+        request = SampleRequest(self.name, prompt_ids, sampling, seed, media)
         try:
-            (completion,) = await self._engine.sample([SampleRequest(self.name, prompt_ids, sampling, seed)])
+            (completion,) = await self._engine.sample([request])
         except EngineLostError as lost:
             self.engine_error = lost
             raise
@@ -186,6 +195,7 @@ class RolloutSession:
             policy_logprobs=completion.policy_logprobs,
             finish_reason=completion.finish_reason,
             version=completion.version,
+            media=media,
         )
         self.turns.append(turn)
         return turn

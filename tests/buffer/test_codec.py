@@ -18,24 +18,16 @@ from hypothesis.extra import numpy as hnp
 
 from strop.buffer.codec import EXPERIENCE, SCHEMA, decode, encode, from_batch, from_json, to_batch, to_json
 from strop.errors import StoreError
-from strop.types import Experience, ExperienceGroup, RolloutStatus, SegmentRole
+from strop.types import Experience, ExperienceGroup, ImageReference, RolloutStatus, SegmentRole
 from tests.buffer.groups import assert_same, make_group
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
-PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.binary()
-    | hnp.arrays(st.sampled_from([np.uint8, np.float32, np.int64]), hnp.array_shapes(max_side=3)),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(st.text() | st.integers() | st.just("$bytes"), inner, max_size=3)
-    ),
-    max_leaves=6,
+IMAGES = st.builds(
+    ImageReference,
+    st.text("0123456789abcdef", min_size=64, max_size=64),
+    st.text("abc/", min_size=1).map(Path),
+    st.integers(1, 9999),
+    st.integers(1, 9999),
 )
 
 
@@ -64,7 +56,8 @@ def experiences(draw: st.DrawFn) -> Experience:
         role=draw(st.sampled_from(get_args(SegmentRole))),
         turn_rewards=draw(st.none() | st.lists(st.floats(), min_size=turns, max_size=turns).map(tuple)),
         pair=draw(st.none() | st.text()),
-        media=tuple(draw(st.lists(PLAIN, max_size=2))),
+        reward_parts=draw(st.dictionaries(st.text(), st.floats(), max_size=3)),
+        media=tuple(draw(st.lists(IMAGES, max_size=2))),
     )
 
 
@@ -161,9 +154,23 @@ def test_a_changed_line_is_refused(change: Any, message: str) -> None:
 
 def test_values_that_need_pickle_are_refused() -> None:
     group = make_group("a", experiences=1)
-    odd = replace(group, experiences=(replace(group.experiences[0], media=(Path("x"),)),))
-    with pytest.raises(StoreError, match=r"media holds a pathlib\.\w+, which a buffer cannot store"):
+    path: Any = Path("x")
+    odd = replace(group, experiences=(replace(group.experiences[0], media=(path,)),))
+    with pytest.raises(StoreError, match=r"holds a pathlib\.\w+, which a buffer cannot store"):
         encode(odd)
+
+
+def test_a_line_from_before_images_is_read() -> None:
+    row = json.loads(to_json(make_group("a")))
+    assert [experience["media"] for experience in row["experiences"]] == ['{"$tuple": []}'] * 2
+    assert_same([from_json(json.dumps(row))], [make_group("a")])
+
+
+def test_an_unknown_kind_of_value_is_refused() -> None:
+    row = json.loads(to_json(make_group("a")))
+    row["experiences"][0]["media"] = '{"$tuple": [{"$video": []}]}'
+    with pytest.raises(StoreError, match=r"holds '\$video', which this version of Strop cannot read"):
+        from_json(json.dumps(row))
 
 
 def test_an_array_of_another_type_is_refused() -> None:

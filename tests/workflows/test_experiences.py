@@ -1,11 +1,12 @@
 """Conversion of rollouts to training sequences."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from strop.types import Rollout, RolloutGroup, SamplingParams, Task, Turn
+from strop.types import ImageReference, Rollout, RolloutGroup, SamplingParams, Task, Turn
 from strop.workflows.experiences import group_to_experiences, rollout_to_experiences
 
 
@@ -48,6 +49,18 @@ def test_continued_turns_are_one_sequence_and_environment_tokens_are_not_targets
     assert experience.token_ids.tolist() == [1, 2, 3, 9, 9, 4, 5]
     assert experience.loss_mask.tolist() == [False, False, True, False, False, True, True]
     assert experience.policy_logprobs.tolist() == [0, 0, -2, 0, 0, -2, -4]
+
+
+def test_a_sequence_has_the_images_of_its_last_turn():
+    first, second, other = (ImageReference(digest, Path(f"{digest}.png"), 4, 4) for digest in "abc")
+    question = replace(turn([1, 2], [3]), media=(first,))
+    answered = replace(turn([1, 2, 3, 9], [4]), media=(first, second))
+    (experience,) = rollout_to_experiences(rollout(question, answered), "")
+    assert experience.media == (first, second)
+
+    same_tokens = replace(answered, media=(other, second))
+    several = rollout_to_experiences(rollout(question, same_tokens), "")
+    assert [one.media for one in several] == [(first,), (other, second)]
 
 
 def test_a_sequence_has_policy_logprobs_only_if_all_of_its_turns_have_them():

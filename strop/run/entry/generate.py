@@ -90,7 +90,7 @@ def _requests(section: GenerationConfig, tasks: Sequence[Task], first: int) -> I
     for number, task in enumerate(tasks[first : first + section.tasks_per_batch], start=first):
         for index in range(section.rollouts_per_task):
             seed = derive_seed(section.seed, "generate", number, index)
-            yield SampleRequest(f"{number}-{index}", task.prompt_ids, sampling, seed)
+            yield SampleRequest(f"{number}-{index}", task.prompt_ids, sampling, seed, task.media)
 
 
 def _write(
