@@ -1,15 +1,16 @@
 """Publishing of the trainer's weights, and their subscription by the explorer, over any transport.
 
-InMemorySynchronizer  copies the weights within one process; AdapterSynchronizer the adapter alone.
-Publisher             consumes the trainer's weights; waits for nothing; is never blocked.
-Subscriber            consumes published versions; waits for a version that may sample its step; is unblocked
-                      by the publisher or by the timeout.
+LocalSynchronizer  loads the weights within one process: the tensors, or a LoRA adapter alone.
+Publisher          consumes the trainer's weights; waits for nothing; is never blocked.
+Subscriber         consumes published versions; waits for a version that may sample its step; is unblocked
+                   by the publisher or by the timeout.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
@@ -41,59 +42,57 @@ from strop.workers.waiting import StopCheck, TimedWait
 _POLL_SECONDS = 0.05
 
 
-class LocalSynchronizer(Protocol):
+class LocalSynchronizer:
     """Passes the trainer's weights to a sampler of this process, or of processes that it started."""
-
-    def publish(self, version: int) -> Mapping[str, float]:
-        """Load the current weights into the sampler, as this version; returns the metrics of the load."""
-        ...
-
-
-class InMemorySynchronizer:
-    """Passes the trainer's tensors to the sampler, which copies those that it does not share."""
 
     def __init__(
         self,
-        trainer: TrainingEngine,
-        explorer: InferenceEngine,
+        load: Callable[[int], None],
         check_load: Callable[[int], Mapping[str, float]] = lambda version: {},
     ) -> None:
-        """`check_load` is called with the version after each load; it returns metrics and may raise."""
-        self._trainer = trainer
-        self._explorer = explorer
+        """
+        Args:
+            load: loads the trainer's current weights into the sampler, as the version that it is called with.
+            check_load: called with the version after each load; returns metrics and may raise.
+        """
+        self._load = load
         self._check_load = check_load
 
     def publish(self, version: int) -> Mapping[str, float]:
         """Load the trainer's current weights into the sampler, as this version; returns the metrics of the load."""
-        self._explorer.load(self._trainer.iter_weights(), version)
+        self._load(version)
         return self._check_load(version)
 
 
-class AdapterSynchronizer:
-    """Passes the trainer's LoRA adapter to the sampler, which has the base weights, through a temporary folder."""
+@dataclass(frozen=True, slots=True)
+class TensorLoad:
+    """Loads the trainer's tensors into the sampler, which copies those that it does not share."""
 
-    def __init__(
-        self,
-        trainer: TrainingEngine,
-        explorer: InferenceEngine,
-        check_load: Callable[[int], Mapping[str, float]] = lambda version: {},
-    ) -> None:
-        """`check_load` is called with the version after each load; it returns metrics and may raise."""
+    trainer: TrainingEngine
+    explorer: InferenceEngine
+
+    def __call__(self, version: int) -> None:
+        """Load the current weights as this version."""
+        self.explorer.load(self.trainer.iter_weights(), version)
+
+
+class AdapterLoad:
+    """Loads the trainer's LoRA adapter into the sampler, which has the base weights, through a temporary folder."""
+
+    def __init__(self, trainer: TrainingEngine, explorer: InferenceEngine) -> None:
         self._trainer = trainer
         self._explorer = explorer
-        self._check_load = check_load
         self._folder: TemporaryDirectory[str] | None = None
         """Folder of the last version, which an engine reads again after a restart."""
 
-    def publish(self, version: int) -> Mapping[str, float]:
-        """Load the trainer's current adapter into the sampler, as this version; returns the metrics of the load."""
+    def __call__(self, version: int) -> None:
+        """Load the current adapter as this version."""
         folder = TemporaryDirectory(prefix="strop-adapter-")
         self._trainer.write_adapter(Path(folder.name))
         self._explorer.load_adapter(Path(folder.name), version)
         old, self._folder = self._folder, folder
         if old is not None:
             old.cleanup()
-        return self._check_load(version)
 
 
 class Publisher:

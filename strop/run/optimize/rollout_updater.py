@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ import torch
 from strop.algorithms import registry
 from strop.algorithms.distillation import distillation_advantages, sampled_divergence
 from strop.algorithms.kl import estimate_kl, mean_rollout_kl
-from strop.algorithms.losses.covariance_losses import select_tokens
 from strop.algorithms.losses.policy_objective import weighs_current_policy
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import logit_gradient_norms
@@ -23,7 +22,6 @@ from strop.config.schema.algorithm import (
     PpoConfig,
     RolloutAlgorithmConfig,
 )
-from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.run.optimize.advantage_inputs import (
     gather_targets,
@@ -36,21 +34,14 @@ from strop.run.optimize.expert_data import ExpertData
 from strop.run.optimize.minibatches import group_indices, plan_minibatches, resample_groups, shuffle_seed
 from strop.run.optimize.off_policy_counts import count_kept, importance_weights, mean_importance_weight
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
+from strop.run.optimize.step_logprobs import StepLogprobs, compute_step_logprobs
 from strop.run.optimize.teachers import require_teachers
+from strop.run.optimize.token_selection import select_update_tokens
 from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.seeds import derive_seed
-from strop.types import BoolArray, Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
-
-
-@dataclass(frozen=True, slots=True)
-class _StepLogprobs:
-    """Log-probs [L] of each of a step's experiences, by the weights at its start; None where not needed."""
-
-    old: Sequence[FloatArray] | None
-    reference: Sequence[FloatArray] | None
-    teacher: Sequence[FloatArray] | None
+from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
 
 
 class RolloutUpdater:
@@ -115,7 +106,7 @@ class RolloutUpdater:
         trained = self._trained_groups(groups, step)
         minibatches = self._plan_minibatches(trained, step, updates_done)
         started = time.perf_counter()
-        logprobs = self._step_logprobs(experiences, minibatches)
+        logprobs = compute_step_logprobs(self._policy.engine, self._algorithm, experiences, minibatches)
         logprobs_ended = time.perf_counter()
         baselines = {group.id: group.baseline for group in groups if group.baseline is not None}
         scored, metrics = self._score(experiences, logprobs, baselines or None)
@@ -156,7 +147,7 @@ class RolloutUpdater:
     def _score(
         self,
         experiences: Sequence[Experience],
-        logprobs: _StepLogprobs,
+        logprobs: StepLogprobs,
         baselines: Mapping[str, float] | None,
     ) -> tuple[RolloutBatch, dict[str, float]]:
         """Rewards, minus the KL penalty of `algorithm.kl_reward` where it is set; and the penalty's metrics."""
@@ -183,7 +174,7 @@ class RolloutUpdater:
     def _divergence(
         self,
         experiences: Sequence[Experience],
-        logprobs: _StepLogprobs,
+        logprobs: StepLogprobs,
         estimator: KlEstimator,
     ) -> torch.Tensor:
         """[K] KL from the reference model, by the weights at the start of the step."""
@@ -220,7 +211,7 @@ class RolloutUpdater:
         return advantages, metrics
 
     def _distillation_advantages(
-        self, experiences: Sequence[Experience], logprobs: _StepLogprobs
+        self, experiences: Sequence[Experience], logprobs: StepLogprobs
     ) -> tuple[torch.Tensor | float, dict[str, float]]:
         """[K] Part of the advantages that a teacher gives, and the divergence from it; 0 for no such reward."""
         section = self._algorithm.distillation
@@ -257,48 +248,12 @@ class RolloutUpdater:
         )
         return updates[: self._horizon.updates - updates_done]
 
-    def _step_logprobs(
-        self, experiences: Sequence[Experience], updates: Sequence[Sequence[int]]
-    ) -> _StepLogprobs:
-        engine, algorithm = self._policy.engine, self._algorithm
-        reference = registry.needs_reference_logprobs(algorithm)
-        return _StepLogprobs(
-            old=self._old_logprobs(experiences, updates),
-            reference=engine.logprobs(experiences, reference=True) if reference else None,
-            teacher=engine.teacher_logprobs(experiences)
-            if registry.needs_teacher_logprobs(algorithm)
-            else None,
-        )
-
-    def _old_logprobs(
-        self, experiences: Sequence[Experience], updates: Sequence[Sequence[int]]
-    ) -> list[FloatArray] | None:
-        """Log-probs by the old policy: the weights at the start of the step, of what is trained on after the first
-        update, or the sampler's.
-
-        In the first update they equal the current log-probs, so no forward pass is spent on them, unless a
-        divergence in the reward or a correction is computed from the log-probs of all experiences.
-        """
-        if self._algorithm.old_policy == "sampler":
-            known = [e.policy_logprobs for e in experiences if e.policy_logprobs is not None]
-            if len(known) == len(experiences):
-                return known
-            return self._policy.engine.logprobs(experiences)
-        chosen = sorted({number for update in updates[1:] for number in update})
-        if registry.reward_reads_logprobs(self._algorithm) or registry.needs_start_logprobs(self._algorithm):
-            chosen = list(range(len(experiences)))
-        if not chosen:
-            return None
-        picked = [experiences[i] for i in chosen]
-        found = dict(zip(chosen, self._policy.engine.logprobs(picked), strict=True))
-        return [found[i] if i in found else zeros_for(e) for i, e in enumerate(experiences)]
-
     def _update(
         self,
         experiences: Sequence[Experience],
         advantages: Sequence[FloatArray],
         minibatch: Sequence[int],
-        logprobs: _StepLogprobs,
+        logprobs: StepLogprobs,
         mean_weight: float | None,
         step: int,
         update: int,
@@ -315,13 +270,20 @@ class RolloutUpdater:
         def picked(values: Sequence[FloatArray] | None) -> list[FloatArray] | None:
             return None if values is None else [*(values[i] for i in minibatch), *zeros]
 
+        selected = select_update_tokens(
+            self._algorithm,
+            rollouts,
+            [advantages[i] for i in minibatch],
+            start,
+            seed=derive_seed(self._seed, "token_selection", update),
+        )
         batch = TrainingBatch(
             [*rollouts, *expert],
             advantages=picked(advantages),
             old_logprobs=picked(logprobs.old),
             ref_logprobs=picked(logprobs.reference),
             teacher_logprobs=picked(logprobs.teacher),
-            selected=self._selected(rollouts, [advantages[i] for i in minibatch], start, expert, update),
+            selected=None if selected is None else [*selected, *(zero > 0 for zero in zeros)],
         )
         if mean_weight is None:
             mean_weight = mean_importance_weight(
@@ -333,26 +295,6 @@ class RolloutUpdater:
             mean_importance_weight=mean_weight,
         )
         return self._policy.update(batch, step=step, update=update, counts=counts)
-
-    def _selected(
-        self,
-        rollouts: Sequence[Experience],
-        advantages: Sequence[FloatArray],
-        start: Sequence[FloatArray] | None,
-        expert: Sequence[Experience],
-        update: int,
-    ) -> list[BoolArray] | None:
-        """[L] of each experience of the update: the tokens of `clip_cov` and `kl_cov`; None for other losses."""
-        loss = self._algorithm.policy_loss
-        if not isinstance(loss, ClipCovLossConfig | KlCovLossConfig):
-            return None
-        assert start is not None
-        seed = derive_seed(self._seed, "token_selection", update)
-        selected = select_tokens(
-            loss, gather_targets(start, rollouts), gather_targets(advantages, rollouts), seed=seed
-        )
-        chosen = split_by_experience(selected, rollouts)
-        return [each > 0 for each in (*chosen, *map(zeros_for, expert))]
 
 
 def _same_logprobs(experiences: Sequence[Experience]) -> Sequence[Experience]:

@@ -18,7 +18,7 @@ from strop.run.rollout.rollout_metrics import engine_metrics
 from strop.run.rollout.rollout_services import RewardSource, RolloutServices, open_rollout_services
 from strop.run.rollout.workflow_runners import make_workflow_runners
 from strop.run.state.run_state import RunState
-from strop.sync.publish import AdapterSynchronizer, InMemorySynchronizer, LocalSynchronizer
+from strop.sync.publish import AdapterLoad, LocalSynchronizer, TensorLoad
 from strop.training.backends.registry import TrainingBackend
 from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.signals import StopSignal
@@ -103,7 +103,7 @@ def _synchronizer(
     """The synchronizer, with a check of each load into an engine that converts the weights."""
     section = run_engine(run).section
     if not (sampler.capabilities.converts_weights and isinstance(section, VllmEngineConfig)):
-        return InMemorySynchronizer(engine, sampler)
+        return LocalSynchronizer(TensorLoad(engine, sampler))
     check = LoadCheck(
         engine, sampler, event_loop, tokenizer, run.max_sequence_tokens, section.max_logprob_gap
     )
@@ -112,8 +112,8 @@ def _synchronizer(
         return engine_metrics(sampler) | check(version)
 
     if run.model.lora is not None and sampler.capabilities.adapters:
-        return AdapterSynchronizer(engine, sampler, report)
-    return InMemorySynchronizer(engine, sampler, report)
+        return LocalSynchronizer(AdapterLoad(engine, sampler), report)
+    return LocalSynchronizer(TensorLoad(engine, sampler), report)
 
 
 def _notes(run: Run, engine: TrainingEngine, sampler: InferenceEngine) -> tuple[str, ...]:
