@@ -12,7 +12,8 @@ from pydantic import Field, TypeAdapter
 from strop.algorithms import registry
 from strop.algorithms.losses.preference_losses import DpoLoss
 from strop.algorithms.losses.value_losses import value_loss_terms
-from strop.config.schema.algorithm import CriticFreeConfig, DpoConfig, GrpoConfig
+from strop.config.schema.algorithm import CriticFreeConfig, DpoConfig
+from strop.config.schema.group_baselines import GrpoConfig
 from strop.protocols import LossFn
 from strop.types import GlobalCounts, MicroBatch, TokenOutputs
 

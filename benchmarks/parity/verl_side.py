@@ -17,7 +17,7 @@ from strop.algorithms.kl import AdaptiveKlController, estimate_kl
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.importance import compute_importance_weights
 from strop.algorithms.token_advantages import gae, whiten
-from strop.config.schema.algorithm import ImportanceCorrectionConfig
+from strop.config.schema.off_policy import ImportanceCorrectionConfig
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}

@@ -35,7 +35,7 @@ from typing import assert_never
 import torch
 
 from strop.algorithms.log_ratios import bound_exponent, bound_log_ratio
-from strop.config.schema.algorithm import K2GradientKl, SampledKl
+from strop.config.schema.policy_gradient import K2GradientKl, SampledKl
 
 
 def estimate_kl(

@@ -27,11 +27,22 @@ from strop.algorithms.token_advantages import (
 )
 from strop.config.schema.algorithm import (
     AlgorithmConfig,
-    AsymReConfig,
     CriticFreeConfig,
     CustomConfig,
     DistillationOnlyConfig,
     DpoConfig,
+    PpoConfig,
+    RaftConfig,
+    ReinforceConfig,
+    ReinforcePlusPlusBaselineConfig,
+    ReinforcePlusPlusConfig,
+    RemaxConfig,
+    RolloutAlgorithmConfig,
+    SftConfig,
+)
+from strop.config.schema.distillation import DistillationConfig, DivergenceConfig, SampledKlLossConfig
+from strop.config.schema.group_baselines import (
+    AsymReConfig,
     GdpoConfig,
     GpgConfig,
     GrpoConfig,
@@ -41,17 +52,8 @@ from strop.config.schema.algorithm import (
     OpmdConfig,
     OpoConfig,
     OptimalTokenBaselineConfig,
-    PpoConfig,
-    RaftConfig,
-    ReinforceConfig,
-    ReinforcePlusPlusBaselineConfig,
-    ReinforcePlusPlusConfig,
-    RemaxConfig,
     RlooConfig,
-    RolloutAlgorithmConfig,
-    SftConfig,
 )
-from strop.config.schema.distillation import DistillationConfig, DivergenceConfig, SampledKlLossConfig
 from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig
 from strop.protocols import LossFn
 

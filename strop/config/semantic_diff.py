@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, MixConfig, PpoConfig, SftConfig
+from strop.config.schema.algorithm import DpoConfig, PpoConfig, SftConfig
 from strop.config.schema.base import Section
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.data import DataConfig
+from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.inference_engine import AutoEngineConfig
 from strop.config.schema.schedule import BaseScheduleConfig, ConstantScheduleConfig
 from strop.config.step_arithmetic import to_steps, updates_per_step

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strop.algorithms.losses.aggregation import TargetTokens, token_weights
-from strop.config.schema.algorithm import Aggregation
+from strop.config.schema.policy_gradient import Aggregation
 from strop.types import GlobalCounts, MicroBatch
 from tests.algorithms.batches import counts_of, make_batch, split
 

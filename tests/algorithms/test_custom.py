@@ -14,7 +14,8 @@ from strop.algorithms import registry
 from strop.algorithms.custom import check_custom_functions
 from strop.algorithms.loss_spec import LossSpec
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.config.schema.algorithm import CustomConfig, GrpoConfig
+from strop.config.schema.algorithm import CustomConfig
+from strop.config.schema.group_baselines import GrpoConfig
 from strop.errors import ConfigError
 from strop.models.tiny import make_model
 from strop.runs.metrics import metric_of

@@ -12,13 +12,14 @@ from pydantic import ValidationError
 from strop.algorithms import registry
 from strop.algorithms.distillation import bound_divergence, distillation_advantages, sampled_divergence
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.config.schema.algorithm import CustomConfig, DistillationOnlyConfig, GrpoConfig
+from strop.config.schema.algorithm import CustomConfig, DistillationOnlyConfig
 from strop.config.schema.distillation import (
     DistillationConfig,
     DistillationRewardConfig,
     SampledJsdConfig,
     SampledKlLossConfig,
 )
+from strop.config.schema.group_baselines import GrpoConfig
 from strop.types import GlobalCounts, TokenOutputs
 from tests.algorithms.batches import make_batch
 

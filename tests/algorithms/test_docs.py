@@ -11,7 +11,9 @@ from typing import get_args
 import pytest
 
 import strop
-from strop.config.schema.algorithm import CriticFreeConfig, MixConfig, PolicyGradientConfig, PpoConfig
+from strop.config.schema.algorithm import CriticFreeConfig, PpoConfig
+from strop.config.schema.group_baselines import MixConfig
+from strop.config.schema.policy_gradient import PolicyGradientConfig
 from strop.config.schema.walk import all_keys
 from strop.models.tiny import make_model
 

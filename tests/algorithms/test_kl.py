@@ -12,13 +12,8 @@ from pydantic import ValidationError
 
 from strop.algorithms.kl import AdaptiveKlController, FixedKlController, estimate_kl, mean_rollout_kl
 from strop.algorithms.registry import make_kl_controller
-from strop.config.schema.algorithm import (
-    AdaptiveKlConfig,
-    GrpoConfig,
-    KlLossConfig,
-    KlRewardConfig,
-    SampledKl,
-)
+from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.policy_gradient import AdaptiveKlConfig, KlLossConfig, KlRewardConfig, SampledKl
 
 
 @pytest.mark.parametrize(

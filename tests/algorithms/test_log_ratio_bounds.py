@@ -14,7 +14,8 @@ from strop.algorithms.kl import estimate_kl
 from strop.algorithms.log_ratios import bound_exponent, bound_log_ratio
 from strop.algorithms.losses.policy_losses import log_ratio
 from strop.algorithms.registry import make_loss_fn
-from strop.config.schema.algorithm import AlgorithmConfig, CustomConfig, DistillationOnlyConfig, SampledKl
+from strop.config.schema.algorithm import AlgorithmConfig, CustomConfig, DistillationOnlyConfig
+from strop.config.schema.policy_gradient import SampledKl
 from strop.config.schema.policy_loss import PolicyLossConfig
 from strop.types import GlobalCounts, LossOutput, MicroBatch, SegmentRole, TokenOutputs
 from tests.algorithms.batches import make_batch

@@ -10,7 +10,7 @@ import torch
 from strop.algorithms.advantages import asymre, grpo, raft
 from strop.algorithms.losses.off_policy_losses import rec, sppo, topr
 from strop.algorithms.schedules import imitation_weight
-from strop.config.schema.algorithm import ImitationScheduleConfig
+from strop.config.schema.group_baselines import ImitationScheduleConfig
 from strop.config.schema.policy_loss import RecLossConfig
 
 LOGPROBS = torch.tensor([-1.0, -1.0, -1.0, -1.0], requires_grad=True)

@@ -17,19 +17,17 @@ from strop.algorithms.losses.rejection import kept_targets
 from strop.algorithms.losses.sft import sft_loss
 from strop.algorithms.registry import compute_advantages, make_loss_fn
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.config.schema.algorithm import (
-    Aggregation,
+from strop.config.schema.algorithm import ReinforcePlusPlusBaselineConfig
+from strop.config.schema.group_baselines import (
     GpgConfig,
     GrpoConfig,
     GrpoPasskConfig,
-    KlLossConfig,
-    KlLossEstimator,
     OpmdConfig,
     OpoConfig,
-    ReinforcePlusPlusBaselineConfig,
     RlooConfig,
 )
 from strop.config.schema.off_policy import ImportanceCorrectionConfig, RejectionRuleConfig
+from strop.config.schema.policy_gradient import Aggregation, KlLossConfig, KlLossEstimator
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
     ClipCovLossConfig,

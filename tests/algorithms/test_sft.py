@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from strop.algorithms import registry
 from strop.algorithms.losses.policy_objective import PolicyObjective
 from strop.algorithms.losses.sft import MixedLoss, sft_loss
-from strop.config.schema.algorithm import GrpoConfig, MixConfig, SftConfig
+from strop.config.schema.algorithm import SftConfig
+from strop.config.schema.group_baselines import GrpoConfig, MixConfig
 from strop.types import GlobalCounts, MicroBatch, SegmentRole, TokenOutputs
 from tests.algorithms.batches import make_batch, split
 

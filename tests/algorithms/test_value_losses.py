@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from strop.algorithms.losses.value_losses import ValueLoss, explained_variance, value_loss_terms
 from strop.algorithms.registry import compute_advantages_and_returns
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.config.schema.algorithm import OverlongPenaltyConfig, PpoConfig
+from strop.config.schema.algorithm import PpoConfig
+from strop.config.schema.policy_gradient import OverlongPenaltyConfig
 from strop.types import GlobalCounts, MicroBatch
 from tests.algorithms.batches import counts_of, make_batch, split
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.config.schema.algorithm import AdaptiveKlConfig, KlLossConfig, KlRewardConfig
 from strop.config.schema.checkpoint import BestCheckpointConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import AdamWConfig
+from strop.config.schema.policy_gradient import AdaptiveKlConfig, KlLossConfig, KlRewardConfig
 from strop.config.schema.policy_loss import ClippedLossConfig
 from strop.config.units import Amount
 from strop.data.encoding.chat_template import PromptEncoder

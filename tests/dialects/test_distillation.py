@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig, GrpoConfig
+from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.distillation import ForwardKlConfig, SampledJsdConfig, TeacherConfig
+from strop.config.schema.group_baselines import GrpoConfig
 from strop.config.schema.policy_loss import ClippedLossConfig, ImportanceSamplingLossConfig
 from strop.config.semantic_diff import semantic_diff
 from strop.dialects.ledger.reader import read_ignoring_placement

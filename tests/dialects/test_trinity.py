@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strop.config.load.config_tree import ConfigTree, Source, split_key
-from strop.config.schema.algorithm import KlLossConfig, OpmdConfig
+from strop.config.schema.group_baselines import OpmdConfig
+from strop.config.schema.policy_gradient import KlLossConfig
 from strop.config.schema.policy_loss import OpmdLossConfig
 from strop.config.schema.rollout import EnginePoolConfig
 from strop.config.schema.walk import all_keys

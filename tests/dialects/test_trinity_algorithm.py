@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from strop.config.schema.algorithm import KlLossConfig, KlRewardConfig, MixConfig, PpoConfig
+from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.critic import CriticConfig
+from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import AdamWConfig
+from strop.config.schema.policy_gradient import KlLossConfig, KlRewardConfig
 from strop.config.schema.policy_loss import ClippedLossConfig, GspoLossConfig, OpmdLossConfig
 from strop.config.schema.schedule import ConstantScheduleConfig, CosineScheduleConfig
 from strop.config.units import Amount

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from strop.config.schema.algorithm import ImitationScheduleConfig, KlLossConfig, MixConfig
 from strop.config.schema.buffer import PriorityBufferConfig
+from strop.config.schema.group_baselines import ImitationScheduleConfig, MixConfig
+from strop.config.schema.policy_gradient import KlLossConfig
 from strop.config.schema.policy_loss import (
     ImportanceSamplingLossConfig,
     RecLossConfig,

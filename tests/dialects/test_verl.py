@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from strop.config.load.config_tree import ConfigTree, Source, split_key
 from strop.config.load.loader import LoadedRun
-from strop.config.schema.algorithm import (
+from strop.config.schema.group_baselines import RlooConfig
+from strop.config.schema.policy_gradient import (
     AdaptiveKlConfig,
     DynamicSamplingConfig,
     KlRewardConfig,
     OverlongPenaltyConfig,
-    RlooConfig,
 )
 from strop.config.schema.policy_loss import ClippedLossConfig, GpgLossConfig, GspoLossConfig
 from strop.config.schema.schedule import CosineScheduleConfig

@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from strop.algorithms.loss_spec import LossSpec
-from strop.config.schema.algorithm import GrpoConfig
+from strop.config.schema.group_baselines import GrpoConfig
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.errors import InferenceError, ModelError
 from strop.inference.native import NativeEngine

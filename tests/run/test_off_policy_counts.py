@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from strop.config.schema.algorithm import GrpoConfig, RolloutAlgorithmConfig
+from strop.config.schema.algorithm import RolloutAlgorithmConfig
+from strop.config.schema.group_baselines import GrpoConfig
 from strop.config.schema.off_policy import ImportanceCorrectionConfig, RejectionRuleConfig
 from strop.run.optimize.off_policy_counts import count_kept, mean_importance_weight
 from strop.types import Experience, FloatArray

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from strop.algorithms import registry
 from strop.algorithms.losses.value_losses import ValueLoss
-from strop.config.schema.algorithm import Aggregation, AlgorithmConfig, KlEstimator, PpoConfig
+from strop.config.schema.algorithm import AlgorithmConfig, PpoConfig
+from strop.config.schema.policy_gradient import Aggregation, KlEstimator
 from strop.config.units import Amount
 from strop.data.packing import pack
 from strop.training.critic_model import CriticModel

@@ -7,7 +7,7 @@ from typing import assert_never
 
 import torch
 
-from strop.config.schema.algorithm import Aggregation
+from strop.config.schema.policy_gradient import Aggregation
 from strop.types import GlobalCounts, MicroBatch
 
 

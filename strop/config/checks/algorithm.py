@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strop.config.schema.algorithm import DpoConfig, MixConfig, PpoConfig, SftConfig
+from strop.config.schema.algorithm import DpoConfig, PpoConfig, SftConfig
 from strop.config.schema.batch_selection import DefaultSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.data import TasksetConfig
+from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.rollout import RolloutConfig
 from strop.config.schema.run import Run
 

@@ -8,10 +8,11 @@ from strop.config.effective_reward import effective_reward, lacks_reward
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import redact_text
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, MixConfig, SftConfig
+from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, SftConfig
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.data import TasksetConfig
+from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.synchronizer import (
     BoundedStyleConfig,
     DistributedSyncConfig,

@@ -11,13 +11,14 @@ from pydantic import Field, PrivateAttr
 
 from strop.config.names import FileName
 from strop.config.paths import expand_user
-from strop.config.schema.algorithm import AlgorithmConfig, DpoConfig, GrpoConfig, SftConfig
+from strop.config.schema.algorithm import AlgorithmConfig, DpoConfig, SftConfig
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.bench import BenchConfig
 from strop.config.schema.buffer import BufferConfig, PriorityBufferConfig, QueueBufferConfig, SqlBufferConfig
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.cluster import ClusterConfig, LocalClusterConfig, RayClusterConfig
 from strop.config.schema.data import DataConfig
+from strop.config.schema.group_baselines import GrpoConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.record import EvaluateConfig, RecordConfig
 from strop.config.schema.reward import RewardConfig, RewardConfigOrShorthand

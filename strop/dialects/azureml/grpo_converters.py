@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import GrpoConfig
+from strop.config.schema.group_baselines import GrpoConfig
 from strop.config.schema.policy_loss import ClippedLossConfig
 from strop.config.step_arithmetic import to_steps, updates_per_step
 from strop.config.units import Amount

@@ -6,19 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import (
-    DistillationOnlyConfig,
-    DpoConfig,
+from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, RolloutAlgorithmConfig, SftConfig
+from strop.config.schema.distillation import SampledJsdConfig
+from strop.config.schema.group_baselines import (
     GrpoConfig,
-    KlLossConfig,
     LogAvgExpBaselineConfig,
     MeanBaselineConfig,
     MixConfig,
     OpmdConfig,
-    RolloutAlgorithmConfig,
-    SftConfig,
 )
-from strop.config.schema.distillation import SampledJsdConfig
+from strop.config.schema.policy_gradient import KlLossConfig
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
     ClippedLossConfig,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, MixConfig, SftConfig
+from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, SftConfig
 from strop.config.schema.batch_selection import StalenessSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.buffer import (
     DEFAULT_BUFFER_NAME,
@@ -16,6 +16,7 @@ from strop.config.schema.buffer import (
     SqlBufferConfig,
 )
 from strop.config.schema.data import TasksetConfig
+from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.rollout import SamplingConfig
 from strop.config.step_arithmetic import to_steps
 from strop.dialects.trinity.rewards import reward_name

@@ -88,9 +88,7 @@ _LOSS = (
         "sum_then_normalize",
         "Strop sums the weighted parts of the reward before it normalizes them",
     ),
-    refused(
-        "mask_truncated_completions", False, "Strop trains on truncated completions; filter them by a reward"
-    ),
+    mapped("mask_truncated_completions", False, "algorithm.mask_truncated"),
     mapped("entropy_coef", 0.0, "algorithm.entropy_coef"),
     refused("use_adaptive_entropy", False, "write entropy_coef, which is constant"),
     *(

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import GrpoConfig, PolicyGradientConfig
+from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.policy_gradient import PolicyGradientConfig
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
     ClippedLossConfig,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import GdpoConfig
+from strop.config.schema.group_baselines import GdpoConfig
 from strop.dialects.ledger.key_mapping import ForeignValues, mapped, not_on_page, written_by
 from strop.dialects.ledger.value_types import NUMBER_LIST, STRING, STRING_OR_LIST, nullable, one_of
 from strop.dialects.verl import switches

@@ -14,13 +14,9 @@ from typing import TYPE_CHECKING, Any
 from strop.algorithms.loss_spec import LossSpec
 from strop.buffer.factory import clear_buffer, open_buffer
 from strop.config.schema import Run
-from strop.config.schema.algorithm import (
-    DpoConfig,
-    MixConfig,
-    RolloutAlgorithmConfig,
-    SftConfig,
-)
+from strop.config.schema.algorithm import DpoConfig, RolloutAlgorithmConfig, SftConfig
 from strop.config.schema.batch_selection import WarmupSelectionConfig
+from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.data.offline_dataset import load_offline_dataset
 from strop.errors import CheckpointError

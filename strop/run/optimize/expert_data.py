@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strop.config.schema.algorithm import MixConfig
+from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.data.offline_dataset import OfflineDataset
 from strop.types import Experience

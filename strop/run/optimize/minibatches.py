@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from strop.algorithms.resampling import resampling_weights
-from strop.config.schema.algorithm import RewardResamplingConfig
+from strop.config.schema.algorithm import RewardResamplingConfig, RolloutAlgorithmConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.seeds import derive_seed
-from strop.types import ExperienceGroup
+from strop.types import Experience, ExperienceGroup
 
 
 def group_indices(groups: Sequence[ExperienceGroup]) -> list[list[int]]:
@@ -60,6 +60,15 @@ def plan_minibatches(
             if update:
                 updates.append(update)
     return updates
+
+
+def trained_indices(
+    algorithm: RolloutAlgorithmConfig, experiences: Sequence[Experience], minibatch: Sequence[int]
+) -> list[int]:
+    """Indices of a minibatch whose experiences have a loss: not truncated ones where `mask_truncated` is set."""
+    if not algorithm.mask_truncated:
+        return list(minibatch)
+    return [i for i in minibatch if experiences[i].status != "truncated"]
 
 
 def shuffle_seed(trainer: TrainerConfig, seed: int) -> int:

@@ -15,13 +15,9 @@ from strop.algorithms.kl import estimate_kl, mean_rollout_kl
 from strop.algorithms.losses.policy_objective import weighs_current_policy
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import logit_gradient_norms
-from strop.config.schema.algorithm import (
-    GdpoConfig,
-    KlEstimator,
-    OptimalTokenBaselineConfig,
-    PpoConfig,
-    RolloutAlgorithmConfig,
-)
+from strop.config.schema.algorithm import PpoConfig, RolloutAlgorithmConfig
+from strop.config.schema.group_baselines import GdpoConfig, OptimalTokenBaselineConfig
+from strop.config.schema.policy_gradient import KlEstimator
 from strop.config.schema.trainer import TrainerConfig
 from strop.run.optimize.advantage_inputs import (
     gather_targets,
@@ -31,7 +27,13 @@ from strop.run.optimize.advantage_inputs import (
 )
 from strop.run.optimize.critic import Critic
 from strop.run.optimize.expert_data import ExpertData
-from strop.run.optimize.minibatches import group_indices, plan_minibatches, resample_groups, shuffle_seed
+from strop.run.optimize.minibatches import (
+    group_indices,
+    plan_minibatches,
+    resample_groups,
+    shuffle_seed,
+    trained_indices,
+)
 from strop.run.optimize.off_policy_counts import count_kept, importance_weights, mean_importance_weight
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
 from strop.run.optimize.step_logprobs import StepLogprobs, compute_step_logprobs
@@ -104,7 +106,7 @@ class RolloutUpdater:
         if self._algorithm.distillation is not None:
             require_teachers(self._algorithm.distillation, {e.source for e in experiences})
         trained = self._trained_groups(groups, step)
-        minibatches = self._plan_minibatches(trained, step, updates_done)
+        minibatches = self._plan_minibatches(experiences, trained, step, updates_done)
         started = time.perf_counter()
         logprobs = compute_step_logprobs(self._policy.engine, self._algorithm, experiences, minibatches)
         logprobs_ended = time.perf_counter()
@@ -234,18 +236,24 @@ class RolloutUpdater:
         return group_indices(groups)
 
     def _plan_minibatches(
-        self, groups: Sequence[Sequence[int]], step: int, updates_done: int
+        self,
+        experiences: Sequence[Experience],
+        groups: Sequence[Sequence[int]],
+        step: int,
+        updates_done: int,
     ) -> list[list[int]]:
-        """Indices of each update's experiences; no update in the steps that train only the critic."""
+        """Indices of each update's experiences; no update in the steps that train only the critic, or on truncated
+        responses only where these are masked."""
         if step <= self._horizon.critic_steps:
             return []
         trainer = self._trainer
-        updates = plan_minibatches(
+        planned = plan_minibatches(
             groups,
             per_update=trainer.tasks_per_update or trainer.tasks_per_step,
             epochs=trainer.epochs_per_step,
             shuffle_seed=None if self._shuffle_seed is None else (self._shuffle_seed, step),
         )
+        updates = [each for each in planned if trained_indices(self._algorithm, experiences, each)]
         return updates[: self._horizon.updates - updates_done]
 
     def _update(
@@ -264,16 +272,17 @@ class RolloutUpdater:
         """
         expert = [] if self._expert is None else self._expert.take()
         zeros = [zeros_for(experience) for experience in expert]
-        rollouts = [experiences[i] for i in minibatch]
-        start = None if logprobs.old is None else [logprobs.old[i] for i in minibatch]
+        trained = trained_indices(self._algorithm, experiences, minibatch)
+        rollouts = [experiences[i] for i in trained]
+        start = None if logprobs.old is None else [logprobs.old[i] for i in trained]
 
         def picked(values: Sequence[FloatArray] | None) -> list[FloatArray] | None:
-            return None if values is None else [*(values[i] for i in minibatch), *zeros]
+            return None if values is None else [*(values[i] for i in trained), *zeros]
 
         selected = select_update_tokens(
             self._algorithm,
             rollouts,
-            [advantages[i] for i in minibatch],
+            [advantages[i] for i in trained],
             start,
             seed=derive_seed(self._seed, "token_selection", update),
         )
@@ -291,6 +300,7 @@ class RolloutUpdater:
             )
         counts = replace(
             GlobalCounts.of(batch.experiences),
+            sequences=len(minibatch),
             kept_tokens=count_kept(self._algorithm, rollouts, start),
             mean_importance_weight=mean_weight,
         )

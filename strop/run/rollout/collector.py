@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from strop.algorithms.groups import has_reward_variance
 from strop.algorithms.registry import needs_greedy_baseline
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DynamicSamplingConfig, RolloutAlgorithmConfig
+from strop.config.schema.algorithm import RolloutAlgorithmConfig
+from strop.config.schema.policy_gradient import DynamicSamplingConfig
 from strop.errors import RewardError
 from strop.run.rollout.explorer import ExplorationResult, Explorer, ScoredGroup, check_error_fraction
 from strop.run.rollout.sampling import sampling_params
