@@ -14,11 +14,14 @@ from strop.types import (
     ExperienceGroup,
     FloatArray,
     GlobalCounts,
+    ImageReference,
+    IntArray,
     LossOutput,
     MicroBatch,
     SampleRequest,
     TokenOutputs,
     TrainingBatch,
+    VisionInputs,
 )
 
 if TYPE_CHECKING:
@@ -93,6 +96,37 @@ class WeightBroadcast:
     """Rank of the engine's first process; an engine of several processes takes the ranks that follow."""
     tensors: tuple[TensorSpec, ...]
     """Tensors in the order in which they are sent."""
+
+
+class ImageProcessor(Protocol):
+    """Turns images into tokens, positions and pixels for one model.
+
+    Token ids are expanded everywhere: an image is as many pad tokens as it has features, with the tokens that its
+    family writes between them. `expand` makes them of a prompt in which each image is one pad token.
+    """
+
+    image_token_id: int
+    """Id of the pad token."""
+
+    def token_count(self, width: int, height: int) -> int:
+        """Number of tokens of an image in the expanded prompt. Raises `DataError` for a size that cannot be used."""
+        ...
+
+    def feature_count(self, width: int, height: int) -> int:
+        """Number of pad tokens among them."""
+        ...
+
+    def expand(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
+        """Replace each image's one pad token by its tokens. Raises `DataError` if their numbers differ."""
+        ...
+
+    def positions(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
+        """[L] or [3, L] Positions of an expanded sequence."""
+        ...
+
+    def process(self, media: Sequence[ImageReference]) -> VisionInputs:
+        """Pixels of the images, in this order. Raises `DataError` for a file that is missing or damaged."""
+        ...
 
 
 class InferenceEngine(Protocol):

@@ -373,6 +373,18 @@ _BATCH_INPUTS = (
 
 
 @dataclass(frozen=True, slots=True)
+class VisionInputs:
+    """Processed images, as the vision tower of their model takes them; on the CPU until the forward pass."""
+
+    pixel_values: torch.Tensor
+    """float32: [patches, values of a patch], or [tiles, channels, height, width]; of all images."""
+    grid: torch.Tensor | None = None
+    """[images, 3] int64 Number of patches in time, height and width of each image; None for tiles."""
+    pixel_mask: torch.Tensor | None = None
+    """[tiles, height, width] 0 for padding; None for patches."""
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Input of one forward pass: sequences packed end to end, without padding.
 

@@ -1,0 +1,180 @@
+"""Image processors: how many tokens an image has, which tokens they are, their positions, and its pixels.
+
+The processor of a model folder is transformers' own, in its PIL version; torchvision is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from transformers import AutoConfig, AutoImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+from strop.errors import DataError, ModelError
+from strop.models.vision.families import GRID_FAMILIES, IMAGE_FAMILIES
+from strop.models.vision.mrope import mrope_positions
+from strop.models.vision.pixels import ProcessedImages, concatenate_inputs, decode_image
+from strop.protocols import ImageProcessor
+from strop.types import ImageReference, IntArray, VisionInputs
+
+_TILE_START = "<fake_token_around_image>"
+"""Token before each tile of Idefics 3 and SmolVLM, and after the last."""
+
+
+def load_image_processor(
+    model_path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    trust_remote_code: bool = False,
+) -> ImageProcessor:
+    """The image processor of a model folder; `min_pixels` and `max_pixels` replace its limits.
+
+    Raises `ModelError` for a model without images, of a family that Strop does not support, or without an image
+    processor.
+    """
+    try:
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.path: no model could be loaded from {model_path}: {error}") from error
+    if config.model_type not in IMAGE_FAMILIES:
+        raise ModelError(
+            f"model.path: {model_path} is a {config.model_type} model, and images need one of these families: "
+            f"{', '.join(sorted(IMAGE_FAMILIES))}. Use such a model, or remove data.image_key."
+        )
+    try:
+        processor = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+            model_path, backend="pil", trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(
+            f"model.path: no image processor could be loaded from {model_path}: {error}. The folder needs the "
+            "preprocessor_config.json of the model."
+        ) from error
+    if config.model_type in GRID_FAMILIES:
+        return GridImageProcessor(config, processor, min_pixels=min_pixels, max_pixels=max_pixels)
+    if min_pixels or max_pixels:
+        raise ModelError(
+            f"data.min_pixels and data.max_pixels: {config.model_type} models scale every image to a size of their "
+            f"own. Remove them; the size is in {model_path}/preprocessor_config.json."
+        )
+    return TileImageProcessor(config, processor, tokenizer)
+
+
+class GridImageProcessor:
+    """Images of the Qwen-VL families: a run of pad tokens for each, in rows of merged patches."""
+
+    def __init__(
+        self, config: PretrainedConfig, processor: Any, *, min_pixels: int | None, max_pixels: int | None
+    ) -> None:
+        self.image_token_id: int = config.image_token_id
+        self._min_pixels: int = min_pixels or processor.size["shortest_edge"]
+        self._max_pixels: int = max_pixels or processor.size["longest_edge"]
+        self._factor: int = processor.patch_size * processor.merge_size
+        self._size = {"shortest_edge": self._min_pixels, "longest_edge": self._max_pixels}
+        self._processor = processor
+        self._processed = ProcessedImages(self._process)
+
+    def token_count(self, width: int, height: int) -> int:
+        """Number of tokens of an image in the expanded prompt."""
+        rows, columns = self._grid(width, height)
+        return rows * columns
+
+    def feature_count(self, width: int, height: int) -> int:
+        """Number of pad tokens among them: all."""
+        return self.token_count(width, height)
+
+    def expand(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
+        """Replace each image's one pad token by its run. Raises `DataError` if their numbers differ."""
+        runs = [[self.image_token_id] * self.token_count(each.width, each.height) for each in media]
+        return _replace_pads(token_ids, self.image_token_id, runs)
+
+    def positions(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
+        """[3, L] Temporal, vertical and horizontal positions of an expanded sequence."""
+        grids = [self._grid(each.width, each.height) for each in media]
+        return mrope_positions(token_ids, self.image_token_id, grids)
+
+    def process(self, media: Sequence[ImageReference]) -> VisionInputs:
+        """Pixels of the images, in this order."""
+        return concatenate_inputs([self._processed[reference] for reference in media])
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        try:
+            resized = smart_resize(height, width, self._factor, self._min_pixels, self._max_pixels)
+        except ValueError as error:
+            raise DataError(
+                f"An image of {width} x {height} pixels cannot be used: {error}. Crop it, or remove its row."
+            ) from error
+        return resized[0] // self._factor, resized[1] // self._factor
+
+    def _process(self, reference: ImageReference) -> VisionInputs:
+        found = self._processor(images=[decode_image(reference)], size=self._size, return_tensors="pt")
+        return VisionInputs(found["pixel_values"], grid=found["image_grid_thw"])
+
+
+class TileImageProcessor:
+    """Images of Idefics 3 and SmolVLM: tiles of one size with their row and column, and the whole image."""
+
+    def __init__(self, config: PretrainedConfig, processor: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.image_token_id: int = config.image_token_id
+        vision = config.vision_config
+        self._features_per_tile = (vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._processed = ProcessedImages(self._process)
+
+    def token_count(self, width: int, height: int) -> int:
+        """Number of tokens of an image in the expanded prompt."""
+        return len(self._tokens(width, height))
+
+    def feature_count(self, width: int, height: int) -> int:
+        """Number of pad tokens among them."""
+        return self._tokens(width, height).count(self.image_token_id)
+
+    def expand(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
+        """Replace each image's one pad token by its tokens. Raises `DataError` if their numbers differ."""
+        runs = [self._tokens(each.width, each.height) for each in media]
+        return _replace_pads(token_ids, self.image_token_id, runs)
+
+    def positions(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
+        """[L] Positions of a sequence: one each, as of text."""
+        return np.arange(len(token_ids), dtype=np.int32)
+
+    def process(self, media: Sequence[ImageReference]) -> VisionInputs:
+        """Pixels of the images, in this order."""
+        return concatenate_inputs([self._processed[reference] for reference in media])
+
+    def _tokens(self, width: int, height: int) -> list[int]:
+        _, rows, columns = self._processor.get_number_of_image_patches(height, width)
+        pads = "<image>" * self._features_per_tile
+        tiles = [
+            "".join(f"{_TILE_START}<row_{row + 1}_col_{column + 1}>{pads}" for column in range(columns))
+            + "\n"
+            for row in range(rows)
+        ]
+        whole = f"{_TILE_START}<global-img>{pads}{_TILE_START}"
+        return self._tokenizer.encode(
+            "".join(tiles) + f"\n{whole}" if rows else whole, add_special_tokens=False
+        )
+
+    def _process(self, reference: ImageReference) -> VisionInputs:
+        found = self._processor(images=[[decode_image(reference)]], return_tensors="pt")
+        return VisionInputs(found["pixel_values"][0], pixel_mask=found["pixel_attention_mask"][0])
+
+
+def _replace_pads(token_ids: IntArray, pad: int, runs: Sequence[Sequence[int]]) -> IntArray:
+    pads = np.flatnonzero(token_ids == pad)
+    if len(pads) != len(runs):
+        raise DataError(
+            f"The prompt has {len(pads)} image tokens, but {len(runs)} images belong to it. Each image needs one "
+            'part {"type": "image"} in the messages, and the chat template must write the image token for it.'
+        )
+    pieces: list[IntArray] = []
+    start = 0
+    for position, run in zip(pads.tolist(), runs, strict=True):
+        pieces += [token_ids[start:position], np.asarray(run, dtype=token_ids.dtype)]
+        start = position + 1
+    return np.concatenate([*pieces, token_ids[start:]])

@@ -1,0 +1,50 @@
+"""Tiny models for images, image files, and prompts with images."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from strop.models.vision.tiny import make_vision_model
+from strop.protocols import ImageProcessor
+from strop.types import ImageReference, IntArray
+
+GRID_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = (*GRID_FAMILIES, "smolvlm")
+
+
+@cache
+def vision_model(family: str) -> Path:
+    """Folder of a tiny model of two layers; made once per process."""
+    corpus = ["What is shown here? The number is 34."] * 20
+    return make_vision_model(Path(mkdtemp()) / family, corpus, family=family)
+
+
+def tokenizer_of(family: str) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(vision_model(family))
+
+
+def image(folder: Path, width: int, height: int, seed: int = 0) -> ImageReference:
+    """A file with random pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    path = folder / f"{width}x{height}-{seed}.png"
+    Image.fromarray(pixels).save(path)
+    return ImageReference(hashlib.sha256(path.read_bytes()).hexdigest(), path, width, height)
+
+
+def prompt(
+    tokenizer: PreTrainedTokenizerBase, processor: ImageProcessor, media: list[ImageReference]
+) -> IntArray:
+    """The expanded prompt of one question after each image."""
+    content = [part for _ in media for part in ({"type": "image"}, {"type": "text", "text": "What is it?"})]
+    messages: list[Any] = [{"role": "user", "content": content}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+    return processor.expand(ids, media)

@@ -1,0 +1,112 @@
+"""Image processors against transformers' own: counts, tokens, positions, pixels, and faults."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoTokenizer, SmolVLMProcessor
+
+from strop.errors import DataError, ModelError
+from strop.models.tiny import make_model
+from strop.models.vision.image_processor import load_image_processor
+from strop.models.vision.mrope import mrope_positions
+from tests.models.vision.images import FAMILIES, GRID_FAMILIES, image, prompt, tokenizer_of, vision_model
+
+SIZES = [(20, 20), (40, 30), (64, 64), (100, 50), (33, 171), (300, 200), (31, 97), (97, 31)]
+
+
+def test_positions_by_hand() -> None:
+    # Two text tokens, an image of 2 rows and 3 columns, one text token.
+    found = mrope_positions(np.array([5, 6, 9, 9, 9, 9, 9, 9, 7], dtype=np.int32), 9, [(2, 3)])
+    assert found.tolist() == [
+        [0, 1, 2, 2, 2, 2, 2, 2, 5],
+        [0, 1, 2, 2, 2, 3, 3, 3, 5],
+        [0, 1, 2, 3, 4, 2, 3, 4, 5],
+    ]
+
+
+@pytest.mark.parametrize("family", GRID_FAMILIES)
+def test_positions_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(family)
+    processor = load_image_processor(str(vision_model(family)), tokenizer)
+    media = [image(tmp_path, 40, 30), image(tmp_path, 100, 50), image(tmp_path, 50, 100)]
+    ids = prompt(tokenizer, processor, media)
+    model = AutoModelForImageTextToText.from_pretrained(vision_model(family)).model
+    tokens = torch.from_numpy(ids)[None].long()
+    is_image = (tokens == processor.image_token_id).int()
+    grid = processor.process(media).grid
+    expected, _ = model.get_rope_index(tokens, mm_token_type_ids=is_image, image_grid_thw=grid)
+    assert np.array_equal(processor.positions(ids, media), expected[:, 0].numpy())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("size", SIZES)
+def test_counts_without_pixels_are_those_of_the_pixels(
+    family: str, size: tuple[int, int], tmp_path: Path
+) -> None:
+    processor = load_image_processor(str(vision_model(family)), tokenizer_of(family))
+    inputs = processor.process([image(tmp_path, *size)])
+    tokens = processor.expand(
+        np.array([7, processor.image_token_id, 8], dtype=np.int32), [image(tmp_path, *size)]
+    )
+    pads = int((tokens == processor.image_token_id).sum())
+    assert processor.feature_count(*size) == pads
+    assert processor.token_count(*size) == len(tokens) - 2
+    # Four patches are one token; a tile of 4 x 4 patches has four.
+    assert pads == (len(inputs.pixel_values) * 4 if inputs.grid is None else int(inputs.grid.prod()) // 4)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tiles_are_written_as_transformers_writes_them(size: tuple[int, int], tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("smolvlm")
+    processor = load_image_processor(str(vision_model("smolvlm")), tokenizer)
+    reference = image(tmp_path, *size)
+    _, rows, columns = processor._processor.get_number_of_image_patches(size[1], size[0])  # type: ignore[attr-defined]
+    oracle = SmolVLMProcessor.__new__(SmolVLMProcessor)
+    oracle.image_seq_len, oracle.image_token = 4, "<image>"
+    oracle.fake_image_token, oracle.global_image_token = "<fake_token_around_image>", "<global-img>"
+    text = oracle.replace_image_token({"rows": [[rows]], "cols": [[columns]]}, 0)
+    expected = tokenizer.encode(text, add_special_tokens=False)
+    found = processor.expand(np.array([processor.image_token_id], dtype=np.int32), [reference])
+    assert found.tolist() == expected
+
+
+def test_pixel_limits_replace_those_of_the_model(tmp_path: Path) -> None:
+    folder, tokenizer = str(vision_model("qwen2_5_vl")), tokenizer_of("qwen2_5_vl")
+    processor = load_image_processor(folder, tokenizer, max_pixels=32 * 32)
+    assert processor.token_count(200, 200) == 4  # 32 x 32 pixels, 16 x 16 per token
+    assert len(processor.process([image(tmp_path, 200, 200)]).pixel_values) == 16
+    with pytest.raises(ModelError, match="max_pixels"):
+        load_image_processor(str(vision_model("smolvlm")), tokenizer_of("smolvlm"), max_pixels=100)
+
+
+def test_an_image_is_processed_once(tmp_path: Path) -> None:
+    processor = load_image_processor(str(vision_model("qwen2_5_vl")), tokenizer_of("qwen2_5_vl"))
+    reference = image(tmp_path, 40, 30)
+    first = processor.process([reference]).pixel_values
+    reference.path.unlink()
+    assert torch.equal(processor.process([reference]).pixel_values, first)
+
+
+def test_faults_are_named(tmp_path: Path) -> None:
+    processor = load_image_processor(str(vision_model("qwen2_5_vl")), tokenizer_of("qwen2_5_vl"))
+    reference = image(tmp_path, 40, 30)
+    with pytest.raises(DataError, match="1 image tokens, but 2 images"):
+        processor.expand(np.array([processor.image_token_id], dtype=np.int32), [reference] * 2)
+    with pytest.raises(DataError, match="recorded with 41 x 30"):
+        processor.process([dataclasses.replace(reference, width=41)])
+    with pytest.raises(DataError, match="aspect ratio"):
+        processor.token_count(1000, 2)
+    reference.path.write_bytes(reference.path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"40x30-0.png cannot be read"):
+        processor.process([reference])
+
+
+def test_a_text_model_has_no_images(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "text", ["some text"] * 5)
+    with pytest.raises(ModelError, match="qwen2 model, and images need one of these"):
+        load_image_processor(str(folder), AutoTokenizer.from_pretrained(folder))
