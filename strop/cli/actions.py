@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from strop.cli.columns import align_columns
 from strop.cli.output import echo
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import OverriddenKey
 from strop.config.paths import existing_path
+from strop.config.plan.machine import described_machine
+from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
+from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.errors import ConfigError, ModelError, RewardError
 
@@ -57,6 +61,7 @@ def check_run(loaded: LoadedRun) -> None:
     if faults:
         raise ConfigError(*faults)
     for stage in loaded.runs:
+        print_plan(stage.run)
         echo(f"The run can start. Run folder: {stage.run.folder_path}.")
 
 
@@ -105,6 +110,19 @@ def _missing_workflows(loaded: LoadedRun) -> Iterator[str]:
         fault = workflow and workflow.name == "trinity" and package_fault(str(workflow.args.get("workflow")))
         if fault:
             yield fault
+
+
+def print_plan(run: Run) -> None:
+    """Print which process gets which GPUs of the run's machine; nothing where it has none and none is described.
+
+    Raises PlacementError for what the machine lacks.
+    """
+    machine = machine_of(run)
+    if run.mode == "bench" or not (machine.gpus or described_machine()):
+        return
+    plan = plan_run(run)
+    echo(describe_plan(plan))
+    echo(f"{align_columns(plan_rows(plan))}\n")
 
 
 class NotedConfig(Protocol):

@@ -34,6 +34,14 @@ HereOption = Annotated[
         help="Run on this machine: override settings for hardware and engines that it does not have.",
     ),
 ]
+MachineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--machine",
+        help="Machine to plan for, such as 8xH100-80GB, 2x8xH100-80GB or cpu; by default this one.",
+        show_default=False,
+    ),
+]
 CheckpointOption = Annotated[
     Path | None,
     typer.Option(

@@ -10,6 +10,7 @@ import typer
 from strop.cli.arguments import (
     CheckpointOption,
     HereOption,
+    MachineOption,
     OverridesArgument,
     RunFileArgument,
     RunFolderArgument,
@@ -25,23 +26,37 @@ def train(run: RunFileArgument, overrides: OverridesArgument = None, here: HereO
     run_job(read_any(run, overrides or (), here=here))
 
 
-def check(run: RunFileArgument, overrides: OverridesArgument = None, here: HereOption = False) -> None:
+def check(
+    run: RunFileArgument,
+    overrides: OverridesArgument = None,
+    here: HereOption = False,
+    machine: MachineOption = None,
+) -> None:
     """Check whether a run can start, without loading its model."""
     from strop.cli.actions import check_run
+    from strop.config.plan.machine import on_machine, parse_machine
     from strop.dialects.detect import read_any
 
-    check_run(read_any(run, overrides or (), here=here).loaded)
+    with on_machine(parse_machine(machine) if machine else None):
+        check_run(read_any(run, overrides or (), here=here).loaded)
 
 
-def explain(run: RunFileArgument, overrides: OverridesArgument = None, here: HereOption = False) -> None:
+def explain(
+    run: RunFileArgument,
+    overrides: OverridesArgument = None,
+    here: HereOption = False,
+    machine: MachineOption = None,
+) -> None:
     """Print what a run will do, and every value with its unit, source and effect."""
     from strop.cli.actions import print_outputs
     from strop.cli.show import show_explanation
+    from strop.config.plan.machine import on_machine, parse_machine
     from strop.dialects.detect import read_any
 
-    job = read_any(run, overrides or (), here=here)
-    print_outputs(job)
-    show_explanation(job.loaded)
+    with on_machine(parse_machine(machine) if machine else None):
+        job = read_any(run, overrides or (), here=here)
+        print_outputs(job)
+        show_explanation(job.loaded)
 
 
 def evaluate(

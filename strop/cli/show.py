@@ -6,13 +6,14 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from strop.cli.actions import check_run, print_notes
+from strop.cli.actions import check_run, print_notes, print_plan
 from strop.cli.columns import align_columns
 from strop.cli.output import echo
 from strop.config.explain.summary import summarize
 from strop.config.explain.values import ExplainedValue, explain_values
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import safe_text
+from strop.errors import PlacementError
 
 if TYPE_CHECKING:
     from strop.run.entry.score_file import SourceScores
@@ -32,13 +33,23 @@ def _show(loaded: LoadedRun) -> None:
     values = explain_values(loaded)
     if sys.stdout.isatty():
         _print_table(summarize(loaded), loaded, values)
+        _print_plan_or_obstacle(loaded)
         return
     echo(f"{summarize(loaded)}\n")
+    _print_plan_or_obstacle(loaded)
     print_notes(loaded)
     if loaded.overridden or loaded.notes:
         echo()
     columns = _columns(values)
     echo(align_columns([columns, *(_cells(value, columns) for value in values)]))
+
+
+def _print_plan_or_obstacle(loaded: LoadedRun) -> None:
+    """Print the placement plan, or why there is none: an explanation does not need the machine of the run."""
+    try:
+        print_plan(loaded.run)
+    except PlacementError as error:
+        echo(f"No placement: {error}\n")
 
 
 def _columns(values: list[ExplainedValue]) -> tuple[str, ...]:

@@ -7,13 +7,13 @@ sampler's precision, fused kernels. A run with a placement that this machine doe
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from strop.config.effective_reward import configured_rewards
+from strop.config.plan.machine import this_machine
 from strop.config.schema.run import Run
 from strop.errors import ConfigError, PlacementError
 
@@ -42,15 +42,8 @@ def here_requested(flag: bool) -> bool:
 
 
 def count_cuda_devices() -> int:
-    """Return the number of GPUs that CUDA sees on this machine, from the driver, without importing torch."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
+    """Return the number of GPUs of this machine, or of the one that `--machine` describes, on one node."""
+    return max(node.gpus for node in this_machine().nodes)
 
 
 def placement_error(lacking: Sequence[OverriddenKey]) -> PlacementError:

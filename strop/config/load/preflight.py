@@ -13,6 +13,7 @@ from strop.config.effective_reward import configured_rewards, lacks_reward
 from strop.config.load.config_tree import Source
 from strop.config.load.loader import LoadedRun
 from strop.config.paths import existing_path
+from strop.config.plan.machine import described_machine
 from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
 from strop.config.schema.data import GENERATORS, TasksetConfig, is_template
@@ -75,7 +76,8 @@ def missing_files(loaded: LoadedRun) -> list[str]:
         for name in run.record.monitors
         if name in TRACKING_SERVICES and find_spec(name) is None
     ]
-    if isinstance(run.rollout.engine, VllmEngineConfig) and find_spec("vllm") is None:
+    is_here = described_machine() is None
+    if isinstance(run.rollout.engine, VllmEngineConfig) and is_here and find_spec("vllm") is None:
         faults.append(
             f"{_at('rollout.engine.type', sources)}: vLLM is not installed: pip install 'strop[vllm]', or write "
             "`rollout.engine: native`; for a configuration of another tool --here does that."

@@ -86,6 +86,12 @@ class RolloutConfig(Section):
     """Inference engine that samples from the policy."""
     pool: EnginePoolConfig | None = None
     """Pool of several inference engines; null for one engine in the explorer's process."""
+    colocated: bool | None = None
+    """Whether engines in processes of their own share the GPUs of the trainer's ranks; null where there are too few
+    GPUs for both."""
+    release_memory: bool | None = None
+    """Whether engines in processes of their own free their memory while the trainer works, where explorer and trainer
+    take turns in one run; null where `colocated` is true."""
     workflow: WorkflowConfigOrName = WorkflowConfig()
     """Workflow that turns a task into a rollout; an eval taskset may have its own."""
     sampling: SamplingConfig = SamplingConfig()

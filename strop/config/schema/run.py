@@ -141,6 +141,12 @@ class Run(Section):
         )
 
     @property
+    def releases_engine_memory(self) -> bool:
+        """Whether engines in processes of their own free their memory while the trainer works."""
+        released = self.rollout.release_memory
+        return bool(self.rollout.colocated if released is None else released) and not self.is_distributed
+
+    @property
     def max_sequence_tokens(self) -> int:
         """Maximum length of a conversation (prompt and all turns), in tokens."""
         return self.rollout.max_sequence_tokens or self.data.max_prompt_tokens + self.data.max_response_tokens

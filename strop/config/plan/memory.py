@@ -1,0 +1,103 @@
+"""Estimates of the GPU memory of a trainer's rank and of an inference engine.
+
+They count what grows with the model and the run file: parameters, gradients, optimizer state, activations and KV
+cache. The CUDA context, fragmentation and communication buffers come on top, about 1 to 2 GiB per process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strop.config.plan.model_size import ModelSize
+from strop.config.schema.model import LoraConfig, ModelConfig
+from strop.config.units import Amount
+
+BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+STATES_PER_PARAMETER: Mapping[str, int] = {
+    "adamw": 2,
+    "ademamix": 3,
+    "adafactor": 0,
+    "sgd": 1,
+    "adagrad": 1,
+    "rmsprop": 1,
+    "galore_adamw": 2,
+    "lomo": 0,
+    "adalomo": 0,
+    "grokadamw": 3,
+    "schedule_free_sgd": 1,
+}
+"""Values of the optimizer state per trained parameter, at most; Adafactor's rows and columns count as none."""
+_ACTIVATION_BYTES = 34
+"""Bytes of activations per token, layer and unit of the hidden size at two bytes per value: equation 1 of arXiv
+2205.05198 without the term of the attention scores, which are not kept."""
+_RECOMPUTED_BYTES = 2
+"""The same where only the input of each layer is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Memory of a process on each of its GPUs, in bytes."""
+
+    resident: int
+    """Weights and state, which are kept between two phases of the run."""
+    working: int = 0
+    """Gradients, activations and KV cache, which are needed in the process's own phase."""
+    fraction: float | None = None
+    """Fraction of the GPU that the process reserves, whatever it needs; None for what it needs."""
+    is_released: bool = False
+    """Whether it frees all of its memory outside its own phase."""
+
+    @property
+    def needed(self) -> int:
+        """Least memory with which the process works."""
+        return self.resident + self.working
+
+    def active(self, gpu_bytes: int) -> int:
+        """Memory in its own phase."""
+        return self.needed if self.fraction is None else int(self.fraction * gpu_bytes)
+
+    def idle(self, gpu_bytes: int) -> int:
+        """Memory outside its own phase."""
+        if self.is_released:
+            return 0
+        return self.resident if self.fraction is None else self.active(gpu_bytes)
+
+
+def trained_model(
+    size: ModelSize, model: ModelConfig, optimizer: str, ranks: int, microbatch: Amount, longest: int
+) -> MemoryNeed:
+    """Memory of one rank for a trained model: parameters, gradients and optimizer state are divided over the ranks.
+
+    `optimizer` is the type of its section; `longest` the longest sequence, in tokens.
+    """
+    of_value, in_compute = BYTES[model.dtype], BYTES[model.compute_dtype or model.dtype]
+    trained = size.parameters if model.lora is None else _adapter_parameters(size, model.lora)
+    weights = size.parameters * of_value
+    copy = 0 if in_compute == of_value else size.parameters * in_compute
+    state = trained * of_value * STATES_PER_PARAMETER[optimizer]
+    tokens = int(microbatch.count) * (longest if microbatch.unit == "sequences" else 1)
+    per_layer = _RECOMPUTED_BYTES if model.gradient_checkpointing else _ACTIVATION_BYTES
+    activations = tokens * size.layers * size.hidden * per_layer * in_compute // 2
+    return MemoryNeed((weights + copy + state) // ranks, trained * of_value // ranks + activations)
+
+
+def frozen_model(size: ModelSize, model: ModelConfig, ranks: int) -> MemoryNeed:
+    """Memory of one rank for a reference model or a teacher."""
+    return MemoryNeed(size.parameters * BYTES[model.compute_dtype or model.dtype] // ranks)
+
+
+def engine(size: ModelSize, dtype: str, devices: int, tokens: int) -> MemoryNeed:
+    """Memory of an inference engine on each of its devices: its copy of the weights, and a KV cache of `tokens`."""
+    cache = size.kv_values_per_token * tokens * BYTES[dtype]
+    return MemoryNeed(size.parameters * BYTES[dtype] // devices, cache // devices)
+
+
+def total(needs: list[MemoryNeed]) -> MemoryNeed:
+    """Memory of one process that has several models; their phases do not overlap."""
+    return MemoryNeed(sum(need.resident for need in needs), max(need.working for need in needs))
+
+
+def _adapter_parameters(size: ModelSize, lora: LoraConfig) -> int:
+    """Parameters of an adapter on the seven projections of each layer, taken as hidden x 4 hidden at most."""
+    return size.layers * lora.rank * (4 * 2 * size.hidden + 3 * 5 * size.hidden)

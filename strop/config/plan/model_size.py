@@ -1,0 +1,71 @@
+"""Size of a model, from the config.json and the safetensors headers of its folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from strop.config.paths import existing_path
+
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Numbers from which the memory of a model is computed."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    """Width of the residual stream."""
+    heads: int
+    """Attention heads."""
+    kv_heads: int
+    """Attention heads of keys and values."""
+    head_dim: int
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+
+@cache
+def read_model_size(path: str) -> ModelSize | None:
+    """The size of a model folder; None for a name on the Hub, or a folder without safetensors or these entries."""
+    folder = existing_path(path)
+    if folder is None or not (folder / "config.json").is_file():
+        return None
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        text = config.get("text_config", config)
+        heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
+        return (
+            ModelSize(
+                parameters=sum(map(_parameters, files)),
+                layers=int(text["num_hidden_layers"]),
+                hidden=hidden,
+                heads=heads,
+                kv_heads=int(text.get("num_key_value_heads") or heads),
+                head_dim=int(text.get("head_dim") or hidden // heads),
+            )
+            if files
+            else None
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # the start of the run reports what is wrong with the folder
+
+
+def _parameters(file: Path) -> int:
+    """Number of values in a safetensors file."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError(f"{file} is not a safetensors file")
+        header: dict[str, Any] = json.loads(opened.read(length))
+    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

@@ -1,0 +1,205 @@
+"""The planner: a pure function from a machine and a run's request to the place of every process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from strop.config.plan.machine import GIB, Machine, Node
+from strop.config.plan.request import PlacementRequest, ProcessRequest
+from strop.errors import PlacementError
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedProcess:
+    """One process on its GPUs."""
+
+    process: ProcessRequest
+    node: Node
+    gpus: tuple[int, ...]
+    """Numbers of its GPUs on the node; empty on the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPlan:
+    """The place of every process of a run."""
+
+    machine: Machine
+    processes: tuple[PlacedProcess, ...]
+    """The trainer's ranks, then the engines or the explorer."""
+    is_shared: bool
+    """Whether engines share GPUs with the trainer's ranks."""
+    in_turns: bool
+    """Whether training and sampling take turns."""
+
+    @property
+    def samplers(self) -> tuple[PlacedProcess, ...]:
+        """The engines, or the explorer with its engine."""
+        return tuple(placed for placed in self.processes if placed.process.role != "trainer")
+
+
+def plan_placement(request: PlacementRequest, machine: Machine) -> PlacementPlan:
+    """Place every process once; the GPUs of one engine are on one node.
+
+    Ranks and engines get GPUs of their own if the machine has enough. Otherwise, or with `colocated`, the engines share
+    the GPUs of the ranks; a rank never shares its GPU with another rank. Raises PlacementError that says what is
+    missing: GPUs, a node with enough of them for one engine, or memory.
+    """
+    if request.on_cpu or not machine.gpus:
+        placed = [
+            PlacedProcess(process, machine.nodes[0], ()) for process in (*request.ranks, *request.samplers)
+        ]
+        return PlacementPlan(machine, tuple(placed), is_shared=False, in_turns=request.in_turns)
+    _check_counts(request, machine)
+    apart = None if request.colocated else _place_apart(request, machine)
+    if apart is not None:
+        processes, is_shared = apart, False
+    elif request.colocated is False or (request.shares_single_gpu_only and machine.gpus > 1):
+        raise _too_few(request, machine)
+    else:
+        processes, is_shared = _place_shared(request, machine), bool(request.samplers)
+    plan = PlacementPlan(machine, tuple(processes), is_shared, request.in_turns)
+    _check_memory(plan)
+    return plan
+
+
+def _check_counts(request: PlacementRequest, machine: Machine) -> None:
+    if len(request.ranks) > machine.gpus:
+        raise PlacementError(
+            f"The trainer needs {_gpus(len(request.ranks))}, one for each rank (trainer.engine.ranks); there is "
+            f"{machine}. Write fewer ranks, or use a larger machine."
+        )
+    each = _gpus_per_sampler(request)
+    largest = max(node.gpus for node in machine.nodes)
+    if each > largest:
+        raise PlacementError(
+            f"Each engine needs {each} GPUs of one node (rollout.engine.tensor_parallel x pipeline_parallel); there is "
+            f"{machine}. Write smaller sizes."
+        )
+
+
+def _place_apart(request: PlacementRequest, machine: Machine) -> list[PlacedProcess] | None:
+    """Every process on GPUs of its own; None if there are too few.
+
+    The engines fill the last nodes, the ranks the first ones; on a node the ranks come first.
+    """
+    each, left = _gpus_per_sampler(request), len(request.samplers)
+    engines_of = [0] * len(machine.nodes)
+    for index in reversed(range(len(machine.nodes))):
+        engines_of[index] = min(left, machine.nodes[index].gpus // each) if each else 0
+        left -= engines_of[index]
+    free = [node.gpus - count * each for node, count in zip(machine.nodes, engines_of, strict=True)]
+    if left or sum(free) < len(request.ranks):
+        return None
+    ranks, samplers = iter(request.ranks), iter(request.samplers)
+    placed: list[PlacedProcess] = []
+    engines: list[PlacedProcess] = []
+    for node, available, count in zip(machine.nodes, free, engines_of, strict=True):
+        on_node = [rank for rank, _ in zip(ranks, range(available), strict=False)] if available else []
+        placed += [PlacedProcess(rank, node, (number,)) for number, rank in enumerate(on_node)]
+        for first in range(len(on_node), len(on_node) + count * each, each or 1):
+            engines.append(PlacedProcess(next(samplers), node, tuple(range(first, first + each))))
+    return placed + engines
+
+
+def _place_shared(request: PlacementRequest, machine: Machine) -> list[PlacedProcess]:
+    """Ranks and engines from the first GPU on; where engines outnumber the GPUs, several share them."""
+    gpus = [(node, number) for node in machine.nodes for number in range(node.gpus)]
+    placed = [
+        PlacedProcess(rank, node, (number,))
+        for rank, (node, number) in zip(request.ranks, gpus, strict=False)
+    ]
+    each = _gpus_per_sampler(request)
+    slots = list(_slots(machine, each)) if each else []
+    for number, sampler in enumerate(request.samplers):
+        node, numbers = slots[number % len(slots)]
+        placed.append(PlacedProcess(sampler, node, numbers))
+    return placed
+
+
+def _slots(machine: Machine, each: int) -> Iterator[tuple[Node, tuple[int, ...]]]:
+    """Consecutive GPUs of one node, for one engine each."""
+    for node in machine.nodes:
+        for first in range(0, node.gpus - each + 1, each):
+            yield node, tuple(range(first, first + each))
+
+
+def _gpus_per_sampler(request: PlacementRequest) -> int:
+    return request.samplers[0].gpus if request.samplers else 0
+
+
+def _too_few(request: PlacementRequest, machine: Machine) -> PlacementError:
+    ranks, engines, each = len(request.ranks), len(request.samplers), _gpus_per_sampler(request)
+    sampling = (
+        f"{engines} engines (rollout.pool.engines) {engines * each}, {each} of one node for each"
+        if request.samplers[0].role == "engine"
+        else "the explorer one"
+    )
+    instead = (
+        "Write fewer of them, or more nodes."
+        if request.shares_single_gpu_only
+        else "Write fewer of them, or `rollout.colocated: true`, with which they share GPUs."
+    )
+    return PlacementError(
+        f"The trainer needs {_gpus(ranks)} (trainer.engine.ranks), and {sampling}; there is {machine}. {instead}"
+    )
+
+
+def _check_memory(plan: PlacementPlan) -> None:
+    """Raise PlacementError for an engine that its own share cannot hold, and for a GPU that is over-committed."""
+    for placed in plan.processes:
+        need, available = placed.process.memory, placed.node.gpu_bytes
+        if need is None or available is None or need.fraction is None:
+            continue
+        given = need.active(available)
+        if given < need.needed:
+            raise PlacementError(
+                f"rollout.engine.gpu_memory_utilization {need.fraction:g} of {_gib(available)} gives "
+                f"{placed.process.name} {_gib(given)} on each GPU; its weights need {_gib(need.resident)}, and the KV "
+                f"cache of one sequence of maximum length {_gib(need.working)}. Write a larger fraction or "
+                "tensor_parallel."
+            )
+    for node, gpu, on_gpu in used_gpus(plan):
+        used = gpu_memory(plan, on_gpu)
+        if used is not None and node.gpu_bytes is not None and used > node.gpu_bytes:
+            raise PlacementError(
+                f"GPU {gpu} of {node.name} has {_gib(node.gpu_bytes)}, and {_names(on_gpu)} need {_gib(used)} at the "
+                "same time. Write more ranks or a smaller trainer.microbatch, a smaller "
+                "rollout.engine.gpu_memory_utilization or kv_cache_tokens, or use more GPUs."
+            )
+
+
+def used_gpus(plan: PlacementPlan) -> Iterator[tuple[Node, int, list[PlacedProcess]]]:
+    """Each GPU that has a process, with its processes."""
+    for node in plan.machine.nodes:
+        for gpu in range(node.gpus):
+            on_gpu = [placed for placed in plan.processes if placed.node == node and gpu in placed.gpus]
+            if on_gpu:
+                yield node, gpu, on_gpu
+
+
+def gpu_memory(plan: PlacementPlan, on_gpu: Sequence[PlacedProcess]) -> int | None:
+    """Largest memory that a GPU's processes need at the same time; None if one of them is unknown."""
+    available = on_gpu[0].node.gpu_bytes
+    needs = [(placed.process.role == "trainer", placed.process.memory) for placed in on_gpu]
+    if available is None or any(need is None for _, need in needs):
+        return None
+    known = [(trains, need) for trains, need in needs if need is not None]
+    if not plan.in_turns:
+        return sum(need.active(available) for _, need in known)
+    return max(
+        sum(need.active(available) if trains == training else need.idle(available) for trains, need in known)
+        for training in (True, False)
+    )
+
+
+def _names(placed: Sequence[PlacedProcess]) -> str:
+    return " and ".join(each.process.name for each in placed)
+
+
+def _gpus(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number} GPUs"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"

@@ -1,0 +1,212 @@
+"""What a run asks of a machine: its processes, the GPUs of each, and their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Literal
+
+from strop.config.effective_reward import configured_rewards
+from strop.config.plan import memory
+from strop.config.plan.machine import Machine, described_machine
+from strop.config.plan.memory import MemoryNeed
+from strop.config.plan.model_size import read_model_size
+from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
+from strop.config.schema.cluster import RayClusterConfig
+from strop.config.schema.inference_engine import AutoEngineConfig, NativeEngineConfig, VllmEngineConfig
+from strop.config.schema.model import ModelConfig
+from strop.config.schema.run import Run
+from strop.errors import PlacementError
+
+Role = Literal["trainer", "engine", "explorer"]
+_VLLM_FRACTION = 0.9
+"""vLLM's own `gpu_memory_utilization`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRequest:
+    """One process that needs GPUs."""
+
+    name: str
+    role: Role
+    gpus: int
+    """Number of GPUs, all of one node."""
+    contents: tuple[str, ...] = ()
+    """Models that it has."""
+    memory: MemoryNeed | None = None
+    """Memory on each of its GPUs; None where the size of a model is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """All processes of a run that need GPUs."""
+
+    ranks: tuple[ProcessRequest, ...]
+    """The trainer's ranks, each with one GPU."""
+    samplers: tuple[ProcessRequest, ...]
+    """The engines, or the explorer with its engine; all with the same number of GPUs. Empty if the trainer's first
+    rank samples."""
+    colocated: bool | None = None
+    """Whether the samplers share the GPUs of the ranks; None if only too few GPUs make them share."""
+    in_turns: bool = True
+    """Whether training and sampling take turns, so that one needs its working memory while the other is idle."""
+    shares_single_gpu_only: bool = False
+    """Whether sharing is possible on one GPU only, as on Ray."""
+    on_cpu: bool = False
+    """Whether no process uses a GPU."""
+
+
+def request_of(run: Run, machine: Machine) -> PlacementRequest:
+    """What a run asks of a machine. Raises PlacementError for an engine that cannot be split as it says."""
+    engine = _engine(run, machine)
+    offline = isinstance(run.algorithm, SftConfig | DpoConfig)
+    samplers = () if offline or run.mode == "train" else tuple(_samplers(run, engine))
+    ranks = () if run.mode == "explore" else tuple(_ranks(run, engine, samples=not samplers and not offline))
+    return PlacementRequest(
+        ranks=ranks,
+        samplers=samplers,
+        colocated=run.rollout.colocated,
+        in_turns=not run.is_distributed,
+        shares_single_gpu_only=isinstance(run.cluster, RayClusterConfig),
+        on_cpu=run.trainer.engine.device == "cpu",
+    )
+
+
+def _engine(run: Run, machine: Machine) -> NativeEngineConfig | VllmEngineConfig:
+    """The engine, after `auto` has been decided for the machine."""
+    section = run.rollout.engine
+    if not isinstance(section, AutoEngineConfig):
+        return section
+    has_vllm = described_machine() is not None or find_spec("vllm") is not None
+    return section.vllm if machine.gpus and has_vllm else section.native
+
+
+def _ranks(
+    run: Run, engine: NativeEngineConfig | VllmEngineConfig, *, samples: bool
+) -> Iterator[ProcessRequest]:
+    """The trainer's ranks; the first one has the services too where it also explores."""
+    number = run.trainer.engine.ranks
+    models = dict(_trained_models(run, number))
+    shared = ProcessRequest("", "trainer", 1, tuple(models), _total(list(models.values())))
+    for rank in range(number):
+        request = replace(shared, name="trainer" if rank == 0 else f"trainer rank {rank}")
+        if rank == 0 and not run.is_distributed:
+            extra = dict(_services(run))
+            if samples and isinstance(engine, NativeEngineConfig):
+                extra["sampler"] = _native_memory(run, engine)
+            request = replace(
+                request,
+                contents=(*models, *extra),
+                memory=_total([*models.values(), *extra.values()]),
+            )
+        yield request
+
+
+def _trained_models(run: Run, ranks: int) -> Iterator[tuple[str, MemoryNeed | None]]:
+    trainer, algorithm = run.trainer, run.algorithm
+    longest = run.max_sequence_tokens
+
+    def trained(model: ModelConfig, optimizer: str, microbatch: memory.Amount) -> MemoryNeed | None:
+        size = read_model_size(model.path)
+        if size is None:
+            return None
+        return memory.trained_model(size, model, optimizer, ranks, microbatch, longest)
+
+    yield "policy", trained(run.model, trainer.optimizer.type, trainer.microbatch)
+    if isinstance(algorithm, PpoConfig):
+        critic = algorithm.critic
+        model = critic.model or run.model
+        yield "critic", trained(model, critic.optimizer.type, critic.microbatch or trainer.microbatch)
+    if isinstance(algorithm, SftConfig | DpoConfig):
+        return
+    needs_reference = algorithm.kl_loss is not None or algorithm.kl_reward is not None
+    if isinstance(algorithm, CustomConfig) and algorithm.ref_logprobs:
+        needs_reference = True
+    if needs_reference and run.model.lora is None:
+        yield "reference", _frozen(run.model, ranks)
+    for teacher in algorithm.distillation.teachers if algorithm.distillation else ():
+        files = run.model.model_copy(update={"path": teacher.path, "lora": None})
+        yield f"teacher {teacher.path}", _frozen(files, ranks)
+
+
+def _frozen(model: ModelConfig, ranks: int) -> MemoryNeed | None:
+    size = read_model_size(model.path)
+    return None if size is None else memory.frozen_model(size, model, ranks)
+
+
+def _samplers(run: Run, engine: NativeEngineConfig | VllmEngineConfig) -> Iterator[ProcessRequest]:
+    """The engines in processes of their own, or the explorer with its engine."""
+    if isinstance(engine, VllmEngineConfig):
+        need = _vllm_memory(run, engine)
+        number = run.rollout.pool.engines if run.rollout.pool else 1
+        for each in range(number):
+            yield ProcessRequest(f"engine {each}", "engine", engine.devices, _split(engine), need)
+        return
+    need = _native_memory(run, engine)
+    if run.rollout.pool is not None:
+        for each in range(run.rollout.pool.engines):
+            yield ProcessRequest(f"engine {each}", "engine", 1, ("sampler",), need)
+    elif run.is_distributed:
+        services = dict(_services(run))
+        yield ProcessRequest(
+            "explorer", "explorer", 1, ("sampler", *services), _total([need, *services.values()])
+        )
+
+
+def _split(engine: VllmEngineConfig) -> tuple[str, ...]:
+    sizes = {"tensor": engine.tensor_parallel, "pipeline": engine.pipeline_parallel}
+    return ("vLLM", *(f"{kind} parallel {size}" for kind, size in sizes.items() if size > 1))
+
+
+def _native_memory(run: Run, engine: NativeEngineConfig) -> MemoryNeed | None:
+    """In the trainer's process the weights are shared where the data type is the same."""
+    size = read_model_size(run.model.path)
+    if size is None:
+        return None
+    dtype = engine.dtype if engine.dtype != "model" else run.model.compute_dtype or run.model.dtype
+    need = memory.engine(size, dtype, 1, engine.kv_cache_tokens)
+    is_separate = run.is_distributed or run.rollout.pool is not None
+    has_weights = dtype in (run.model.dtype, run.model.compute_dtype)
+    return need if is_separate or not has_weights else replace(need, resident=0)
+
+
+def _vllm_memory(run: Run, engine: VllmEngineConfig) -> MemoryNeed | None:
+    size = read_model_size(run.model.path)
+    if size is None:
+        return None
+    if size.heads % engine.tensor_parallel:
+        fitting = [number for number in range(1, size.heads + 1) if size.heads % number == 0]
+        raise PlacementError(
+            f"rollout.engine.tensor_parallel is {engine.tensor_parallel}, which does not divide the {size.heads} "
+            f"attention heads of {run.model.path}. Write one of {', '.join(map(str, fitting))}."
+        )
+    if size.layers < engine.pipeline_parallel:
+        raise PlacementError(
+            f"rollout.engine.pipeline_parallel is {engine.pipeline_parallel}, and {run.model.path} has {size.layers} "
+            "layers. Write no more stages than layers."
+        )
+    dtype = engine.dtype if engine.dtype != "model" else run.model.compute_dtype or run.model.dtype
+    need = memory.engine(size, dtype, engine.devices, engine.max_model_len or run.max_sequence_tokens)
+    fraction = engine.gpu_memory_utilization or _VLLM_FRACTION
+    return replace(need, fraction=fraction, is_released=run.releases_engine_memory)
+
+
+def _services(run: Run) -> Iterator[tuple[str, MemoryNeed | None]]:
+    """Auxiliary models and reward models, which the exploring process has."""
+    for auxiliary in run.rollout.auxiliary_models:
+        size = read_model_size(auxiliary.path) if auxiliary.device != "cpu" else None
+        if auxiliary.device != "cpu":
+            tokens = auxiliary.engine.kv_cache_tokens
+            need = None if size is None else memory.engine(size, auxiliary.dtype, 1, tokens)
+            yield f"auxiliary model {auxiliary.name}", need
+    for reward in configured_rewards(run).values():
+        for model in reward.models:
+            if model.device != "cpu":
+                size = read_model_size(model.path)
+                yield f"reward model {model.name}", size and memory.engine(size, model.dtype, 1, 0)
+
+
+def _total(needs: list[MemoryNeed | None]) -> MemoryNeed | None:
+    known = [need for need in needs if need is not None]
+    return memory.total(known) if known and len(known) == len(needs) else None

@@ -1,0 +1,117 @@
+"""Machines and memory of a run, and the table that `strop check` and `strop explain` print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from strop.cli.main import app
+from strop.config.plan import memory
+from strop.config.plan.machine import GIB, Node, on_machine, parse_machine
+from strop.config.plan.model_size import ModelSize, read_model_size
+from strop.config.plan.table import plan_run
+from strop.config.schema import Run
+from strop.config.schema.model import ModelConfig
+from strop.config.units import Amount
+from strop.errors import ConfigError, PlacementError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    config = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2}
+    (model / "config.json").write_text(json.dumps(config))
+    save_file(
+        {"a": np.zeros((10, 20), np.float16), "b": np.zeros(5, np.float16)}, model / "model.safetensors"
+    )
+    return model
+
+
+def run(folder: Path, **sections: Any) -> Run:
+    data = {"train": {"path": "tasks.jsonl"}}
+    return Run.model_validate({"model": {"path": str(folder)}, "data": data, "reward": "exact", **sections})
+
+
+def test_machines_are_described_in_one_word() -> None:
+    machine = parse_machine("2x8xH100-80GB")
+    assert machine.nodes == (Node("node-0", 8, 80 * GIB), Node("node-1", 8, 80 * GIB))
+    assert machine.gpus == 16 and str(machine) == "2 nodes with 8 H100 each"
+    assert parse_machine("4xA10").nodes == (Node("node-0", 4),)
+    assert parse_machine("cpu").gpus == 0
+    for wrong in ("8", "H100", "0x8xH100-80GB", "8xH100-80", "8 x H100"):
+        with pytest.raises(ConfigError, match="is not a description of a machine"):
+            parse_machine(wrong)
+
+
+def test_the_size_of_a_model_is_read_from_its_folder(folder: Path) -> None:
+    size = read_model_size(str(folder))
+    assert size == ModelSize(parameters=205, layers=2, hidden=96, heads=6, kv_heads=2, head_dim=16)
+    assert size.kv_values_per_token == 2 * 2 * 2 * 16
+    assert read_model_size("Qwen/Qwen2.5-7B") is None
+
+
+def test_memory_of_a_seven_billion_model_by_hand() -> None:
+    """Qwen2.5-7B: 28 layers, 3584 wide, 4 KV heads of 128; float32 parameters, bfloat16 products, AdamW, 8 ranks."""
+    size = ModelSize(7_600_000_000, 28, 3584, 28, 4, 128)
+    model = ModelConfig(path="m", compute_dtype="bfloat16", gradient_checkpointing=True)
+    need = memory.trained_model(size, model, "adamw", 8, Amount(16384, "tokens"), 4096)
+    assert need.resident == 7_600_000_000 * (4 + 2 + 8) // 8  # weights, copy, two moments
+    assert need.working == 7_600_000_000 * 4 // 8 + 16384 * 28 * 3584 * 2  # gradients, inputs of the layers
+    engine = memory.engine(size, "bfloat16", 2, 4096)
+    assert engine.resident == 7_600_000_000
+    assert engine.working == 2 * 28 * 4 * 128 * 4096 * 2 // 2
+
+
+def test_tensor_parallel_must_divide_the_heads(folder: Path) -> None:
+    asked = run(folder, rollout={"engine": {"type": "vllm", "tensor_parallel": 4}})
+    with (
+        on_machine(parse_machine("8xH100-80GB")),
+        pytest.raises(PlacementError, match=r"one of 1, 2, 3, 6\."),
+    ):
+        plan_run(asked)
+
+
+def test_the_described_machine_must_have_the_nodes_of_the_cluster(folder: Path) -> None:
+    asked = run(folder, cluster={"type": "ray", "nodes": 2, "gpus_per_node": 8})
+    with (
+        on_machine(parse_machine("8xH100-80GB")),
+        pytest.raises(PlacementError, match="requires 2 nodes with 8"),
+    ):
+        plan_run(asked)
+
+
+def test_contents_of_the_processes(folder: Path) -> None:
+    asked = run(
+        folder,
+        algorithm={"type": "ppo", "kl_loss": {}},
+        rollout={"auxiliary_models": [{"name": "helper", "path": str(folder)}]},
+        reward={"models": [{"name": "score", "path": str(folder)}]},
+    )
+    with on_machine(parse_machine("1xH100-80GB")):
+        (trainer,) = plan_run(asked).processes
+    expected = ("policy", "critic", "reference", "auxiliary model helper", "reward model score", "sampler")
+    assert trainer.process.contents == expected and trainer.gpus == (0,)
+
+
+def test_explain_prints_the_plan(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    asked = {
+        "model": {"path": str(folder)},
+        "data": {"train": {"path": "t.jsonl"}},
+        "reward": "exact",
+        "trainer": {"engine": {"type": "fsdp2", "ranks": 2}},
+        "rollout": {"engine": {"type": "vllm", "tensor_parallel": 2}},
+    }
+    file.write_text(json.dumps(asked))
+    shown = CliRunner().invoke(app, ["explain", str(file), "--machine", "4xH100-80GB"]).output
+    assert "Placement on 1 node with 4 H100, with GPUs of their own for training and sampling:" in shown
+    assert "node-0  2, 3  engine 0        vLLM, tensor parallel 2  72.0 of 80 GiB (90 %)" in shown
+    refused = CliRunner().invoke(app, ["explain", str(file), "--machine", "1xH100-80GB"]).output
+    assert "No placement: The trainer needs 2 GPUs" in refused
