@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.inference_engine import AutoEngineConfig, NativeEngineConfig, VllmEngineConfig
 from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import MemorySyncConfig
@@ -12,6 +13,7 @@ from strop.config.schema.synchronizer import MemorySyncConfig
 def engine_faults(run: Run) -> Iterator[str]:
     """Faults of every engine that the run may start; each names its key."""
     section = run.rollout.engine
+    yield from _sharing_faults(run)
     if isinstance(section, AutoEngineConfig):
         yield from _native_faults(run, section.native, "rollout.engine.native")
         yield from _vllm_faults(run, section.vllm, "rollout.engine.vllm")
@@ -19,6 +21,25 @@ def engine_faults(run: Run) -> Iterator[str]:
         yield from _native_faults(run, section, "rollout.engine")
     else:
         yield from _vllm_faults(run, section, "rollout.engine")
+
+
+def _sharing_faults(run: Run) -> Iterator[str]:
+    """Faults in how engines share GPUs with the trainer."""
+    cluster = run.cluster
+    if (
+        run.rollout.colocated
+        and isinstance(cluster, RayClusterConfig)
+        and cluster.nodes * cluster.gpus_per_node > 1
+    ):
+        yield (
+            "rollout.colocated is true, and the actors of a Ray cluster with several GPUs do not share them; remove "
+            "it, or write `cluster: local` for one machine"
+        )
+    if run.rollout.release_memory and run.is_distributed:
+        yield (
+            "rollout.release_memory is true, but explorer and trainer are separate processes that do not wait for each "
+            "other's memory; remove it, or write `synchronizer: memory`"
+        )
 
 
 def _native_faults(run: Run, section: NativeEngineConfig, where: str) -> Iterator[str]:

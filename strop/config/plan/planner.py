@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from strop.config.plan.machine import GIB, Machine, Node
 from strop.config.plan.request import PlacementRequest, ProcessRequest
@@ -51,7 +52,7 @@ def plan_placement(request: PlacementRequest, machine: Machine) -> PlacementPlan
         ]
         return PlacementPlan(machine, tuple(placed), is_shared=False, in_turns=request.in_turns)
     _check_counts(request, machine)
-    apart = None if request.colocated else _place_apart(request, machine)
+    apart = None if request.colocated and request.samplers else _place_apart(request, machine)
     if apart is not None:
         processes, is_shared = apart, False
     elif request.colocated is False or (request.shares_single_gpu_only and machine.gpus > 1):
@@ -95,7 +96,7 @@ def _place_apart(request: PlacementRequest, machine: Machine) -> list[PlacedProc
     placed: list[PlacedProcess] = []
     engines: list[PlacedProcess] = []
     for node, available, count in zip(machine.nodes, free, engines_of, strict=True):
-        on_node = [rank for rank, _ in zip(ranks, range(available), strict=False)] if available else []
+        on_node = list(islice(ranks, available))
         placed += [PlacedProcess(rank, node, (number,)) for number, rank in enumerate(on_node)]
         for first in range(len(on_node), len(on_node) + count * each, each or 1):
             engines.append(PlacedProcess(next(samplers), node, tuple(range(first, first + each))))

@@ -17,6 +17,7 @@ from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.inference_engine import AutoEngineConfig, NativeEngineConfig, VllmEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.run import Run
+from strop.config.units import Amount
 from strop.errors import PlacementError
 
 Role = Literal["trainer", "engine", "explorer"]
@@ -107,7 +108,7 @@ def _trained_models(run: Run, ranks: int) -> Iterator[tuple[str, MemoryNeed | No
     trainer, algorithm = run.trainer, run.algorithm
     longest = run.max_sequence_tokens
 
-    def trained(model: ModelConfig, optimizer: str, microbatch: memory.Amount) -> MemoryNeed | None:
+    def trained(model: ModelConfig, optimizer: str, microbatch: Amount) -> MemoryNeed | None:
         size = read_model_size(model.path)
         if size is None:
             return None
@@ -204,7 +205,8 @@ def _services(run: Run) -> Iterator[tuple[str, MemoryNeed | None]]:
         for model in reward.models:
             if model.device != "cpu":
                 size = read_model_size(model.path)
-                yield f"reward model {model.name}", size and memory.engine(size, model.dtype, 1, 0)
+                need = None if size is None else memory.engine(size, model.dtype, 1, 0)
+                yield f"reward model {model.name}", need
 
 
 def _total(needs: list[MemoryNeed | None]) -> MemoryNeed | None:
