@@ -1,4 +1,4 @@
-"""What a run asks of a machine: its processes, the GPUs of each, and their memory."""
+"""Request of a run to a machine: its processes, the GPUs of each, and their memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PlacementRequest:
 
 
 def request_of(run: Run, machine: Machine) -> PlacementRequest:
-    """What a run asks of a machine. Raises PlacementError for an engine that cannot be split as it says."""
+    """The request of a run to a machine. Raises PlacementError for an engine that cannot be split as it says."""
     engine = _engine(run, machine)
     offline = isinstance(run.algorithm, SftConfig | DpoConfig)
     samplers = () if offline or run.mode == "train" else tuple(_samplers(run, engine))
