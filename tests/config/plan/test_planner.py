@@ -93,7 +93,7 @@ def test_every_plan_is_possible(asked: PlacementRequest, machine: Machine) -> No
 def test_ranks_and_engines_are_apart_wherever_they_fit(
     ranks: int, engines: int, each: int, nodes: int, gpus: int
 ) -> None:
-    """Engines of equal size get GPUs of their own exactly if whole engines fill nodes and the ranks fit into what is left."""
+    """Exactly where whole engines fill nodes, and the ranks fit into what is left."""
     fits = each <= gpus and engines <= nodes * (gpus // each) and ranks + engines * each <= nodes * gpus
     asked = request(ranks, engines, each, colocated=False)
     if fits or (not engines and ranks <= nodes * gpus):
@@ -158,7 +158,7 @@ def test_what_is_missing_is_said(asked: PlacementRequest, machine: Machine, mess
 
 
 def test_released_memory_is_free_for_the_other_phase() -> None:
-    """60 GiB of a rank, of which 30 between its phases; an engine's 40 GiB fit next to 30, not next to 60."""
+    """60 GiB of a rank, of which 30 between its phases; an engine's 40 GiB fit next to 30."""
     rank, engine = MemoryNeed(30 * GIB, 30 * GIB), MemoryNeed(10 * GIB, 0, 0.5, is_released=True)
     asked = request(2, 2, rank_memory=rank, engine_memory=engine)
     plan = plan_placement(asked, GPU)
