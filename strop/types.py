@@ -108,6 +108,9 @@ class SampleRequest:
     """Seed of the completion's sampling; the result does not depend on other requests in the batch."""
     media: tuple[ImageReference, ...] = ()
     """Images of the prompt, in the order of their tokens in `prompt_ids`."""
+    messages: tuple[Message, ...] = ()
+    """Conversation without tools and images that `prompt_ids` encode, for an engine that takes messages; empty for
+    any other prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,8 @@ class Completion:
     token_ids: IntArray
     """[C] Sampled tokens, with the end or stop token where one was sampled."""
     sampler_logprobs: FloatArray
-    """[C] Log-probs under the sampling distribution, after temperature, penalties and filters."""
+    """[C] Log-probs under the sampling distribution, after temperature, penalties and filters; NaN
+    from a server that does not report them, which serves evaluations only."""
     policy_logprobs: FloatArray | None
     """[C] Log-probs under softmax(logits / temperature), the distribution that the trainer computes; None from
     an engine that cannot compute them together with those of a filtered distribution; the trainer then computes

@@ -14,16 +14,17 @@ from strop.errors import ModelError, StropError
 from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
 from strop.inference.endpoint.request import ChatRequest
 from strop.inference.endpoint.response import ChatResponse
+from strop.inference.endpoint.token_completions import TokenRequest, TokenResponse
 from strop.inference.registry import attach_engine
 from strop.models.loading import load_model, load_tokenizer
 from strop.models.shared_weights import model_weights
 from strop.seeds import derive_seed
-from strop.types import IntArray, SampleRequest, SamplingParams
+from strop.types import Completion, IntArray, SampleRequest, SamplingParams
 from strop.workers.event_loop_thread import EventLoopThread
 
 
 class AuxiliaryModel:
-    """A `ChatModel` whose engine runs in its own thread. Equal requests get equal responses."""
+    """An `EndpointModel` whose engine runs in its own thread. Equal requests get equal responses."""
 
     def __init__(self, section: AuxiliaryModelConfig, device: torch.device, *, seed: int) -> None:
         """Load the model. Raises `ModelError` for a model or a tokenizer that cannot be used."""
@@ -51,12 +52,9 @@ class AuxiliaryModel:
         """Raises `BadRequest` for a conversation that is too long or cannot be rendered."""
         try:
             prompt = self._encoder.encode_prompt(request.messages, request.tools)
-            unseeded = SampleRequest(self._section.name, prompt, self._sampling(request, prompt), 0)
-            seed = derive_seed(self._seed, self._section.name, _request_hash(unseeded))
-            seeded = SampleRequest(unseeded.id, prompt, unseeded.sampling, seed)
-            (completion,) = await self._thread.run_async(self._engine.sample([seeded]))
         except StropError as error:
             raise BadRequest(f"{self._section.name}: {error}") from error
+        completion, seed = await self._complete(prompt, self._sampling(request, prompt), None)
         text = self._encoder.decode(completion.token_ids)
         parsed = parse_chat_reply(text, request.tools, self._encoder.prompts.template)
         return ChatResponse(
@@ -67,6 +65,25 @@ class AuxiliaryModel:
             completion_tokens=len(completion.token_ids),
             calls=parsed.calls,
         )
+
+    async def complete(self, request: TokenRequest) -> TokenResponse:
+        """Raises `BadRequest` for a prompt that is too long or has other tokens than the model."""
+        completion, seed = await self._complete(request.prompt_ids, request.sampling, request.seed)
+        return TokenResponse(f"{seed:x}", self._encoder.decode(completion.token_ids), completion)
+
+    async def _complete(
+        self, prompt: IntArray, sampling: SamplingParams, seed: int | None
+    ) -> tuple[Completion, int]:
+        """The completion, and its seed: a hash of the request if None is given."""
+        if seed is None:
+            unseeded = SampleRequest(self._section.name, prompt, sampling, 0)
+            seed = derive_seed(self._seed, self._section.name, _request_hash(unseeded))
+        request = SampleRequest(self._section.name, prompt, sampling, seed)
+        try:
+            (completion,) = await self._thread.run_async(self._engine.sample([request]))
+        except StropError as error:
+            raise BadRequest(f"{self._section.name}: {error}") from error
+        return completion, seed
 
     def close(self) -> None:
         """Stop the engine and its thread."""

@@ -13,22 +13,25 @@ from strop.config.schema.inference_engine import (
     AutoEngineConfig,
     InferenceEngineConfig,
     NativeEngineConfig,
+    OpenAiEngineConfig,
     VllmEngineConfig,
 )
 from strop.config.schema.model import ModelConfig
 from strop.errors import InferenceError
 from strop.inference.native import NativeEngine
+from strop.inference.openai import OpenAiEngine
+from strop.inference.stop_tokens import eos_token_ids
 from strop.inference.vllm import VllmEngine
 from strop.inference.vllm.library import is_vllm_installed
 from strop.models.fused_storage import fuse_storage
-from strop.models.loading import load_model
+from strop.models.loading import load_config, load_generation_config, load_model
 from strop.protocols import InferenceEngine, SharedWeights
 from strop.workers.cleanup import cleanup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-EngineConfig = NativeEngineConfig | VllmEngineConfig
+EngineConfig = NativeEngineConfig | VllmEngineConfig | OpenAiEngineConfig
 """Section `rollout.engine` after `choose_engine`."""
 
 E = TypeVar("E", bound=InferenceEngine)
@@ -65,9 +68,30 @@ def _load_vllm(
     return VllmEngine(section, model, tokenizer)
 
 
+def _attach_server(
+    section: OpenAiEngineConfig, weights: SharedWeights, tokenizer: PreTrainedTokenizerBase
+) -> InferenceEngine:
+    return _server(section, weights.config, weights.generation_config, tokenizer)
+
+
+def _load_server(
+    section: OpenAiEngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> InferenceEngine:
+    return _server(section, load_config(model), load_generation_config(model), tokenizer)
+
+
+def _server(
+    section: OpenAiEngineConfig, config: Any, generation_config: Any, tokenizer: PreTrainedTokenizerBase
+) -> InferenceEngine:
+    vocab_size = int(config.get_text_config().vocab_size)
+    eos_ids = eos_token_ids(config, generation_config, tokenizer)
+    return OpenAiEngine(section, tokenizer, vocab_size=vocab_size, eos_ids=eos_ids)
+
+
 ENGINE_TYPES: Mapping[str, EngineType] = {
     "native": EngineType(attach=_attach_native, load=_load_native),
     "vllm": EngineType(attach=None, load=_load_vllm),
+    "openai": EngineType(attach=_attach_server, load=_load_server),
 }
 """Engine type by the value of `type` in the section."""
 

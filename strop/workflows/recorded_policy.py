@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from strop.data.encoding.chat_template import Tools
 from strop.data.encoding.tool_calls import parse_chat_reply
@@ -12,10 +13,12 @@ from strop.errors import DataError, ModelError
 from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
 from strop.inference.endpoint.request import ChatRequest
 from strop.inference.endpoint.response import ChatResponse
-from strop.types import Message
+from strop.inference.endpoint.token_completions import TokenRequest, TokenResponse
+from strop.types import Completion, Message
 from strop.workflows.result import ContextLengthExceeded
 from strop.workflows.session import Conversation, RolloutSession
 
+T = TypeVar("T")
 _Key = tuple[str, ...]
 """Identity of a conversation: tools and message contents, without fields that a client adds."""
 
@@ -52,7 +55,7 @@ class RecordedConversations:
 
 
 class RecordedPolicy:
-    """A `ChatModel`: a request that continues an earlier reply continues that reply's exact tokens.
+    """An `EndpointModel`: a request that continues an earlier reply continues that reply's exact tokens.
 
     `rollout.max_sequence_tokens` limits a reply, and so does the request's `max_tokens`. The run file sets the
     sampling parameters, because training must know them: a request's temperature and top_p are ignored.
@@ -65,13 +68,16 @@ class RecordedPolicy:
         self._session = session
         self._conversations = conversations
         self._loop = loop
-        self._pending: set[asyncio.Task[ChatResponse]] = set()
+        self._pending: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """Raises `BadRequest` if the conversation cannot continue, or is too long."""
-        response = asyncio.run_coroutine_threadsafe(self._start(request), self._loop)
-        return await asyncio.wrap_future(response)
+        return await self._start(self._respond(request))
+
+    async def complete(self, request: TokenRequest) -> TokenResponse:
+        """Raises `BadRequest` for a prompt that is too long."""
+        return await self._start(self._complete(request))
 
     def close(self) -> None:
         """End the rollout: pending requests are cancelled. Call it in the session's event loop."""
@@ -79,10 +85,15 @@ class RecordedPolicy:
         for task in self._pending:
             task.cancel()
 
-    async def _start(self, request: ChatRequest) -> ChatResponse:
+    async def _start(self, response: Coroutine[Any, Any, T]) -> T:
+        """Await a response that is computed in the session's event loop."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._track(response), self._loop))
+
+    async def _track(self, response: Coroutine[Any, Any, T]) -> T:
         if self._closed:
+            response.close()
             raise BadRequest("this rollout is over", status=401)
-        task = self._loop.create_task(self._respond(request))
+        task = self._loop.create_task(response)
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
         return await task
@@ -109,6 +120,23 @@ class RecordedPolicy:
         )
         self._conversations.add(request.messages, reply.message(), answered)
         return reply
+
+    async def _complete(self, request: TokenRequest) -> TokenResponse:
+        session = self._session
+        try:
+            turn = await session.sample(
+                request.prompt_ids, max_tokens=request.sampling.max_tokens, stop=request.sampling.stop
+            )
+        except ContextLengthExceeded as error:
+            raise BadRequest(str(error), code=CONTEXT_LENGTH_EXCEEDED) from error
+        completion = Completion(
+            token_ids=turn.completion_ids,
+            sampler_logprobs=turn.sampler_logprobs,
+            policy_logprobs=turn.policy_logprobs,
+            finish_reason=turn.finish_reason,
+            version=turn.version,
+        )
+        return TokenResponse(f"{session.name}-{len(session.turns)}", session.decode(turn), completion)
 
 
 def _key(messages: Sequence[Message], tools: Tools) -> _Key:

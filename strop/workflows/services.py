@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 from strop.errors import ConfigError
-from strop.inference.endpoint.response import ChatModel
-from strop.inference.endpoint.server import EndpointAccess, EndpointServer
+from strop.inference.endpoint.server import EndpointAccess, EndpointModel, EndpointServer
 
 
 class WorkflowServices:
     """Endpoint and auxiliary models of a run. Any thread may call."""
 
     def __init__(
-        self, endpoint: EndpointServer, policy: str, auxiliary: Mapping[str, ChatModel] | None = None
+        self, endpoint: EndpointServer, policy: str, auxiliary: Mapping[str, EndpointModel] | None = None
     ) -> None:
         """`policy` is the policy's name at the endpoint; `auxiliary` are the auxiliary models by name."""
         self._endpoint = endpoint
@@ -31,12 +30,12 @@ class WorkflowServices:
         """Names of the auxiliary models, in the order of the run file."""
         return tuple(self._auxiliary)
 
-    def admit(self, policy: ChatModel | None = None) -> AbstractContextManager[EndpointAccess]:
+    def admit(self, policy: EndpointModel | None = None) -> AbstractContextManager[EndpointAccess]:
         """Register a key for the auxiliary models and, if given, for the policy."""
         models = {} if policy is None else {self._policy: policy}
         return self._endpoint.register({**models, **self._auxiliary})
 
-    def auxiliary(self, name: str) -> ChatModel:
+    def auxiliary(self, name: str) -> EndpointModel:
         """Auxiliary model of that name. Raises `ConfigError` if there is none."""
         if name not in self._auxiliary:
             names = ", ".join(self._auxiliary) or "none"

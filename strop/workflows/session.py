@@ -141,7 +141,10 @@ class RolloutSession:
         `max_tokens` replaces `data.max_response_tokens`.
         """
         limit = self._length_limit(conversation)
-        turn = await self._sample(conversation.token_ids, conversation.media, limit, max_tokens, stop)
+        messages = () if conversation.tools or conversation.media else conversation.messages
+        turn = await self._sample(
+            conversation.token_ids, conversation.media, limit, max_tokens, stop, messages
+        )
         message = {"role": "assistant", "content": self._encoder.decode(turn.completion_ids)}
         answered = replace(
             conversation,
@@ -165,6 +168,7 @@ class RolloutSession:
         length_limit: int,
         max_tokens: int | None,
         stop: tuple[str, ...],
+        messages: tuple[Message, ...] = (),
     ) -> Turn:
         remaining = length_limit - len(prompt_ids)
         if remaining < 1:
@@ -182,7 +186,7 @@ class RolloutSession:
         )
         seed = self._seed if self._calls == 0 else derive_seed(self._seed, "call", self._calls)
         self._calls += 1
-        request = SampleRequest(self.name, prompt_ids, sampling, seed, media)
+        request = SampleRequest(self.name, prompt_ids, sampling, seed, media, messages)
         try:
             (completion,) = await self._engine.sample([request])
         except EngineLostError as lost:

@@ -31,6 +31,16 @@ async def async_turns(task, client):
     await client.chat.completions.create(model="policy", messages=messages)
     return 1.0
 
+def by_token_ids(task, client):
+    ids = task.prompt_ids.tolist()
+    first = client.completions.create(model="policy", prompt=ids, max_tokens=4).choices[0]
+    assert len(first.token_ids) == len(first.logprobs.token_logprobs) == 4
+    client.completions.create(model="policy", prompt=[*ids, *first.token_ids], max_tokens=3)
+    try:
+        client.completions.create(model="policy", prompt=[*ids, *range(5, 120)])
+    except openai.BadRequestError as error:
+        return error.code
+
 def streams(task, client):
     text, reason = "", None
     options = {"include_usage": True}
@@ -138,6 +148,17 @@ def test_continued_calls_are_one_sequence_of_the_sampled_tokens(world, user_file
     if second.finish_reason == "length" and name == "async_turns":
         assert len(experience.token_ids) == 120, "only the longest sequence bounds a call"
     assert rollout.sampling.temperature == 1.0
+
+
+def test_calls_with_token_ids_are_recorded(world, user_file):
+    args = {"function": f"{user_file(AGENTS)}:by_token_ids"}
+    sampling = SamplingParams(max_tokens=3, ignore_eos=True)
+    rollout = world.run(world.native(), "agent", args, max_sequence_tokens=120, sampling=sampling)
+    assert (rollout.error, rollout.text) == (None, "context_length_exceeded")
+    first, second = rollout.turns
+    assert (len(first.completion_ids), len(second.completion_ids)) == (4, 3)
+    (experience,) = rollout_to_experiences(replace(rollout, reward=1.0), "")
+    assert experience.response_tokens == 7
 
 
 def test_stream_and_text_result(world, user_file):

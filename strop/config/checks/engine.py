@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strop.config.schema.cluster import RayClusterConfig
-from strop.config.schema.inference_engine import AutoEngineConfig, NativeEngineConfig, VllmEngineConfig
+from strop.config.schema.inference_engine import (
+    AutoEngineConfig,
+    NativeEngineConfig,
+    OpenAiEngineConfig,
+    VllmEngineConfig,
+)
 from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import MemorySyncConfig
 
@@ -19,6 +24,8 @@ def engine_faults(run: Run) -> Iterator[str]:
         yield from _vllm_faults(run, section.vllm, "rollout.engine.vllm")
     elif isinstance(section, NativeEngineConfig):
         yield from _native_faults(run, section, "rollout.engine")
+    elif isinstance(section, OpenAiEngineConfig):
+        yield from _server_faults(run)
     else:
         yield from _vllm_faults(run, section, "rollout.engine")
 
@@ -42,6 +49,17 @@ def _sharing_faults(run: Run) -> Iterator[str]:
         )
 
 
+def fixed_weights_fault(run: Run) -> str | None:
+    """Why the run cannot train with its engine; None for an engine that loads the trained weights."""
+    if run.mode == "bench" or not isinstance(run.rollout.engine, OpenAiEngineConfig):
+        return None
+    return (
+        "rollout.engine.type is openai: the server samples with the weights that it has, so nothing that this run "
+        "trains would reach it. It can evaluate (`strop evaluate`, `strop generate`, mode: bench); to train, write "
+        "`rollout.engine: native` or `vllm`, which load the weights after every step"
+    )
+
+
 def _native_faults(run: Run, section: NativeEngineConfig, where: str) -> Iterator[str]:
     yield from _too_short(run, f"{where}.kv_cache_tokens", section.kv_cache_tokens)
 
@@ -59,6 +77,21 @@ def _vllm_faults(run: Run, section: VllmEngineConfig, where: str) -> Iterator[st
             else "a separate explorer starts with the initial model"
         )
         yield f"{where}.load_format is dummy, but {why}; write auto"
+
+
+def _server_faults(run: Run) -> Iterator[str]:
+    if run.rollout.pool is not None:
+        yield "rollout.pool starts engines, but rollout.engine is a server that runs already; remove rollout.pool"
+    if run.mode == "bench" and run.bench.checkpoints:
+        yield (
+            "bench.checkpoints: a server (rollout.engine.type openai) is evaluated with the weights that it has; "
+            "remove the key, or write `rollout.engine: native`"
+        )
+    if run.mode == "bench" and not run.bench.initial_model:
+        yield (
+            "bench.initial_model is false, but a server (rollout.engine.type openai) is evaluated with the weights "
+            "that it has; write true"
+        )
 
 
 def _too_short(run: Run, key: str, limit: int) -> Iterator[str]:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from strop.config.checks.engine import fixed_weights_fault
 from strop.config.effective_reward import configured_rewards, lacks_reward
 from strop.config.load.config_tree import Source
 from strop.config.load.loader import LoadedRun
@@ -18,7 +19,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
 from strop.config.schema.data import GENERATORS, TasksetConfig, is_template
 from strop.config.schema.distillation import TeacherConfig
-from strop.config.schema.inference_engine import VllmEngineConfig
+from strop.config.schema.inference_engine import InferenceEngineConfig, OpenAiEngineConfig, VllmEngineConfig
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.tracking import TRACKING_SERVICES
 from strop.config.schema.workflow import WorkflowConfig
@@ -82,12 +83,24 @@ def missing_files(loaded: LoadedRun) -> list[str]:
             f"{_at('rollout.engine.type', sources)}: vLLM is not installed: pip install 'strop[vllm]', or write "
             "`rollout.engine: native`; for a configuration of another tool --here does that."
         )
+    if (fault := fixed_weights_fault(run)) is not None:
+        faults.append(f"{_at('rollout.engine.type', sources)}: {fault}.")
+    faults += _server_key(run.rollout.engine, sources)
     parent = next(folder for folder in (run.folder_path, *run.folder_path.parents) if existing_path(folder))
     if not os.access(parent, os.W_OK | os.X_OK):
         faults.append(
             f"{_at('output', sources)}: {run.folder_path} cannot be created, because {parent} is not writable."
         )
     return faults
+
+
+def _server_key(engine: InferenceEngineConfig, sources: Mapping[str, Source]) -> list[str]:
+    if not isinstance(engine, OpenAiEngineConfig):
+        return []
+    name = engine.api_key_env
+    if name is None or os.environ.get(name):
+        return []
+    return [f"{_at('rollout.engine.api_key_env', sources)}: the environment variable {name} is not set."]
 
 
 def require_reward(run: Run, reward: Callable[..., Any] | None) -> None:

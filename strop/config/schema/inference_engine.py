@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from strop.config.schema.base import Section, type_shorthand
+from strop.config.units import MAX_SECONDS
 
 
 class NativeEngineConfig(Section):
@@ -70,6 +71,30 @@ class VllmEngineConfig(Section):
         return self.tensor_parallel * self.pipeline_parallel
 
 
+class OpenAiEngineConfig(Section):
+    """OpenAI-compatible server that runs already: vLLM, SGLang, or a provider's. It is sampled from as it is, by `strop
+    evaluate`, `strop generate` and mode `bench`; `model` names the tokenizer, and its weights are not loaded."""
+
+    type: Literal["openai"] = "openai"
+    base_url: str = Field(pattern=r"^https?://")
+    """Base URL of the server's API, such as `http://localhost:8000/v1`."""
+    model: str
+    """Name of the model at the server."""
+    api_key_env: str | None = None
+    """Environment variable that holds the server's API key; null if the server requires none."""
+    api: Literal["completions", "chat"] = "completions"
+    """API that is called: `completions` sends prompts as token ids, to a server of the model whose tokenizer the
+    run has; `chat` sends messages, to a server of any model, and counts tokens with the run's tokenizer."""
+    timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    """Maximum duration of one request; after it the request is retried."""
+    retries: int = Field(5, ge=0)
+    """Maximum number of retries of a request; after the last one the run stops with an error."""
+    backoff_seconds: float = Field(1.0, gt=0, le=MAX_SECONDS)
+    """Wait before the first retry; it doubles with each further retry."""
+    max_concurrent_requests: int = Field(64, gt=0)
+    """Maximum number of concurrent requests; further requests queue."""
+
+
 class AutoEngineConfig(Section):
     """vLLM if this machine has a GPU and vLLM is installed, otherwise the native sampler."""
 
@@ -81,6 +106,9 @@ class AutoEngineConfig(Section):
 
 
 InferenceEngineConfig = Annotated[
-    Annotated[NativeEngineConfig | VllmEngineConfig | AutoEngineConfig, Field(discriminator="type")],
+    Annotated[
+        NativeEngineConfig | VllmEngineConfig | OpenAiEngineConfig | AutoEngineConfig,
+        Field(discriminator="type"),
+    ],
     type_shorthand("native"),
 ]

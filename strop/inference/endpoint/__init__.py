@@ -1,6 +1,6 @@
-"""OpenAI-compatible chat endpoint on the loopback interface.
+"""OpenAI-compatible endpoint on the loopback interface.
 
-`server.py` listens, `request.py` parses requests and `response.py` builds responses. Requests are served by a
-`ChatModel`: the trained model, recorded for one rollout (`strop.workflows.recorded_policy`), or an auxiliary
-model (`strop.inference.auxiliary_model`).
+`server.py` listens; `request.py` and `response.py` are the chat API, and `token_completions.py` is the API of token
+ids. Requests are served by an `EndpointModel`: the trained model, recorded for one rollout
+(`strop.workflows.recorded_policy`), or an auxiliary model (`strop.inference.auxiliary_model`).
 """

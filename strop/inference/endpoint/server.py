@@ -10,13 +10,18 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from strop.errors import MissingExtraError, PlacementError, StropError
 from strop.inference.endpoint.errors import BadRequest
 from strop.inference.endpoint.json_body import parse_json
 from strop.inference.endpoint.request import parse_chat_request
 from strop.inference.endpoint.response import ChatModel, completion_body, stream_chunks
+from strop.inference.endpoint.token_completions import (
+    TokenModel,
+    parse_token_request,
+    token_body,
+)
 from strop.workers.event_loop_thread import EventLoopThread
 
 if TYPE_CHECKING:
@@ -34,6 +39,10 @@ _SHUTDOWN_SECONDS = 5.0
 """Timeout for requests that are still answered at the end of the run."""
 
 
+class EndpointModel(ChatModel, TokenModel, Protocol):
+    """A model that serves both APIs."""
+
+
 @dataclass(frozen=True, slots=True)
 class EndpointAccess:
     """URL and API key of a registration."""
@@ -45,7 +54,8 @@ class EndpointAccess:
 
 
 class EndpointServer:
-    """Serves `/v1/chat/completions` and `/v1/models` on loopback, from the first `register` until `close`.
+    """Serves chat completions, completions of token ids and `/v1/models` on loopback, from the first `register` until
+    `close`.
 
     Any thread may call.
     """
@@ -54,14 +64,14 @@ class EndpointServer:
         """`port` 0 is any free port."""
         self._port = port
         self._thread = EventLoopThread("endpoint")
-        self._models_by_key: dict[str, Mapping[str, ChatModel]] = {}
+        self._models_by_key: dict[str, Mapping[str, EndpointModel]] = {}
         self._url = ""
         self._runner: web.AppRunner | None = None
         self._listening: asyncio.Server | None = None
         self._connections: ClientConnections
 
     @contextmanager
-    def register(self, models: Mapping[str, ChatModel]) -> Iterator[EndpointAccess]:
+    def register(self, models: Mapping[str, EndpointModel]) -> Iterator[EndpointAccess]:
         """Inside the block, a new API key gives access to these models by name; afterwards it is rejected.
 
         Raises `MissingExtraError` without aiohttp, `PlacementError` if the port is in use.
@@ -90,6 +100,7 @@ class EndpointServer:
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._complete)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         assert runner.server is not None
@@ -111,7 +122,7 @@ class EndpointServer:
             self._listening.close()
         await runner.cleanup()
 
-    def _models_of(self, request: web.Request) -> Mapping[str, ChatModel]:
+    def _models_of(self, request: web.Request) -> Mapping[str, EndpointModel]:
         header = request.headers.get("Authorization", "").removeprefix("Bearer ")
         api_key = header.encode("utf-8", "surrogateescape")
         for key, models in tuple(self._models_by_key.items()):  # another thread may register
@@ -136,14 +147,7 @@ class EndpointServer:
         try:
             models = self._models_of(request)
             parsed = parse_chat_request(await _read_json(request))
-            if parsed.model not in models:
-                raise BadRequest(
-                    f"there is no model {parsed.model!r}; available: {', '.join(models)}. "
-                    "rollout.endpoint.model sets the name of the trained model",
-                    status=404,
-                    code="model_not_found",
-                )
-            reply = await models[parsed.model].chat(parsed)
+            reply = await _find_model(models, parsed.model).chat(parsed)
         except BadRequest as error:
             return _error_response(error)
         except StropError as error:
@@ -157,6 +161,28 @@ class EndpointServer:
         return await _send(
             request, response, (f"data: {event}\n\n".encode() for event in (*events, "[DONE]"))
         )
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        try:
+            models = self._models_of(request)
+            parsed = parse_token_request(await _read_json(request))
+            response = await _find_model(models, parsed.model).complete(parsed)
+        except BadRequest as error:
+            return _error_response(error)
+        except StropError as error:
+            return _error_response(BadRequest(str(error)))
+        return await _send(request, _json(token_body(parsed, response)))
+
+
+def _find_model(models: Mapping[str, EndpointModel], name: str) -> EndpointModel:
+    if name not in models:
+        raise BadRequest(
+            f"there is no model {name!r}; available: {', '.join(models)}. "
+            "rollout.endpoint.model sets the name of the trained model",
+            status=404,
+            code="model_not_found",
+        )
+    return models[name]
 
 
 async def _read_json(request: web.Request) -> Any:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
-import random
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from email.message import Message
 from typing import Any
 
 from strop.errors import RewardError
+from strop.workers.http_retries import FATAL_STATUSES, RETRYABLE_STATUSES, retry_wait_seconds
 
-_MAX_WAIT_SECONDS = 60.0
 _MAX_QUOTE_CHARS = 300
-_FATAL_STATUSES = (401, 403, 404)
-"""Every request will fail: the key, the model or the address is wrong."""
-_RETRYABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
-"""Another attempt may succeed."""
 
 
 class RequestRejectedError(RewardError):
@@ -65,23 +59,22 @@ class ChatCompletionsClient:
         respond in any attempt or never will.
         """
         for attempt in range(self.retries + 1):
-            wait = self.backoff_seconds * 2**attempt
+            retry_after = None
             try:
                 with self._open("/chat/completions", json.dumps(body).encode()) as response:
                     return _parse_reply(response.read())
             except urllib.error.HTTPError as error:
                 with error:
                     cause = _describe(error)
-                    if error.code in _FATAL_STATUSES:
+                    if error.code in FATAL_STATUSES:
                         raise self._fatal_error(f"responds {cause}") from error
-                    if error.code not in _RETRYABLE_STATUSES:
+                    if error.code not in RETRYABLE_STATUSES:
                         raise RequestRejectedError(f"was rejected by the endpoint: {cause}") from error
-                    wait = _retry_after(error.headers) or wait
+                    retry_after = error.headers.get("Retry-After")
             except (OSError, http.client.HTTPException) as error:
                 cause = _reason(error)
             if attempt < self.retries:
-                # Random, so that concurrent requests do not all come again at the same moment.
-                time.sleep(min(wait, _MAX_WAIT_SECONDS) * random.uniform(0.8, 1.2))
+                time.sleep(retry_wait_seconds(attempt, self.backoff_seconds, retry_after))
         raise self._fatal_error(f"did not respond in {self.retries + 1} attempts; the last one: {cause}")
 
     def _open(self, path: str, data: bytes | None) -> http.client.HTTPResponse:
@@ -123,10 +116,3 @@ def _quoted(content: bytes) -> str:
 def _reason(error: Exception) -> str:
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     return str(cause) or type(cause).__name__
-
-
-def _retry_after(headers: Message) -> float | None:
-    try:
-        return float(headers.get("Retry-After", ""))
-    except ValueError:  # missing, or a date
-        return None

@@ -19,6 +19,7 @@ from strop.config.load.loader import LoadedRun
 from strop.config.schema import Run
 from strop.errors import CheckpointError
 from strop.run.entry.evaluate import open_evaluator
+from strop.run.rollout.server_explorer import samples_from_server
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.formatting import format_duration, format_number
 from strop.training.checkpoints import checkpoint
@@ -62,9 +63,11 @@ def bench(
 
 
 def _checkpoints(run: Run) -> Iterator[tuple[str, Path | None]]:
-    """Label and folder of each checkpoint; the folder is None for the initial model."""
+    """Label and folder of each checkpoint; the folder is None for the initial model, or that of a server."""
     if run.bench.initial_model:
         yield INITIAL_MODEL, None
+    if samples_from_server(run):
+        return
     own = RunFolder.of(run)
     for path in [Path(one).expanduser() for one in run.bench.checkpoints] or [own.path]:
         found = checkpoint.folders(RunFolder(path).checkpoints)

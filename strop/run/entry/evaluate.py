@@ -12,13 +12,14 @@ from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
-from strop.errors import ConfigError
+from strop.errors import CheckpointError, ConfigError
 from strop.protocols import TrainingEngine
 from strop.rewards.known_sources import require_known_sources
 from strop.run.drivers.offline_policy import load_held_out, open_offline_policy, require_eval_data
 from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import evaluate as evaluate_tasksets
 from strop.run.rollout.rollout_services import reward_sources
+from strop.run.rollout.server_explorer import open_server_explorer, samples_from_server
 from strop.run.rollout.tasks import load_eval_tasks
 from strop.run.tokenizer import load_run_tokenizer
 from strop.training.backends.registry import open_training_engines
@@ -62,7 +63,10 @@ def open_evaluator(
             "such as `eval: [{name: test, path: test.jsonl}]`."
         )
     stop = stop or StopSignal()
-    opener = _open_offline if isinstance(run.algorithm, SftConfig | DpoConfig) else _open_sampling
+    if isinstance(run.algorithm, SftConfig | DpoConfig):
+        opener = _open_offline
+    else:
+        opener = _open_server if samples_from_server(run) else _open_sampling
     with opener(run, reward, stop) as evaluate_checkpoint:
         yield evaluate_checkpoint
 
@@ -102,6 +106,28 @@ def _open_sampling(
             step = _restore(policy.engine, checkpoint)
             policy.synchronizer.publish(step)
             return CheckpointMetrics(step, evaluate_tasksets(run, policy.explorer, tasks, step=step).metrics)
+
+        yield evaluate_checkpoint
+
+
+@contextmanager
+def _open_server(
+    run: Run, reward: Callable[..., Any] | None, stop: StopSignal
+) -> Iterator[EvaluateCheckpoint]:
+    """Evaluation of the model that a server has, without loading the run's."""
+    require_reward(run, reward)
+    require_known_sources(run)
+    tokenizer = load_run_tokenizer(run)
+    tasks = load_eval_tasks(run, tokenizer, run.data.eval)
+    with open_server_explorer(run, tokenizer, reward_sources(run, reward), stop) as explorer:
+
+        def evaluate_checkpoint(checkpoint: Path | None) -> CheckpointMetrics:
+            if checkpoint is not None:
+                raise CheckpointError(
+                    f"{checkpoint} cannot be evaluated on a server (rollout.engine.type openai), which has weights of "
+                    "its own. Write `rollout.engine: native` to evaluate the checkpoint."
+                )
+            return CheckpointMetrics(0, evaluate_tasksets(run, explorer, tasks, step=0).metrics)
 
         yield evaluate_checkpoint
 

@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strop.config.load.loader import LoadedRun
+from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.generation import GenerationConfig
 from strop.data.sources.files import resolve_path
 from strop.data.taskset import load_taskset
-from strop.errors import DataError
+from strop.errors import ConfigError, DataError
 from strop.inference.registry import load_engine, running_engine
 from strop.models.loading import load_tokenizer
 from strop.run.rollout.colocated_policy import open_colocated_policy
-from strop.run.rollout.explorer import check_error_fraction
+from strop.run.rollout.explorer import Explorer, check_error_fraction
 from strop.run.rollout.rollout_services import UNSCORED
 from strop.run.rollout.sampling import sampling_params
+from strop.run.rollout.server_explorer import open_server_explorer, samples_from_server
 from strop.run.tokenizer import load_run_tokenizer
 from strop.seeds import derive_seed
 from strop.training.backends.registry import open_training_engines
@@ -30,6 +34,9 @@ from strop.training.checkpoints import checkpoint as checkpoints
 from strop.training.device import find_device
 from strop.types import SampleRequest, Task
 from strop.workers.signals import StopSignal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def generate(loaded: LoadedRun, prompts: Path, out: Path, checkpoint: Path | None) -> int:
@@ -39,27 +46,49 @@ def generate(loaded: LoadedRun, prompts: Path, out: Path, checkpoint: Path | Non
     """
     run = loaded.run
     if checkpoint is not None:
-        checkpoints.verify(checkpoint)
+        _check(run, checkpoint)
     section = run.data.train.model_copy(
         update={"path": str(prompts), "split": None, "subset": None, "answer": None, "source": None}
     )
     tokenizer = load_run_tokenizer(run)
     tasks = load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False).all_tasks()
-    with (
-        open_training_engines(run) as engines,
-        open_colocated_policy(run, engines, tokenizer, UNSCORED, checkpoint) as policy,
-    ):
-        groups = policy.explorer.sample(
+    with _open_explorer(run, tokenizer, checkpoint) as (explorer, step):
+        groups = explorer.sample(
             tasks,
             1 if isinstance(run.algorithm, SftConfig | DpoConfig) else run.algorithm.rollouts_per_task,
             sampling_params(run.rollout.sampling, run.data.max_response_tokens),
             purpose="generate",
-            step=policy.state.step,
+            step=step,
         )
     check_error_fraction(groups, run.rollout.max_error_fraction)
     responses = [[rollout.text for rollout in group.rollouts] for group in groups]
     _write(str(out), section, tasks, responses)
     return len(groups)
+
+
+def _check(run: Run, checkpoint: Path) -> None:
+    if samples_from_server(run):
+        raise ConfigError(
+            f"{checkpoint} cannot be sampled on a server (rollout.engine.type openai), which has weights of its own. "
+            "Write `rollout.engine: native`."
+        )
+    checkpoints.verify(checkpoint)
+
+
+@contextmanager
+def _open_explorer(
+    run: Run, tokenizer: PreTrainedTokenizerBase, checkpoint: Path | None
+) -> Iterator[tuple[Explorer, int]]:
+    """The explorer, and the step of the weights that it samples with."""
+    if samples_from_server(run):
+        with open_server_explorer(run, tokenizer, UNSCORED) as explorer:
+            yield explorer, 0
+        return
+    with (
+        open_training_engines(run) as engines,
+        open_colocated_policy(run, engines, tokenizer, UNSCORED, checkpoint) as policy,
+    ):
+        yield policy.explorer, policy.state.step
 
 
 def generate_file(section: GenerationConfig) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from strop.config.checks.engine import fixed_weights_fault
 from strop.config.load.loader import LoadedRun
 from strop.config.save import folder_mode
 from strop.config.schema import Run
@@ -35,13 +36,16 @@ def start_run(
         callbacks: the user's callbacks.
 
     Raises:
-        ConfigError: callbacks in a mode that has no training loop in this process.
+        ConfigError: callbacks in a mode that has no training loop in this process, or an inference engine that
+            cannot load the trained weights.
         RunFolderError: another process uses the run folder.
         Interrupted: the run was stopped by a signal. After `stop.request_stop()` the result says
             `stopped` instead.
     """
     run = loaded.run
     stop = stop or StopSignal()
+    if (fault := fixed_weights_fault(run)) is not None:
+        raise ConfigError(f"{fault}.")
     if callbacks:
         _require_training_loop(run)
     folder = RunFolder.of(run)

@@ -1,0 +1,243 @@
+"""The engine on a server, over HTTP: Strop's own endpoint, and a proxy before it that fails."""
+
+from __future__ import annotations
+
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytest.importorskip("aiohttp")
+
+from strop.config.schema.inference_engine import NativeEngineConfig, OpenAiEngineConfig
+from strop.config.schema.model import ModelConfig
+from strop.errors import EngineLostError, InferenceError
+from strop.inference.native import NativeEngine
+from strop.inference.openai import OpenAiEngine
+from strop.inference.openai.requests import chat_body, completion_body, parse_reply
+from strop.inference.registry import load_engine, running_engine
+from strop.types import SampleRequest, SamplingParams
+from tests.inference.endpoints import Client, open_endpoint
+from tests.inference.helpers import random_prompts, requests_for, sample
+from tests.inference.tiny_chat_model import tiny_model
+
+KEY = "STROP_TEST_SERVER_KEY"
+PROMPTS = random_prompts(4, 9, 15)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("server") / "model"
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Client]:
+    with tiny_model(folder) as model, open_endpoint({"tiny": model}) as client:
+        yield client
+
+
+@pytest.fixture
+def connect(server: Client, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OpenAiEngine]:
+    """An engine on the server, not yet started."""
+    monkeypatch.setenv(KEY, server.key)
+
+    def make(**changes: Any) -> OpenAiEngine:
+        values = {"base_url": f"http://127.0.0.1:{server.port}/v1", "model": "tiny", "api_key_env": KEY}
+        section = OpenAiEngineConfig(**values | {"backoff_seconds": 0.01} | changes)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return load_engine(section, ModelConfig(path=str(folder)), tokenizer, None)  # type: ignore[arg-type, return-value]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(max_tokens=12),
+        SamplingParams(max_tokens=12, temperature=0),
+        SamplingParams(
+            max_tokens=20, temperature=0.7, top_p=0.9, top_k=30, min_p=0.01, repetition_penalty=1.2
+        ),
+        SamplingParams(max_tokens=20, min_tokens=5, stop_token_ids=tuple(range(0, 300, 3))),
+        SamplingParams(max_tokens=40, stop=("e", "a"), ignore_eos=True),
+    ],
+    ids=["plain", "greedy", "filters", "stop tokens", "stop texts"],
+)
+def test_completions_are_those_of_the_model_with_the_same_seeds(connect, folder, sampling):
+    requests = requests_for(PROMPTS, sampling, samples=2)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with running_engine(NativeEngine.from_model(model, NativeEngineConfig(), tokenizer)) as native:
+        expected = sample(native, requests)
+    with running_engine(connect()) as engine:
+        found = sample(engine, requests)
+    for one, other in zip(expected, found, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert one.finish_reason == other.finish_reason
+        np.testing.assert_allclose(one.sampler_logprobs, other.sampler_logprobs, atol=1e-5)
+        assert other.policy_logprobs is None and other.version == 0
+
+
+def test_the_chat_api_sends_messages_and_encodes_the_text(connect, server):
+    prompt = PROMPTS[0]
+    messages = ({"role": "user", "content": "two and two"},)
+    request = SampleRequest("a", prompt, SamplingParams(max_tokens=2, temperature=0), 1, messages=messages)
+    content = server.ask(temperature=0, max_tokens=2).json()["choices"][0]["message"]["content"]
+    with running_engine(connect(api="chat")) as engine:
+        (found,) = sample(engine, [request])
+        assert np.isnan(found.sampler_logprobs).all()
+        assert engine._tokenizer.decode(found.token_ids) == content
+        with pytest.raises(InferenceError, match="Write `api: completions`"):
+            sample(engine, requests_for([prompt], SamplingParams(max_tokens=2)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"model": "other"}, "404 .*there is no model 'other'; available: tiny"),
+        ({"api_key_env": None}, "401 .*the API key is wrong"),
+        ({"base_url": "http://127.0.0.1:1/v1", "retries": 1}, "did not respond in 2 attempts"),
+    ],
+    ids=["model", "key", "address"],
+)
+def test_a_server_that_cannot_be_used_is_reported_at_the_start(connect, changes, fault):
+    with closing(connect(**changes)) as engine, pytest.raises(EngineLostError, match=fault):
+        engine.start()
+
+
+def test_the_key_must_be_set(connect, monkeypatch):
+    monkeypatch.delenv(KEY)
+    with pytest.raises(InferenceError, match=f"the environment variable {KEY} is not set"):
+        connect()
+
+
+def test_an_invalid_request_fails_its_call_alone(connect):
+    good, bad = requests_for(PROMPTS[:1], SamplingParams(max_tokens=2), samples=2)
+    too_long = SampleRequest("long", bad.prompt_ids, SamplingParams(max_tokens=10**6), 0)
+    with running_engine(connect()) as engine:
+        with pytest.raises(InferenceError, match="the server rejects the request: 400"):
+            sample(engine, [too_long])
+        with pytest.raises(InferenceError, match="request 'bad': max_tokens is 0"):
+            sample(engine, [SampleRequest("bad", bad.prompt_ids, SamplingParams(max_tokens=0), 0)])
+        assert len(sample(engine, [good])) == 1
+
+
+@contextmanager
+def failing_proxy(port: int, failures: list[int]) -> Iterator[int]:
+    """A server that answers each request with the next of `failures` (0: it hangs up), and then passes them on."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            status = failures.pop(0) if failures else 200
+            if status == 0:
+                self.connection.close()
+                return
+            content = b"busy"
+            if status == 200:
+                url = f"http://127.0.0.1:{port}{self.path}"
+                headers = {"Authorization": self.headers["Authorization"]}
+                with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as reply:
+                    content = reply.read()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args: Any) -> None:
+            """Print nothing."""
+
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=proxy.serve_forever)
+    thread.start()
+    try:
+        yield proxy.server_address[1]
+    finally:
+        proxy.shutdown()
+        thread.join()
+        proxy.server_close()
+
+
+def test_lost_connections_and_a_busy_server_are_retried_with_the_same_seed(connect, server):
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=8))
+    with running_engine(connect()) as engine:
+        expected = sample(engine, requests)
+    failures: list[int] = []
+    with (
+        failing_proxy(server.port, failures) as port,
+        running_engine(connect(base_url=f"http://127.0.0.1:{port}/v1")) as engine,
+    ):
+        failures += [0, 503, 429, 500, 0]
+        found = sample(engine, requests)
+        assert not failures
+        failures += [503] * 100
+        with pytest.raises(EngineLostError, match=r"did not respond in 6 attempts; the last one: 503 .*busy"):
+            sample(engine, requests[:1])
+    assert [each.token_ids.tolist() for each in found] == [each.token_ids.tolist() for each in expected]
+
+
+def request(**sampling: Any) -> SampleRequest:
+    return SampleRequest("a", PROMPTS[0], SamplingParams(max_tokens=3, **sampling), 7)
+
+
+def test_bodies_have_only_parameters_with_an_effect():
+    body = completion_body(request(), "m", [2])
+    assert body["prompt"] == PROMPTS[0].tolist() and body["stop_token_ids"] == [2]
+    sent = {"temperature", "max_tokens", "seed", "model", "prompt", "logprobs", "stop_token_ids"}
+    flags = {name for name, value in body.items() if value is True or value is False}
+    assert body.keys() == sent | flags
+    greedy = completion_body(request(temperature=0, top_p=0.5, min_tokens=1), "m", [])
+    assert "seed" not in greedy and "top_p" not in greedy and greedy["min_tokens"] == 1
+    spoken = replace(request(), messages=({"role": "user", "content": "x"},))
+    assert chat_body(spoken, "m") == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "x"}],
+        "temperature": 1.0,
+        "max_tokens": 3,
+        "seed": 7,
+    }
+
+
+def encode(text: str) -> np.ndarray:
+    return np.array([ord(letter) for letter in text], dtype=np.int32)
+
+
+def reply(**choice: Any) -> dict[str, Any]:
+    return {"choices": [{"text": "ab", "finish_reason": "stop", **choice}]}
+
+
+def test_token_ids_are_a_field_or_the_names_of_the_tokens():
+    logprobs = {"token_logprobs": [-1.0, -2.0, -3.0]}
+    field = parse_reply(request(), reply(token_ids=[5, 6, 7], logprobs={**logprobs, "tokens": []}), encode, 0)
+    names = ["token_id:5", "token_id:6", "token_id:7"]
+    named = parse_reply(request(), reply(logprobs={**logprobs, "tokens": names}), encode, 0)
+    for completion in (field, named):
+        assert completion.token_ids.tolist() == [5, 6, 7]
+        assert completion.sampler_logprobs.tolist() == [-1, -2, -3]
+    text = parse_reply(request(), reply(logprobs={**logprobs, "tokens": ["x", "y", "z"]}), encode, 0)
+    assert text.token_ids.tolist() == [97, 98] and np.isnan(text.sampler_logprobs).all()
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ({}, "not in OpenAI's format"),
+        ({"choices": []}, "not in OpenAI's format"),
+        ([], "not in OpenAI's format"),
+        ({"choices": [{"finish_reason": "stop"}]}, "not in OpenAI's format"),
+        (reply(logprobs={"tokens": ["token_id:x"]}), "not in OpenAI's format"),
+        (reply(finish_reason="abort"), r"ended it early \(abort\)"),
+    ],
+)
+def test_other_replies_are_errors(body, fault):
+    with pytest.raises(InferenceError, match=fault):
+        parse_reply(request(), body, encode, 0)
