@@ -35,11 +35,12 @@ pushd() { cd "$@"; }
 popd() { cd "${OLDPWD:-.}"; }
 exec() { (( $# == 0 )) || { "$@"; exit; }; }
 kill() { :; }
+ulimit() { builtin ulimit "$@" 2>/dev/null || :; }
 tee() { cat; }
 mktemp() { echo "$__strop_scratch/temporary"; }
 source() { if [[ -r $1 ]]; then builtin source "$@"; else __strop_record source "$@"; fi; }
 .() { source "$@"; }
-export -f __strop_record __strop_output command_not_found_handle cd pushd popd exec kill tee mktemp source
+export -f __strop_record __strop_output command_not_found_handle cd pushd popd exec kill ulimit tee mktemp source
 """
 
 

@@ -80,7 +80,7 @@ def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
         functions = preamble(scratch, named)
         try:
             process = subprocess.Popen(
-                [bash, "--noprofile", "--norc", "-c", functions + source, str(script), *arguments],
+                [bash, "--noprofile", "--norc", "-c", f"{functions}{source}\n", str(script), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

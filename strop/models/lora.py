@@ -15,7 +15,7 @@ from typing import cast
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
-from peft import PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.lora import Linear, ParamWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -68,6 +68,29 @@ def add_lora(model: PreTrainedModel, section: LoraConfig, dtype: torch.dtype) ->
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
     return wrapped
+
+
+def load_adapter(model: PeftModel, section: LoraConfig, folder: str) -> None:
+    """Set the adapter's weights to those of a PEFT folder. Raises `ModelError` if they do not fit the section."""
+    try:
+        saved = PeftLoraConfig.from_pretrained(folder)
+        weights = load_peft_weights(folder, device="cpu")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.lora.adapter: {folder} has no adapter in PEFT's format: {error}") from error
+    expected, own = (saved.r, saved.lora_alpha), (section.rank, section.alpha)  # type: ignore[attr-defined]
+    if expected != own:
+        raise ModelError(
+            f"model.lora.adapter: the adapter in {folder} has rank {expected[0]} and alpha {expected[1]}; write "
+            "them as model.lora.rank and model.lora.alpha."
+        )
+    result = set_peft_model_state_dict(model, weights)
+    lacking = [name for name in result.missing_keys if ".lora_" in name]
+    if lacking or result.unexpected_keys:
+        name = next(iter([*lacking, *result.unexpected_keys]))
+        raise ModelError(
+            f"model.lora.adapter: the adapter in {folder} is one of other modules than model.lora.targets names; they "
+            f"differ in {name}."
+        )
 
 
 def without_adapter(model: PeftModel) -> AbstractContextManager[None]:

@@ -175,8 +175,8 @@ def test_a_fault_that_follows_from_another_is_left_out() -> None:
 
 
 def test_a_key_that_is_not_written_blames_no_other_key() -> None:
-    with pytest.raises(ConfigError, match=r"^override algorithm\.adv_estimator=rloo: .*rollout\.n is 1"):
-        read_verl([*VERL[:-2], "algorithm.adv_estimator=rloo"], here=True)
+    with pytest.raises(ConfigError, match=r"^override algorithm\.adv_estimator=opo: .*rollout\.n is 1"):
+        read_verl([*VERL[:-2], "algorithm.adv_estimator=opo"], here=True)
 
 
 def test_many_unknown_keys_are_counted() -> None:

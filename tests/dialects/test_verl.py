@@ -195,6 +195,23 @@ def test_page_defaults() -> None:
             0.7,
         ),
         ([f"{ROLLOUT}.val_kwargs.n=4"], "data.eval.0.rollouts_per_task", 4),
+        (["trainer.val_only=True"], "mode", "bench"),
+        (["trainer.experiment_name=''"], "name", "run"),
+        (
+            ["custom_reward_function.path=r.py", "+reward.custom_reward_function.reward_kwargs.bonus=2"],
+            "reward.functions.0.args",
+            {"bonus": 2},
+        ),
+        (
+            [f"{ACTOR}.model_engine=megatron", f"{ACTOR}.clip_cov_lb=2", f"{ACTOR}.loss_mode=clip_cov"],
+            "algorithm.policy_loss.covariance_low",
+            2,
+        ),
+        (
+            ["actor_rollout_ref.model.lora_rank=8", "+actor_rollout_ref.model.lora_adapter_path=a"],
+            "model.lora.adapter",
+            "a",
+        ),
         (["custom_reward_function.path=r.py"], "reward.functions.0.function", "r.py:compute_score"),
         (
             ["custom_reward_function.path=r.py", "custom_reward_function.name=f"],
@@ -297,7 +314,9 @@ def test_keys_without_effect_have_notices(overrides: list[str], note: str) -> No
         (f"{ROLLOUT}.val_kwargs.do_sample=True", "temperature is 0, which is greedy"),
         (f"{ROLLOUT}.multi_turn.max_turn=3", "does not know this key of verl's"),
         ("algorithm.filter_groups={enable: True, metric: accuracy}", "a reward function of your own"),
-        ("reward_model.reward_manager=batch", "naive or prime or dapo"),
+        ("reward_model.reward_manager=mine", "naive or batch or prime or dapo"),
+        (" ", "a backslash followed by a space"),
+        ("trainer.spo.enable=True", "keeps a value of each prompt"),
         (
             "reward_model.reward_kwargs.overlong_buffer_cfg.enable=True",
             "also write .*overlong_buffer_cfg.len",
@@ -332,8 +351,9 @@ def test_grpo_on_single_responses_has_the_reward_as_the_advantage() -> None:
     loaded = read(f"{ROLLOUT}.n=1", "algorithm.norm_adv_by_std_in_grpo=True")
     assert loaded.run.algorithm.type == "reinforce"
     assert any("rollout.n is 1" in note and "norm_adv_by_std" in note for note in loaded.notes)
+    assert read(f"{ROLLOUT}.n=1", "algorithm.adv_estimator=rloo").run.algorithm.type == "reinforce"
     with pytest.raises(ConfigError, match=r"for example, actor_rollout_ref\.rollout\.n=8"):
-        read(f"{ROLLOUT}.n=1", "algorithm.adv_estimator=rloo")
+        read(f"{ROLLOUT}.n=1", "algorithm.adv_estimator=opo")
 
 
 def test_partial_rollouts_are_placement() -> None:

@@ -88,6 +88,11 @@ def test_the_switch_decides_without_agent_loops() -> None:
             "single_turn_agent",
             {"tool_config": "tools.yaml", "form": "qwen3_coder"},
         ),
+        (
+            [f"{ROLLOUT}.mode=async", TOOLS, f"{TURNS}.format=gpt-oss"],
+            "single_turn_agent",
+            {"tool_config": "tools.yaml", "form": "gpt_oss"},
+        ),
     ],
 )
 def test_agent_loops(overrides: list[str], default: str, tools: dict[str, Any]) -> None:
@@ -95,9 +100,14 @@ def test_agent_loops(overrides: list[str], default: str, tools: dict[str, Any]) 
 
 
 def test_agent_loops_of_the_user_get_the_configuration() -> None:
+    """Among it the name of a format that only the user's loop can parse."""
     name, args = workflow(
-        f"{ROLLOUT}.agent.default_agent_loop=mine", f"{ROLLOUT}.agent.agent_loop_config_path=agents.yaml"
+        f"{ROLLOUT}.agent.default_agent_loop=mine",
+        f"{ROLLOUT}.agent.agent_loop_config_path=agents.yaml",
+        f"{TURNS}.format=mine",
     )
+    assert "form" not in args["tools"]
+    assert args["config"]["actor_rollout_ref"]["rollout"]["multi_turn"]["format"] == "mine"
     assert (name, args["default_agent"], args["agent_loops"]) == ("verl_agents", "mine", "agents.yaml")
     assert args["config"]["actor_rollout_ref"]["rollout"]["response_length"] == 512
     assert args["config"]["data"]["max_prompt_length"] == 512
@@ -108,8 +118,8 @@ def test_agent_loops_of_the_user_get_the_configuration() -> None:
     [
         ([f"{ROLLOUT}.agent.default_agent_loop=mine"], "also write .*agent_loop_config_path"),
         (
-            [f"{ROLLOUT}.mode=async", TOOLS, f"{TURNS}.format=gpt-oss"],
-            "cannot parse; it has hermes, llama3_json, qwen3_coder",
+            [f"{ROLLOUT}.mode=async", TOOLS, f"{TURNS}.format=xml"],
+            "cannot parse; it has hermes, llama3_json, qwen3_coder, gpt-oss",
         ),
         ([f"{TURNS}.enable=True", f"{TURNS}.completion_callback=a.b"], "as a workflow"),
         ([f"{TURNS}.max_turn=3"], "does not know this key"),

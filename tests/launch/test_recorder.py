@@ -35,6 +35,7 @@ SCRIPTS = [
     ("# train > x\necho 'it is > here' >> log; train #more", ["train"]),
     ("train &> all.log\ntrain >| b 2>c", ["train", "train"]),
     ("set -x\nnohup train </dev/null >$HOME/nohup.out 2>&1 &\nwait", ["nohup train"]),
+    ("ulimit -n 65535000 && train \\", ["train"]),
     ("until curl -s localhost; do sleep 1; done; train", ["curl -s localhost", "train"]),
 ]
 

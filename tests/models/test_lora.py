@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from strop.config.schema.model import LoraConfig
 from strop.errors import ModelError
 from strop.models.logprobs import token_outputs
-from strop.models.lora import add_lora, merged_weights, without_adapter
+from strop.models.lora import adapter_weights, add_lora, load_adapter, merged_weights, without_adapter
 from strop.models.packed_attention.forward import can_share_prompts, enable_packed_attention
 from tests.models.models import distance, make, packed, packed_gradient, some_experiences
 
@@ -68,6 +69,32 @@ def test_dtype_of_the_adapter() -> None:
         (torch.bfloat16, False),
         (torch.float32, True),
     }
+
+
+def test_an_adapter_continues_from_pefts_folder(tmp_path: Path) -> None:
+    trained_before = adapted()
+    trained_before.save_pretrained(tmp_path)
+    model = add_lora(make("qwen2"), LoraConfig(rank=4, alpha=8), torch.float32)
+    load_adapter(model, LoraConfig(rank=4, alpha=8), str(tmp_path))
+    expected, found = (dict(adapter_weights(each)) for each in (trained_before, model))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"rank": 8, "alpha": 8}, "has rank 4 and alpha 8"),
+        ({"rank": 4, "alpha": 8, "targets": ["q_proj"]}, "other modules"),
+    ],
+)
+def test_an_adapter_that_does_not_fit(tmp_path: Path, fields: dict[str, object], expected: str) -> None:
+    adapted().save_pretrained(tmp_path)
+    section = LoraConfig.model_validate(fields)
+    with pytest.raises(ModelError, match=expected):
+        load_adapter(add_lora(make("qwen2"), section, torch.float32), section, str(tmp_path))
+    with pytest.raises(ModelError, match="no adapter in PEFT's format"):
+        load_adapter(add_lora(make("qwen2"), section, torch.float32), section, str(tmp_path / "none"))
 
 
 def test_the_reference_is_the_model_without_its_adapter() -> None:

@@ -74,6 +74,11 @@ def test_verls_signature() -> None:
     assert call(with_kwargs) == (1.0, {})
 
 
+def test_verls_batch_and_async_functions() -> None:
+    assert call(f"{USERS}:batched") == (2.0, {})
+    assert call(f"{USERS}:asked") == (3.0, {"acc": 1.0})
+
+
 def test_trls_signature() -> None:
     assert call(users.trl_messages) == (1.0, {})
     assert call(users.trl_texts) == (1.0, {})
@@ -92,7 +97,6 @@ def test_trls_signature() -> None:
         (f"{USERS}:neer", "has no 'neer'. Did you mean 'near'?"),
         (f"{USERS}:not_a_function", "is a int, not a function"),
         (f"{USERS}:Judge", "is a class; name a function"),
-        (f"{USERS}:batched", "scores a batch per call"),
         ("rewards.txt:f", "rewards.txt' is not a .py file"),
         (lambda: 1.0, r"lambda\(\) is not supported.*f\(completion, answer"),
         (lambda *args: 1.0, "not supported"),

@@ -104,9 +104,30 @@ def test_arguments_may_be_json_text():
     assert parse_reply(text, "json").calls == (ToolCall("add", {"a": 1}),)
 
 
+HARMONY = (
+    '<|channel|>analysis<|message|>I need to=functions.add {"a": 9}<|end|>'
+    "<|start|>assistant<|channel|>commentary<|message|>Adding.<|end|>"
+    '<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
+    '<|start|>assistant to=functions.sub<|channel|>commentary json<|message|>{"b": 2}<|call|>'
+)
+
+
+def test_calls_of_gpt_oss():
+    """Forms of a call, and of the reasoning, that the Harmony page shows."""
+    reply = parse_reply(HARMONY, "gpt_oss")
+    assert reply.content == "Adding."
+    assert reply.calls == (ToolCall("add", {"a": 1}), ToolCall("sub", {"b": 2}))
+    answer = "<|channel|>final<|message|>It is 3.<|return|>"
+    assert parse_reply(answer, "gpt_oss").content == "It is 3."
+    assert parse_reply(answer, "gpt_oss").calls == ()
+    (broken,) = parse_reply("<|channel|>commentary to=functions.add<|message|>{<|call|>", "gpt_oss").calls
+    assert "not JSON" in str(broken.parse_error)
+    assert tool_call_format("<|start|>assistant<|channel|>analysis<|message|>") == "gpt_oss"
+
+
 @given(st.text())
 def test_reading_never_raises(text):
-    for form in ("hermes", "json"):
+    for form in ("hermes", "json", "qwen3_coder", "gpt_oss"):
         parse_reply(text, form)
         parse_reply(f"<tool_call>{text}", form)
 

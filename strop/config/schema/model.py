@@ -22,6 +22,9 @@ class LoraConfig(Section):
     """Modules without an adapter even if `targets` matches them: a list of names or a regular expression."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Fraction of the adapter's inputs that dropout sets to zero in training."""
+    adapter: str | None = None
+    """PEFT folder of an adapter of the same rank, alpha and modules, whose weights the policy's adapter starts with;
+    null for a new adapter."""
 
 
 class ModelConfig(Section):

@@ -14,8 +14,8 @@ class ClippedLossConfig(Section):
     """PPO's clipped surrogate (arXiv 1707.06347); DAPO's two sides (2503.14476); dual clip (1912.09729)."""
 
     type: Literal["clip"] = "clip"
-    clip_low: float = Field(0.2, ge=0, lt=1)
-    """Lower clip range: the ratio to the old policy is clipped at 1 - clip_low."""
+    clip_low: float = Field(0.2, ge=0, le=1)
+    """Lower clip range: the ratio to the old policy is clipped at 1 - clip_low; 1 for no lower bound."""
     clip_high: float = Field(0.2, ge=0)
     """Upper clip range: the ratio to the old policy is clipped at 1 + clip_high."""
     dual_clip: float | None = Field(3.0, gt=1)
@@ -162,8 +162,8 @@ class ClipCovLossConfig(Section):
     arXiv 2505.22617)."""
 
     type: Literal["clip_cov"] = "clip_cov"
-    clip_low: float = Field(0.2, ge=0, lt=1)
-    """Lower clip range: the ratio to the old policy is clipped at 1 - clip_low."""
+    clip_low: float = Field(0.2, ge=0, le=1)
+    """Lower clip range: the ratio to the old policy is clipped at 1 - clip_low; 1 for no lower bound."""
     clip_high: float = Field(0.2, ge=0)
     """Upper clip range: the ratio to the old policy is clipped at 1 + clip_high."""
     token_fraction: float = Field(0.0002, gt=0, le=1)

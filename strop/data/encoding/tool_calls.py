@@ -8,14 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ToolCallFormat = Literal["hermes", "json", "qwen3_coder"]
+ToolCallFormat = Literal["hermes", "json", "qwen3_coder", "gpt_oss"]
 """`hermes`: JSON inside <tool_call> tags, the format of Hermes and Qwen; `json`: only JSON, the format of
 Llama 3; `qwen3_coder`: <function=name> and <parameter=name> inside <tool_call> tags, the format of Qwen3-Coder
-and Qwen3.5."""
+and Qwen3.5; `gpt_oss`: messages to functions.name in the Harmony format of gpt-oss, with its special tokens."""
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>\s*|$)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
+_HARMONY = re.compile(
+    r"(?:<\|start\|>)?([^<]*)(?:<\|channel\|>([^<]*))?(?:<\|constrain\|>[^<]*)?<\|message\|>(.*?)"
+    r"(?:<\|(?:call|end|return)\|>|$)",
+    re.DOTALL,
+)
+"""A message of the Harmony format: role and recipient, channel and recipient, content
+(cookbook.openai.com/articles/openai-harmony)."""
+_RECIPIENT = re.compile(r"to=functions\.(\S+)")
 _LONGEST_QUOTE = 200
 
 
@@ -39,6 +47,8 @@ class ParsedReply:
 
 def tool_call_format(template: str | None) -> ToolCallFormat:
     """The format in which a chat template writes tool calls."""
+    if template is not None and "<|channel|>" in template:
+        return "gpt_oss"
     if template is None or "<tool_call>" not in template:
         return "json"
     return "qwen3_coder" if "<function=" in template else "hermes"
@@ -48,8 +58,11 @@ def parse_reply(text: str, form: ToolCallFormat, tools: Sequence[Mapping[str, An
     """Split a reply into content and tool calls. Never raises: a call that cannot be parsed has a
     `parse_error`.
 
-    `tools` are the descriptions of the tools, from which `qwen3_coder` takes the types of arguments.
+    `tools` are the descriptions of the tools, from which `qwen3_coder` takes the types of arguments. The text of
+    `gpt_oss` has its special tokens.
     """
+    if form == "gpt_oss":
+        return _parse_harmony(text)
     if form != "json":
         inside = _TAGGED.findall(text)
         calls = tuple(
@@ -60,6 +73,18 @@ def parse_reply(text: str, form: ToolCallFormat, tools: Sequence[Mapping[str, An
     if not stripped.startswith("{") or not re.search(r'"name"\s*:', stripped):
         return ParsedReply(text, ())
     return ParsedReply("", (_read(stripped),))
+
+
+def _parse_harmony(text: str) -> ParsedReply:
+    """The calls and the content of a reply of gpt-oss; its channel `analysis`, the reasoning, is neither."""
+    content, calls = [], []
+    for role, channel, message in _HARMONY.findall(text):
+        recipient = _RECIPIENT.search(f"{role} {channel}")
+        if recipient is not None:
+            calls.append(_read_arguments(recipient[1], message))
+        elif not channel.startswith("analysis"):
+            content.append(message)
+    return ParsedReply("\n".join(content) if content or calls else text, tuple(calls))
 
 
 def parse_chat_reply(text: str, tools: Sequence[Any], template: str | None) -> ParsedReply:
@@ -80,11 +105,15 @@ def _read(text: str) -> ToolCall:
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str):
         return ToolCall("", {}, f'a call must be {{"name": ..., "arguments": {{...}}}}, not {_quoted(text)}')
-    arguments = value.get("arguments", value.get("parameters", {}))
+    return _read_arguments(name, value.get("arguments", value.get("parameters", {})))
+
+
+def _read_arguments(name: str, arguments: Any) -> ToolCall:
+    """A call with its arguments as an object, or as its JSON text."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return ToolCall(name, {}, f"its arguments are not JSON: {_quoted(arguments)}")
     if not isinstance(arguments, dict):
         return ToolCall(name, {}, f"its arguments are not an object: {_quoted(json.dumps(arguments))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,14 @@ def _is_string_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
 
 
+def _from_json(text: str) -> Any:
+    """The value that a text is in JSON; None for other texts."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 ANY = ValueType("anything", lambda _: True)
 BOOLEAN = ValueType("true or false", lambda value: isinstance(value, bool))
 INTEGER = ValueType("an integer", _is_integer)
@@ -35,6 +44,11 @@ NUMBER = ValueType("a number", _is_number)
 NUMBER_LIST = ValueType(
     "a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value))
 )
+NUMBER_LIST_OR_TEXT = ValueType(
+    "a list of numbers",
+    lambda value: NUMBER_LIST.accepts(_from_json(value) if isinstance(value, str) else value),
+)
+"""Type of a list that may be quoted, so that Hydra passes it as text."""
 STRING = ValueType("a string", lambda value: isinstance(value, str))
 STRING_OR_LIST = ValueType(
     "a string or a list of strings", lambda value: isinstance(value, str) or _is_string_list(value)

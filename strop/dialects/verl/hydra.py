@@ -11,6 +11,7 @@ from strop.dialects.hydra.selection import ConfigSelection
 from strop.dialects.hydra.shipped import ShippedConfigs
 from strop.dialects.ledger.overrides import apply_overrides
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger
+from strop.errors import ConfigError
 
 _PLACEHOLDER = re.compile(r"([^=]+)=(<[^<>']*>)")
 """A value that the reader of a launch script is to fill in, such as `<path to the model>`."""
@@ -25,6 +26,11 @@ def read_command_line(
     key_owner: KeyOwnerHint,
 ) -> ConfigTree:
     """The values that a program of verl would be started with. Raises ConfigError."""
+    if any(not text.strip() for text in overrides):
+        raise ConfigError(
+            "a word of the command is blank: in a script, a backslash followed by a space ends the command, so that "
+            "the lines after it are not part of it. Remove the space, or the comment, after the backslash."
+        )
     tree, left = compose(selection, default, [_quote_placeholder(text) for text in overrides], shipped)
     return apply_overrides(ledger, tree, left, key_owner=key_owner)
 

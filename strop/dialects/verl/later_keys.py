@@ -26,7 +26,7 @@ from strop.dialects.verl.distillation import ROWS as DISTILLATION
 from strop.dialects.verl.model import lora
 from strop.dialects.verl.policy_loss import LATER_ROWS as POLICY_LOSS
 from strop.dialects.verl.rollout_correction import ROWS as ROLLOUT_CORRECTION
-from strop.dialects.verl.trainer import rollout_files
+from strop.dialects.verl.trainer import mode, rollout_files
 
 _ACTOR, _MODEL, _ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "model", "rollout"))
 _IMAGES = "Strop trains on text"
@@ -34,14 +34,14 @@ _TOOLS_IN_PROMPTS = "data.max_prompt_length limits a prompt without the descript
 _mtp = any_inactive(unless(f"{_MODEL}.mtp.enable", True), unless(f"{_MODEL}.mtp.enable_train", True))
 
 
-def _is_empty(foreign: ForeignValues, value: Any) -> bool:
+def is_empty(foreign: ForeignValues, value: Any) -> bool:
     """Check that supports null and what is empty."""
     return value in (None, {}, [])
 
 
-def _empty(key: str, reason: str, default: Any = UNSET) -> KeyMapping:
+def empty(key: str, reason: str, default: Any = UNSET) -> KeyMapping:
     """A key that Strop supports only where it is null or empty."""
-    return refused(key, default, reason, supported=_is_empty)
+    return refused(key, default, reason, supported=is_empty)
 
 
 def _heads_only(foreign: ForeignValues, value: Any) -> bool:
@@ -111,11 +111,11 @@ _DATA = (
         read=template_args,
         note="variables of the chat template",
     ),
-    _empty(
+    empty(
         "data.sampler.*",
         "Strop has no user-defined order of tasks; sort the file and write data.shuffle=False",
     ),
-    _empty("data.datagen.*", "Strop has no generation of tasks during a run; write the tasks to a file"),
+    empty("data.datagen.*", "Strop has no generation of tasks during a run; write the tasks to a file"),
 )
 _LOSS = (
     *POLICY_LOSS,
@@ -183,15 +183,23 @@ _OPTIMIZER = (
             "fused",
         )
     ),
-    _empty(
+    empty(
         f"{_ACTOR}.optim.override_optimizer_config.*",
         "Strop does not know this option of the optimizer; write the optimizer's own keys",
     ),
 )
 _MODELS = (
-    _empty(f"{_MODEL}.lora_adapter_path", "write the merged model's folder as actor_rollout_ref.model.path"),
-    _empty(f"{_MODEL}.tokenizer_path", "write data.tokenizer"),
-    _empty(
+    mapped(
+        f"{_MODEL}.lora_adapter_path",
+        None,
+        "model.lora.adapter",
+        read=lora,
+        value_type=nullable(STRING),
+        inactive=switches.lora,
+        note="PEFT folder of an adapter of the same lora_rank and lora_alpha",
+    ),
+    empty(f"{_MODEL}.tokenizer_path", "write data.tokenizer"),
+    empty(
         f"{_MODEL}.hf_config_path",
         "the model folder's config.json is read; write values that replace "
         f"those in it as +{_MODEL}.override_config.NAME",
@@ -249,81 +257,6 @@ _MODELS = (
     no_effect(f"{_MODEL}.mtp.*", UNSET, "the additional heads are not trained", value_type=ANY),
     placement("critic.model.lora_rank", 0, OWN_KERNELS, supported=only(0)),
 )
-_REWARD = (
-    *(
-        no_effect(key, default, why, value_type=ANY)
-        for key, default, why in (
-            (
-                "reward_model.launch_reward_fn_async",
-                False,
-                "responses are always scored while others are sampled",
-            ),
-            ("reward_model.strategy", UNSET, "a single process scores"),
-            ("reward_model.num_workers", UNSET, "responses are scored in parallel"),
-            ("reward.num_workers", 8, "responses are scored in parallel"),
-            ("reward_model.use_dynamic_bsz", UNSET, "it changes only memory use"),
-            ("reward_model.forward_max_token_len_per_gpu", UNSET, "it changes only memory use"),
-            ("reward_model.ulysses_sequence_parallel_size", UNSET, "a single process scores"),
-            ("reward_model.nccl_timeout", UNSET, "a single process scores"),
-            ("reward_model.load_weight", UNSET, "the weights are always loaded"),
-            ("reward_model.profiler.*", UNSET, "Strop does not profile a run"),
-            ("reward_model.megatron.*", UNSET, "a single process scores"),
-            ("reward_model.model.use_shm", UNSET, "the model is read from its folder"),
-            ("reward_model.model.use_remove_padding", UNSET, "sequences are always packed"),
-            ("reward_model.model.use_fused_kernels", UNSET, "Strop's own kernels are used"),
-            ("reward_model.model.fsdp_config.*", UNSET, "a single process scores"),
-            ("reward_model.micro_batch_size", None, "write reward_model.micro_batch_size_per_gpu"),
-            ("reward_model.reward_loop_source", UNSET, "reward_manager names the manager"),
-        )
-    ),
-    *(
-        placement(
-            f"{section}.{name}",
-            UNSET,
-            "the reward model runs in a process of its own on this machine",
-            supported=lambda foreign, value: not value,
-            value_type=ANY,
-            inactive=switches.reward_model,
-        )
-        for section in ("reward_model", "reward.reward_model")
-        for name in ("enable_resource_pool", "n_gpus_per_node", "nnodes", "rollout.*")
-    ),
-    no_effect("sandbox_fusion.*", UNSET, "reward.sandbox_fusion decides", value_type=ANY),
-    *(
-        _empty(
-            f"{section}.{name}",
-            "Strop passes no options to a reward function of verl's; write a run file with "
-            "reward.functions.args",
-        )
-        for section, name in (
-            ("reward_model", "reward_kwargs.*"),
-            ("reward", "reward_kwargs.*"),
-            ("custom_reward_function", "reward_kwargs.*"),
-            ("reward.custom_reward_function", "reward_kwargs.*"),
-        )
-    ),
-    refused(
-        "reward.reward_manager.source",
-        "register",
-        "Strop does not run a reward manager of your own; write a reward function",
-    ),
-    no_effect("reward.reward_manager.module.*", UNSET, "the manager is a registered one", value_type=ANY),
-    _empty("reward_model.reward_loop_module_path", "write a reward function"),
-    _empty("reward_model.reward_loop_class_name", "write a reward function"),
-    *(
-        refused(key, UNSET, "PRIME trains its reward model; Strop has no such algorithm", supported=_is_empty)
-        for key in (
-            "reward_model.model.update",
-            "reward_model.model.beta_train",
-            "reward_model.model.optim.*",
-            "reward_model.mini_batch_size",
-            "data.filter_accuracy",
-            "data.accuracy_lower_bound",
-            "data.accuracy_upper_bound",
-            "data.oversample_factor",
-        )
-    ),
-)
 _TRAINER = (
     no_effect(
         "trainer.max_critic_ckpt_to_keep", None, "policy and critic are saved together", value_type=ANY
@@ -339,6 +272,12 @@ _TRAINER = (
     no_effect(
         "trainer.validation_data_dir", None, "the run folder has the validation responses", value_type=ANY
     ),
-    refused("trainer.val_only", False, "use `strop verl eval` on generated responses; leave it False"),
+    mapped(
+        "trainer.val_only",
+        False,
+        "mode",
+        read=mode,
+        note="evaluates the initial model and the checkpoints of trainer.default_local_dir, and does not train",
+    ),
 )
-ROWS = not_on_page(*_DATA, *_LOSS, *ROLLOUT_CORRECTION, *_OPTIMIZER, *_MODELS, *_REWARD, *_TRAINER)
+ROWS = not_on_page(*_DATA, *_LOSS, *ROLLOUT_CORRECTION, *_OPTIMIZER, *_MODELS, *_TRAINER)

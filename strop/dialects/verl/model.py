@@ -83,6 +83,7 @@ def write_lora(run: Run) -> Mapping[str, Any]:
         f"{at}.lora_alpha": adapter.alpha,
         f"{at}.target_modules": adapter.targets,
         f"{at}.exclude_modules": adapter.exclude,
+        f"{at}.lora_adapter_path": adapter.adapter,
     }
 
 
@@ -98,6 +99,7 @@ def lora(foreign: ForeignValues) -> Mapping[str, Any]:
         "model.lora.alpha": foreign["actor_rollout_ref.model.lora_alpha"],
         "model.lora.targets": foreign["actor_rollout_ref.model.target_modules"],
         "model.lora.exclude": foreign["actor_rollout_ref.model.exclude_modules"],
+        "model.lora.adapter": foreign["actor_rollout_ref.model.lora_adapter_path"],
     }
 
 

@@ -23,7 +23,8 @@ from strop.dialects.verl import switches
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
 _AGENT = "actor_rollout_ref.rollout.agent"
 _FIELDS = ("rollout.workflow.name", "rollout.workflow.args")
-_FORMATS = {"hermes": "hermes", "llama3_json": "json", "qwen3_coder": "qwen3_coder"}
+_FORMATS = {"hermes": "hermes", "llama3_json": "json", "qwen3_coder": "qwen3_coder", "gpt-oss": "gpt_oss"}
+_BUILT_IN_LOOPS = ("single_turn_agent", "tool_agent")
 _SAME_TOKENS = "each turn continues the tokens of the one before; nothing is tokenized again"
 _DEFAULT_CALLS = 1
 _DEFAULT_OUTPUT = 256
@@ -71,7 +72,7 @@ def workflow(foreign: ForeignValues) -> Mapping[str, Any]:
         form = {"malformed": "ignore", "lifetime": "rollout", "max_output": None}
         return {"rollout.workflow": {"name": "tools", "args": {**_tools(foreign), **form}}}
     loop, loops = foreign[f"{_AGENT}.default_agent_loop"], foreign[f"{_AGENT}.agent_loop_config_path"]
-    if loop not in ("single_turn_agent", "tool_agent") and loops is None:
+    if loop not in _BUILT_IN_LOOPS and loops is None:
         raise foreign.error_for(
             f"{_AGENT}.default_agent_loop",
             f"{_AGENT}.default_agent_loop is {loop}, which is an agent loop of your own; also write "
@@ -82,7 +83,7 @@ def workflow(foreign: ForeignValues) -> Mapping[str, Any]:
         return {}
     limits = {
         "max_calls": foreign[f"{_TURNS}.max_parallel_calls"],
-        "form": _form(foreign),
+        **({"form": _form(foreign)} if loop in _BUILT_IN_LOOPS else {}),
         "malformed": "ignore",
         "max_output": foreign[f"{_TURNS}.max_tool_response_length"],
         "truncated_side": _removed_side(foreign),

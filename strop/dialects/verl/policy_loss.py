@@ -103,7 +103,8 @@ def _aggregation_inactive(foreign: ForeignValues) -> str | None:
 
 
 def write_policy_loss(run: Run) -> Mapping[str, Any]:
-    """Write the policy loss; equal bounds are written as `clip_ratio` alone."""
+    """Write the policy loss. Equal bounds are written as `clip_ratio` too: the page's versions read it alone, and
+    verl's code prefers the keys of the two sides, whose defaults are 0.2."""
     loss = getattr(run.algorithm, "policy_loss", None)
     if loss is None or isinstance(run.algorithm, DistillationOnlyConfig):
         return {_MODE: None}
@@ -114,7 +115,7 @@ def write_policy_loss(run: Run) -> Mapping[str, Any]:
     if mode in _BOUNDS:
         low, high = (getattr(loss, field) for field in _BOUNDS[mode])
         if low == high:
-            return values | {f"{_ACTOR}.clip_ratio": low}
+            values[f"{_ACTOR}.clip_ratio"] = low
         values[f"{_ACTOR}.clip_ratio_low"] = 1.0 if low is None else low
         values[f"{_ACTOR}.clip_ratio_high"] = high
     return values

@@ -18,7 +18,9 @@ from strop.dialects.verl import (
     data,
     engine_settings,
     later_keys,
+    later_reward_keys,
     megatron_optimizer,
+    misplaced_keys,
     model,
     multi_turn,
     reference_model,
@@ -44,9 +46,11 @@ _ROWS = (
     *trainer.ROWS,
     *engine_settings.ROWS,
     *later_keys.ROWS,
+    *later_reward_keys.ROWS,
     *multi_turn.ROWS,
+    *misplaced_keys.ROWS,
 )
-LEDGER = Ledger("verl", dated((*_ROWS, *aliases(_ROWS, OTHER_NAMES))))
+LEDGER = Ledger("verl", dated((*_ROWS, *aliases(_ROWS, OTHER_NAMES | misplaced_keys.NAMES))))
 
 
 def read_verl(

@@ -28,6 +28,7 @@ from strop.dialects.verl.model import imports
 _MODEL = "reward.models.0"
 BY_SOURCE = "verl_by_source"
 """Built-in reward with verl's extraction rules and values for each of its data sources."""
+_ARGUMENTS = "custom_reward_function.reward_kwargs"
 _LATER = {"version": "0.9"}
 _LATER_KEY = "reward.num_workers"
 """Key without effect that only later versions have, so that a converted configuration is of one."""
@@ -43,7 +44,8 @@ def write_reward(run: Run) -> Mapping[str, Any]:
     if not path:
         later = parts and parts[0].function == BY_SOURCE and parts[0].args == _LATER
         return {"custom_reward_function.path": None, **({_LATER_KEY: 4} if later else {})}
-    return {"custom_reward_function.path": path, "custom_reward_function.name": name}
+    args = {f"{_ARGUMENTS}.{key}": value for key, value in parts[0].args.items()}
+    return {"custom_reward_function.path": path, "custom_reward_function.name": name, **args}
 
 
 @written_by(write_reward)
@@ -54,13 +56,25 @@ def reward(foreign: ForeignValues) -> Mapping[str, Any]:
         _refuse_scoring_function(foreign)
         return {"reward.models": [model(foreign)]}
     path, name = foreign["custom_reward_function.path"], foreign["custom_reward_function.name"]
-    own = _built_in(foreign) if path is None else {"function": f"{path}:{name}"}
+    own = _built_in(foreign) if path is None else {"function": f"{path}:{name}", **_arguments(foreign)}
     return {"reward.functions": [own]}
 
 
 def _built_in(foreign: ForeignValues) -> dict[str, Any]:
     """verl's scorers by `data_source`, of the seed page's version or, with a later key, of the latest."""
     return {"function": BY_SOURCE, **({"args": _LATER} if switches.is_later(foreign) else {})}
+
+
+def _arguments(foreign: ForeignValues) -> dict[str, Any]:
+    """Keyword arguments of the user's function."""
+    sections = (_ARGUMENTS, f"reward.{_ARGUMENTS}")
+    args = {
+        key.removeprefix(f"{section}."): foreign[key]
+        for section in sections
+        for key in foreign.written
+        if key.startswith(f"{section}.")
+    }
+    return {"args": args} if args else {}
 
 
 def _refuse_scoring_function(foreign: ForeignValues) -> None:
@@ -223,7 +237,7 @@ REWARD_MODEL = (
         "reward_model.reward_manager",
         "naive",
         "responses are always scored in parallel, with the same rewards; dapo's penalty has keys of its own",
-        value_type=one_of("naive", "prime", "dapo", "gdpo", "rate_limited", "remote"),
+        value_type=one_of("naive", "batch", "prime", "dapo", "gdpo", "rate_limited", "remote"),
     ),
     *not_on_page(
         mapped(

@@ -34,7 +34,7 @@ from strop.dialects.verl.vllm_engine import (
     with_vllm,
 )
 
-_SINGLE_ROLLOUT_ESTIMATORS = ("gae", "grpo", "reinforce_plus_plus", "remax")
+_SINGLE_ROLLOUT_ESTIMATORS = ("gae", *switches.REWARD_OF_ONE, "reinforce_plus_plus", "remax")
 """Estimators that can learn from a single response per prompt."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,19 @@ def without_lora(foreign: ForeignValues) -> str | None:
     """LoRA rank 0 trains the whole model."""
     rank = foreign["model.lora_rank"]
     return None if rank > 0 else f"model.lora_rank is {rank}"
+
+
+def write_betas(run: Run) -> Mapping[str, Any]:
+    """Write AdamW's betas."""
+    own = getattr(run.trainer.optimizer, "betas", None)
+    return {} if own is None else {"optim.betas": list(own)}
+
+
+@written_by(write_betas)
+def betas(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read AdamW's betas, a list or its text."""
+    written = foreign["optim.betas"]
+    return {"trainer.optimizer.betas": json.loads(written) if isinstance(written, str) else written}
 
 
 def write_schedule(run: Run) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ from strop.dialects.ledger.value_types import (
     ANY,
     INTEGER,
     NUMBER,
-    NUMBER_LIST,
+    NUMBER_LIST_OR_TEXT,
     STRING,
     STRING_OR_LIST,
     nullable,
@@ -52,6 +52,7 @@ from strop.dialects.verl.lr_schedule import fsdp_schedule, megatron_schedule
 from strop.dialects.verl.megatron_optimizer import schedule_rows
 from strop.dialects.verl.sft_converters import (
     DTYPES,
+    betas,
     imports,
     length_limit,
     lora,
@@ -338,7 +339,14 @@ _SCHEDULE = schedule_rows("optim", "trainer", schedule, _megatron, _falling, _ws
 _OPTIM = (
     mapped("optim.lr", 1e-3, "trainer.optimizer.lr"),
     mapped("optim.weight_decay", 0.01, "trainer.optimizer.weight_decay"),
-    mapped("optim.betas", [0.9, 0.999], "trainer.optimizer.betas", value_type=NUMBER_LIST),
+    mapped(
+        "optim.betas",
+        [0.9, 0.999],
+        "trainer.optimizer.betas",
+        read=betas,
+        value_type=NUMBER_LIST_OR_TEXT,
+        note="a list, or a list in quotes",
+    ),
     mapped("optim.clip_grad", 1.0, "trainer.max_grad_norm", read=schedule, note="0 means no bound"),
     mapped(
         "optim.lr_warmup_steps",

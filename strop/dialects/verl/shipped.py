@@ -7,20 +7,21 @@ from typing import Any
 
 from strop.dialects.hydra.shipped import ShippedConfig, ShippedConfigs
 
-_ENGINES = ("dp", "megatron", "veomni", "torchtitan")
-_STRATEGIES = {"dp": "fsdp", "megatron": "megatron", "veomni": "veomni", "torchtitan": "torchtitan"}
+_ENGINES = ("dp", "megatron", "veomni", "torchtitan", "mlite")
+_STRATEGIES = {"dp": "fsdp", **{engine: engine for engine in _ENGINES if engine != "dp"}}
 _WORKERS = {
     "actor": "actor_rollout_ref.actor",
     "ref": "actor_rollout_ref.ref",
     "critic": "critic",
 }
-_SFT_ENGINES = ("fsdp", "megatron", "veomni", "torchtitan", "automodel")
+_SFT_ENGINES = ("fsdp", "megatron", "veomni", "torchtitan", "automodel", "mlite")
+"""Engines of verl itself, and Megatron Lite, whose configurations are in a package of its own."""
 _SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "veomni": {"lr_scheduler_type": "cosine"},
     "automodel": {"lr": 1e-5, "lr_scheduler_type": "cosine", "min_lr_ratio": 0.01, "init_lr_ratio": 0.1},
 }
 """Options of an engine's optimizer that differ from FSDP's."""
-_PACKAGES = ("pkg://verl.trainer.config", "file://verl/trainer/config")
+_PACKAGES = ("pkg://verl.trainer.config", "file://verl/trainer/config", "pkg://verl_mlite.config")
 
 
 def _engine(name: str) -> ShippedConfig:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from strop.dialects.ledger.key_mapping import ForeignValues, added_since, any_inactive, unless
 
 _CORRECTION = "algorithm.rollout_correction"
+REWARD_OF_ONE = ("grpo", "grpo_vectorized", "rloo")
+"""Estimators for which the advantage of the only response to a prompt is its reward."""
 
 
 def is_bypass(foreign: ForeignValues) -> bool:
@@ -27,9 +29,12 @@ def distillation_alone(foreign: ForeignValues) -> str | None:
 
 
 def single_response(foreign: ForeignValues) -> str | None:
-    """verl's GRPO takes the reward itself as the advantage of the only response to a prompt."""
-    if foreign["algorithm.adv_estimator"] == "grpo" and foreign["actor_rollout_ref.rollout.n"] == 1:
-        return "actor_rollout_ref.rollout.n is 1, where verl's GRPO takes the reward itself as the advantage"
+    """verl's GRPO and RLOO take the reward itself as the advantage of the only response to a prompt."""
+    name = foreign["algorithm.adv_estimator"]
+    if name in REWARD_OF_ONE and foreign["actor_rollout_ref.rollout.n"] == 1:
+        return (
+            f"actor_rollout_ref.rollout.n is 1, where verl's {name} takes the reward itself as the advantage"
+        )
     return None
 
 

@@ -89,7 +89,8 @@ def write_folder(run: Run) -> Mapping[str, Any]:
 @written_by(write_folder)
 def folder(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the names and the folder; `default_local_dir` is the run folder itself."""
-    settings = {"project": foreign["trainer.project_name"], "name": foreign["trainer.experiment_name"]}
+    settings = {"project": foreign["trainer.project_name"]}
+    settings |= {"name": name} if (name := foreign["trainer.experiment_name"]) else {}
     if foreign.is_set("trainer.default_local_dir"):
         return {**settings, "folder": foreign["trainer.default_local_dir"]}
     return {**settings, "output": "checkpoints"}
@@ -126,6 +127,17 @@ def lacking_monitors(foreign: ForeignValues) -> str | None:
     if not lacking:
         return None
     return f"without {', '.join(lacking)}, which Strop does not have yet; metrics.jsonl has all metrics"
+
+
+def write_mode(run: Run) -> Mapping[str, Any]:
+    """Write whether the run only evaluates."""
+    return {"trainer.val_only": run.mode == "bench"}
+
+
+@written_by(write_mode)
+def mode(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read whether the run only evaluates."""
+    return {"mode": "bench"} if foreign["trainer.val_only"] else {}
 
 
 def write_rollout_files(run: Run) -> Mapping[str, Any]:

@@ -1,8 +1,9 @@
 """Signatures of reward functions: which arguments a function takes, and how its result is read.
 
-Three signatures are supported, recognized by the names of the parameters:
+Three signatures are supported, recognized by the names of the parameters, and each function may be `async`:
 
-    verl    f(data_source, solution_str, ground_truth, extra_info=None, ...)
+    verl    f(data_source, solution_str, ground_truth, extra_info=None, ...), or of its batch reward manager
+            f(data_sources, solution_strs, ground_truths, extra_infos, ...) -> list
     TRL     f(prompts, completions, **columns) -> list of one reward per completion
     Strop   f(completion, answer, ...), f(completion): further parameters are columns, by name, and
             `conversation`, all messages from the prompt to the last reply
@@ -10,10 +11,11 @@ Three signatures are supported, recognized by the names of the parameters:
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,7 @@ class SignatureError(RewardError):
     """A task lacks a column that the function requires, or the function returned no valid reward."""
 
 
+_VERL_PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _SUPPORTED_SIGNATURES = (
     "Supported signatures: f(completion, answer, **columns), verl's "
     "f(data_source, solution_str, ground_truth, extra_info=None) and TRL's f(prompts, completions, **columns)"
@@ -80,7 +83,12 @@ class BoundReward:
             raise SignatureError(f"requires the column {missing[0]!r}; the task has {columns}")
         if self.accepted is not None:
             available = {name: value for name, value in available.items() if name in self.accepted}
-        return parse_reward_result(self.function(**{**available, **self.args}))
+        result = self.function(**{**available, **self.args})
+        return parse_reward_result(asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result)
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
 
 
 def bind_reward(function: Callable[..., Any], name: str, args: Mapping[str, Any]) -> BoundReward:
@@ -89,7 +97,10 @@ def bind_reward(function: Callable[..., Any], name: str, args: Mapping[str, Any]
     hints = _hints(function)
     if "solution_str" in parameters:
         available: Callable[[RewardInput], Arguments] = _verl_arguments
-        fixed = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
+        fixed = frozenset(_VERL_PARAMETERS)
+    elif "solution_strs" in parameters:
+        available = _verl_batch_arguments
+        fixed = frozenset(f"{parameter}s" for parameter in _VERL_PARAMETERS)
     elif {"completions", "completion_ids", "prompts"} & parameters.keys():
         as_text = hints.get("completions") == list[str]
         available = _trl_text_arguments if as_text else _trl_arguments
@@ -119,11 +130,6 @@ def _parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect
             f"reward {name!r}: Python cannot read its signature ({error}). {_SUPPORTED_SIGNATURES}."
         ) from error
     written = f"{name}({', '.join(map(str, parameters.values()))})"
-    if "solution_strs" in parameters:
-        raise RewardError(
-            f"reward {name!r}: {written} scores a batch per call, for verl's batch reward manager; "
-            f"Strop scores one response per call. {_SUPPORTED_SIGNATURES}."
-        )
     named = [p for p in parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     if not named or any(p.kind is p.POSITIONAL_ONLY for p in named):
         raise RewardError(
@@ -170,6 +176,11 @@ def _verl_arguments(response: RewardInput) -> Arguments:
         "ground_truth": response.answer,
         "extra_info": _with_info(response.columns.get("extra_info", {}), response.info),
     }
+
+
+def _verl_batch_arguments(response: RewardInput) -> Arguments:
+    """Arguments of a function for verl's batch reward manager: lists of one element each."""
+    return {f"{name}s": [value] for name, value in _verl_arguments(response).items()}
 
 
 def _with_info(extra_info: Any, info: Mapping[str, Any]) -> Any:

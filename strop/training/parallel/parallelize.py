@@ -11,7 +11,7 @@ from torch import nn
 
 from strop.config.schema.model import ModelConfig
 from strop.models.loading import load_model
-from strop.models.lora import add_lora
+from strop.models.lora import add_lora, load_adapter
 from strop.models.value_model import HeadInit, load_value_model
 from strop.training.device import find_device
 from strop.training.mixed_precision import ComputeCopy, make_compute_copy
@@ -88,11 +88,14 @@ def single_device(device: Literal["auto", "cpu", "cuda"]) -> SingleDevice:
 
 
 def with_adapter(base: Any, section: ModelConfig) -> nn.Module:
-    """The model with a new adapter where the section has `lora`; otherwise the model itself."""
+    """The model with an adapter where the section has `lora`; otherwise the model itself."""
     if section.lora is None:
         model: nn.Module = base
         return model
-    return add_lora(base, section.lora, getattr(torch, section.dtype))
+    adapted = add_lora(base, section.lora, getattr(torch, section.dtype))
+    if section.lora.adapter is not None:
+        load_adapter(adapted, section.lora, section.lora.adapter)
+    return adapted
 
 
 @dataclass(frozen=True, slots=True)

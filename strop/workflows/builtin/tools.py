@@ -156,6 +156,9 @@ class ToolCallingWorkflow:
         )
 
     def _parse(self, text: str, form: ToolCallFormat, chat: Chat) -> ParsedReply:
+        if form == "gpt_oss":
+            assert chat.turn is not None
+            text = str(chat.tokenizer.decode(chat.turn.completion_ids.tolist(), skip_special_tokens=False))
         reply = parse_reply(text, form, chat.tools)
         if not self._ignores_malformed:
             return reply
