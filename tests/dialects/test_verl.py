@@ -431,7 +431,7 @@ def test_contradicting_micro_batch_sizes() -> None:
 
 def test_all_faults_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
-        read_verl(["trainer.logger=consol", "algorithm.adv_estimator=rloo"])
+        read_verl(["trainer.logger=consol", "algorithm.adv_estimator=opo"])
     assert len(str(caught.value).splitlines()) == 2
 
 
