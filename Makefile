@@ -8,16 +8,21 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Empty: Python keeps compiled modules. The tests start hundreds of interpreters, which would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart test coverage check slow engines evidence docs clean
+.PHONY: quickstart test check slow engines evidence docs clean
 
 quickstart: .venv/base
 	$(BIN)/python examples/quickstart/quickstart.py $(ARGS)
 
-test: .venv/dev  ## the fast tests; four processes on two cores, because a test waits for other processes half of its time
-	$(BIN)/pytest -n 4 --dist worksteal -m "not learning and not faults and not slow" --durations=20 $(ARGS)
+# Four processes on two cores, because a test waits for other processes half of its time.
+FAST := -n 4 --dist worksteal -m "not learning and not faults and not slow" --durations=20
 
-coverage: .venv/dev  ## the same tests with line coverage and its floor; doubles their CPU time
-	$(BIN)/pytest -n 4 --dist worksteal -m "not learning and not faults and not slow" --cov --cov-report=term:skip-covered $(ARGS)
+test: .venv/dev  ## the fast tests; without ARGS with line coverage and its floor
+ifeq ($(ARGS),)
+	$(BIN)/python -m slipcover --source strop --json --out .coverage.json -m pytest $(FAST)
+	$(BIN)/python tools/check_coverage.py .coverage.json
+else
+	$(BIN)/pytest $(FAST) $(ARGS)
+endif
 
 slow: .venv/dev  ## learning tests, fault tests and long end-to-end tests, which CI runs too
 	$(BIN)/pytest -n 2 -m "learning or faults or slow" $(ARGS)
