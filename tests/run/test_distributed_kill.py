@@ -1,13 +1,11 @@
 """Explorer, trainer and buffer, killed at random moments and restarted: the result is that of an undisturbed run.
 
 Under the style `fixed` metrics and weights equal those of the undisturbed run bit for bit, so each group was
-trained on exactly once, in its order; under `bounded` the groups' ids show it. `STROP_DISTRIBUTED_KILLS` is the number
-of kills, 2 by default (`make evidence ARGS=kills` sets 10).
+trained on exactly once, in its order; under `bounded` the groups' ids show it.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -15,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.kill_log import record_kill
+from tests.kill_log import kills, record_kill
 
 from .groups_by_id import assert_each_once
 from .groups_by_id import states as states_of
 from .test_distributed import rows_of, run_distributed
 from .test_launch import kill_one, start
 
-KILLS = int(os.environ.get("STROP_DISTRIBUTED_KILLS", "2"))
+KILLS = kills(2, sources=4)
 STEPS = 12
 TASKS = 8
 

@@ -17,13 +17,13 @@ from torch.testing import assert_close
 
 import strop
 from strop.errors import EngineLostError
-from tests.kill_log import record_kill
+from tests.kill_log import kills, record_kill
 
 from .groups_by_id import states as states_of
 from .test_distributed import rows_of, run_distributed
 from .test_launch import start, wait_for
 
-KILLS = int(os.environ.get("STROP_ENGINE_KILLS", "2"))
+KILLS = kills(2, sources=2)
 
 
 def engines_of(pid: int) -> list[psutil.Process]:

@@ -1,7 +1,6 @@
 """A run that is killed at any moment resumes bit for bit: with rollouts, and with offline data.
 
-Metrics and final weights of the resumed run equal those of the uninterrupted one, bit for bit. How
-many kills: `STROP_KILLS`, 4 unless set (`make evidence` sets 20); half as many of sft, and of dpo.
+Metrics and final weights of the resumed run equal those of the uninterrupted one, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.kill_log import record_kill
+from tests.kill_log import kills, record_kill
 
-KILLS = int(os.environ.get("STROP_KILLS", "4"))
 STEPS = 12
 
 
@@ -107,7 +105,7 @@ def uninterrupted(request, tiny, tmp_path_factory):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("uninterrupted", "number"),
-    [("grpo", n) for n in range(KILLS)] + [(kind, n) for kind in ("sft", "dpo") for n in range(KILLS // 2)],
+    [(kind, n) for kind, default in (("grpo", 4), ("sft", 2), ("dpo", 2)) for n in range(kills(default))],
     indirect=["uninterrupted"],
 )
 def test_a_killed_run_resumes_to_the_same_end(uninterrupted, number):

@@ -1,11 +1,7 @@
-"""Kills at moments that random times rarely meet: in a save, in an export, and of one of two ranks.
-
-`STROP_MOMENT_KILLS` is the number of kills of each kind, 1 by default (`make evidence ARGS=kills` sets 20).
-"""
+"""Kills at moments that random times rarely meet: in a save, in an export, and of one of two ranks."""
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -18,12 +14,12 @@ import psutil
 import pytest
 import yaml
 
-from tests.kill_log import record_kill
+from tests.kill_log import kills, record_kill
 
 from .test_kill import STEPS, finish, from_rollouts, rows, start, wait_for_rows
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
-KILLS = range(int(os.environ.get("STROP_MOMENT_KILLS", "1")))
+KILLS = range(kills(1))
 
 
 def run_whole(folder: Path, values: dict[str, Any]) -> tuple[Path, Path]:
@@ -99,19 +95,22 @@ def test_a_killed_export_leaves_no_half_written_model(
 
 
 @pytest.mark.parametrize("number", KILLS)
-def test_a_run_with_a_killed_rank_resumes_to_the_same_end(two_ranks: tuple[Path, Path], number: int) -> None:
+@pytest.mark.parametrize("kind", ["a rank of two", "the controller of two ranks"])
+def test_a_run_with_a_killed_rank_resumes_to_the_same_end(
+    two_ranks: tuple[Path, Path], kind: str, number: int
+) -> None:
     run_file, whole = two_ranks
-    draw = random.Random(f"rank {number}")
-    folder = whole.with_name(f"rank-{number}")
+    draw = random.Random(f"{kind} {number}")
+    folder = whole.with_name(f"{kind.split()[1]}-{number}")
     process = start(run_file, folder.name)
     wait_for_rows(process, folder, draw.randrange(STEPS - 1))
     time.sleep(draw.uniform(0, 0.5))
-    victim = next(ranks_of(process.pid)) if number % 2 == 0 else process
+    victim = next(ranks_of(process.pid)) if kind == "a rank of two" else process
     assert process.poll() is None, process.communicate()[0]
     victim.kill()
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0, output
-    record_kill("a rank of two" if number % 2 == 0 else "the controller of two ranks")
+    record_kill(kind)
     finish(start(run_file, folder.name))
     assert rows(folder) == rows(whole)
     assert weights(folder / "model") == weights(whole / "model")

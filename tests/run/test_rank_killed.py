@@ -11,7 +11,7 @@ import pytest
 
 from strop.models.tiny import make_model
 from strop.training.checkpoints import checkpoint
-from tests.kill_log import record_kill
+from tests.kill_log import kills, record_kill
 
 from .test_distributed import rows_of
 from .test_launch import start
@@ -56,8 +56,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", range(kills(1, sources=3)))
 @pytest.mark.parametrize(("rank", "beside"), [(0, True), (1, True), (1, False)])
-def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(values, tmp_path, model, rank, beside):
+def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(
+    values, tmp_path, model, rank, beside, number
+):
     finish(start(tmp_path, settings(values, model, "whole", beside)))
     whole = tmp_path / "runs" / "strop" / "whole"
     killed = settings(values, model, "killed", beside)
@@ -96,8 +99,9 @@ DELAYS = (0.0, 1.0, 2.0, 3.0, 4.0)
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("number", range(kills(1, sources=2 * len(DELAYS))))
 @pytest.mark.parametrize("delay", DELAYS)
-def test_a_rank_that_is_killed_early_is_named(values, tmp_path, tiny, delay):
+def test_a_rank_that_is_killed_early_is_named(values, tmp_path, tiny, delay, number):
     run = settings(values, tiny / "model", "early", False)
     process = start(tmp_path, run, "trainer.duration=500 steps")
     rank = next_rank_process(process, set())

@@ -1,19 +1,17 @@
 """Ray actors killed at random moments, and nodes lost: the result is that of an undisturbed run.
 
 The groups' ids in the buffer show that each was trained on exactly once; the metrics are those of one process.
-`STROP_RAY_KILLS` is the number of kills, 2 by default (`make evidence ARGS=kills` sets 20).
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 
 import pytest
 
 import strop
-from tests.kill_log import record_kill
+from tests.kill_log import kills, record_kill
 
 from .groups_by_id import states as states_of
 from .test_distributed import rows_of
@@ -23,7 +21,7 @@ from .test_ray import finish
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
-KILLS = int(os.environ.get("STROP_RAY_KILLS", "2"))
+KILLS = kills(2)
 STEPS = max(8, 2 * KILLS)
 TASKS = 8
 EVERYTHING = {f"train-{step:06d}-{n:05d}" for step in range(1, STEPS + 1) for n in range(TASKS)}
@@ -71,8 +69,9 @@ def test_each_group_is_trained_on_once_after_kills_of_actors(values, tmp_path):
     close(rows_of(folder), rows_of(reference.folder))
 
 
-@pytest.mark.parametrize("lost", ["explorer", "trainer", "trainer-rank-1"])
-def test_the_work_of_a_lost_node_is_repeated_on_another(values, tmp_path, lost):
+@pytest.mark.parametrize("number", range(kills(1, sources=len(VICTIMS))))
+@pytest.mark.parametrize("lost", VICTIMS)
+def test_the_work_of_a_lost_node_is_repeated_on_another(values, tmp_path, lost, number):
     """Each role has a node of its own; one node is lost with all its processes, and another one joins."""
     from .clusters import nodes
 

@@ -1,12 +1,8 @@
-"""A rank that dies is named by the first rank at once, whatever the others wait for, and no process is left.
-
-`STROP_JOIN_ROUNDS` repeats each kill, once by default (`make evidence ARGS=kills` repeats it).
-"""
+"""A rank that dies is named by the first rank at once, whatever the others wait for, and no process is left."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import subprocess
 import sys
@@ -16,7 +12,7 @@ import psutil
 import pytest
 
 from strop.workers.child_process import child_environment
-from tests.kill_log import record_kill
+from tests.kill_log import kills, record_kill
 
 SCRIPT = """
 import sys
@@ -43,7 +39,7 @@ MOMENTS = (
     "in_a_later_collective",
 )
 FAST = ("between_store_and_process_group", 2, 0)
-ROUNDS = range(int(os.environ.get("STROP_JOIN_ROUNDS", "1")))
+ROUNDS = range(kills(1, sources=len(MOMENTS) * 2))
 
 
 def start(moment: str, ranks: int) -> subprocess.Popen[str]:
