@@ -77,9 +77,8 @@ def outputs(component: str) -> list[str]:
     return list(yaml.safe_load((COMPONENTS / component / "component.yaml").read_text())["outputs"])
 
 
-@pytest.mark.parametrize(
-    "component", [pytest.param(name, marks=() if name == "grpo" else pytest.mark.slow) for name in BOUND]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("component", BOUND)
 def test_command_runs_end_to_end(component: str, folder: Path) -> None:
     if component == "verl_trainer":
         imported = folder / "imported" / "tiny"

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("grpo_gsm8k", "gsm8k", SAMPLED, "eval/gsm8k_eval/reward"),
         ("ppo_countdown", "countdown", (*SAMPLED, "model.max_model_len=708"), "critic/loss"),
         ("mix_gsm8k", "gsm8k", (*SAMPLED, "buffer.train_batch_size=8"), "sft_loss"),
-        ("priority_countdown", "countdown", SAMPLED, "advantages/std"),
+        pytest.param("priority_countdown", "countdown", SAMPLED, "advantages/std", marks=pytest.mark.slow),
         ("stages_gsm8k", "gsm8k", (*SAMPLED, *STAGED), "advantages/std"),
         ("sft_tools", None, GIVEN, "sft_loss"),
         ("dpo", None, GIVEN, "dpo/margin"),

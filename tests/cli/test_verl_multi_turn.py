@@ -30,6 +30,7 @@ def command_line(folder: Path) -> list[str]:
     return [word.replace("$folder", str(folder)) for word in shlex.split(command) if word != "$@"]
 
 
+@pytest.mark.slow
 def test_the_example_runs(made: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     line = [word for word in command_line(made) if not word.startswith("trainer.total_training_steps")]

@@ -60,6 +60,7 @@ def test_a_warm_up_and_then_two_processes(quickstart):
     assert ["reward/mean" in row for row in rows] == [False, False, False, True, True]
 
 
+@pytest.mark.slow
 def test_groups_used_again(quickstart):
     """With processes, including the priority queue. Slow rewards make the trainer the faster one."""
     slowly = f"reward={Path(__file__).parent / 'rewards.py'}:slowly"

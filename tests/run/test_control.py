@@ -185,7 +185,11 @@ def test_on_evaluate_is_called_for_each_taskset():
 
 
 @pytest.mark.parametrize(
-    "call", ["strop.train(run, callbacks=[Tell()])", "strop.start(run, callbacks=[Tell()]).wait()"]
+    "call",
+    [
+        pytest.param("strop.train(run, callbacks=[Tell()])", marks=pytest.mark.slow),
+        "strop.start(run, callbacks=[Tell()]).wait()",
+    ],
 )
 def test_ctrl_c_in_a_script_prints_one_line_and_saves_the_state(values, tmp_path, call):
     run = values(trainer__duration="1000 steps", checkpoint={"every": "never"}, record__monitors=[])

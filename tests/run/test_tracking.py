@@ -30,6 +30,7 @@ def _no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_the_runs_of_the_services(values: Callable[..., dict[str, Any]]) -> None:
     from mlflow.tracking import MlflowClient
 

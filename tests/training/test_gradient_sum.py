@@ -16,6 +16,7 @@ from torch import Tensor
 from strop.models.tiny import make_model
 from tests.training.gradient_sum_worker import cases, gradients
 
+pytestmark = pytest.mark.slow
 NAMES = [*cases(), "value"]
 
 
