@@ -1,4 +1,4 @@
-"""How many processes fault tests kill, and a log of the kills, which `benchmarks/kills.py` counts."""
+"""Number of the processes that fault tests kill, and a log of the kills, which `benchmarks/kills.py` counts."""
 
 from __future__ import annotations
 
