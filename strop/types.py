@@ -449,6 +449,15 @@ class MicroBatch:
         numbers = lengths.new_ones(self.num_segments).cumsum(0) - 1
         return numbers.repeat_interleave(lengths)
 
+    def sequences_of_token(self) -> torch.Tensor:
+        """[T] float32: number of sequences that each token belongs to, which is above 1 in a shared prompt."""
+        counts = [0] * self.num_segments
+        for number, experience in enumerate(self.experience):
+            while experience >= 0 and number >= 0:
+                counts[number] += 1
+                number = self.prefix_of[number]
+        return self.weight.new_tensor(counts)[self.segment_of_token()]
+
     def __post_init__(self) -> None:
         tokens = self.token_ids.shape[0]
         always = (
@@ -483,6 +492,8 @@ class TokenOutputs:
     where not requested."""
     teacher_divergence: torch.Tensor | None = None
     """[T] float32 Divergence from the task's teacher over the vocabulary, in nats; None where not requested."""
+    router_logits: tuple[torch.Tensor, ...] = ()
+    """[T, E] each: logits of the router of each layer with E experts, at all tokens; empty where not requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,6 +508,8 @@ class GlobalCounts:
     """Number of targets in expert demonstrations (mix)."""
     pairs: int = 0
     """Number of pairs of a chosen and a rejected response."""
+    all_tokens: int = 0
+    """Number of tokens of all sequences, prompts included: a shared prompt counts for each of them."""
     kept_tokens: int | None = None
     """Number of `tokens` that a rejection before the update has kept; None where there was none."""
     mean_importance_weight: float = 1.0
@@ -514,6 +527,7 @@ class GlobalCounts:
             sequences=len(counted),
             expert_tokens=sum(e.response_tokens for e in experiences) - tokens,
             pairs=sum(e.role == "chosen" for e in experiences),
+            all_tokens=sum(len(e.token_ids) for e in experiences),
         )
 
 

@@ -18,7 +18,7 @@ from strop.models.chunked_head import (
     head_outputs,
     squared_probability_sums,
 )
-from strop.models.packed_attention.forward import base_model, decoder_of, packed_forward
+from strop.models.packed_attention.forward import base_model, decoder_of, packed_forward, packed_outputs
 from strop.types import MicroBatch, TokenOutputs
 
 UNKNOWN_LOGPROB = -1e4
@@ -65,12 +65,14 @@ def token_outputs(
     entropy: bool,
     reference: FrozenStates | None = None,
     teacher: Comparison | None = None,
+    router_logits: bool = False,
 ) -> TokenOutputs:
-    """Log-prob of each target, entropy if requested, and divergences from a reference and a teacher if given.
+    """Log-prob of each target, entropy and the routers' logits if requested, and divergences from a reference and a
+    teacher if given.
 
     All are differentiable. A target's logits are divided by its `temperature`, as in sampling.
     """
-    hidden = packed_forward(model, micro_batch)
+    hidden, routers = packed_outputs(model, micro_batch, router_logits=router_logits)
     base = base_model(model)
     targets = micro_batch.loss_mask.nonzero()[:, 0]
     comparisons = [] if reference is None else [Comparison(reference, ReverseKlConfig())]
@@ -93,6 +95,7 @@ def token_outputs(
         None if entropies is None else at_targets(entropies),
         None if reference is None else at_targets(divergences[0]),
         None if teacher is None else at_targets(divergences[-1]),
+        routers,
     )
 
 

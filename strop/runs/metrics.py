@@ -205,7 +205,7 @@ METRICS: dict[str, Metric] = {
         "",
         None,
         "Quantity that the update minimizes: policy_loss + kl_loss + distillation_loss - entropy_bonus; sft_loss; "
-        "dpo_loss; under mix (1 - mu) times the first plus mu times the second. Mean over "
+        "dpo_loss; under mix (1 - mu) times the first plus mu times the second; plus those of routers. Mean over "
         "updates.",
     ),
     "policy_loss": Metric(
@@ -251,6 +251,15 @@ METRICS: dict[str, Metric] = {
     ),
     "kl_loss": Metric(
         "Loss", "", None, "kl_loss.coef times the configured estimate of KL(policy || reference), aggregated."
+    ),
+    "router/balance_loss": Metric(
+        "Loss",
+        "",
+        "lower",
+        "Load-balancing loss of a mixture of experts times router_loss.balance_coef.",
+    ),
+    "router/z_loss": Metric(
+        "Loss", "", "lower", "Router z-loss of a mixture of experts times router_loss.z_coef."
     ),
     "distillation_loss": Metric(
         "Loss",

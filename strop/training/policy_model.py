@@ -12,6 +12,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from strop.algorithms.losses.router_losses import RouterLoss, add_losses, expert_counts
 from strop.config.schema.distillation import DivergenceConfig
 from strop.errors import ModelError
 from strop.models.chunked_head import Comparison, FrozenStates
@@ -21,6 +22,7 @@ from strop.models.fused_storage import fuse_storage
 from strop.models.logprobs import frozen_states, squared_probabilities, token_outputs
 from strop.models.lora import merged_weights, without_adapter
 from strop.models.packed_attention.forward import base_model, can_share_prompts
+from strop.models.routers import experts_per_token, router_logits
 from strop.protocols import LossFn, SharedWeights
 from strop.training.checkpoints.file_names import RNG_FILE
 from strop.training.checkpoints.snapshot import LocalSnapshot
@@ -56,6 +58,9 @@ class PolicyModel(OptimizedModel):
         self.note = loaded.note
         """Remark on how the model was loaded; empty for none."""
         self.supports_shared_prompts, self.shared_prompts_obstacle = can_share_prompts(self.model)
+        self._router_loss: RouterLoss | None = None
+        if spec.router_loss is not None:
+            self._router_loss = RouterLoss(spec.router_loss, experts_per_token(base_model(self.model)))
         self._reference: ModelCall | None = None
         if spec.needs_reference and spec.model.lora is None:
             self._reference = parallelizer.load_reference(spec.model)
@@ -77,11 +82,13 @@ class PolicyModel(OptimizedModel):
         entropy: bool,
         divergence: bool = False,
         teacher_divergence: DivergenceConfig | None = None,
+        expert_load: Tensor | None = None,
     ) -> Mapping[str, float]:
         """Add the micro-batches' gradients; returns the sums of the loss's metrics, and of `loss` itself.
 
-        `entropy`, `divergence` and `teacher_divergence` request these fields of `TokenOutputs`. Raises
-        TrainingError for a loss that is NaN or infinite, before any gradient of it is added.
+        `entropy`, `divergence` and `teacher_divergence` request these fields of `TokenOutputs`; `expert_load`
+        [layers, E] is that of the whole update, where `needs_expert_load` is True. Raises TrainingError for a loss
+        that is NaN or infinite, before any gradient of it is added.
         """
         self.train()
         rows = []
@@ -91,10 +98,40 @@ class PolicyModel(OptimizedModel):
             if teacher_divergence is not None:
                 teacher = Comparison(self._require_teachers().states(micro_batch), teacher_divergence)
             outputs = self._call(
-                token_outputs, micro_batch, entropy=entropy, reference=reference, teacher=teacher
+                token_outputs,
+                micro_batch,
+                entropy=entropy,
+                reference=reference,
+                teacher=teacher,
+                router_logits=self._router_loss is not None,
             )
-            rows.append(self.backward(loss_fn(micro_batch, outputs, counts), micro_batch, counts))
+            result = loss_fn(micro_batch, outputs, counts)
+            if self._router_loss is not None:
+                weights = micro_batch.sequences_of_token()
+                routers = self._router_loss(outputs.router_logits, weights, expert_load, counts)
+                result = add_losses(result, routers)
+            rows.append(self.backward(result, micro_batch, counts))
         return sum_metrics(rows)
+
+    @property
+    def needs_expert_load(self) -> bool:
+        """Whether `forward_backward` needs the load of the experts over the whole update."""
+        return self._router_loss is not None and self._router_loss.config.balance_coef > 0
+
+    @torch.no_grad()
+    def expert_counts(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
+        """[layers, E] float64: number of tokens of all micro-batches that each router gives to each expert."""
+        assert self._router_loss is not None
+        self.model.eval()
+        counts = [
+            expert_counts(
+                self._call(router_logits, micro_batch),
+                micro_batch.sequences_of_token(),
+                self._router_loss.top_k,
+            )
+            for micro_batch in micro_batches
+        ]
+        return torch.stack(counts).sum(0)
 
     @torch.no_grad()
     def evaluate_loss(

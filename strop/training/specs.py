@@ -12,6 +12,7 @@ from strop.config.schema.critic import CriticConfig
 from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import OptimizerConfig
+from strop.config.schema.router_loss import RouterLossConfig
 from strop.config.units import Amount
 
 
@@ -32,6 +33,8 @@ class PolicySpec:
     """Whether a reference model is available: a frozen copy, or with LoRA the model without its adapter."""
     distillation: DistillationConfig | None
     """Teachers of the policy; None for none."""
+    router_loss: RouterLossConfig | None
+    """Losses on the routers of a mixture of experts; None for none."""
     max_sequence_tokens: int
     """Maximum length of a sequence of the run."""
 
@@ -47,6 +50,7 @@ class PolicySpec:
             seed=run.seed,
             needs_reference=registry.needs_reference_model(run.algorithm),
             distillation=registry.distillation_of(run.algorithm),
+            router_loss=run.trainer.router_loss,
             max_sequence_tokens=run.max_sequence_tokens,
         )
 

@@ -10,6 +10,7 @@ from strop.algorithms.schedules import lr_at
 from strop.config.load.loader import LoadedRun
 from strop.config.schema.optimizer import AdamWConfig, SgdConfig, WeightDecayIncreaseConfig
 from strop.config.schema.reward import RewardModelConfig
+from strop.config.schema.router_loss import RouterLossConfig
 from strop.config.schema.sandbox import LocalSandboxConfig, SandboxFusionConfig
 from strop.config.schema.schedule import (
     ConstantScheduleConfig,
@@ -99,7 +100,21 @@ def test_megatrons_parallel_sizes_are_placement() -> None:
     loaded = read(*MEGATRON, f"+{ACTOR}.megatron.tensor_model_parallel_size=4")
     assert f"{ACTOR}.megatron.tensor_model_parallel_size" in {item.key for item in loaded.overridden}
     with pytest.raises(ConfigError, match="adds no such loss"):
-        read(*MEGATRON, f"+{ACTOR}.megatron.override_transformer_config.moe_z_loss_coeff=0.001")
+        read(*MEGATRON, f"+{ACTOR}.megatron.override_transformer_config.mtp_loss_scaling_factor=0.1")
+
+
+def test_losses_of_routers() -> None:
+    """verl/models/mcore/config_converter.py switches the balance off, unless its type is written."""
+    at = f"+{ACTOR}.megatron.override_transformer_config"
+    coefficients = (f"{at}.moe_z_loss_coeff=0.001", f"{at}.moe_aux_loss_coeff=0.01")
+    loaded = read(*MEGATRON, *coefficients)
+    assert loaded.run.trainer.router_loss == RouterLossConfig(z_coef=0.001)
+    assert any("moe_router_load_balancing_type is none" in note for note in loaded.notes)
+    loaded = read(*MEGATRON, *coefficients, f"{at}.moe_router_load_balancing_type=aux_loss")
+    assert loaded.run.trainer.router_loss == RouterLossConfig(z_coef=0.001, balance_coef=0.01)
+    assert read(*MEGATRON, f"{at}.moe_aux_loss_coeff=0").run.trainer.router_loss is None
+    with pytest.raises(ConfigError, match="each sequence on its own"):
+        read(*MEGATRON, *coefficients, f"{at}.moe_router_load_balancing_type=seq_aux_loss")
 
 
 def test_only_the_reward_models_score_counts() -> None:

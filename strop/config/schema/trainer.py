@@ -20,6 +20,7 @@ from strop.config.schema.optimizer import (
     clipping_faults,
     sharding_faults,
 )
+from strop.config.schema.router_loss import RouterLossConfig
 from strop.config.schema.schedule import ConstantScheduleConfig, ScheduleConfig
 from strop.config.units import Amount, Duration, MicroBatchSize, RunLimit
 
@@ -76,6 +77,8 @@ class TrainerConfig(Section):
     """Learning rate schedule."""
     max_grad_norm: float | None = Field(1.0, gt=0)
     """Maximum norm of the gradient; larger gradients are scaled down to it. Null for no limit."""
+    router_loss: RouterLossConfig | None = None
+    """Losses on the routers of a mixture of experts; null for none."""
     engine: Annotated[
         Annotated[LocalEngineConfig | Fsdp2EngineConfig, Field(discriminator="type")],
         type_shorthand("local"),

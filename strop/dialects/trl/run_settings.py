@@ -50,6 +50,23 @@ def lora(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
+def write_router_loss(run: Run) -> Mapping[str, Any]:
+    """Write the coefficient of transformers' load-balancing loss, if any."""
+    section = run.trainer.router_loss
+    if section is None or section.balance_over != "model":
+        return {}
+    return {"router_aux_loss_coef": section.balance_coef}
+
+
+@written_by(write_router_loss)
+def router_loss(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the coefficient of transformers' load-balancing loss."""
+    coef = foreign["router_aux_loss_coef"]
+    if not coef:
+        return {}
+    return {"trainer.router_loss.balance_coef": coef, "trainer.router_loss.balance_over": "model"}
+
+
 def without_peft(foreign: ForeignValues) -> str | None:
     """The adapter's options have no effect without the adapter."""
     return None if foreign["use_peft"] else "use_peft is False"

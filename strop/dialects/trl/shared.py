@@ -88,7 +88,14 @@ def model_rows() -> tuple[KeyMapping, ...]:
         ),
         mapped("trust_remote_code", False, "model.trust_remote_code"),
         refused("model_init_kwargs", None, "write the keys of ModelConfig, such as dtype"),
-        refused("router_aux_loss_coef", None, "Strop trains without the auxiliary loss of routers"),
+        mapped(
+            "router_aux_loss_coef",
+            0.0,
+            "trainer.router_loss.balance_coef",
+            "trainer.router_loss.balance_over",
+            read=run_settings.router_loss,
+            note="TRL adds 0.001 times the loss to a mixture of experts where the key is not written; write it",
+        ),
     )
 
 

@@ -21,7 +21,7 @@ from strop.dialects.ledger.value_types import (
     nullable,
     one_of,
 )
-from strop.dialects.verl import switches
+from strop.dialects.verl import router_loss, switches
 from strop.dialects.verl.actor_converters import (
     betas,
     clipping,
@@ -250,6 +250,7 @@ ROWS = (
             placement(f"actor_rollout_ref.actor.fsdp_config.{name}", False, NO_SHARDS, supported=only(False))
             for name in ("forward_prefetch", "offload_policy")
         ),
-        *megatron_parallelism_rows("actor_rollout_ref.actor.megatron", switches.megatron),
+        *router_loss.ROWS,
+        *megatron_parallelism_rows("actor_rollout_ref.actor.megatron", switches.megatron, ()),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from strop.dialects.ledger.key_mapping import (
@@ -14,19 +15,27 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS
 
-_LOSSES = ("moe_aux_loss_coeff", "moe_z_loss_coeff", "dsa_indexer_loss_coeff", "mtp_loss_scaling_factor")
+ROUTER_LOSSES = ("moe_aux_loss_coeff", "moe_z_loss_coeff")
+"""Coefficients of the routers' losses, which Strop has for the actor."""
+_LOSSES = ("dsa_indexer_loss_coeff", "mtp_loss_scaling_factor")
 """Coefficients of losses that Megatron adds to the training loss."""
 _DROPOUTS = ("attention_dropout", "hidden_dropout")
 _BIAS = "moe_router_bias_update_rate"
 
 
-def megatron_parallelism_rows(section: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
-    """Rows of a `megatron` section: all of its keys are placement, except those that change the training."""
+def megatron_parallelism_rows(
+    section: str, inactive: InactiveCheck, unsupported_losses: Sequence[str] = ROUTER_LOSSES
+) -> tuple[KeyMapping, ...]:
+    """Rows of a `megatron` section: all of its keys are placement, except those that change the training.
+
+    `unsupported_losses` are coefficients that the section may only have at 0, in addition to those that no section
+    may have.
+    """
     override = f"{section}.override_transformer_config"
     return (
         *(
             _off(f"{override}.{name}", "Strop adds no such loss to the algorithm's loss", inactive)
-            for name in _LOSSES
+            for name in (*unsupported_losses, *_LOSSES)
         ),
         *(
             _off(

@@ -27,7 +27,14 @@ PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
 def packed_forward(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
-    """[T, H] The decoder's last hidden states, before the language-model head.
+    """[T, H] The decoder's last hidden states, before the language-model head; raises as `packed_outputs`."""
+    return packed_outputs(model, micro_batch)[0]
+
+
+def packed_outputs(
+    model: nn.Module, micro_batch: MicroBatch, *, router_logits: bool = False
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """[T, H] the decoder's last hidden states, and if requested [T, E] the logits of each layer's router.
 
     Raises `ModelError` for shared prompts if `can_share_prompts` is False, and for a sequence that is too long for
     the rotary embeddings.
@@ -39,10 +46,15 @@ def packed_forward(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
         layout = plan_layout(
             micro_batch.cu_seqlens.tolist(), micro_batch.prefix_of, micro_batch.token_ids.device
         )
-        return _hidden_states(
-            base, micro_batch.token_ids[None], micro_batch.position_ids[None], strop_layout=layout
-        )[0]
-    return _padded_forward(base, micro_batch)
+        hidden, logits = _decoder_outputs(
+            base,
+            micro_batch.token_ids[None],
+            micro_batch.position_ids[None],
+            router_logits=router_logits,
+            strop_layout=layout,
+        )
+        return hidden[0], logits
+    return _padded_outputs(base, micro_batch, router_logits=router_logits)
 
 
 def can_share_prompts(model: nn.Module) -> tuple[bool, str]:
@@ -75,10 +87,20 @@ def decoder_of(base: PreTrainedModel) -> nn.Module:
     )  # Llama 4's text model finds only itself
 
 
-def _hidden_states(base: PreTrainedModel, token_ids: Tensor, position_ids: Tensor, **kwargs: Any) -> Tensor:
+def _decoder_outputs(
+    base: PreTrainedModel,
+    token_ids: Tensor,
+    position_ids: Tensor,
+    *,
+    router_logits: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """[B, L, H] hidden states and, if requested, [B * L, E] router logits of each layer."""
+    if router_logits:
+        kwargs["output_router_logits"] = True
     # With a mask or a cache, transformers would treat the packed sequences as one.
     output = decoder_of(base)(input_ids=token_ids, position_ids=position_ids, use_cache=False, **kwargs)
-    return cast(Tensor, output.last_hidden_state)
+    return output.last_hidden_state, tuple(output.router_logits) if router_logits else ()
 
 
 def _packed_attention(
@@ -115,7 +137,9 @@ def _no_mask(*_: Any, **__: Any) -> None:
     """Mask function for transformers: `_packed_attention` takes no mask."""
 
 
-def _padded_forward(base: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
+def _padded_outputs(
+    base: PreTrainedModel, micro_batch: MicroBatch, *, router_logits: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     if any(prefix >= 0 for prefix in micro_batch.prefix_of):
         raise ModelError(
             f"{type(base).__name__} cannot share prompts ({can_share_prompts(base)[1]}), but a "
@@ -127,7 +151,10 @@ def _padded_forward(base: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
     padded = torch.zeros(real.shape, dtype=torch.long, device=real.device)
     padded[real] = micro_batch.token_ids
     positions = columns.expand(real.shape)
-    return _hidden_states(base, padded, positions, attention_mask=real.long())[real]
+    hidden, logits = _decoder_outputs(
+        base, padded, positions, router_logits=router_logits, attention_mask=real.long()
+    )
+    return hidden[real], tuple(each[real.flatten()] for each in logits)
 
 
 def _unsupported_reason(base: PreTrainedModel) -> str | None:
@@ -157,11 +184,11 @@ def _probe(base: PreTrainedModel) -> str | None:
     try:
         base.set_attn_implementation("eager")
         separate = [
-            _hidden_states(base, s[None], torch.arange(len(s), device=s.device)[None])[0]
+            _decoder_outputs(base, s[None], torch.arange(len(s), device=s.device)[None])[0][0]
             for s in (torch.cat([prompt, completion]) for completion in completions)
         ]
         base.set_attn_implementation(PACKED_ATTENTION)
-        packed_states = _hidden_states(base, packed[None], positions[None], strop_layout=layout)[0]
+        packed_states = _decoder_outputs(base, packed[None], positions[None], strop_layout=layout)[0][0]
     except ModelError as error:
         return str(error)
     finally:

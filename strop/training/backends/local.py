@@ -38,13 +38,18 @@ class LocalEngine:
         self, batch: TrainingBatch, loss: LossSpec, counts: GlobalCounts | None = None
     ) -> Mapping[str, float]:
         """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself."""
+        counts = counts or GlobalCounts.of(batch.experiences)
+        load = None
+        if self.policy.needs_expert_load:
+            load = self.policy.expert_counts(self._micro_batches(batch)) / counts.all_tokens
         return self.policy.forward_backward(
             self._micro_batches(batch),
             loss.build(),
-            counts or GlobalCounts.of(batch.experiences),
+            counts,
             entropy=loss.needs_entropy,
             divergence=loss.needs_divergence,
             teacher_divergence=loss.teacher_divergence,
+            expert_load=load,
         )
 
     def evaluate_loss(self, batch: TrainingBatch, loss: LossSpec) -> Mapping[str, float]:

@@ -11,6 +11,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor, distributed
 
 from strop.algorithms.loss_spec import LossSpec
@@ -108,6 +111,8 @@ class PolicyForwardBackward:
     share: RankShare
     loss: LossSpec
     counts: GlobalCounts
+    expert_load: npt.NDArray[np.float64] | None = None
+    """[layers, E] Fraction of the update's tokens that each router gives to each expert; None where not needed."""
 
     def run(self, worker: Rank) -> dict[str, float]:
         policy: PolicyModel = worker.model(POLICY)
@@ -118,8 +123,23 @@ class PolicyForwardBackward:
             entropy=self.loss.needs_entropy,
             divergence=self.loss.needs_divergence,
             teacher_divergence=self.loss.teacher_divergence,
+            expert_load=None if self.expert_load is None else torch.from_numpy(self.expert_load),
         )
         return dict(metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class CountExpertTokens:
+    """Count the tokens of the rank's share that each router gives to each expert; the result is [layers, E]."""
+
+    share: RankShare
+
+    def run(self, worker: Rank) -> npt.NDArray[np.float64]:
+        policy: PolicyModel = worker.model(POLICY)
+        counts: npt.NDArray[np.float64] = (
+            policy.expert_counts(self.share.micro_batches(policy.device)).cpu().numpy()
+        )
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
