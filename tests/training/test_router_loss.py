@@ -51,7 +51,7 @@ def learn(engine: Any, run: Run) -> dict[str, float]:
 
 
 def test_the_loss_is_that_of_transformers_on_the_whole_update(folder: Path) -> None:
-    """Of prompts and responses, each sequence on its own; with many micro-batches and shared prompts here."""
+    """The sequences are computed one by one there, and in micro-batches with shared prompts here."""
     run = the_run(folder, {"balance_coef": 1.0, "balance_over": "model"})
     engine = LocalEngine(run)
     assert engine.supports_shared_prompts
