@@ -14,14 +14,17 @@ from strop.config.schema.inference_engine import (
     InferenceEngineConfig,
     NativeEngineConfig,
     OpenAiEngineConfig,
+    SglangEngineConfig,
     VllmEngineConfig,
 )
 from strop.config.schema.model import ModelConfig
 from strop.errors import InferenceError
 from strop.inference.native import NativeEngine
 from strop.inference.openai import OpenAiEngine
+from strop.inference.serving import ServingEngine
+from strop.inference.sglang import SglangBackend
 from strop.inference.stop_tokens import eos_token_ids
-from strop.inference.vllm import VllmEngine
+from strop.inference.vllm import VllmBackend
 from strop.inference.vllm.library import is_vllm_installed
 from strop.models.fused_storage import fuse_storage
 from strop.models.loading import load_config, load_generation_config, load_model
@@ -31,7 +34,7 @@ from strop.workers.cleanup import cleanup
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-EngineConfig = NativeEngineConfig | VllmEngineConfig | OpenAiEngineConfig
+EngineConfig = NativeEngineConfig | VllmEngineConfig | SglangEngineConfig | OpenAiEngineConfig
 """Section `rollout.engine` after `choose_engine`."""
 
 E = TypeVar("E", bound=InferenceEngine)
@@ -65,7 +68,13 @@ def _load_native(
 def _load_vllm(
     section: VllmEngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
 ) -> InferenceEngine:
-    return VllmEngine(section, model, tokenizer)
+    return ServingEngine(VllmBackend(section, model, tokenizer))
+
+
+def _load_sglang(
+    section: SglangEngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> InferenceEngine:
+    return ServingEngine(SglangBackend(section, model, tokenizer, device))
 
 
 def _attach_server(
@@ -91,6 +100,7 @@ def _server(
 ENGINE_TYPES: Mapping[str, EngineType] = {
     "native": EngineType(attach=_attach_native, load=_load_native),
     "vllm": EngineType(attach=None, load=_load_vllm),
+    "sglang": EngineType(attach=None, load=_load_sglang),
     "openai": EngineType(attach=_attach_server, load=_load_server),
 }
 """Engine type by the value of `type` in the section."""

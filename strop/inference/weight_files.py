@@ -1,12 +1,14 @@
-"""Reading weights for an inference engine from the safetensors files of a model folder."""
+"""Reading weights for an inference engine from safetensors files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.core_model_loading import revert_weight_conversion
 
 from strop.errors import ModelError
 
@@ -26,3 +28,18 @@ def read_weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                     yield name, tensors.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{file} cannot be read as safetensors: {error}") from error
+
+
+def checkpoint_weights(
+    weights: Iterable[tuple[str, torch.Tensor]], config: PretrainedConfig
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights under the names of a checkpoint, which serving libraries read.
+
+    A model in transformers has all experts of a layer in one tensor; a checkpoint has them one by one.
+    """
+    tensors = dict(weights)
+    if any(".experts." in name and tensor.dim() == 3 for name, tensor in tensors.items()):
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        tensors = revert_weight_conversion(model, tensors)
+    yield from tensors.items()

@@ -13,12 +13,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.inference.native import NativeEngine
+from strop.inference.sglang.library import is_sglang_installed
 from strop.inference.vllm.library import is_vllm_installed
 from strop.protocols import InferenceEngine
 from strop.types import Completion, FloatArray, IntArray, SampleRequest, SamplingParams
 
 NEEDS_VLLM = pytest.mark.skipif(
     not is_vllm_installed(), reason="vLLM is not installed; `make engines` builds an environment with it"
+)
+NEEDS_SGLANG = pytest.mark.skipif(
+    not is_sglang_installed(), reason="SGLang is not installed; `make engines` builds an environment with it"
 )
 
 

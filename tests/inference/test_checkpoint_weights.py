@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from strop.inference.vllm.worker_extension import checkpoint_weights
-from strop.inference.weight_files import read_weights
+from strop.inference.weight_files import checkpoint_weights, read_weights
 from strop.models.tiny import make_model
 
 

@@ -9,8 +9,11 @@ from strop.config.schema.inference_engine import (
     AutoEngineConfig,
     NativeEngineConfig,
     OpenAiEngineConfig,
+    ServingEngineConfig,
+    SglangEngineConfig,
     VllmEngineConfig,
 )
+from strop.config.schema.rollout import SamplingConfig
 from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import MemorySyncConfig
 
@@ -26,8 +29,10 @@ def engine_faults(run: Run) -> Iterator[str]:
         yield from _native_faults(run, section, "rollout.engine")
     elif isinstance(section, OpenAiEngineConfig):
         yield from _server_faults(run)
-    else:
+    elif isinstance(section, VllmEngineConfig):
         yield from _vllm_faults(run, section, "rollout.engine")
+    else:
+        yield from _sglang_faults(run, section)
 
 
 def _sharing_faults(run: Run) -> Iterator[str]:
@@ -67,16 +72,44 @@ def _native_faults(run: Run, section: NativeEngineConfig, where: str) -> Iterato
 def _vllm_faults(run: Run, section: VllmEngineConfig, where: str) -> Iterator[str]:
     if section.max_model_len is not None:
         yield from _too_short(run, f"{where}.max_model_len", section.max_model_len)
-    only_adapter = run.model.lora is not None and not section.merge_lora
-    if section.load_format == "dummy" and (
-        only_adapter or not isinstance(run.synchronizer, MemorySyncConfig)
-    ):
-        why = (
-            "only the LoRA adapter is sent to the engine"
-            if only_adapter
-            else "a separate explorer starts with the initial model"
+    if run.model.lora is not None and not section.merge_lora and section.load_format == "dummy":
+        yield f"{where}.load_format is dummy, but only the LoRA adapter is sent to the engine; write auto"
+    else:
+        yield from _load_format_faults(run, section, where)
+
+
+def _sglang_faults(run: Run, section: SglangEngineConfig) -> Iterator[str]:
+    where = "rollout.engine"
+    for field in ("context_length", "max_total_tokens"):
+        limit = getattr(section, field)
+        if limit is not None:
+            yield from _too_short(run, f"{where}.{field}", limit)
+    yield from _load_format_faults(run, section, where)
+    samplings = {"rollout.sampling": run.rollout.sampling} | {
+        f"data.eval.{index}.sampling": taskset.sampling for index, taskset in enumerate(run.data.eval)
+    }
+    for key, sampling in samplings.items():
+        yield from _sglang_sampling_faults(key, sampling)
+
+
+def _sglang_sampling_faults(key: str, sampling: SamplingConfig) -> Iterator[str]:
+    if sampling.repetition_penalty != 1:
+        yield (
+            f"{key}.repetition_penalty is {sampling.repetition_penalty:g}, but SGLang's penalty leaves out the "
+            "prompt's tokens, so its responses would follow another distribution; write 1, or another engine"
         )
-        yield f"{where}.load_format is dummy, but {why}; write auto"
+    if sampling.ignore_eos and sampling.stop_token_ids and sampling.min_response_tokens > 0:
+        yield (
+            f"{key}: with ignore_eos, stop_token_ids and min_response_tokens SGLang also excludes the end token at "
+            "first; remove one of the three"
+        )
+
+
+def _load_format_faults(run: Run, section: ServingEngineConfig, where: str) -> Iterator[str]:
+    if section.load_format == "dummy" and not isinstance(run.synchronizer, MemorySyncConfig):
+        yield (
+            f"{where}.load_format is dummy, but a separate explorer starts with the initial model; write auto"
+        )
 
 
 def _server_faults(run: Run) -> Iterator[str]:

@@ -22,17 +22,38 @@ class NativeEngineConfig(Section):
     """Maximum number of concurrent completions; further requests queue."""
 
 
-class VllmEngineConfig(Section):
-    """vLLM, in a process of its own with its own copy of the model. Without a value, an option has vLLM's
-    default."""
+class ServingEngineConfig(Section):
+    """Options of every serving library."""
 
-    type: Literal["vllm"] = "vllm"
     dtype: Literal["model", "float32", "bfloat16", "float16"] = "model"
     """Data type of the weights and of the computation; `model` is the trainer's compute type."""
     tensor_parallel: int = Field(1, gt=0)
     """Number of processes, each on its own GPU, over which each layer is split."""
     pipeline_parallel: int = Field(1, gt=0)
     """Number of stages, each on its own GPUs, over which the layers are distributed."""
+    quantization: str | None = None
+    """Name of the library's quantization of the weights, such as `fp8`."""
+    load_format: str = "auto"
+    """Way to load the initial weights; `dummy` for random ones, where the trainer sends its weights at the
+    start."""
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the library's own class of arguments, by name: vLLM's `AsyncEngineArgs`, SGLang's
+    `ServerArgs`."""
+    max_logprob_gap: float = Field(0.05, gt=0)
+    """Maximum mean difference, in nats, between the engine's and the trainer's log-probs of a probe after each
+    load of weights; above it the run stops with an error."""
+
+    @property
+    def devices(self) -> int:
+        """Number of GPUs that one engine uses."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+
+class VllmEngineConfig(ServingEngineConfig):
+    """vLLM, in a process of its own with its own copy of the model. Without a value, an option has vLLM's
+    default."""
+
+    type: Literal["vllm"] = "vllm"
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Fraction of each GPU's memory for weights and KV cache."""
     max_num_batched_tokens: int | None = Field(None, gt=0)
@@ -47,28 +68,43 @@ class VllmEngineConfig(Section):
     """Split long prompts over several forward passes."""
     enable_prefix_caching: bool | None = None
     """Reuse the KV cache of prompts that begin alike, such as those of one group."""
-    quantization: str | None = None
-    """Name of vLLM's quantization of the weights, such as `fp8`."""
     limit_mm_per_prompt: dict[str, int] = Field(default_factory=dict)
     """Maximum number of images and other media in a prompt, by kind."""
-    load_format: str = "auto"
-    """Way to load the initial weights; `dummy` for random ones, where the trainer sends its weights at the
-    start."""
     merge_lora: bool = False
     """Load full weights with the LoRA adapter merged, for adapters that vLLM cannot apply itself; by default only the
     adapter is loaded."""
     seed: int | None = Field(None, ge=0)
     """Seed of the engine; each request has a seed of its own."""
-    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of vLLM's `AsyncEngineArgs`, by name."""
-    max_logprob_gap: float = Field(0.05, gt=0)
-    """Maximum mean difference, in nats, between the engine's and the trainer's log-probs of a probe after each
-    load of weights; above it the run stops with an error."""
 
-    @property
-    def devices(self) -> int:
-        """Number of GPUs that one engine uses."""
-        return self.tensor_parallel * self.pipeline_parallel
+
+class SglangEngineConfig(ServingEngineConfig):
+    """SGLang, in a process of its own with its own copy of the model, a LoRA adapter merged. Without a value, an option
+    has SGLang's default."""
+
+    type: Literal["sglang"] = "sglang"
+    mem_fraction_static: float | None = Field(None, gt=0, lt=1)
+    """Fraction of each GPU's memory for weights and KV cache."""
+    max_total_tokens: int | None = Field(None, gt=1)
+    """Capacity of the KV cache, in tokens; by default what `mem_fraction_static` leaves."""
+    max_running_requests: int | None = Field(None, gt=0)
+    """Maximum number of concurrent completions; further requests queue."""
+    chunked_prefill_size: int | None = Field(None, ge=-1)
+    """Maximum number of prompt tokens in one forward pass; longer prompts are split. -1 for no limit."""
+    max_prefill_tokens: int | None = Field(None, gt=0)
+    """Maximum number of prompt tokens of all requests that are started together."""
+    context_length: int | None = Field(None, gt=1)
+    """Maximum length of a prompt with its completion, in tokens; the run's longest sequence if omitted."""
+    disable_cuda_graph: bool = False
+    """Run without CUDA graphs: a faster start and slower sampling."""
+    disable_radix_cache: bool = False
+    """Compute each prompt again, instead of reusing the KV cache of prompts that begin alike."""
+    attention_backend: str | None = None
+    """Name of SGLang's implementation of attention, such as `fa3` or `flashinfer`."""
+    deterministic: bool = False
+    """Repeat seeded requests and the roundings of any batch, where SGLang's attention on a GPU can; by default each
+    draw depends on the requests before it."""
+    seed: int = Field(0, ge=0)
+    """Seed of the engine's draws."""
 
 
 class OpenAiEngineConfig(Section):
@@ -107,7 +143,7 @@ class AutoEngineConfig(Section):
 
 InferenceEngineConfig = Annotated[
     Annotated[
-        NativeEngineConfig | VllmEngineConfig | OpenAiEngineConfig | AutoEngineConfig,
+        NativeEngineConfig | VllmEngineConfig | SglangEngineConfig | OpenAiEngineConfig | AutoEngineConfig,
         Field(discriminator="type"),
     ],
     type_shorthand("native"),

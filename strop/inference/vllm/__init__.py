@@ -1,5 +1,5 @@
 """Inference engine on vLLM."""
 
-from strop.inference.vllm.engine import VllmEngine
+from strop.inference.vllm.backend import VllmBackend
 
-__all__ = ["VllmEngine"]
+__all__ = ["VllmBackend"]

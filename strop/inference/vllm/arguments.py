@@ -7,8 +7,11 @@ from typing import Any
 
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
-from strop.config.suggest import did_you_mean
-from strop.errors import ConfigError
+from strop.inference.serving.arguments import (
+    check_engine_kwargs,
+    engine_dtype,
+    given_options,
+)
 
 WORKER_EXTENSION = "strop.inference.vllm.worker_extension.StropWorkerExtension"
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -51,8 +54,7 @@ def engine_arguments(section: VllmEngineConfig, model: ModelConfig) -> dict[str,
         arguments["distributed_executor_backend"] = "mp"
     if section.limit_mm_per_prompt:
         arguments["limit_mm_per_prompt"] = section.limit_mm_per_prompt
-    given = {name: getattr(section, field) for field, name in _BY_FIELD.items()}
-    return arguments | {name: value for name, value in given.items() if value is not None}
+    return arguments | given_options(section, _BY_FIELD)
 
 
 def add_engine_kwargs(arguments: dict[str, Any], section: VllmEngineConfig, known: Any) -> dict[str, Any]:
@@ -60,27 +62,16 @@ def add_engine_kwargs(arguments: dict[str, Any], section: VllmEngineConfig, know
 
     Raises `ConfigError` for a name that vLLM does not have, and for one that Strop sets.
     """
-    names = {field.name for field in fields(known)}
-    fields_of = {name: field for field, name in _BY_FIELD.items()}
-    for name in section.engine_kwargs:
-        key = f"rollout.engine.engine_kwargs.{name}"
-        if name in fields_of:
-            raise ConfigError(f"{key} is set by a field of its own; write rollout.engine.{fields_of[name]}.")
-        if name in arguments or name == "limit_mm_per_prompt":
-            raise ConfigError(f"{key} is set by Strop and cannot be changed; remove it.")
-        if name not in names:
-            raise ConfigError(
-                f"{key} is not an argument of the installed vLLM's AsyncEngineArgs"
-                f"{did_you_mean(name, names)}. Remove it, or write one of its names."
-            )
+    check_engine_kwargs(
+        section,
+        _BY_FIELD,
+        set_by_strop={*arguments, "limit_mm_per_prompt"},
+        known={field.name for field in fields(known)},
+        owner="vLLM's AsyncEngineArgs",
+    )
     return arguments | section.engine_kwargs
 
 
 def loads_adapters(section: VllmEngineConfig, model: ModelConfig) -> bool:
     """Whether the engine applies the model's LoRA adapter itself, instead of merged weights."""
     return model.lora is not None and not section.merge_lora
-
-
-def engine_dtype(section: VllmEngineConfig, model: ModelConfig) -> str:
-    """Data type of the engine's weights and computation."""
-    return section.dtype if section.dtype != "model" else model.compute_dtype or model.dtype

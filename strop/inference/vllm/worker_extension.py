@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
-from transformers.core_model_loading import revert_weight_conversion
 
-from strop.inference.weight_files import read_weights
+from strop.inference.weight_files import checkpoint_weights, read_weights
 
 _RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 """Logger that warns at every load of layers without weights of their own, such as a tied output head."""
@@ -35,21 +31,6 @@ class StropWorkerExtension:
         self.reload_weights(weights_iterator=weights)  # type: ignore[attr-defined]
         if on_cpu:
             _pack_output_head(model)
-
-
-def checkpoint_weights(
-    weights: Iterable[tuple[str, torch.Tensor]], config: PretrainedConfig
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights under the names of a checkpoint, which vLLM reads.
-
-    A model in transformers has all experts of a layer in one tensor; a checkpoint has them one by one.
-    """
-    tensors = dict(weights)
-    if any(".experts." in name and tensor.dim() == 3 for name, tensor in tensors.items()):
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-        tensors = revert_weight_conversion(model, tensors)
-    yield from tensors.items()
 
 
 def _discard_packed_experts(model: nn.Module) -> None:

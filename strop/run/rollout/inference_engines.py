@@ -13,7 +13,11 @@ import torch
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.cluster import LocalClusterConfig
-from strop.config.schema.inference_engine import VllmEngineConfig
+from strop.config.schema.inference_engine import (
+    ServingEngineConfig,
+    SglangEngineConfig,
+    VllmEngineConfig,
+)
 from strop.config.schema.rollout import EnginePoolConfig
 from strop.config.schema.synchronizer import CollectiveSyncConfig
 from strop.errors import PlacementError
@@ -34,6 +38,10 @@ from strop.training.device import find_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_LENGTH_FIELDS = {"vllm": "max_model_len", "sglang": "context_length"}
+"""Field for the maximum length of a sequence, by type of engine."""
 
 
 @contextmanager
@@ -68,33 +76,72 @@ def open_separate_engine(run: Run, tokenizer: PreTrainedTokenizerBase) -> Iterat
 def run_engine(run: Run) -> EngineChoice:
     """The run's engine on this machine, with the maximum length of its sequences."""
     choice = choose_engine(run.rollout.engine)
-    section = choice.section
-    if not isinstance(section, VllmEngineConfig) or section.max_model_len is not None:
+    field = _LENGTH_FIELDS.get(choice.section.type)
+    if field is None or getattr(choice.section, field) is not None:
         return choice
-    return replace(choice, section=section.model_copy(update={"max_model_len": run.max_sequence_tokens}))
+    return replace(choice, section=choice.section.model_copy(update={field: run.max_sequence_tokens}))
 
 
 def engine_notes(run: Run) -> tuple[str, ...]:
-    """Notes for the console: the choice of `rollout.engine: auto`, and log-probs that the engine does not give."""
+    """Notes for the console: the choice of `rollout.engine: auto`, and what the engine does not do itself."""
     choice = choose_engine(run.rollout.engine)
     notes = [choice.reason] if choice.reason else []
-    if isinstance(choice.section, VllmEngineConfig) and _needs_policy_logprobs(run) and _is_filtered(run):
-        notes.append(
-            "algorithm.old_policy: sampler: vLLM gives only the log-probs of the filtered distribution, so the "
-            "trainer computes the policy's at the start of each step"
-        )
+    match choice.section:
+        case VllmEngineConfig():
+            notes += _logprob_notes(run, "vLLM", changed=_is_filtered(run) or _is_penalized(run))
+        case SglangEngineConfig() as section:
+            notes += _logprob_notes(run, "SGLang", changed=_is_penalized(run))
+            notes += _sglang_notes(run, section)
     return tuple(notes)
 
 
-def _needs_policy_logprobs(run: Run) -> bool:
-    return not isinstance(run.algorithm, SftConfig | DpoConfig) and run.algorithm.old_policy == "sampler"
+def _logprob_notes(run: Run, engine: str, *, changed: bool) -> list[str]:
+    """A note if the run needs log-probs of the policy that the engine does not give."""
+    if (
+        isinstance(run.algorithm, SftConfig | DpoConfig)
+        or run.algorithm.old_policy != "sampler"
+        or not changed
+    ):
+        return []
+    return [
+        f"algorithm.old_policy: sampler: {engine} gives only the log-probs of the distribution sampled from, so the "
+        "trainer computes the policy's at the start of each step"
+    ]
+
+
+def _sglang_notes(run: Run, section: SglangEngineConfig) -> list[str]:
+    sampling = run.rollout.sampling
+    notes = []
+    if not section.deterministic:
+        notes.append(
+            "sampling: SGLang's draws depend on the requests before them, so the same run samples other responses "
+            "the next time (rollout.engine.deterministic on a GPU)"
+        )
+    if sampling.stop and sampling.min_response_tokens > 0:
+        notes.append(
+            "rollout.sampling.stop: SGLang would stop before min_response_tokens, so Strop samples full responses "
+            "and cuts them at the stop string"
+        )
+    if sampling.stop_token_ids and sampling.ignore_eos:
+        notes.append(
+            "rollout.sampling.stop_token_ids: SGLang has none under ignore_eos, so Strop samples full responses and "
+            "cuts them at the stop token"
+        )
+    if run.model.lora is not None:
+        notes.append("model.lora: SGLang gets the weights with the adapter merged after every step")
+    return notes
 
 
 def _is_filtered(run: Run) -> bool:
-    """Whether the rollouts are sampled from another distribution than the policy's."""
+    """Whether rollouts are sampled from a part of the policy's distribution."""
     sampling = run.rollout.sampling
-    filtered = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
-    return filtered or sampling.repetition_penalty != 1 or sampling.min_response_tokens > 0
+    return sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+
+
+def _is_penalized(run: Run) -> bool:
+    """Whether the logits of rollouts depend on the tokens before."""
+    sampling = run.rollout.sampling
+    return sampling.repetition_penalty != 1 or sampling.min_response_tokens > 0
 
 
 def _pool_section(run: Run, section: EngineConfig) -> EnginePoolConfig | None:
@@ -139,7 +186,7 @@ class PoolEngineFactory:
         torch.set_num_threads(max(1, torch.get_num_threads() // self._engines))
         device = find_device(self.run.trainer.engine.device)
         if device.type == "cuda":
-            if isinstance(section, VllmEngineConfig):
+            if isinstance(section, ServingEngineConfig):
                 os.environ["CUDA_VISIBLE_DEVICES"] = self._visible_gpus(section.devices)
             else:
                 device = torch.device("cuda", self._gpus(1)[0])
@@ -158,7 +205,7 @@ class PoolEngineFactory:
         return [(first + self.number * number + each) % gpus for each in range(number)]
 
     def _visible_gpus(self, number: int) -> str:
-        """The value of CUDA_VISIBLE_DEVICES for the processes of one vLLM engine."""
+        """The value of CUDA_VISIBLE_DEVICES for the processes of one serving engine."""
         inherited = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = inherited.split(",") if inherited else list(map(str, range(torch.cuda.device_count())))
         return ",".join(names[gpu] for gpu in self._gpus(number))

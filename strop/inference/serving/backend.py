@@ -1,0 +1,75 @@
+"""Interface of a serving library to `ServingEngine`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from strop.errors import EngineLostError
+from strop.protocols import EngineCapabilities
+from strop.types import Completion, EngineStatistics, SampleRequest
+
+
+class ServingBackend(Protocol):
+    """A serving library's engine. `ServingEngine` calls the coroutines, `start`, `close` and `take_statistics` in one
+    event loop."""
+
+    name: str
+    """Name of the library in messages."""
+    capabilities: EngineCapabilities
+    """Features of the engine."""
+
+    def start(self) -> None:
+        """Start the library's processes, which load the model.
+
+        Raises `MissingExtraError` without the library, `ConfigError` for arguments that it does not have, and
+        `InferenceError` if it does not start.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the library's processes."""
+        ...
+
+    def describe(self) -> str:
+        """One line: version, model, data type and parallel sizes."""
+        ...
+
+    def check(self, request: SampleRequest) -> None:
+        """Raise `InferenceError` for a request that is invalid or that the library would change."""
+        ...
+
+    async def generate(self, request: SampleRequest, version: int) -> Completion:
+        """The completion of a request; `version` is that of the weights at its start.
+
+        Aborts the request when the awaiting task is cancelled.
+        """
+        ...
+
+    async def load_weights(self, path: Path) -> None:
+        """Load a safetensors file, or those of a folder, while decoding is held."""
+        ...
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Load a LoRA adapter in place of the last one, while decoding is held."""
+        ...
+
+    async def discard_cache(self) -> None:
+        """Discard what was computed with the old weights, the KV cache of running completions included."""
+        ...
+
+    async def hold(self) -> None:
+        """Stop decoding after the current step; running requests keep their state."""
+        ...
+
+    async def release(self) -> None:
+        """Continue decoding."""
+        ...
+
+    def take_statistics(self) -> EngineStatistics:
+        """Load since the last call."""
+        ...
+
+    def lost(self, error: Exception) -> EngineLostError | None:
+        """The error to raise instead if a process of the library has ended, otherwise None."""
+        ...

@@ -1,0 +1,210 @@
+"""Inference engine on a serving library, for a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save_file
+
+from strop.errors import InferenceError, ModelError
+from strop.inference.serving.backend import ServingBackend
+from strop.protocols import EngineCapabilities, WeightBroadcast
+from strop.types import Completion, EngineStatistics, SampleRequest
+from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
+from strop.workers.shared_file import SharedFile
+from strop.workers.start import LOCAL
+
+T = TypeVar("T")
+
+
+class ServingEngine:
+    """Inference engine that passes requests to a serving library, which computes in processes of its own.
+
+    The library's front end runs in an event loop of this engine, so that the blocking methods can wait for it from
+    any other loop. After the end of one of the library's processes every call raises `EngineLostError`; a pool then
+    starts the engine again.
+    """
+
+    device = torch.device("cpu")
+    """Device from which `load` takes tensors: it writes them into a file in shared memory."""
+
+    def __init__(self, backend: ServingBackend) -> None:
+        """An engine that loads the model when it starts; its weights have version 0."""
+        self._backend = backend
+        self._thread = EventLoopThread(backend.name)
+        self._version = 0
+        self._admitting = asyncio.Event()
+        """Set while new requests are passed to the library; they wait while the engine is paused."""
+        self._admitting.set()
+        self._paused = False
+        self._fault: str | None = None
+        """Reason why the weights are unusable; None while they are complete."""
+        self._started = False
+        self._closed = False
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """Features of the library's engine."""
+        return self._backend.capabilities
+
+    def start(self) -> None:
+        """Start the library's processes, which load the model; see `ServingBackend.start`."""
+        self._check_open()
+        if not self._started:
+            self._thread.call(self._backend.start)
+            self._started = True
+
+    def close(self) -> None:
+        """End the library's processes; pending requests raise `InferenceError`."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._started:
+            self._thread.call(self._backend.close)
+        self._thread.close()
+
+    def describe(self) -> str:
+        """One line: version, model, data type and parallel sizes."""
+        self._check_started()
+        return self._backend.describe()
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        """Completions in the order of the requests.
+
+        Raises `InferenceError` for the call as a whole if one of its requests is invalid. When the awaiting task
+        is cancelled, its requests are aborted.
+        """
+        self._check_started()
+        for request in requests:
+            self._backend.check(request)
+        try:
+            return await self._thread.run_async(self._sample_all(requests))
+        except asyncio.CancelledError:
+            self._check_open()
+            raise
+
+    async def _sample_all(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        return await gather_or_cancel([self._sample(request) for request in requests])
+
+    async def _sample(self, request: SampleRequest) -> Completion:
+        await self._admitting.wait()
+        return await self._guarded(self._backend.generate(request, self._version))
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Load tensors through a file in shared memory; see `load_path`."""
+        self._check_started()
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights}
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        shared = SharedFile(partial(_write, tensors), size, LOCAL)
+        try:
+            with shared.handle.open() as path:
+                self.load_path(path, version)
+        finally:
+            shared.close()
+
+    def load_path(self, path: Path, version: int) -> None:
+        """Load a safetensors file, or those of a folder.
+
+        Running completions continue with the new weights, which compute their KV cache again, and keep the version
+        they began with. Raises `ModelError` if the library cannot load the file; the engine then samples no more.
+        """
+        self._run(self._load(lambda: self._backend.load_weights(path), version))
+
+    def load_adapter(self, folder: Path, version: int) -> None:
+        """Load a LoRA adapter in place of the last one; see `load_path`."""
+        self._check_started()
+        if not self.capabilities.adapters:
+            raise InferenceError(
+                f"this {self._backend.name} engine has no adapter; merge it, and pass the tensors to load"
+            )
+        self._run(self._load(lambda: self._backend.load_adapter(folder, version), version))
+
+    async def _load(self, change: Callable[[], Coroutine[Any, Any, None]], version: int) -> None:
+        """Change the weights between two steps, and discard what was computed with the old ones."""
+        try:
+            await self._hold()
+            await change()
+            await self._backend.discard_cache()
+            self._version = version
+            if not self._paused:
+                await self._release()
+        except Exception as error:
+            if (lost := self._backend.lost(error)) is not None:
+                raise lost from error
+            self._fault = f"{self._backend.name} cannot load version {version} of the weights: {error}"
+            raise ModelError(self._fault) from error
+
+    def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError(
+            f"the {self._backend.name} engine cannot join a process group; receive the weights in its process and "
+            "pass the tensors to load"
+        )
+
+    def take_statistics(self) -> EngineStatistics:
+        """Load since the last call."""
+        self._check_started()
+        return self._thread.call(self._backend.take_statistics)
+
+    def pause(self) -> None:
+        """Stop decoding; running and waiting requests keep their state."""
+        self._paused = True
+        self._run(self._hold())
+
+    def resume(self) -> None:
+        """Continue decoding."""
+        self._paused = False
+        self._run(self._release())
+
+    async def _hold(self) -> None:
+        self._admitting.clear()
+        await self._backend.hold()
+
+    async def _release(self) -> None:
+        await self._backend.release()
+        self._admitting.set()
+
+    def release_memory(self) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError(f"the {self._backend.name} engine cannot release its memory")
+
+    def restore_memory(self) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError(f"the {self._backend.name} engine cannot release its memory")
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            self._check_started()
+        except InferenceError:
+            coroutine.close()
+            raise
+        self._thread.run(self._guarded(coroutine))
+
+    async def _guarded(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine. Raises `EngineLostError` after the end of one of the library's processes."""
+        try:
+            return await coroutine
+        except Exception as error:
+            if (lost := self._backend.lost(error)) is not None:
+                raise lost from error
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InferenceError("the inference engine has been closed")
+        if self._fault is not None:
+            raise InferenceError(self._fault)
+
+    def _check_started(self) -> None:
+        self._check_open()
+        if not self._started:
+            raise InferenceError(f"the {self._backend.name} engine has not been started; call start first")
+
+
+def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    save_file(tensors, path)

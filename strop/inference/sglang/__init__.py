@@ -1,0 +1,5 @@
+"""Inference engine on SGLang."""
+
+from strop.inference.sglang.backend import SglangBackend
+
+__all__ = ["SglangBackend"]

@@ -1,0 +1,103 @@
+"""Arguments of SGLang's engine from `rollout.engine` and the model's section."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from strop.config.schema.inference_engine import SglangEngineConfig
+from strop.config.schema.model import ModelConfig
+from strop.errors import ConfigError
+from strop.inference.serving.arguments import (
+    check_engine_kwargs,
+    engine_dtype,
+    given_options,
+)
+
+WEIGHT_LOADER = "strop.inference.sglang.weight_loader.load_weight_file"
+RESERVED_TOKENS = 6
+"""Positions of the context length that SGLang does not give to a prompt and its completion."""
+_BY_FIELD = {
+    "tensor_parallel": "tp_size",
+    "pipeline_parallel": "pp_size",
+    "mem_fraction_static": "mem_fraction_static",
+    "max_total_tokens": "max_total_tokens",
+    "max_running_requests": "max_running_requests",
+    "chunked_prefill_size": "chunked_prefill_size",
+    "max_prefill_tokens": "max_prefill_tokens",
+    "context_length": "context_length",
+    "disable_cuda_graph": "disable_cuda_graph",
+    "disable_radix_cache": "disable_radix_cache",
+    "attention_backend": "attention_backend",
+    "deterministic": "enable_deterministic_inference",
+    "quantization": "quantization",
+    "load_format": "load_format",
+    "seed": "random_seed",
+}
+"""SGLang's name of each option of the section; an option without a value is not passed."""
+_ANY_TYPES = ConfigDict(arbitrary_types_allowed=True)
+_CPU_DEFAULTS = {
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "disable_cuda_graph": True,
+    "disable_overlap_schedule": True,
+}
+"""Arguments without which SGLang calls kernels that need a GPU."""
+
+
+def engine_arguments(
+    section: SglangEngineConfig, model: ModelConfig, vocab_size: int, *, on_cpu: bool
+) -> dict[str, Any]:
+    """Arguments of `ServerArgs`, by name."""
+    arguments: dict[str, Any] = {
+        "model_path": model.path,
+        "tokenizer_path": model.tokenizer or model.path,
+        "trust_remote_code": model.trust_remote_code,
+        "dtype": engine_dtype(section, model),
+        "json_model_override_args": json.dumps(model.override),
+        "device": "cpu" if on_cpu else "cuda",
+        "custom_weight_loader": [WEIGHT_LOADER],
+        # The log-probs of filtered distributions; a filter without top_k may keep every token.
+        "sampling_mask_max_tokens": vocab_size,
+        "skip_server_warmup": True,
+        "log_level": "error",
+    }
+    given = given_options(section, _BY_FIELD)
+    if section.context_length is not None:
+        given["context_length"] = section.context_length + RESERVED_TOKENS
+    if on_cpu:
+        given |= {name: value for name, value in _CPU_DEFAULTS.items() if not given.get(name)}
+    return arguments | given
+
+
+def add_engine_kwargs(
+    arguments: dict[str, Any], section: SglangEngineConfig, known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments with those of `engine_kwargs`; `known` has the type of each of SGLang's arguments.
+
+    Raises `ConfigError` for a name that SGLang does not have, for one that Strop sets, and for a value of another type.
+    """
+    if "dp_size" in section.engine_kwargs:
+        raise ConfigError(
+            "rollout.engine.engine_kwargs.dp_size: several engines are a pool in Strop; write rollout.pool.engines."
+        )
+    set_by_strop = arguments.keys() - _CPU_DEFAULTS.keys()
+    check_engine_kwargs(
+        section, _BY_FIELD, set_by_strop=set_by_strop, known=known, owner="SGLang's ServerArgs"
+    )
+    for name, value in section.engine_kwargs.items():
+        _check_type(name, value, known[name])
+    return arguments | section.engine_kwargs
+
+
+def _check_type(name: str, value: Any, expected: Any) -> None:
+    try:
+        TypeAdapter(expected, config=_ANY_TYPES).validate_python(value, strict=True)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise ConfigError(
+            f"rollout.engine.engine_kwargs.{name} is {value!r}, which SGLang's ServerArgs does not take: {reason}."
+        ) from error

@@ -1,0 +1,164 @@
+"""SGLang's `Engine` as the library of a serving engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from strop.config.schema.inference_engine import SglangEngineConfig
+from strop.config.schema.model import ModelConfig
+from strop.errors import EngineLostError, InferenceError, ModelError
+from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.request_validation import validate_request
+from strop.inference.serving.arguments import engine_dtype
+from strop.inference.sglang.arguments import (
+    RESERVED_TOKENS,
+    WEIGHT_LOADER,
+    add_engine_kwargs,
+    engine_arguments,
+)
+from strop.inference.sglang.library import SglangLibrary, import_sglang
+from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
+from strop.inference.sglang.statistics import StatisticsRecorder
+from strop.inference.sglang.stopping import cut_at_stop
+from strop.inference.stop_tokens import eos_token_ids
+from strop.models.loading import load_config, load_generation_config
+from strop.protocols import EngineCapabilities
+from strop.types import Completion, EngineStatistics, SampleRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SGLANG_CAPABILITIES = EngineCapabilities(
+    weight_transports=frozenset(("tensors", "path")),
+    determinism="none",
+    filtered_policy_logprobs=False,
+    converts_weights=True,
+    adapters=False,
+    images=False,
+    memory_release=False,
+)
+"""Features of the SGLang engine. Its kernels for adapters need a GPU; a model with one is loaded merged."""
+
+
+class SglangBackend:
+    """SGLang's front end, which runs in the event loop of a serving engine.
+
+    If one of SGLang's processes ends, SGLang ends this process too; a pool then starts the engine again.
+    """
+
+    name = "SGLang"
+
+    def __init__(
+        self,
+        section: SglangEngineConfig,
+        model: ModelConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        device: torch.device,
+    ) -> None:
+        self._section = section
+        self._model = model
+        self._on_cpu = device.type == "cpu"
+        config = load_config(model)
+        self._model_type = config.model_type
+        self._vocab_size = int(config.get_text_config().vocab_size)
+        self._eos_ids = eos_token_ids(config, load_generation_config(model), tokenizer)
+        self._stop_strings = StopStringMatcher(tokenizer)
+        self.capabilities = replace(
+            SGLANG_CAPABILITIES,
+            determinism="batch_invariant" if section.deterministic else "none",
+        )
+        self._recorder = StatisticsRecorder()
+        self._library: SglangLibrary
+        self._engine: Any
+        self._front: Any
+        """The engine's `TokenizerManager`, which has its coroutines."""
+
+    def start(self) -> None:
+        """Start SGLang's processes, which load the model."""
+        section = self._section
+        self._library = library = import_sglang(on_cpu=self._on_cpu, processes=section.devices)
+        arguments = engine_arguments(section, self._model, self._vocab_size, on_cpu=self._on_cpu)
+        arguments = add_engine_kwargs(arguments, section, library.argument_types)
+        try:
+            self._engine = library.engine(**arguments)
+        except Exception as error:
+            raise InferenceError(f"SGLang {library.version} does not start: {error}") from error
+        self._front = self._engine.tokenizer_manager
+
+    def close(self) -> None:
+        """End SGLang's processes."""
+        self._engine.shutdown()
+
+    def describe(self) -> str:
+        """One line: version, model, data type and parallel sizes."""
+        section = self._section
+        sizes = f"tensor parallel {section.tensor_parallel}, pipeline parallel {section.pipeline_parallel}"
+        dtype = engine_dtype(section, self._model)
+        return f"SGLang {self._library.version}, {self._model_type} in {dtype}, {sizes}"
+
+    def check(self, request: SampleRequest) -> None:
+        """Raise `InferenceError` for an invalid request, and for one that SGLang would change."""
+        (scheduler, *_) = self._engine._scheduler_init_result.scheduler_infos
+        positions = min(self._front.context_len, scheduler["max_total_num_tokens"])
+        validate_request(request, self._vocab_size, positions - RESERVED_TOKENS)
+        check_support(request)
+
+    async def generate(self, request: SampleRequest, version: int) -> Completion:
+        """The completion of a request."""
+        plan = stop_plan(request.sampling, self._eos_ids, self._vocab_size)
+        arguments = to_sglang(request, plan, self._vocab_size)
+        outputs = self._front.generate_request(self._library.generate(**arguments), None)
+        (output,) = [output async for output in outputs]
+        self._recorder.record(output["meta_info"], await self._front.get_loads())
+        completion = to_completion(request, output, version)
+        return cut_at_stop(completion, plan, request.sampling, self._stop_strings)
+
+    async def load_weights(self, path: Path) -> None:
+        """Have each process load its shard of a safetensors file, or of a folder's files."""
+        library, front = self._library, self._front
+        _check(await front.begin_weight_update(library.begin_update()))
+        with TemporaryDirectory(prefix="strop-") as reports:
+            names = [(str(path), torch.empty(0)), (reports, torch.empty(0))]
+            tensors = [library.serialize(names)] * self._section.tensor_parallel
+            update = library.update(serialized_named_tensors=tensors, load_format=WEIGHT_LOADER)
+            _check(await front.update_weights_from_tensor(update))
+            for report in sorted(Path(reports).iterdir()):
+                raise ModelError(report.read_text(encoding="utf-8"))
+        _check(await front.end_weight_update(library.end_update()))
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError("the SGLang engine loads merged weights")
+
+    async def discard_cache(self) -> None:
+        """Discard the KV cache, which running completions compute again."""
+        flushed = await self._front.flush_cache()
+        _check((flushed.success, flushed.message))
+
+    async def hold(self) -> None:
+        """Stop decoding after the current step; running completions keep their tokens."""
+        await self._front.pause_generation(self._library.pause(mode="retract"))
+
+    async def release(self) -> None:
+        """Continue decoding."""
+        await self._front.continue_generation(self._library.resume())
+
+    def take_statistics(self) -> EngineStatistics:
+        """Load since the last call."""
+        return self._recorder.take()
+
+    def lost(self, error: Exception) -> EngineLostError | None:
+        """None: SGLang ends this process when it loses one of its own."""
+        return None
+
+
+def _check(result: tuple[bool, str]) -> None:
+    """Raise `ModelError` for a call that SGLang answers with a failure."""
+    success, message = result
+    if not success:
+        raise ModelError(message)

@@ -1,0 +1,133 @@
+"""vLLM's `AsyncLLM` as the library of a serving engine."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.config.schema.inference_engine import VllmEngineConfig
+from strop.config.schema.model import ModelConfig
+from strop.errors import EngineLostError, InferenceError
+from strop.inference.request_validation import validate_request
+from strop.inference.serving.arguments import engine_dtype
+from strop.inference.stop_tokens import eos_token_ids
+from strop.inference.vllm.arguments import add_engine_kwargs, engine_arguments, loads_adapters
+from strop.inference.vllm.library import VllmLibrary, import_vllm
+from strop.inference.vllm.requests import check_temperature, to_completion, to_vllm
+from strop.inference.vllm.statistics import StatisticsRecorder
+from strop.models.loading import load_config, load_generation_config
+from strop.protocols import EngineCapabilities
+from strop.types import Completion, EngineStatistics, SampleRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+VLLM_CAPABILITIES = EngineCapabilities(
+    weight_transports=frozenset(("tensors", "path")),
+    determinism="none",
+    filtered_policy_logprobs=False,
+    converts_weights=True,
+    adapters=False,
+    images=False,
+    memory_release=False,
+)
+"""Features of the vLLM engine on a model without an adapter."""
+_ADAPTER = "policy"
+
+
+class VllmBackend:
+    """vLLM's front end, which runs in the event loop of a serving engine."""
+
+    name = "vLLM"
+
+    def __init__(
+        self, section: VllmEngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        self._section = section
+        self._model = model
+        config = load_config(model)
+        self._model_type = config.model_type
+        self._vocab_size = int(config.get_text_config().vocab_size)
+        self._eos_ids = eos_token_ids(config, load_generation_config(model), tokenizer)
+        self.capabilities = replace(VLLM_CAPABILITIES, adapters=loads_adapters(section, model))
+        self._recorder = StatisticsRecorder()
+        self._request_numbers = itertools.count()
+        self._library: VllmLibrary
+        self._llm: Any
+        self._adapter: Any = None
+        """vLLM's request for the adapter that was loaded last."""
+
+    def start(self) -> None:
+        """Start vLLM's processes, which load the model."""
+        self._library = library = import_vllm()
+        arguments = engine_arguments(self._section, self._model)
+        arguments = add_engine_kwargs(arguments, self._section, library.engine_args)
+        try:
+            self._llm = library.engine.from_engine_args(
+                library.engine_args(**arguments), stat_loggers=[lambda config, index: self._recorder]
+            )
+        except Exception as error:
+            raise InferenceError(f"vLLM {library.version} does not start: {error}") from error
+
+    def close(self) -> None:
+        """End vLLM's processes."""
+        self._llm.shutdown()
+
+    def describe(self) -> str:
+        """One line: version, model, data type and parallel sizes."""
+        section = self._section
+        sizes = f"tensor parallel {section.tensor_parallel}, pipeline parallel {section.pipeline_parallel}"
+        dtype = engine_dtype(section, self._model)
+        return f"vLLM {self._library.version}, {self._model_type} in {dtype}, {sizes}"
+
+    def check(self, request: SampleRequest) -> None:
+        """Raise `InferenceError` for an invalid request, and for a temperature that vLLM would change."""
+        validate_request(request, self._vocab_size, self._llm.model_config.max_model_len)
+        check_temperature(request)
+
+    async def generate(self, request: SampleRequest, version: int) -> Completion:
+        """The completion of a request."""
+        library = self._library
+        outputs = self._llm.generate(
+            library.tokens_prompt(prompt_token_ids=request.prompt_ids.tolist()),
+            to_vllm(request, self._eos_ids, self._vocab_size, library),
+            request_id=str(next(self._request_numbers)),
+            lora_request=self._adapter,
+        )
+        (output,) = [output async for output in outputs]
+        return to_completion(request, output, version)
+
+    async def load_weights(self, path: Path) -> None:
+        """Have each worker load its shard of a safetensors file, or of a folder's files."""
+        await self._llm.collective_rpc("strop_load_weights", args=(str(path),))
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Load an adapter in place of the last one."""
+        make = self._library.lora_request
+        await self._llm.add_lora(make(_ADAPTER, 1, str(folder), load_inplace=True))
+        self._adapter = make(_ADAPTER, 1, str(folder))
+
+    async def discard_cache(self) -> None:
+        """Discard the KV cache, that of running completions included."""
+        await self._llm.reset_prefix_cache(reset_running_requests=True)
+        await self._llm.reset_mm_cache()
+
+    async def hold(self) -> None:
+        """Stop decoding after the current step."""
+        await self._llm.pause_generation(mode="keep", clear_cache=False)
+
+    async def release(self) -> None:
+        """Continue decoding."""
+        await self._llm.resume_generation()
+
+    def take_statistics(self) -> EngineStatistics:
+        """Load since the last call."""
+        return self._recorder.take()
+
+    def lost(self, error: Exception) -> EngineLostError | None:
+        """The error of a lost engine, if vLLM's engine process has ended."""
+        if isinstance(error, self._library.dead_error) or self._llm.errored:
+            return EngineLostError(f"a process of vLLM has ended: {error}")
+        return None

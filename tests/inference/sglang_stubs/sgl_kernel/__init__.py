@@ -1,0 +1,6 @@
+"""Stand-in for sgl_kernel; see sglang_stub."""
+
+from sglang_stub import make_stub
+
+__version__ = "0"
+__getattr__ = make_stub(__name__)
