@@ -38,3 +38,34 @@ def test_vllm_and_what_it_does_not_have(sections: dict[str, Any], expected: str)
 )
 def test_what_vllm_has(sections: dict[str, Any]) -> None:
     assert strop.load(values(**sections)).run.rollout.engine.type in ("vllm", "native")
+
+
+@pytest.mark.parametrize(
+    ("rollout", "expected"),
+    [
+        (
+            {"sampling": {"repetition_penalty": 1.1}},
+            "rollout.sampling.repetition_penalty is 1.1, but SGLang's",
+        ),
+        (
+            {"sampling": {"ignore_eos": True, "stop_token_ids": [3], "min_response_tokens": 2}},
+            "SGLang also excludes the end token",
+        ),
+        (
+            {"engine": {"type": "sglang", "max_total_tokens": 64}},
+            "rollout.engine.max_total_tokens \\(64\\) is less",
+        ),
+        ({"engine": {"type": "sglang", "seed": -1}}, "rollout.engine"),
+    ],
+)
+def test_what_sglang_cannot_sample(rollout: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        strop.load(values(rollout={"engine": {"type": "sglang"}} | rollout))
+
+
+def test_what_sglang_has() -> None:
+    sampling = {"stop": ["x"], "min_response_tokens": 2, "top_p": 0.9}
+    engine = {"type": "sglang", "context_length": 8192, "load_format": "dummy"}
+    lora = {"lora": {"rank": 4}}
+    run = strop.load(values(model=lora, rollout={"engine": engine, "sampling": sampling})).run
+    assert run.rollout.engine.type == "sglang"

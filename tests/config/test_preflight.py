@@ -64,8 +64,11 @@ def test_what_a_workflow_lacks(tmp_path: Path, rollout: dict[str, Any], said: st
     assert said in fault
 
 
-def test_vllm_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("engine", "name"), [("vllm", "vLLM"), ("sglang", "SGLang")])
+def test_an_engine_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, name: str
+) -> None:
     monkeypatch.setattr("strop.config.load.preflight.find_spec", lambda name: None)
-    (fault,) = faults(tmp_path, rollout={"engine": "vllm"})
-    assert "rollout.engine.type: vLLM is not installed: pip install 'strop[vllm]'" in fault
+    (fault,) = faults(tmp_path, rollout={"engine": engine})
+    assert f"rollout.engine.type: {name} is not installed: pip install 'strop[{engine}]'" in fault
     assert faults(tmp_path, rollout={"engine": "auto"}) == []

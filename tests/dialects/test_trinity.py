@@ -204,8 +204,8 @@ def test_errors_name_file_and_line() -> None:
 
 
 def test_placement() -> None:
-    with pytest.raises(PlacementError, match=r"engine_type=sglang"):
-        read("explorer.rollout_model.engine_type=sglang", here=False)
+    with pytest.raises(PlacementError, match=r"engine_type=tgi"):
+        read("explorer.rollout_model.engine_type=tgi", here=False)
     loaded = read(
         "explorer.rollout_model.engine_num=2",
         "cluster.node_num=2",

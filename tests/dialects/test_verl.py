@@ -368,7 +368,6 @@ def test_partial_rollouts_are_placement() -> None:
         "trainer.n_gpus_per_node=8",
         "trainer.n_gpus_per_node=1",
         "trainer.nnodes=2",
-        f"{ROLLOUT}.name=sglang",
         f"{ROLLOUT}.name=hf",
         f"{ROLLOUT}.tensor_model_parallel_size=2",
         f"{ROLLOUT}.gpu_memory_utilization=0.6",

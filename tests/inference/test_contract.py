@@ -115,6 +115,8 @@ ENGINES: dict[str, tuple[str, Callable[[Path], InferenceEngine]]] = {
     "sglang tensor parallel 2": ("qwen3", serving(SglangFactory, 2)),
 }
 """Model family and constructor of each implementation; the constructor does not start the engine."""
+SERVING = {"vllm": NEEDS_VLLM, "sglang": NEEDS_SGLANG}
+"""Condition of the tests of each serving library, by the first word of the implementation's name."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class Subject:
 
 def _parameters() -> Iterator[ParameterSet]:
     for name in ENGINES:
-        needs = {"vllm": NEEDS_VLLM, "sglang": NEEDS_SGLANG}.get(name.split()[0])
+        needs = SERVING.get(name.split()[0])
         marks = [] if needs is None else [pytest.mark.engines, pytest.mark.timeout(600), needs]
         yield pytest.param(name, marks=marks)
 
@@ -143,7 +145,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         tmp_path_factory.mktemp("contract") / "model",
         ["two and two is four"],
         family=family,
-        hidden_size=128 if "vllm" in request.param else 64,  # vLLM needs 32 values per attention head
+        hidden_size=128 if request.param.split()[0] in SERVING else 64,  # vLLM needs heads of 32 values
     )
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():

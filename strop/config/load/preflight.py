@@ -19,7 +19,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
 from strop.config.schema.data import GENERATORS, TasksetConfig, is_template
 from strop.config.schema.distillation import TeacherConfig
-from strop.config.schema.inference_engine import InferenceEngineConfig, OpenAiEngineConfig, VllmEngineConfig
+from strop.config.schema.inference_engine import InferenceEngineConfig, OpenAiEngineConfig
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.tracking import TRACKING_SERVICES
 from strop.config.schema.workflow import WorkflowConfig
@@ -29,6 +29,8 @@ NO_REWARD = (
     "reward: missing, so nothing scores the responses. Write a built-in (`reward: gsm8k`), your own function "
     "(`reward: file.py:name`), or pass a function to `strop.train` from Python."
 )
+_LIBRARIES = {"vllm": "vLLM", "sglang": "SGLang"}
+"""Name of the library of each type of engine that needs one."""
 _DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".gz", ".zst")
 _WORKFLOW_FILES = ("tool_config", "function_file", "interaction_config", "agent_loops")
 """Arguments of the workflows `tools` and `verl_agents` that name a file."""
@@ -77,11 +79,12 @@ def missing_files(loaded: LoadedRun) -> list[str]:
         for name in run.record.monitors
         if name in TRACKING_SERVICES and find_spec(name) is None
     ]
-    is_here = described_machine() is None
-    if isinstance(run.rollout.engine, VllmEngineConfig) and is_here and find_spec("vllm") is None:
+    library = run.rollout.engine.type
+    if library in _LIBRARIES and described_machine() is None and find_spec(library) is None:
         faults.append(
-            f"{_at('rollout.engine.type', sources)}: vLLM is not installed: pip install 'strop[vllm]', or write "
-            "`rollout.engine: native`; for a configuration of another tool --here does that."
+            f"{_at('rollout.engine.type', sources)}: {_LIBRARIES[library]} is not installed: pip install "
+            f"'strop[{library}]', or write `rollout.engine: native`; for a configuration of another tool --here does "
+            "that."
         )
     if (fault := fixed_weights_fault(run)) is not None:
         faults.append(f"{_at('rollout.engine.type', sources)}: {fault}.")

@@ -34,7 +34,7 @@ from strop.dialects.ledger.value_types import (
 )
 from strop.dialects.trinity.cluster import name_row
 from strop.dialects.trinity.presets import DISTILLED, advantage, is_offline, repeat_times
-from strop.dialects.trinity.vllm_engine import NATIVE, engine_type_row, option_row, uses_vllm
+from strop.dialects.trinity.serving_engine import NATIVE, engine_type_row, option_row, serving_engine
 from strop.dialects.trinity.workflows import ROLLOUT_LIMITS
 from strop.dialects.verl.trainer import every, frequency
 
@@ -211,7 +211,7 @@ EXPLORER = (
                 f"explorer.rollout_model.{name}",
                 default,
                 NATIVE,
-                supported=lambda foreign, value: uses_vllm(foreign),
+                supported=lambda foreign, value: serving_engine(foreign) is not None,
                 value_type=ANY,
             )
             for name, default in (

@@ -26,8 +26,8 @@ from strop.dialects.trinity import critic
 from strop.dialects.trinity.buffer_writer import EVAL
 from strop.dialects.trinity.experience_buffer import TEMPLATE, TEMPLATE_PATH
 from strop.dialects.trinity.presets import is_offline, only_sampled
+from strop.dialects.trinity.serving_engine import serving_engine
 from strop.dialects.trinity.tasksets import tasks
-from strop.dialects.trinity.vllm_engine import uses_vllm
 
 _NO_ACTORS = "a single process without actors"
 
@@ -50,7 +50,7 @@ def lengths(foreign: ForeignValues) -> Mapping[str, Any]:
     longest = prompt + response
     if total is not None and total != longest and not is_offline(foreign):
         settings["rollout.max_sequence_tokens"] = longest = total
-    if longest > 131072 and not uses_vllm(foreign):
+    if longest > 131072 and serving_engine(foreign) is None:
         settings["rollout.engine.kv_cache_tokens"] = longest
     return settings
 

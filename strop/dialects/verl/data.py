@@ -23,7 +23,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.value_types import ANY, STRING, STRING_OR_LIST, nullable, one_of
 from strop.dialects.verl import switches
-from strop.dialects.verl.vllm_engine import uses_vllm
+from strop.dialects.verl.serving_engine import serving_engine
 
 _MAX_SAMPLER_TOKENS = 131072
 """Default of `rollout.engine.kv_cache_tokens`, in tokens; longer sequences need a larger KV cache."""
@@ -212,7 +212,7 @@ def lengths(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the length limits; the native sampler's KV cache holds at least one sequence of maximum length."""
     prompt, response = foreign["data.max_prompt_length"], foreign["data.max_response_length"]
     settings = {"data.max_prompt_tokens": prompt, "data.max_response_tokens": response}
-    if prompt + response > _MAX_SAMPLER_TOKENS and not uses_vllm(foreign):
+    if prompt + response > _MAX_SAMPLER_TOKENS and serving_engine(foreign) is None:
         settings["rollout.engine.kv_cache_tokens"] = prompt + response
     return settings
 

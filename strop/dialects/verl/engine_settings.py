@@ -26,7 +26,7 @@ from strop.dialects.ledger.placement_notes import (
 )
 from strop.dialects.ledger.value_types import ANY, STRING
 from strop.dialects.verl import switches
-from strop.dialects.verl.vllm_engine import vllm_option
+from strop.dialects.verl.serving_engine import serving_option
 
 _NO_PROFILER = "Strop does not profile a run; the metrics have the time of every part of a step"
 _NO_RAY = "a single process runs, without Ray"
@@ -131,9 +131,9 @@ _SAMPLER = (
     ),
     _where(f"{_ROLLOUT}.nnodes", 0, ONE_MACHINE),
     _where(f"{_ROLLOUT}.n_gpus_per_node", UNSET, ONE_MACHINE),
-    vllm_option("enable_prefix_caching", True, native=only(True), value_type=ANY),
-    vllm_option("pipeline_model_parallel_size", 1, native=only(1), value_type=ANY, instead=NO_SHARDS),
-    vllm_option(
+    serving_option("enable_prefix_caching", True, native=only(True), value_type=ANY),
+    serving_option("pipeline_model_parallel_size", 1, native=only(1), value_type=ANY, instead=NO_SHARDS),
+    serving_option(
         "quantization",
         None,
         native=only(None),

@@ -23,15 +23,15 @@ from strop.dialects.ledger.placement_notes import NATIVE_SAMPLER, NO_SHARDS, TRA
 from strop.dialects.ledger.value_types import INTEGER, NUMBER, STRING, nullable, one_of
 from strop.dialects.verl import switches
 from strop.dialects.verl.data import all_tokens, tasksets
-from strop.dialects.verl.vllm_engine import (
+from strop.dialects.verl.serving_engine import (
     DTYPES,
     HALF_DTYPES,
     engine,
     precision,
+    serving_engine,
+    serving_option,
     supports_dtype,
-    uses_vllm,
-    vllm_option,
-    with_vllm,
+    with_serving,
 )
 
 _SINGLE_ROLLOUT_ESTIMATORS = ("gae", *switches.REWARD_OF_ONE, "reinforce_plus_plus", "remax")
@@ -93,7 +93,7 @@ ROWS = (
         "vllm",
         "the native sampler in the trainer's process",
         value_type=STRING,
-        supported=lambda foreign, value: uses_vllm(foreign),
+        supported=lambda foreign, value: serving_engine(foreign) is not None,
         fields=("rollout.engine.type",),
         read=engine,
     ),
@@ -126,7 +126,7 @@ ROWS = (
         fields=("rollout.engine.dtype",),
         read=precision,
     ),
-    vllm_option("gpu_memory_utilization", 0.5, native=never, value_type=NUMBER),
+    serving_option("gpu_memory_utilization", 0.5, native=never, value_type=NUMBER),
     mapped(
         "actor_rollout_ref.rollout.ignore_eos",
         False,
@@ -134,21 +134,22 @@ ROWS = (
         "data.eval.0.sampling.ignore_eos",
         read=sampling,
     ),
-    vllm_option("enforce_eager", True, native=only(True)),
+    serving_option("enforce_eager", True, native=only(True)),
     placement("actor_rollout_ref.rollout.free_cache_engine", True, NATIVE_SAMPLER, supported=only(True)),
     placement(
         "actor_rollout_ref.rollout.load_format",
         "dummy_dtensor",
         "the sampler has the trainer's weights from the start",
-        supported=with_vllm(never),
+        supported=with_serving(never),
     ),
-    vllm_option("tensor_model_parallel_size", 2, native=only(1), instead=NO_SHARDS),
-    vllm_option("max_num_batched_tokens", 8192, native=never, value_type=nullable(INTEGER)),
+    serving_option("tensor_model_parallel_size", 2, native=only(1), instead=NO_SHARDS),
+    serving_option("max_num_batched_tokens", 8192, native=never, value_type=nullable(INTEGER)),
     mapped(
         "actor_rollout_ref.rollout.max_num_seqs",
         1024,
         "rollout.engine.max_sequences",
         "rollout.engine.max_num_seqs",
+        "rollout.engine.max_running_requests",
         read=engine,
     ),
     placement(
@@ -188,16 +189,18 @@ ROWS = (
         "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space",
         None,
         "vLLM has no swap space since its engine V1: it computes preempted sequences again",
-        supported=with_vllm(only(None)),
+        supported=with_serving(only(None)),
         inactive=switches.vllm,
     ),
     placement(
         "actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend",
         None,
         NATIVE_SAMPLER,
-        supported=only(None),
+        supported=with_serving(only(None)),
         value_type=nullable(STRING),
         inactive=switches.sglang,
+        fields=("rollout.engine.attention_backend",),
+        read=engine,
     ),
     mapped(
         "actor_rollout_ref.rollout.n",
@@ -237,27 +240,27 @@ ROWS = (
         note="False means greedy sampling at any temperature",
     ),
     *not_on_page(
-        vllm_option("enable_chunked_prefill", True, native=only(False)),
-        vllm_option("max_model_len", None, native=is_long_enough, value_type=nullable(INTEGER)),
+        serving_option("enable_chunked_prefill", True, native=only(False)),
+        serving_option("max_model_len", None, native=is_long_enough, value_type=nullable(INTEGER)),
         placement(
             "actor_rollout_ref.rollout.mode",
             "sync",
             "the native sampler in the trainer's process",
             value_type=one_of("sync", "async"),
-            supported=with_vllm(only("sync")),
+            supported=with_serving(only("sync")),
         ),
         placement(
             "actor_rollout_ref.rollout.disable_log_stats",
             True,
             NATIVE_SAMPLER,
-            supported=with_vllm(only(True)),
+            supported=with_serving(only(True)),
         ),
         placement("actor_rollout_ref.rollout.layered_summon", False, NATIVE_SAMPLER, supported=only(False)),
         placement(
             "actor_rollout_ref.rollout.engine_kwargs.vllm.*",
             UNSET,
             NATIVE_SAMPLER,
-            supported=with_vllm(never),
+            supported=with_serving(never),
             inactive=switches.vllm,
             fields=("rollout.engine.engine_kwargs",),
             read=engine,
@@ -266,8 +269,10 @@ ROWS = (
             "actor_rollout_ref.rollout.engine_kwargs.sglang.*",
             UNSET,
             NATIVE_SAMPLER,
-            supported=never,
+            supported=with_serving(never),
             inactive=switches.sglang,
+            fields=("rollout.engine.engine_kwargs",),
+            read=engine,
         ),
     ),
 )

@@ -1,10 +1,11 @@
-"""vLLM itself: experts, adapters, loads during sampling, and loads that fail. The contract has the rest."""
+"""vLLM and SGLang themselves: experts, adapters, loads during sampling, and loads that fail. The contract has the
+rest."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from strop.config.schema.inference_engine import VllmEngineConfig
+from strop.config.schema.inference_engine import SglangEngineConfig, VllmEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import ConfigError, ModelError, StropError
 from strop.inference.pool import EnginePool, EngineSpec
@@ -24,22 +25,40 @@ from strop.protocols import InferenceEngine
 from strop.types import Completion, SampleRequest, SamplingParams
 from strop.workers.start import LocalPlacement
 
-from .helpers import NEEDS_VLLM, policy_logprobs, random_prompts, requests_for, sample
+from .helpers import (
+    NEEDS_SGLANG,
+    NEEDS_VLLM,
+    full_logits,
+    policy_logprobs,
+    random_prompts,
+    requests_for,
+    sample,
+)
 
-pytestmark = [pytest.mark.engines, NEEDS_VLLM, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 PROMPTS = random_prompts(4, 9, 40)
-KV_CACHE = {"kv_cache_memory_bytes": 2**26}
+SMALL: dict[str, dict[str, Any]] = {
+    "vllm": {"max_model_len": 512, "enforce_eager": True, "engine_kwargs": {"kv_cache_memory_bytes": 2**26}},
+    "sglang": {"context_length": 512, "max_total_tokens": 4096},
+}
+"""Options of each library for small models on the CPU."""
+LIBRARIES = [
+    pytest.param("vllm", marks=NEEDS_VLLM),
+    pytest.param("sglang", marks=NEEDS_SGLANG),
+]
 
 
 @dataclass(frozen=True)
 class Factory:
     folder: Path
+    library: str
     model: dict[str, Any] = field(default_factory=dict)
-    engine_kwargs: dict[str, Any] = field(default_factory=lambda: KV_CACHE)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> InferenceEngine:
-        section = VllmEngineConfig(max_model_len=512, enforce_eager=True, engine_kwargs=self.engine_kwargs)
+        schema = {"vllm": VllmEngineConfig, "sglang": SglangEngineConfig}[self.library]
+        section = schema(**SMALL[self.library] | self.options)
         model = ModelConfig(path=str(self.folder), **self.model)
         return load_engine(section, model, AutoTokenizer.from_pretrained(self.folder), torch.device("cpu"))
 
@@ -73,12 +92,14 @@ def assert_sampled_by(model: Any, requests: list[SampleRequest], completions: li
         np.testing.assert_allclose(completion.sampler_logprobs, expected, atol=1e-4, rtol=0)
 
 
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EnginePool, PreTrainedModel]]:
+@pytest.fixture(scope="module", params=LIBRARIES)
+def experts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[EnginePool, PreTrainedModel]]:
     folder = tmp_path_factory.mktemp("experts") / "model"
     make_model(folder, ["two and two"], family="qwen3_moe", hidden_size=128, tied=False, **EXPERTS)
     model = sharpened(folder)
-    with running_engine(pool_of(Factory(folder))) as pool:
+    with running_engine(pool_of(Factory(folder, request.param))) as pool:
         yield pool, model
 
 
@@ -113,19 +134,20 @@ def test_after_a_failed_load_the_engine_samples_no_more(
     experts: tuple[EnginePool, PreTrainedModel], tmp_path: Path
 ):
     pool, _ = experts
-    with pytest.raises(ModelError, match=r"vLLM cannot load version 3 of the weights"):
+    with pytest.raises(ModelError, match=r"(vLLM|SGLang) cannot load version 3 of the weights"):
         pool.load([("model.embed_tokens.weight", torch.zeros(3, 5))], 3)
     with pytest.raises(StropError, match="version 3"):
         sample(pool, requests_for(PROMPTS, SamplingParams(max_tokens=4)))
 
 
+@NEEDS_VLLM
 def test_an_adapter_is_loaded_in_place_of_the_last_one(tmp_path: Path):
     folder = make_model(tmp_path / "model", ["two and two"], hidden_size=128)
     layers = ["q_proj", "v_proj", "down_proj"]
     config = LoraConfig(r=4, lora_alpha=8, target_modules=layers, init_lora_weights=False)
     adapted = get_peft_model(sharpened(folder), config).eval()
     requests = requests_for(PROMPTS, SamplingParams(max_tokens=16, ignore_eos=True), samples=2)
-    with running_engine(pool_of(Factory(folder, {"lora": {"rank": 4}}))) as pool:
+    with running_engine(pool_of(Factory(folder, "vllm", {"lora": {"rank": 4}}))) as pool:
         assert pool.capabilities.adapters
         for version in (1, 2):
             torch.manual_seed(version)
@@ -144,10 +166,68 @@ def test_an_adapter_is_loaded_in_place_of_the_last_one(tmp_path: Path):
         assert statistics.prompt_tokens > 0
 
 
-def test_an_unknown_argument_is_refused_before_the_model_is_loaded(tmp_path: Path):
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_an_unknown_argument_is_refused_before_the_model_is_loaded(tmp_path: Path, library: str):
     folder = make_model(tmp_path / "model", ["two and two"], hidden_size=128)
-    pool = pool_of(Factory(folder, engine_kwargs={"max_num_sequences": 3}))
-    with pytest.raises(
-        ConfigError, match=r"engine_kwargs.max_num_sequences is not an argument.*did you mean"
-    ):
+    pool = pool_of(Factory(folder, library, options={"engine_kwargs": {"max_num_sequences": 3}}))
+    with pytest.raises(ConfigError, match=r"engine_kwargs.max_num_sequences is not an argument"):
         pool.start()
+
+
+@pytest.fixture(scope="module")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EnginePool, PreTrainedModel]]:
+    folder = make_model(tmp_path_factory.mktemp("sglang") / "model", ["two and two"], hidden_size=128)
+    model = sharpened(folder)
+    with running_engine(pool_of(Factory(folder, "sglang"))) as pool:
+        yield pool, model
+
+
+@NEEDS_SGLANG
+@pytest.mark.parametrize("filters", [{"top_p": 0.7}, {"top_k": 5}, {"min_p": 0.1}])
+def test_sglang_gives_both_logprobs_under_a_filter(
+    sglang: tuple[EnginePool, PreTrainedModel], filters: dict[str, float]
+):
+    pool, model = sglang
+    sampling = SamplingParams(temperature=0.8, max_tokens=12, ignore_eos=True, **filters)  # type: ignore[arg-type]
+    for request in requests_for(PROMPTS, sampling):
+        (completion,) = sample(pool, [request])
+        expected = policy_logprobs(model, request, completion)
+        np.testing.assert_allclose(completion.policy_logprobs, expected, atol=1e-4)
+        logits = full_logits(model, request.prompt_ids, completion.token_ids)
+        kept = filtered_logprobs(logits / 0.8, **filters)  # type: ignore[arg-type]
+        chosen = torch.from_numpy(completion.token_ids).long()[:, None]
+        np.testing.assert_allclose(completion.sampler_logprobs, kept.gather(1, chosen)[:, 0], atol=1e-3)
+
+
+def filtered_logprobs(
+    logits: torch.Tensor, top_p: float = 1, top_k: int = 0, min_p: float = 0
+) -> torch.Tensor:
+    """[C, V] Log-probs after one filter, by its definition: sort, cut, and normalize again."""
+    probabilities, order = logits.softmax(-1).sort(descending=True)
+    kept = probabilities.cumsum(-1) - probabilities < top_p
+    if top_k:
+        kept[:, top_k:] = False
+    kept &= probabilities >= min_p * probabilities[:, :1]
+    filtered = torch.where(kept, probabilities, 0)
+    filtered = filtered / filtered.sum(-1, keepdim=True)
+    return torch.zeros_like(filtered).scatter(1, order, filtered).log()
+
+
+@NEEDS_SGLANG
+def test_strop_finds_the_stop_strings_that_sglang_would_find_too_early(
+    sglang: tuple[EnginePool, PreTrainedModel], tmp_path: Path
+):
+    pool, model = sglang
+    tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    (whole,) = sample(pool, requests_for(PROMPTS[:1], greedy))
+    text = tokenizer.decode(whole.token_ids[2:4])
+    late = replace(greedy, stop=(text,), min_tokens=6)
+    (cut,) = sample(pool, requests_for(PROMPTS[:1], late))
+    assert cut.token_ids.tolist() == whole.token_ids[: len(cut.token_ids)].tolist()
+    assert len(cut.token_ids) > 6 and cut.policy_logprobs is None
+    assert (cut.finish_reason == "stop") == (
+        len(cut.token_ids) < 24 or text in tokenizer.decode(cut.token_ids[-4:])
+    )
+    statistics = pool.take_statistics()
+    assert statistics is not None and statistics.prompt_tokens > 0

@@ -1,10 +1,10 @@
-"""vLLM in configurations of other tools: read without vLLM installed, and replaced with --here."""
+"""Serving engines in configurations of other tools: read without them installed, and replaced with --here."""
 
 from __future__ import annotations
 
 import pytest
 
-from strop.config.schema.inference_engine import NativeEngineConfig, VllmEngineConfig
+from strop.config.schema.inference_engine import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
 from strop.dialects.ledger.writer import write_dialect
 from strop.dialects.verl.ppo_trainer import LEDGER as VERL
 from strop.dialects.verl.ppo_trainer import read_verl
@@ -59,8 +59,37 @@ def test_without_a_name_the_native_sampler_answers():
 
 
 def test_another_engine_is_refused_without_here():
-    with pytest.raises(PlacementError, match=r"rollout.name=sglang"):
-        read_verl([*LINE, f"{ROLLOUT}.name=sglang"])
+    with pytest.raises(PlacementError, match=r"rollout.name=hf"):
+        read_verl([*LINE, f"{ROLLOUT}.name=hf"])
+
+
+SGLANG = (
+    f"{ROLLOUT}.name=sglang",
+    f"{ROLLOUT}.gpu_memory_utilization=0.6",
+    f"{ROLLOUT}.max_num_seqs=64",
+    f"{ROLLOUT}.enforce_eager=False",
+    f"{ROLLOUT}.max_num_batched_tokens=4096",
+    f"{ROLLOUT}.engine_kwargs.sglang.attention_backend=fa3",
+    f"+{ROLLOUT}.engine_kwargs.sglang.schedule_policy=fcfs",
+)
+
+
+def test_verl_decides_the_options_of_sglang():
+    loaded = read_verl([*LINE, *SGLANG])
+    engine = loaded.run.rollout.engine
+    assert isinstance(engine, SglangEngineConfig)
+    assert (engine.tensor_parallel, engine.mem_fraction_static, engine.max_running_requests) == (2, 0.6, 64)
+    assert (engine.attention_backend, engine.disable_cuda_graph, engine.dtype) == ("fa3", False, "bfloat16")
+    assert engine.engine_kwargs == {"schedule_policy": "fcfs"}
+    native = read_verl([*LINE, *SGLANG], here=True).run.rollout.engine
+    assert native == NativeEngineConfig(max_sequences=64, dtype="bfloat16")
+
+
+def test_a_run_with_sglang_is_written_as_verls_options():
+    written = write_dialect(VERL, read_verl([*LINE, *SGLANG]).run).values
+    assert written[f"{ROLLOUT}.name"] == "sglang"
+    assert written[f"{ROLLOUT}.gpu_memory_utilization"] == 0.6
+    assert written[f"{ROLLOUT}.engine_kwargs.sglang.attention_backend"] == "fa3"
 
 
 def test_a_run_with_vllm_is_written_as_verls_options():
@@ -93,3 +122,12 @@ def test_here_replaces_vllm_in_trinity():
     assert isinstance(loaded.run.rollout.engine, NativeEngineConfig)
     replaced = {item.key.rpartition(".")[2] for item in loaded.overridden}
     assert {"engine_type", "tensor_parallel_size", "gpu_memory_utilization", "dtype"} <= replaced
+
+
+@pytest.mark.usefixtures("trinity_file")
+def test_trinity_decides_the_options_of_sglang():
+    options = [option.replace("vllm", "sglang") for option in TRINITY]
+    engine = read(*options, here=False).run.rollout.engine
+    assert isinstance(engine, SglangEngineConfig)
+    assert (engine.tensor_parallel, engine.mem_fraction_static, engine.dtype) == (2, 0.7, "float32")
+    assert isinstance(read(*options).run.rollout.engine, NativeEngineConfig)

@@ -1,0 +1,132 @@
+"""Ledger rows of Trinity's options of serving engines, in `explorer.rollout_model`.
+
+Where `engine_type` is set to vLLM or SGLang, they decide `rollout.engine`. With `--here`, and where the type is not
+set, the native sampler answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.schema import Run
+from strop.config.schema.inference_engine import SglangEngineConfig, VllmEngineConfig
+from strop.dialects.ledger.key_mapping import (
+    ForeignValues,
+    KeyMapping,
+    SupportCheck,
+    never,
+    only,
+    placement,
+    written_by,
+)
+from strop.dialects.ledger.value_types import ANY, STRING
+
+NATIVE = "the native sampler in the trainer's process"
+_MODEL = "explorer.rollout_model"
+_TYPES = {"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}
+"""Engine of Strop for each engine type."""
+_DTYPES = ("bfloat16", "float16", "float32")
+_DEFAULTS: Mapping[str, Any] = {
+    "tensor_parallel_size": 1,
+    "enable_prefix_caching": True,
+    "enforce_eager": True,
+    "dtype": "bfloat16",
+    "seed": 42,
+    "gpu_memory_utilization": 0.9,
+    "enable_chunked_prefill": False,
+}
+"""Default of each option."""
+_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "vllm": {
+        "tensor_parallel_size": "tensor_parallel",
+        "enable_prefix_caching": "enable_prefix_caching",
+        "enforce_eager": "enforce_eager",
+        "dtype": "dtype",
+        "seed": "seed",
+        "gpu_memory_utilization": "gpu_memory_utilization",
+        "enable_chunked_prefill": "enable_chunked_prefill",
+    },
+    "sglang": {
+        "tensor_parallel_size": "tensor_parallel",
+        "dtype": "dtype",
+        "gpu_memory_utilization": "mem_fraction_static",
+    },
+}
+"""Field of `rollout.engine` for each option that Trinity passes to an engine."""
+
+
+def serving_engine(foreign: ForeignValues) -> str | None:
+    """The serving engine that the configuration asks for and `--here` does not replace."""
+    key = f"{_MODEL}.engine_type"
+    return _TYPES.get(foreign[key]) if foreign.is_set(key) and not foreign.here else None
+
+
+def write_engine(run: Run) -> Mapping[str, Any]:
+    """Write the options of a serving engine; none for another engine."""
+    section = run.rollout.engine
+    if not isinstance(section, VllmEngineConfig | SglangEngineConfig):
+        return {}
+    written = {f"{_MODEL}.{key}": getattr(section, field) for key, field in _OPTIONS[section.type].items()}
+    if section.dtype == "model":
+        written[f"{_MODEL}.dtype"] = run.model.compute_dtype or run.model.dtype
+    given = {key: value for key, value in written.items() if value is not None}
+    return {f"{_MODEL}.engine_type": section.type, **given}
+
+
+@written_by(write_engine)
+def engine(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the options of a serving engine; none for the native sampler."""
+    name = serving_engine(foreign)
+    if name is None:
+        return {}
+    options = {field: foreign[f"{_MODEL}.{key}"] for key, field in _OPTIONS[name].items()}
+    return {f"rollout.engine.{field}": value for field, value in {"type": name, **options}.items()}
+
+
+def _supported(key: str) -> SupportCheck:
+    native = only(1) if key == "tensor_parallel_size" else never
+
+    def check(foreign: ForeignValues, value: Any) -> bool:
+        if serving_engine(foreign) is None:
+            return native(foreign, value)
+        return key != "dtype" or value in _DTYPES
+
+    return check
+
+
+def engine_type_row() -> KeyMapping:
+    """The row of `engine_type`."""
+    return placement(
+        f"{_MODEL}.engine_type",
+        "vllm",
+        NATIVE,
+        value_type=STRING,
+        supported=lambda foreign, value: serving_engine(foreign) is not None,
+        fields=("rollout.engine.type",),
+        read=engine,
+    )
+
+
+def option_row(key: str, instead: str = NATIVE) -> KeyMapping:
+    """The row of an option that decides a field of a serving engine; the native sampler does not use it."""
+    fields = dict.fromkeys(
+        f"rollout.engine.{options[key]}" for options in _OPTIONS.values() if key in options
+    )
+
+    def not_passed(foreign: ForeignValues) -> str | None:
+        name = serving_engine(foreign)
+        return (
+            f"Trinity does not pass it to {name}" if name is not None and key not in _OPTIONS[name] else None
+        )
+
+    return placement(
+        f"{_MODEL}.{key}",
+        _DEFAULTS[key],
+        instead,
+        value_type=ANY,
+        supported=_supported(key),
+        inactive=not_passed,
+        fields=tuple(fields),
+        read=engine,
+    )

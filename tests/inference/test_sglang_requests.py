@@ -1,0 +1,199 @@
+"""Conversion of requests, completions and options to and from SGLang, without SGLang."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strop.config.schema.inference_engine import SglangEngineConfig
+from strop.config.schema.model import ModelConfig
+from strop.errors import ConfigError, InferenceError
+from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.sglang.arguments import RESERVED_TOKENS, add_engine_kwargs, engine_arguments
+from strop.inference.sglang.requests import StopPlan, check_support, stop_plan, to_completion, to_sglang
+from strop.inference.sglang.statistics import StatisticsRecorder
+from strop.inference.sglang.stopping import cut_at_stop
+from strop.types import Completion, EngineStatistics, SampleRequest, SamplingParams
+
+MODEL = ModelConfig(path="/models/m", compute_dtype="bfloat16")
+TYPES = {
+    "model_path": str,
+    "tp_size": int,
+    "dp_size": int,
+    "schedule_policy": str,
+    "schedule_conservativeness": float,
+    "sampling_backend": str | None,
+}
+"""Types of a few arguments of SGLang's `ServerArgs`."""
+END, VOCABULARY = frozenset({1}), 100
+
+
+def request(**sampling: Any) -> SampleRequest:
+    return SampleRequest("r", np.array([3, 4], dtype=np.int32), SamplingParams(**sampling), seed=2**63 + 5)
+
+
+def passed(**sampling: Any) -> dict[str, Any]:
+    params = SamplingParams(**sampling)
+    return to_sglang(request(**sampling), stop_plan(params, END, VOCABULARY), VOCABULARY)
+
+
+def output(tokens: int = 2, reason: str = "stop", **info: Any) -> dict[str, Any]:
+    logprobs = [(-0.5, 7, None), (-0.25, 1, None)][:tokens]
+    meta = {"output_token_logprobs": logprobs, "finish_reason": {"type": reason}}
+    return {"meta_info": meta | info}
+
+
+def arguments(**section: Any) -> dict[str, Any]:
+    config = SglangEngineConfig(**section)
+    return add_engine_kwargs(engine_arguments(config, MODEL, VOCABULARY, on_cpu=False), config, TYPES)
+
+
+def test_options_have_sglangs_names_and_are_left_out_without_a_value():
+    given = arguments(tensor_parallel=2, max_running_requests=16, context_length=512, seed=7)
+    assert (given["tp_size"], given["max_running_requests"], given["random_seed"]) == (2, 16, 7)
+    assert given["context_length"] == 512 + RESERVED_TOKENS
+    assert given["dtype"] == "bfloat16" and given["device"] == "cuda"
+    assert not given.keys() & {
+        "mem_fraction_static",
+        "chunked_prefill_size",
+        "attention_backend",
+        "quantization",
+    }
+
+
+def test_the_cpu_gets_implementations_that_need_no_gpu_unless_the_run_names_others():
+    on_cpu = engine_arguments(SglangEngineConfig(), MODEL, VOCABULARY, on_cpu=True)
+    assert on_cpu["attention_backend"] == "torch_native" and on_cpu["disable_cuda_graph"]
+    named = engine_arguments(
+        SglangEngineConfig(attention_backend="intel_amx"), MODEL, VOCABULARY, on_cpu=True
+    )
+    assert named["attention_backend"] == "intel_amx"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({"schedule_polcy": "fcfs"}, "did you mean 'schedule_policy'?"),
+        ({"tp_size": 2}, "write rollout.engine.tensor_parallel"),
+        ({"model_path": "m"}, "is set by Strop"),
+        ({"dp_size": 2}, "write rollout.pool.engines"),
+        (
+            {"schedule_policy": 3},
+            "is 3, which SGLang's ServerArgs does not take: Input should be a valid string",
+        ),
+    ],
+)
+def test_engine_kwargs_are_checked_against_sglangs_arguments(kwargs: dict[str, Any], expected: str):
+    with pytest.raises(ConfigError) as caught:
+        arguments(engine_kwargs=kwargs)
+    assert f"rollout.engine.engine_kwargs.{next(iter(kwargs))}" in str(caught.value)
+    assert expected in str(caught.value)
+
+
+def test_engine_kwargs_of_the_right_type_are_passed():
+    given = arguments(engine_kwargs={"schedule_conservativeness": 0.5, "sampling_backend": "pytorch"})
+    assert (given["schedule_conservativeness"], given["sampling_backend"]) == (0.5, "pytorch")
+
+
+def test_end_tokens_are_stop_tokens_and_tokens_beyond_the_vocabulary_are_left_out():
+    params = passed(stop_token_ids=(9, 999), min_tokens=2, stop=("x",))["sampling_params"]
+    assert params["stop_token_ids"] == [1, 9] and not params["ignore_eos"] and params["min_new_tokens"] == 2
+    assert params["sampling_seed"] == 5 and params["no_stop_trim"]
+    assert params["stop"] == [], "SGLang would test it before min_new_tokens"
+    assert passed(stop=("x",))["sampling_params"]["stop"] == ["x"]
+
+
+def test_under_ignore_eos_sglang_gets_no_stop_tokens():
+    params = passed(ignore_eos=True, stop_token_ids=(9,))["sampling_params"]
+    assert params["ignore_eos"] and params["stop_token_ids"] is None
+    plan = stop_plan(SamplingParams(ignore_eos=True, stop_token_ids=(9,)), END, VOCABULARY)
+    assert plan.cut_tokens == {9} and not plan.tokens
+
+
+def test_a_filter_asks_for_both_logprobs_and_keeps_every_token_without_top_k():
+    filtered = passed(top_p=0.9)
+    assert filtered["return_sampling_mask"] and filtered["sampling_params"]["top_k"] == VOCABULARY
+    plain = passed(temperature=0.7)
+    assert not plain["return_sampling_mask"] and plain["sampling_params"]["top_k"] == -1
+    greedy = passed(temperature=0, top_p=0.9, top_k=3, min_p=0.1)
+    assert not greedy["return_sampling_mask"] and greedy["sampling_params"]["top_p"] == 1
+
+
+def test_logprobs_of_the_policy_and_of_the_sampler():
+    plain = to_completion(request(), output(), 4)
+    assert plain.sampler_logprobs.tolist() == [-0.5, -0.25] and plain.version == 4
+    filtered = to_completion(request(top_k=5), output(output_token_sampling_logprobs=[-0.1, -0.2]), 4)
+    assert filtered.sampler_logprobs.tolist() == pytest.approx([-0.1, -0.2])
+    assert filtered.policy_logprobs is not None and filtered.policy_logprobs.tolist() == [-0.5, -0.25]
+    greedy = to_completion(request(temperature=0), output(), 4)
+    assert greedy.sampler_logprobs.tolist() == [0, 0] and greedy.policy_logprobs is not None
+    assert to_completion(request(min_tokens=1), output(), 4).policy_logprobs is None
+
+
+@pytest.mark.parametrize("found", [output(reason="abort"), output(reason="length")])
+def test_a_completion_that_sglang_shortened_is_an_error(found: dict[str, Any]):
+    with pytest.raises(InferenceError, match=r"request 'r': SGLang ended it after 2 of 5 tokens"):
+        to_completion(request(max_tokens=5), found, 0)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ({"repetition_penalty": 1.2}, "leaves out the prompt's tokens"),
+        ({"ignore_eos": True, "min_tokens": 2, "stop_token_ids": (9,)}, "also excludes the end token"),
+    ],
+)
+def test_a_distribution_that_sglang_would_change_is_refused(sampling: dict[str, Any], expected: str):
+    with pytest.raises(InferenceError, match=expected):
+        check_support(request(**sampling))
+
+
+class Letters:
+    """Tokenizer of one letter per token."""
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, tokens: list[int], **options: Any) -> str:
+        return "".join(chr(token + ord("a")) for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("plan", "min_tokens", "expected"),
+    [
+        ({"cut_tokens": {2}}, 0, "abc"),
+        ({"cut_tokens": {25}}, 0, "abcabc"),
+        ({"cut_strings": ("bc",)}, 2, "abc"),
+        ({"cut_strings": ("bc",)}, 3, "abcabc"),
+        ({"cut_strings": ("ca", "x")}, 3, "abca"),
+    ],
+)
+def test_a_completion_is_cut_at_its_first_stop(plan: dict[str, Any], min_tokens: int, expected: str):
+    tokens = np.array([0, 1, 2, 0, 1, 2], dtype=np.int32)
+    values = -tokens.astype(np.float32)
+    whole = Completion(tokens, values, values, "length", 3)
+    empty: dict[str, Any] = {
+        "tokens": frozenset(),
+        "strings": (),
+        "cut_tokens": frozenset(),
+        "cut_strings": (),
+    }
+    sampling = SamplingParams(min_tokens=min_tokens)
+    cut = cut_at_stop(whole, StopPlan(**empty | plan), sampling, StopStringMatcher(Letters()))  # type: ignore[arg-type]
+    assert Letters().decode(cut.token_ids.tolist()) == expected
+    assert cut.sampler_logprobs.tolist() == values[: len(expected)].tolist()
+    at_end = plan in ({"cut_strings": ("bc",)},) and min_tokens == 3
+    assert cut.finish_reason == ("stop" if len(expected) < 6 or at_end else "length")
+
+
+def test_what_sglang_reports_is_added_up_until_it_is_taken():
+    recorder = StatisticsRecorder()
+    for running, cached in ((4, 0), (8, 16)):
+        info = {"prompt_tokens": 32, "cached_tokens": cached, "num_retractions": 1}
+        load = SimpleNamespace(num_running_reqs=running, num_waiting_reqs=1, token_usage=0.5)
+        recorder.record(info, [load])
+    assert recorder.take() == EngineStatistics(8, 1, 0.5, 64, 16, 2)
+    assert recorder.take() == EngineStatistics(0, 0, 0.0, 0, 0, 0)
