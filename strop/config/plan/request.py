@@ -14,15 +14,21 @@ from strop.config.plan.memory import MemoryNeed
 from strop.config.plan.model_size import read_model_size
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
 from strop.config.schema.cluster import RayClusterConfig
-from strop.config.schema.inference_engine import AutoEngineConfig, NativeEngineConfig, VllmEngineConfig
+from strop.config.schema.inference_engine import (
+    AutoEngineConfig,
+    NativeEngineConfig,
+    OpenAiEngineConfig,
+    ServingEngineConfig,
+)
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.run import Run
 from strop.config.units import Amount
 from strop.errors import PlacementError
 
 Role = Literal["trainer", "engine", "explorer"]
-_VLLM_FRACTION = 0.9
-"""vLLM's own `gpu_memory_utilization`."""
+_PlannedEngine = NativeEngineConfig | ServingEngineConfig | OpenAiEngineConfig
+_SERVING_FRACTION = 0.9
+"""Fraction of a GPU that vLLM takes by default, and about what SGLang takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ def request_of(run: Run, machine: Machine) -> PlacementRequest:
     )
 
 
-def _engine(run: Run, machine: Machine) -> NativeEngineConfig | VllmEngineConfig:
+def _engine(run: Run, machine: Machine) -> _PlannedEngine:
     """The engine, after `auto` has been decided for the machine."""
     section = run.rollout.engine
     if not isinstance(section, AutoEngineConfig):
@@ -83,9 +89,7 @@ def _engine(run: Run, machine: Machine) -> NativeEngineConfig | VllmEngineConfig
     return section.vllm if machine.gpus and has_vllm else section.native
 
 
-def _ranks(
-    run: Run, engine: NativeEngineConfig | VllmEngineConfig, *, samples: bool
-) -> Iterator[ProcessRequest]:
+def _ranks(run: Run, engine: _PlannedEngine, *, samples: bool) -> Iterator[ProcessRequest]:
     """The trainer's ranks; the first one has the services too where it also explores."""
     number = run.trainer.engine.ranks
     models = dict(_trained_models(run, number))
@@ -136,15 +140,15 @@ def _frozen(model: ModelConfig, ranks: int) -> MemoryNeed | None:
     return None if size is None else memory.frozen_model(size, model, ranks)
 
 
-def _samplers(run: Run, engine: NativeEngineConfig | VllmEngineConfig) -> Iterator[ProcessRequest]:
+def _samplers(run: Run, engine: _PlannedEngine) -> Iterator[ProcessRequest]:
     """The engines in processes of their own, or the explorer with its engine."""
-    if isinstance(engine, VllmEngineConfig):
-        need = _vllm_memory(run, engine)
+    if isinstance(engine, ServingEngineConfig):
+        need = _serving_memory(run, engine)
         number = run.rollout.pool.engines if run.rollout.pool else 1
         for each in range(number):
             yield ProcessRequest(f"engine {each}", "engine", engine.devices, _split(engine), need)
         return
-    need = _native_memory(run, engine)
+    need = _native_memory(run, engine) if isinstance(engine, NativeEngineConfig) else None
     if run.rollout.pool is not None:
         for each in range(run.rollout.pool.engines):
             yield ProcessRequest(f"engine {each}", "engine", 1, ("sampler",), need)
@@ -155,9 +159,9 @@ def _samplers(run: Run, engine: NativeEngineConfig | VllmEngineConfig) -> Iterat
         )
 
 
-def _split(engine: VllmEngineConfig) -> tuple[str, ...]:
+def _split(engine: ServingEngineConfig) -> tuple[str, ...]:
     sizes = {"tensor": engine.tensor_parallel, "pipeline": engine.pipeline_parallel}
-    return ("vLLM", *(f"{kind} parallel {size}" for kind, size in sizes.items() if size > 1))
+    return (engine.library, *(f"{kind} parallel {size}" for kind, size in sizes.items() if size > 1))
 
 
 def _native_memory(run: Run, engine: NativeEngineConfig) -> MemoryNeed | None:
@@ -172,7 +176,7 @@ def _native_memory(run: Run, engine: NativeEngineConfig) -> MemoryNeed | None:
     return need if is_separate or not has_weights else replace(need, resident=0)
 
 
-def _vllm_memory(run: Run, engine: VllmEngineConfig) -> MemoryNeed | None:
+def _serving_memory(run: Run, engine: ServingEngineConfig) -> MemoryNeed | None:
     size = read_model_size(run.model.path)
     if size is None:
         return None
@@ -188,8 +192,8 @@ def _vllm_memory(run: Run, engine: VllmEngineConfig) -> MemoryNeed | None:
             "layers. Write no more stages than layers."
         )
     dtype = engine.dtype if engine.dtype != "model" else run.model.compute_dtype or run.model.dtype
-    need = memory.engine(size, dtype, engine.devices, engine.max_model_len or run.max_sequence_tokens)
-    fraction = engine.gpu_memory_utilization or _VLLM_FRACTION
+    need = memory.engine(size, dtype, engine.devices, engine.sequence_limit or run.max_sequence_tokens)
+    fraction = engine.memory_fraction or _SERVING_FRACTION
     return replace(need, fraction=fraction, is_released=run.releases_engine_memory)
 
 

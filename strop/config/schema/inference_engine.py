@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,6 +25,9 @@ class NativeEngineConfig(Section):
 
 class ServingEngineConfig(Section):
     """Options of every serving library."""
+
+    library: ClassVar[str]
+    """Name of the library in messages."""
 
     dtype: Literal["model", "float32", "bfloat16", "float16"] = "model"
     """Data type of the weights and of the computation; `model` is the trainer's compute type."""
@@ -48,11 +52,22 @@ class ServingEngineConfig(Section):
         """Number of GPUs that one engine uses."""
         return self.tensor_parallel * self.pipeline_parallel
 
+    @property
+    @abstractmethod
+    def memory_fraction(self) -> float | None:
+        """Fraction of each GPU's memory for weights and KV cache; None for the library's default."""
+
+    @property
+    @abstractmethod
+    def sequence_limit(self) -> int | None:
+        """Maximum length of a prompt with its completion, in tokens; None for the run's longest sequence."""
+
 
 class VllmEngineConfig(ServingEngineConfig):
     """vLLM, in a process of its own with its own copy of the model. Without a value, an option has vLLM's
     default."""
 
+    library = "vLLM"
     type: Literal["vllm"] = "vllm"
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Fraction of each GPU's memory for weights and KV cache."""
@@ -76,11 +91,22 @@ class VllmEngineConfig(ServingEngineConfig):
     seed: int | None = Field(None, ge=0)
     """Seed of the engine; each request has a seed of its own."""
 
+    @property
+    def memory_fraction(self) -> float | None:
+        """`gpu_memory_utilization`."""
+        return self.gpu_memory_utilization
+
+    @property
+    def sequence_limit(self) -> int | None:
+        """`max_model_len`."""
+        return self.max_model_len
+
 
 class SglangEngineConfig(ServingEngineConfig):
     """SGLang, in a process of its own with its own copy of the model, a LoRA adapter merged. Without a value, an option
     has SGLang's default."""
 
+    library = "SGLang"
     type: Literal["sglang"] = "sglang"
     mem_fraction_static: float | None = Field(None, gt=0, lt=1)
     """Fraction of each GPU's memory for weights and KV cache."""
@@ -105,6 +131,16 @@ class SglangEngineConfig(ServingEngineConfig):
     draw depends on the requests before it."""
     seed: int = Field(0, ge=0)
     """Seed of the engine's draws."""
+
+    @property
+    def memory_fraction(self) -> float | None:
+        """`mem_fraction_static`."""
+        return self.mem_fraction_static
+
+    @property
+    def sequence_limit(self) -> int | None:
+        """`context_length`."""
+        return self.context_length
 
 
 class OpenAiEngineConfig(Section):

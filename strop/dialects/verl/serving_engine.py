@@ -152,4 +152,4 @@ def precision(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def supports_dtype(foreign: ForeignValues, value: Any) -> bool:
     """Check of `rollout.dtype`."""
-    return value in DTYPES or (value in HALF_DTYPES and serving_engine(foreign))
+    return value in DTYPES or (value in HALF_DTYPES and serving_engine(foreign) is not None)

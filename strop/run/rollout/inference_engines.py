@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _LENGTH_FIELDS = {"vllm": "max_model_len", "sglang": "context_length"}
-"""Field for the maximum length of a sequence, by type of engine."""
+"""Field of `sequence_limit`, by type of engine."""
 
 
 @contextmanager
@@ -76,10 +76,11 @@ def open_separate_engine(run: Run, tokenizer: PreTrainedTokenizerBase) -> Iterat
 def run_engine(run: Run) -> EngineChoice:
     """The run's engine on this machine, with the maximum length of its sequences."""
     choice = choose_engine(run.rollout.engine)
-    field = _LENGTH_FIELDS.get(choice.section.type)
-    if field is None or getattr(choice.section, field) is not None:
+    section = choice.section
+    if not isinstance(section, ServingEngineConfig) or section.sequence_limit is not None:
         return choice
-    return replace(choice, section=choice.section.model_copy(update={field: run.max_sequence_tokens}))
+    field = _LENGTH_FIELDS[section.type]
+    return replace(choice, section=section.model_copy(update={field: run.max_sequence_tokens}))
 
 
 def engine_notes(run: Run) -> tuple[str, ...]:
@@ -87,10 +88,10 @@ def engine_notes(run: Run) -> tuple[str, ...]:
     choice = choose_engine(run.rollout.engine)
     notes = [choice.reason] if choice.reason else []
     match choice.section:
-        case VllmEngineConfig():
-            notes += _logprob_notes(run, "vLLM", changed=_is_filtered(run) or _is_penalized(run))
+        case VllmEngineConfig() as section:
+            notes += _logprob_notes(run, section.library, changed=_is_filtered(run) or _is_penalized(run))
         case SglangEngineConfig() as section:
-            notes += _logprob_notes(run, "SGLang", changed=_is_penalized(run))
+            notes += _logprob_notes(run, section.library, changed=_is_penalized(run))
             notes += _sglang_notes(run, section)
     return tuple(notes)
 
