@@ -27,8 +27,9 @@ endif
 slow: .venv/dev  ## learning tests, fault tests and long end-to-end tests, which CI runs too
 	$(BIN)/pytest -n 2 -m "learning or faults or slow" $(ARGS)
 
-engines: .venv-vllm/ready  ## tests on vLLM's CPU build, in an environment of its own
+engines: .venv-vllm/ready .venv-sglang/ready  ## tests on vLLM's CPU build and on SGLang, in environments of their own
 	.venv-vllm/bin/pytest -m engines tests/inference tests/run $(ARGS)
+	.venv-sglang/bin/python -m pytest -m engines -k sglang tests/inference tests/run $(ARGS)
 
 check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages
 	$(BIN)/ruff check .
@@ -49,7 +50,7 @@ docs: .venv/base  ## pages that are generated from the code
 	$(BIN)/python -m strop.dialects.reference
 
 clean:
-	rm -rf .venv .venv-vllm build dist runs
+	rm -rf .venv .venv-vllm .venv-sglang build dist runs
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Strop needs Python 3.11 or newer; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
@@ -67,6 +68,13 @@ clean:
 	$(BIN)/python -m venv .venv-vllm
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+.venv-sglang/ready: constraints-sglang.txt .venv-vllm/ready | .venv/bin/python
+	$(BIN)/python -m venv .venv-sglang
+	.venv-sglang/bin/python tools/layer_environment.py .venv-vllm tests/inference/sglang_stubs
+	.venv-sglang/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-sglang.txt
+	.venv-sglang/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python
