@@ -1,9 +1,9 @@
 """Inference engines on the CPU: throughput, duration of a weight update, and exactness of the log-probs.
 
-    OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/engines.py
-    OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/engines.py --dtypes bfloat16 --repeats 5
+    OMP_NUM_THREADS=1 .venv-sglang/bin/python benchmarks/engines.py
+    OMP_NUM_THREADS=1 .venv-sglang/bin/python benchmarks/engines.py --dtypes bfloat16 --repeats 5
 
-The native engine, vLLM, and Hugging Face's `generate`, on the workload of benchmarks/sampler.py: a random Qwen2
+The native engine, vLLM, SGLang, and Hugging Face's `generate`, on the workload of benchmarks/sampler.py: a random Qwen2
 model, 64 tokens per response, temperature 1, one thread each. The engines are measured alternately; the minimum
 time of each is printed. A weight update passes all tensors of the trainer's model to the engine. The gap is the mean
 difference, in nats, from the log-probs of Hugging Face's forward pass in float32 after that update.
@@ -25,7 +25,11 @@ from engine_pool import requests_of
 from sampler import SIZES, Work, hugging_face, make_work
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from strop.config.schema.inference_engine import NativeEngineConfig, VllmEngineConfig
+from strop.config.schema.inference_engine import (
+    NativeEngineConfig,
+    SglangEngineConfig,
+    VllmEngineConfig,
+)
 from strop.config.schema.model import ModelConfig
 from strop.inference.pool import EnginePool, EngineSpec
 from strop.inference.registry import load_engine, running_engine
@@ -33,9 +37,10 @@ from strop.protocols import InferenceEngine
 from strop.types import Completion, SampleRequest
 from strop.workers.start import LocalPlacement
 
-_SECTIONS: dict[str, NativeEngineConfig | VllmEngineConfig] = {
+_SECTIONS: dict[str, NativeEngineConfig | VllmEngineConfig | SglangEngineConfig] = {
     "native": NativeEngineConfig(),
     "vLLM": VllmEngineConfig(max_model_len=512, engine_kwargs={"kv_cache_memory_bytes": 2**29}),
+    "SGLang": SglangEngineConfig(context_length=512, max_total_tokens=65536),
 }
 _GAP_PROMPTS = 8
 

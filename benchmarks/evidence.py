@@ -44,7 +44,7 @@ PAGES = {
 }
 """Page of a table; the other tables are in `docs/benchmarks.md`."""
 
-INTERPRETERS = {"engines": HERE.parent / ".venv-vllm" / "bin" / "python"}
+INTERPRETERS = {"engines": HERE.parent / ".venv-sglang" / "bin" / "python"}
 """Interpreters of the scripts that need an environment of their own, which `make engines` builds."""
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {

@@ -1,4 +1,4 @@
-"""Add the packages of another virtual environment, and folders of modules, to the path of this interpreter's environment.
+"""Add another virtual environment, and folders of modules, to the path of this interpreter's environment.
 
     .venv-sglang/bin/python tools/layer_environment.py .venv-vllm tests/inference/sglang_stubs
 
