@@ -14,7 +14,7 @@ from strop.errors import ConfigError, InferenceError
 from strop.inference.native.stopping import StopStringMatcher
 from strop.inference.sglang.arguments import RESERVED_TOKENS, add_engine_kwargs, engine_arguments
 from strop.inference.sglang.requests import StopPlan, check_support, stop_plan, to_completion, to_sglang
-from strop.inference.sglang.statistics import StatisticsRecorder
+from strop.inference.sglang.statistics import CompletionStatistics
 from strop.inference.sglang.stopping import cut_at_stop
 from strop.types import Completion, EngineStatistics, SampleRequest, SamplingParams
 
@@ -190,7 +190,7 @@ def test_a_completion_is_cut_at_its_first_stop(plan: dict[str, Any], min_tokens:
 
 
 def test_what_sglang_reports_is_added_up_until_it_is_taken():
-    recorder = StatisticsRecorder()
+    recorder = CompletionStatistics()
     for running, cached in ((4, 0), (8, 16)):
         info = {"prompt_tokens": 32, "cached_tokens": cached, "num_retractions": 1}
         load = SimpleNamespace(num_running_reqs=running, num_waiting_reqs=1, token_usage=0.5)

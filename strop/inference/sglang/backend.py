@@ -23,7 +23,7 @@ from strop.inference.sglang.arguments import (
 )
 from strop.inference.sglang.library import SglangLibrary, import_sglang
 from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
-from strop.inference.sglang.statistics import StatisticsRecorder
+from strop.inference.sglang.statistics import CompletionStatistics
 from strop.inference.sglang.stopping import cut_at_stop
 from strop.inference.stop_tokens import eos_token_ids
 from strop.models.loading import load_config, load_generation_config
@@ -72,7 +72,7 @@ class SglangBackend:
             SGLANG_CAPABILITIES,
             determinism="batch_invariant" if section.deterministic else "none",
         )
-        self._recorder = StatisticsRecorder()
+        self._recorder = CompletionStatistics()
         self._library: SglangLibrary
         self._engine: Any
         self._front: Any

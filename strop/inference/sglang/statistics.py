@@ -10,7 +10,7 @@ from strop.types import EngineStatistics
 _NONE = EngineStatistics(0, 0, 0.0, 0, 0, 0)
 
 
-class StatisticsRecorder:
+class CompletionStatistics:
     """Adds up what SGLang reports with each completion, and the load of its scheduler at that moment."""
 
     def __init__(self) -> None:
