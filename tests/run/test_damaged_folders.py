@@ -122,6 +122,17 @@ def test_damaged_checkpoints_are_refused(loaded):
     assert message.count("is skipped") == 2 and "resume: never" in message
 
 
+def test_what_a_kill_between_two_renames_took_away_is_put_back(loaded):
+    """As on a file system that cannot exchange folders, where a kill can leave neither model nor checkpoint."""
+    folder = RunFolder.of(loaded.run)
+    shutil.rmtree(folder.checkpoints / "step-000002")
+    for path in (folder.model, folder.checkpoints / "step-000004"):
+        path.rename(path.with_name(f".{path.name}.old"))
+    start = find_start(loaded.run, folder)
+    assert start.state.step == 4 and (folder.model / "model.safetensors").is_file()
+    assert not list(folder.path.rglob(".*.old"))
+
+
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(loaded):
     folder = RunFolder.of(loaded.run)
     shutil.rmtree(folder.checkpoints)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import strop
-from strop.errors import CheckpointError, ConfigError
+from strop.errors import CheckpointError, ConfigError, ModelError
 
 
 @pytest.fixture
@@ -62,6 +62,18 @@ def test_what_is_not_there_is_said(trained, values, tmp_path):
         strop.evaluate(loaded, checkpoint=tmp_path)
     with pytest.raises(ConfigError, match="nothing to evaluate"):
         strop.evaluate(strop.load(values(data__eval=[])))
+
+
+def test_an_export_deletes_no_other_files(trained, tmp_path):
+    _, result = trained
+    other = tmp_path / "papers"
+    other.mkdir()
+    (other / "notes.txt").touch()
+    with pytest.raises(
+        ModelError, match="holds other files than those of a model, which an export would delete"
+    ):
+        strop.export(result.folder, other)
+    assert [path.name for path in other.iterdir()] == ["notes.txt"]
 
 
 def test_each_checkpoint_has_an_export_where_that_is_asked_for(values):

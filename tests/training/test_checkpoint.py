@@ -269,3 +269,38 @@ def test_after_a_kill_at_any_moment_the_newest_checkpoint_is_complete(tmp_path: 
         found, passed_over = checkpoint.latest(tmp_path)
         assert passed_over == ()
         assert found is None or sum(f.stat().st_size for f in found.glob("*.bin")) == 800_000
+
+
+REPLACED = """
+import os, signal, sys
+from pathlib import Path
+from strop.training.checkpoints import checkpoint
+from strop.workers import atomic_folder
+
+root = Path(sys.argv[1])
+
+def fill(folder):
+    (folder / "again").touch()
+    return {}
+
+def kill(path):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+pending = checkpoint.begin(root, 10)
+atomic_folder._exchange = lambda one, other: False
+rename = Path.rename
+Path.rename = lambda old, new: kill(new) if new.name == "step-000010" else rename(old, new)
+checkpoint.commit(pending, fill, keep=1)
+"""
+
+
+def test_a_kill_while_the_only_checkpoint_is_written_again_loses_nothing(tmp_path: Path) -> None:
+    """As at the end of an evaluation: killed between two renames, where folders cannot be exchanged."""
+    older = write(tmp_path, 10, fill, keep=1)
+    child = subprocess.run([sys.executable, "-c", REPLACED, str(tmp_path)], timeout=120, check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert checkpoint.latest(tmp_path) == (None, ())
+    checkpoint.restore(tmp_path)
+    assert checkpoint.latest(tmp_path) == (older, ())
+    write(tmp_path, 20, fill, keep=2)
+    assert names(tmp_path) == ["step-000010", "step-000020"]

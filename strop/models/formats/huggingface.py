@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from strop.errors import ModelError
 from strop.models.loading import silence_transformers
 from strop.models.lora import adapter_weights, merged_weights
 from strop.models.packed_attention.forward import base_model
+from strop.workers.atomic_folder import atomic_folder
 
 ADAPTER_FOLDER = "adapter"
 """Name of the adapter's folder inside the folder of the merged model."""
@@ -25,27 +25,29 @@ def export_model(model: nn.Module, add_files: Callable[[Path], object], folder: 
     `add_files` writes further files, such as the tokenizer's.
 
     For a model with an adapter, `folder` gets the merged weights, and `folder/adapter` the adapter in PEFT's
-    format. The folder appears only when it is complete. Raises `ModelError` if it cannot be written.
+    format. A model that is there is replaced once the new one is complete. Raises `ModelError` if the folder cannot
+    be written, or holds other files.
     """
-    partial = folder.with_name(f".{folder.name}.tmp")
+    _require_replaceable(folder)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        with silence_transformers():
+        with atomic_folder(folder) as partial, silence_transformers():
             base_model(model).save_pretrained(partial, state_dict=dict(merged_weights(model)))
             add_files(partial)
             if isinstance(model, PeftModel):
                 write_adapter(model, partial / ADAPTER_FOLDER)
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"The model could not be exported to {folder}: {getattr(error, 'strerror', None) or error}. Check that the "
             "folder can be written and that the disk has space."
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _require_replaceable(folder: Path) -> None:
+    if folder.exists() and not (folder / "config.json").is_file() and any(folder.iterdir()):
+        raise ModelError(
+            f"{folder} holds other files than those of a model, which an export would delete. Name a folder that does "
+            "not exist, is empty, or holds a model."
+        )
 
 
 def write_adapter(model: PeftModel, folder: Path) -> None:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from strop.errors import MissingExtraError, ModelError
+from strop.workers.atomic_folder import fsync_tree, replace_folder, restore_folder
 
 
 def require_mlflow() -> None:
@@ -50,6 +51,7 @@ def write_mlflow(model: Path, folder: Path, *, max_new_tokens: int) -> None:
             )
         # It refers to the license of a hub model with this folder's name, which does not exist.
         (partial / "LICENSE.txt").unlink(missing_ok=True)
+        fsync_tree(partial)
         for written in partial.iterdir():
             _replace(folder / written.name, written)
     except OSError as error:
@@ -73,9 +75,11 @@ def _public_version(installed: str) -> str:
 
 
 def _replace(old: Path, new: Path) -> None:
-    if old.is_dir():
-        shutil.rmtree(old)
-    new.replace(old)
+    if new.is_dir():
+        restore_folder(old)
+        replace_folder(new, old)
+    else:
+        new.replace(old)
 
 
 @contextmanager

@@ -123,13 +123,14 @@ def _require_training_loop(run: Run) -> None:
 def finished_result(loaded: LoadedRun) -> RunResult | None:
     """Result of an earlier start of the same run that reached the end, or None.
 
-    Raises `RunFolderError` where the folder holds a run of another configuration.
+    Raises `RunFolderError` where the folder holds a run of another configuration, or another process uses it.
     """
     run = loaded.run
     folder = RunFolder.of(run)
     if run.resume != "auto":
         return None
-    start = find_start(run, folder)
+    with lock_run(folder, mode=run.mode, is_distributed=run.is_distributed, permissions=folder_mode(run)):
+        start = find_start(run, folder)
     folders = (folder, folder.explorer) if _launches_processes(run) else (folder,)
     if start.checkpoint is None or not all_finished(folders):
         return None

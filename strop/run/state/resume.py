@@ -11,10 +11,11 @@ from strop.config.schema import Run
 from strop.errors import CheckpointError, ConfigError, RunFolderError
 from strop.run.state.checkpoint_mirror import CheckpointMirror
 from strop.run.state.run_state import RunState
-from strop.runs.folder import RunFolder
+from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.metrics_file import recorded_steps
 from strop.runs.sessions import last_checkpoint_step, read_sessions
 from strop.training.checkpoints import checkpoint
+from strop.workers.atomic_folder import restore_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,14 @@ class StartPoint:
 
 
 def find_start(run: Run, folder: RunFolder) -> StartPoint:
-    """Apply `resume`.
+    """Apply `resume`. The caller holds the lock of the folder, where interrupted replacements are restored first.
 
     Raises `RunFolderError` where the folder holds a run of another configuration, or lacks the configuration;
     `CheckpointError` where the path in `resume` holds no checkpoint, or the run has lost its checkpoints.
     """
+    with reporting_write_errors(folder.path):
+        restore_folder(folder.model)
+        checkpoint.restore(folder.checkpoints)
     mirror = CheckpointMirror.of(run)
     if mirror is not None:
         mirror.prepare(run)

@@ -4,6 +4,7 @@
       step-000010/  manifest.json and the files of the run
       step-000020/
       .step-000030.1f0c93ab.tmp/  incomplete; never resumed from, removed by the next write
+      .step-000020.old/  replaced by another checkpoint of its step; put back by `restore` after a kill
 
 A folder named `step-*` is complete, since it gets that name in one rename after all its files are on disk.
 Its manifest holds the size and CRC-32 of each file, so that later damage is detected.
@@ -25,6 +26,7 @@ from safetensors import SafetensorError
 from strop.errors import CheckpointError
 from strop.protocols import FileChecksum
 from strop.training.checkpoints.file_writer import crc32, fsync_and_checksum
+from strop.workers.atomic_folder import replace_folder, restore_folders
 from strop.workers.atomic_write import fsync_path
 
 MANIFEST_FILE = "manifest.json"
@@ -57,6 +59,7 @@ def begin(root: Path, step: int) -> PendingCheckpoint:
     draft = PendingCheckpoint(root, step, root / f".step-{step:06d}.{secrets.token_hex(4)}.tmp")
     with _checkpoint_errors(draft):
         root.mkdir(parents=True, exist_ok=True)
+        restore(root)
         _remove_leftovers(root)
         draft.folder.mkdir()
     return draft
@@ -88,11 +91,16 @@ def commit(
     try:
         with _checkpoint_errors(draft):
             _seal(draft, fill(draft.folder))
-            _rename(draft.folder, final)
+            replace_folder(draft.folder, final)
     finally:
         shutil.rmtree(draft.folder, ignore_errors=True)
     _prune(draft.root, draft.step, keep, best)
     return final
+
+
+def restore(root: Path) -> None:
+    """Put back a checkpoint whose replacement was interrupted. Only the process that writes checkpoints may call it."""
+    restore_folders(root, "step-*")
 
 
 def verify(folder: Path) -> None:
@@ -167,19 +175,6 @@ def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
         raise CheckpointError(
             f"The checkpoint {folder} has no readable {MANIFEST_FILE} ({error})."
         ) from error
-
-
-def _rename(temporary: Path, final: Path) -> None:
-    if final.exists():
-        # The run has come to this step again from an earlier checkpoint, because this one is damaged. A
-        # folder cannot be renamed onto another.
-        old = temporary.with_name(f".{final.name}.old.tmp")
-        final.rename(old)
-        temporary.rename(final)
-        shutil.rmtree(old)
-    else:
-        temporary.rename(final)
-    fsync_path(final.parent)
 
 
 def _prune(root: Path, step: int, keep: int | None, best: int | None) -> None:
