@@ -10,9 +10,9 @@ _CHUNK_BYTES = 1 << 16
 
 
 class AppendFile:
-    """A file of lines. A line that cannot be written completely is removed; nothing is held back in a buffer.
+    """A file of records. One that cannot be written completely is removed; nothing is held back in a buffer.
 
-    Opening the file removes an incomplete last line, which a killed process left.
+    Opening a file of lines removes an incomplete last line, which a killed process left.
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,11 +22,11 @@ class AppendFile:
         if complete < os.fstat(self._descriptor).st_size:
             os.ftruncate(self._descriptor, complete)
 
-    def append(self, lines: bytes) -> int:
-        """Append lines, all or none; returns the offset of the first one."""
+    def append(self, records: bytes) -> int:
+        """Append records, all or none; returns the offset of the first one."""
         start = os.fstat(self._descriptor).st_size
         try:
-            rest = memoryview(lines)
+            rest = memoryview(records)
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
@@ -40,7 +40,7 @@ class AppendFile:
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Close the file; every line is written already."""
+        """Close the file; every record is written already."""
         self._file.close()
 
 

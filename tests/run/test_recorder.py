@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any, cast, get_args
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,6 +25,7 @@ from strop.run.recording.environment import describe_sandbox, sandbox_info
 from strop.run.recording.monitor import Monitor, SessionInfo
 from strop.run.recording.recorder import Recorder
 from strop.run.recording.registry import MONITORS
+from strop.run.recording.tensorboard import TensorBoardMonitor
 from strop.run.state.horizon import Horizon
 from strop.run.state.resume import StartPoint
 from strop.run.state.run_state import RunState
@@ -204,6 +208,52 @@ def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 20, 40])
+def test_tensorboard_reads_past_a_record_that_a_kill_cut_off(tmp_path: Path, cut: int) -> None:
+    """`cut` bytes of the last record are missing, of its checksum or of its data."""
+    with recorder(tmp_path, monitors=("tensorboard",)) as record:
+        for step in range(1, 5):
+            record.log_step(step, {"reward/mean": float(step)})
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    os.truncate(file, file.stat().st_size - cut)
+    with recorder(tmp_path, after=4, monitors=("tensorboard",)) as record:
+        for step in range(5, 7):
+            record.log_step(step, {"reward/mean": float(step)})
+    events = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
+    events.Reload()
+    for metric in ("reward/mean", "memory/peak_mb"):
+        assert [event.step for event in events.Scalars(metric)] == [1, 2, 3, 5, 6]
+
+
+def test_a_full_disk_leaves_no_part_of_a_record_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A fake: the disk takes ten bytes of the last record."""
+    write, left = os.write, 10
+
+    def write_few(descriptor: int, data: bytes) -> int:
+        nonlocal left
+        if left == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(descriptor, data[:left])
+        left -= written
+        return written
+
+    monitor = TensorBoardMonitor()
+    record = RecordConfig(monitors=("tensorboard",))
+    session = SimpleNamespace(run=SimpleNamespace(record=record), folder=tmp_path, first_step=0)
+    monitor.start(cast(SessionInfo, session))
+    monitor.log(1, {"reward/mean": 1.0})
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    before = file.read_bytes()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(os, "write", write_few)
+        monitor.log(2, {"reward/mean": 2.0})
+    monitor.finish("failed", None)
+    assert left == 0 and file.read_bytes() == before
+    assert capfd.readouterr() == ("", "")
 
 
 def test_tensorboard_has_evaluation_responses(tmp_path: Path) -> None:

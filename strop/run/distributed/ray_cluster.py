@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from uuid import uuid4
 
@@ -51,9 +53,7 @@ def open_ray_roles(
             roles.append(RoleSupervisor(spec.name, start, max_restarts))
         yield roles
         if section.timeline:
-            path = folder / "monitor" / "timeline.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            ray.timeline(str(path))
+            _write_timeline(ray, folder / "monitor" / "timeline.json")
 
 
 @contextmanager
@@ -82,6 +82,13 @@ def _connected(run: Run, section: RayClusterConfig) -> Iterator[ModuleType]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _write_timeline(ray: ModuleType, path: Path) -> None:
+    """Write Ray's timeline. Raises RunFolderError where it cannot be written."""
+    with reporting_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(ray.timeline()))
 
 
 def _check_reachable(address: str | None) -> None:
