@@ -11,9 +11,12 @@ from typing import Any
 
 from strop.errors import WorkerDiedError
 from strop.workers.child_process import describe_exit, spawn_module
+from strop.workers.silence import SilenceClock
 from strop.workers.worker import WorkerTarget
 
 _CHILD_MODULE = "strop.workers.local_worker_main"
+_PIPE_BYTES = 1 << 20
+"""At least the size of a pipe, of which each heartbeat takes one byte."""
 
 
 class LocalWorker:
@@ -23,9 +26,13 @@ class LocalWorker:
         self.name = name
         self._connection: Connection[Any, Any]
         self._connection, child_end = Pipe()
-        with child_end:
-            descriptor = child_end.fileno()
-            self._process = spawn_module(_CHILD_MODULE, str(descriptor), name, pass_fds=[descriptor])
+        heartbeats, child_heartbeats = os.pipe()
+        os.set_blocking(heartbeats, False)
+        self._heartbeats = os.fdopen(heartbeats, "rb", buffering=0)
+        self._silence = SilenceClock()
+        with child_end, os.fdopen(child_heartbeats, "wb"):
+            descriptors = [child_end.fileno(), child_heartbeats]
+            self._process = spawn_module(_CHILD_MODULE, *map(str, descriptors), name, pass_fds=descriptors)
         self.pid = self._process.pid
         self._group_ended = False
         self.send(serve)
@@ -48,10 +55,11 @@ class LocalWorker:
         """See `Worker`."""
         return self._connection.poll(seconds)
 
-    def check_alive(self) -> None:
+    def silent_seconds(self) -> float:
         """See `Worker`."""
         if self._process.poll() is not None:
             raise self._died()
+        return self._silence.look(heard=bool(self._heartbeats.read(_PIPE_BYTES)))
 
     def kill(self) -> None:
         """See `Worker`. Ends the processes that it started, too.

@@ -9,9 +9,11 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+_HEARTBEAT_SECONDS = 1.0
 _EXIT_GRACE_SECONDS = 2.0
 """Time in which the target ends by itself after the parent's end."""
 
@@ -35,10 +37,11 @@ class _PipeChannel:
 def main() -> None:
     """Run the target that arrives first on the pipe with file descriptor `argv[1]`, until the parent ends.
 
-    `argv[2]` is the worker's name, for lists of processes.
+    Heartbeats go to the pipe with descriptor `argv[2]`; `argv[3]` is the worker's name, for lists of processes.
     """
-    descriptor = int(sys.argv[1])
+    descriptor, heartbeats = map(int, sys.argv[1:3])
     threading.Thread(target=_end_with_parent, args=(descriptor,), daemon=True).start()
+    threading.Thread(target=_send_heartbeats, args=(heartbeats,), daemon=True).start()
     channel = _PipeChannel(Connection(descriptor))
     try:
         channel.receive()(channel)
@@ -54,6 +57,14 @@ def _end_with_parent(descriptor: int) -> None:
     poll.poll()
     time.sleep(_EXIT_GRACE_SECONDS)
     os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _send_heartbeats(descriptor: int) -> None:
+    """Write a byte each second, until the parent ends."""
+    with suppress(BrokenPipeError):
+        while True:
+            os.write(descriptor, b".")
+            time.sleep(_HEARTBEAT_SECONDS)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 from strop.errors import ConfigError, PlacementError, WorkerDiedError
 from strop.workers.network import node_address
 from strop.workers.ray_runtime import describe_free_resources, import_ray
+from strop.workers.silence import SilenceClock
 from strop.workers.waiting import TimedWait
 from strop.workers.worker import WorkerTarget
 
@@ -84,6 +85,10 @@ class RayWorker:
             )
         self._pending_reference: Any = None
         """Ray's reference to the next message, once it was requested."""
+        self._silence = SilenceClock()
+        self._ping: Any = None
+        """Ray's reference to the reply that is the next sign of life."""
+        self._ping_lock = Lock()
 
     def send(self, message: object) -> None:
         """See `Worker`."""
@@ -101,9 +106,15 @@ class RayWorker:
         """See `Worker`."""
         return bool(self._ray.wait([self._request_next()], timeout=seconds)[0])
 
-    def check_alive(self) -> None:
+    def silent_seconds(self) -> float:
         """See `Worker`."""
-        self._get(self._actor.ping.remote())
+        with self._ping_lock:
+            heard = self._ping is not None and bool(self._ray.wait([self._ping], timeout=0)[0])
+            if heard:
+                self._get(self._ping)
+            if heard or self._ping is None:
+                self._ping = self._actor.ping.remote()
+        return self._silence.look(heard=heard)
 
     def kill(self) -> None:
         """See `Worker`."""

@@ -42,8 +42,12 @@ class Worker(Protocol):
         """Wait until `receive` would return or raise at once; False if it still would not after `seconds`."""
         ...
 
-    def check_alive(self) -> None:
-        """Raise WorkerDiedError if the process has ended. Any thread may call it."""
+    def silent_seconds(self) -> float:
+        """Time since the process last gave a sign of life, which it gives at least once in two seconds.
+
+        Time in which nothing calls this counts for two seconds at most. Any thread may call it. Raises WorkerDiedError
+        if the process has ended.
+        """
         ...
 
     def kill(self) -> None:

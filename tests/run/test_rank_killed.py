@@ -116,12 +116,13 @@ def test_a_rank_that_is_killed_early_is_named(values, tmp_path, tiny, delay, num
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("victim", ["rank", "trainer"])
+@pytest.mark.parametrize("victim", ["rank", "trainer", "stopped rank"])
 def test_a_trainer_whose_ranks_are_killed_early_is_restarted(values, tmp_path, tiny, victim):
     steps = ("trainer.duration=40 steps", "checkpoint.every=10 steps")
     finish(start(tmp_path, settings(values, tiny / "model", "whole", False), *steps))
     run = settings(values, tiny / "model", "killed", False)
-    delays = (0.5, 2.5, 4.0)
+    delays = (4.0,) if victim == "stopped rank" else (0.5, 2.5, 4.0)
+    run["trainer"]["engine"] |= {"hang_timeout_seconds": 20}
     run["synchronizer"] = {"type": "checkpoint", "max_restarts": len(delays)}
     process = start(tmp_path, run, *steps)
     before: set[int] = set()
@@ -129,9 +130,13 @@ def test_a_trainer_whose_ranks_are_killed_early_is_restarted(values, tmp_path, t
         rank = next_rank_process(process, before)
         time.sleep(delay)
         with contextlib.suppress(psutil.NoSuchProcess):
-            (rank if victim == "rank" else rank.parent()).kill()
-            record_kill("a rank at its start")
+            if victim == "stopped rank":
+                rank.suspend()
+            else:
+                (rank if victim == "rank" else rank.parent()).kill()
+                record_kill("a rank at its start")
     said = finish(process)
-    assert f"restart {len(delays) - 1} of at most" in said
+    assert f"restart {max(1, len(delays) - 1)} of at most" in said
+    assert ("Rank 1 of the trainer hangs" in said) == (victim == "stopped rank")
     folder = tmp_path / "runs" / "strop" / "killed"
     assert rows_of(folder) == rows_of(folder.with_name("whole"))

@@ -1,4 +1,4 @@
-"""Ranks that are killed at a given moment, as the main functions of their processes."""
+"""Ranks that are killed, or hang, at a given moment, as the main functions of their processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import distributed
@@ -83,6 +84,35 @@ class Collective:
             die()
         total = torch.ones(1)
         distributed.all_reduce(total)
+        return float(total)
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """A message that no pipe holds, without an operation."""
+
+    content: bytes
+
+    def run(self, worker: Rank) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A sum over ranks, in which the last rank hangs: `stopped`, in a process that runs, or after the sum."""
+
+    how: Literal["stopped", "in", "after"]
+
+    def run(self, worker: Rank) -> float:
+        is_last = distributed.get_rank() == distributed.get_world_size() - 1
+        if is_last and self.how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if is_last and self.how == "in":
+            time.sleep(600)
+        total = torch.ones(1)
+        distributed.all_reduce(total)
+        if is_last and self.how == "after":
+            time.sleep(600)
         return float(total)
 
 

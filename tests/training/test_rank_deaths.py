@@ -1,4 +1,4 @@
-"""A rank that dies is named by the first rank at once, whatever the others wait for, and no process is left."""
+"""A rank that dies or hangs is named by the first rank, whatever the others wait for, and no process is left."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ FAST = ("between_store_and_process_group", 2, 0)
 ROUNDS = range(kills(1, sources=len(MOMENTS) * 2))
 
 
-def start(moment: str, ranks: int) -> subprocess.Popen[str]:
+def start(moment: str, ranks: int, script: str = SCRIPT) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, moment, str(ranks)],
+        [sys.executable, "-c", script, moment, str(ranks)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -73,6 +73,53 @@ def test_a_killed_rank_is_named(moment, ranks, number):
     assert re.match(rf"Rank {ranks - 1} of the trainer ended by signal 9 \(Killed\)", finish(process))
     assert process.returncode == 75
     record_kill("a rank that joins, or is in a collective")
+
+
+HANGS = """
+import os, signal, sys
+from contextlib import closing
+from strop.errors import StropError
+from strop.training.parallel.mesh import ParallelDims
+from strop.training.ranks.group import RankGroup
+from tests.training import dying_ranks
+
+how, ranks = sys.argv[1], int(sys.argv[2])
+try:
+    with closing(RankGroup(ParallelDims(dp=ranks), "cpu", hang_timeout_seconds=6.0)) as group:
+        group.run(dying_ranks.Collective(False))
+        if how == "between":
+            os.kill(group._remote[-1]._worker.pid, signal.SIGSTOP)
+            group.run_each([dying_ranks.Large(bytes(1 << 22))] * ranks)
+        group.run(dying_ranks.Hang(how))
+except StropError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks"),
+    [
+        ("stopped", 2),
+        *(
+            pytest.param(how, ranks, marks=pytest.mark.faults)
+            for how, ranks in [
+                ("stopped", 3),
+                ("in", 2),
+                ("in", 3),
+                ("after", 2),
+                ("between", 2),
+                ("between", 3),
+            ]
+        ),
+    ],
+)
+def test_a_rank_that_hangs_is_named(how: str, ranks: int) -> None:
+    """In a collective operation or outside of one; a stopped process can also block a message to it."""
+    process = start(how, ranks, HANGS)
+    output = finish(process)
+    assert re.match(rf"Rank {ranks - 1} of the trainer hangs: .*hang_timeout_seconds", output), output
+    assert output.count("\n") == 1 and process.returncode == 75
 
 
 @pytest.mark.faults

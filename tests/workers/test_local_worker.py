@@ -10,15 +10,17 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from strop.errors import WorkerDiedError
+from strop.workers import silence
 from strop.workers.child_process import child_environment
 from strop.workers.start import LocalPlacement, start_worker
 
-from .workers import echo, fail, sleep
+from .workers import check_silence, echo, fail, sleep
 
 
 @pytest.fixture
@@ -46,6 +48,18 @@ def test_messages_of_any_type_come_back_in_order(started):
     worker.send(large)
     assert worker.poll(60)
     assert worker.receive() == large
+
+
+def test_a_stopped_worker_is_silent_until_it_continues(started):
+    check_silence(started(echo))
+
+
+def test_time_in_which_nobody_looks_is_no_silence(monkeypatch):
+    """As after the suspension of a machine."""
+    clock = iter([0.0, 1.0, 1000.0, 1001.0, 1002.0])
+    monkeypatch.setattr(silence, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    silent = silence.SilenceClock()
+    assert [silent.look(heard=heard) for heard in (False, False, False, True)] == [1.0, 3.0, 4.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from strop.errors import PlacementError, WorkerDiedError
 from strop.workers.start import RayPlacement, start_worker
 
-from .workers import echo, fail, sleep
+from .workers import check_silence, echo, fail, sleep
 
 ray = pytest.importorskip("ray")
 
@@ -51,6 +51,12 @@ def test_an_actor_serves_and_its_errors_are_reported():
     with pytest.raises(WorkerDiedError, match=r"(?s)with an error:.*ValueError: what to do with 1\?"):
         broken.receive()
     broken.kill()
+
+
+def test_a_stopped_actor_is_silent_until_it_continues():
+    worker = start_worker("stopped", echo, RayPlacement(cpus=0.5))
+    check_silence(worker)
+    worker.kill()
 
 
 def test_an_actor_for_which_no_node_has_resources_is_refused_in_time():

@@ -22,7 +22,7 @@ from strop.config.schema.optimizer import (
 )
 from strop.config.schema.router_loss import RouterLossConfig
 from strop.config.schema.schedule import ConstantScheduleConfig, ScheduleConfig
-from strop.config.units import Amount, Duration, MicroBatchSize, RunLimit
+from strop.config.units import MAX_SECONDS, Amount, Duration, MicroBatchSize, RunLimit
 
 
 class LocalEngineConfig(Section):
@@ -46,6 +46,9 @@ class Fsdp2EngineConfig(Section):
     """Number of processes, including the run's own; on GPUs each process has its own GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the ranks; `auto` is one GPU per rank if there are GPUs, otherwise the CPU."""
+    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    """Maximum time, in seconds, for which the other ranks wait for a rank that is stopped or makes no progress; then
+    the run ends with exit code 75, or restarts its trainer."""
 
 
 class TrainerConfig(Section):

@@ -253,5 +253,6 @@ def open_fsdp2(run: Run, placement: WorkerPlacement = LOCAL) -> Iterator[Fsdp2Ba
     dims = ParallelDims(dp=section.ranks)
     local_ranks = 1 if isinstance(placement, RayPlacement) else dims.ranks
     device = find_rank_device_type(section.device, local_ranks)
-    with closing(RankGroup(dims, device, placement)) as group:
+    group = RankGroup(dims, device, placement, hang_timeout_seconds=section.hang_timeout_seconds)
+    with closing(group):
         yield Fsdp2Backend(run, group)

@@ -25,11 +25,16 @@ from strop.workers.waiting import call_with_checks
 class RankGroup:
     """Starts the ranks and sends messages to them; every rank runs its message at the same time.
 
-    A rank that dies is noticed at any time, also while the others wait for it. Its death is raised as RankLostError.
+    A rank that dies or hangs is noticed at any time, also while the others wait for it. It raises RankLostError.
     """
 
     def __init__(
-        self, dims: ParallelDims, device: Literal["cpu", "cuda"], placement: WorkerPlacement = LOCAL
+        self,
+        dims: ParallelDims,
+        device: Literal["cpu", "cuda"],
+        placement: WorkerPlacement = LOCAL,
+        *,
+        hang_timeout_seconds: float = 600.0,
     ) -> None:
         """Starts the other ranks at `placement` and joins them.
 
@@ -42,10 +47,12 @@ class RankGroup:
         on_ray = isinstance(placement, RayPlacement)  # an actor sees its own GPU only
         init_method = cluster_init_method() if on_ray else f"file://{self._folder.name}/store"
         specs = [
-            RankSpec(rank, dims, device, 0 if on_ray else rank, init_method) for rank in range(dims.ranks)
+            RankSpec(rank, dims, device, 0 if on_ray else rank, init_method, hang_timeout_seconds)
+            for rank in range(dims.ranks)
         ]
         try:
-            self._start(placement)
+            self._start(placement, hang_timeout_seconds)
+            self._watch = RankWatch(self._remote)
             with self._on_others(specs[1:]) as nodes:
                 self.worker = call_with_checks(
                     lambda: RankWorker(specs[0]), lambda: check_replies(self._remote)
@@ -55,7 +62,6 @@ class RankGroup:
             raise
         if device == "cuda":
             torch.cuda.set_device(self.worker.device)  # which applies to one thread
-        self._watch = RankWatch(self._remote)
         self.device = self.worker.device
         self.nodes: tuple[str, ...] = (self.worker.node, *nodes)
         """Node of each rank."""
@@ -108,11 +114,11 @@ class RankGroup:
         for rank in self._remote:
             rank.check()
 
-    def _start(self, placement: WorkerPlacement) -> None:
+    def _start(self, placement: WorkerPlacement, hang_timeout_seconds: float) -> None:
         """Start all at the same time, since a node can take long to start one."""
         others = range(1, self.dims.ranks)
         with ThreadPoolExecutor(self.dims.ranks) as pool:
-            started = [pool.submit(RemoteRank, rank, placement) for rank in others]
+            started = [pool.submit(RemoteRank, rank, placement, hang_timeout_seconds) for rank in others]
         self._remote = [rank.result() for rank in started if rank.exception() is None]
         for rank in started:
             rank.result()

@@ -54,6 +54,8 @@ class RankSpec:
     """Index of the GPU in this process, for `cuda`."""
     init_method: str
     """Rendezvous of the ranks: URL of a file that does not exist yet, or of an address on the first rank's node."""
+    collective_timeout_seconds: float
+    """Maximum time that the rank waits for the others in a collective operation."""
 
 
 class Rank(Protocol):

@@ -22,7 +22,7 @@ from strop.training.ranks.messages import (
     RankSpec,
     SaveCheckpoint,
 )
-from strop.training.ranks.rendezvous import init_process_group
+from strop.training.ranks.rendezvous import init_process_group, set_collective_timeout
 from strop.training.ranks.sharded_save import shard_writers, write_shard
 from strop.training.specs import CriticSpec, PolicySpec
 from strop.workers.messages import RemoteFailure
@@ -42,6 +42,7 @@ class RankWorker:
         self.node = platform.node()
         """Name of the rank's node."""
         self._parallelizer = Fsdp2Parallelizer.on_ranks(self.device, spec.dims)
+        set_collective_timeout(spec.collective_timeout_seconds, self._parallelizer.mesh)
         self._models: dict[str, Any] = {}
 
     def build_policy(self, spec: PolicySpec) -> None:

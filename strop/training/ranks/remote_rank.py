@@ -1,7 +1,8 @@
-"""Ranks in other processes, as the first rank's process sees them: messages, replies, and deaths."""
+"""Ranks in other processes, as the first rank's process sees them: messages, replies, deaths, and hangs."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from strop.errors import RankLostError, StropError, TrainingError, WorkerDiedError
 from strop.training.ranks.messages import RankFailure, RankResult
 from strop.training.ranks.rank_worker import run_rank_worker
+from strop.workers.silence import SilenceClock
 from strop.workers.start import WorkerPlacement, start_worker
 
 _POLL_SECONDS = 0.2
@@ -20,14 +22,21 @@ _WATCH_SECONDS = 1.0
 """Interval at which ranks are watched while the first rank is in a collective operation."""
 _CAUSE_SECONDS = 5.0
 """Longest wait, after a collective operation has failed, for the error of the rank that caused it."""
+_TIMEOUT = re.compile("timed? ?out", re.IGNORECASE)
+"""In the message of a collective operation in which another rank did not take part in time."""
+_RESUME = "The same command resumes from the last checkpoint."
 
 
 class RemoteRank:
     """A rank in another process, which sends one reply to each message."""
 
-    def __init__(self, rank: int, placement: WorkerPlacement) -> None:
+    def __init__(self, rank: int, placement: WorkerPlacement, hang_timeout_seconds: float) -> None:
+        self.rank = rank
+        self.hang_timeout_seconds = hang_timeout_seconds
+        """Longest silence of the process, and longest time for which the other ranks wait for this one."""
         self._name = f"Rank {rank} of the trainer"
         self._worker = start_worker(f"rank-{rank}", run_rank_worker, placement)
+        self._hang: RankLostError | None = None
         self._reply: RankResult | StropError | None = None
         self.is_consequence = False
         """Whether the error in its reply may be the consequence of another rank's end."""
@@ -54,6 +63,11 @@ class RemoteRank:
                     self._reply = reply
         return self._reply
 
+    @property
+    def has_replied(self) -> bool:
+        """Whether `reply` has returned the reply to the last message, or the error that ended the rank."""
+        return self._reply is not None
+
     def take_result(self) -> Any:
         """Result of the last message, after `reply` has returned it."""
         assert isinstance(self._reply, RankResult)
@@ -61,17 +75,30 @@ class RemoteRank:
         return result
 
     def check(self) -> None:
-        """Raises TrainingError if the rank has ended. Any thread may call it."""
+        """Raises TrainingError if the rank has ended, or was silent for too long and is killed.
+
+        Any thread may call it.
+        """
         try:
-            self._worker.check_alive()
+            silent = self._worker.silent_seconds()
         except WorkerDiedError as death:
             raise self._lost(death) from None
+        if silent > self.hang_timeout_seconds:
+            self._hang = RankLostError(
+                f"{self._name} hangs: its process has given no sign of life for {silent:.0f} s, because it is stopped "
+                f"or its node does not respond; it was killed. {_RESUME} `trainer.engine.hang_timeout_seconds` sets "
+                "the limit."
+            )
+            self._worker.kill()
+            raise self._hang
 
     def kill(self) -> None:
         """Kill the process."""
         self._worker.kill()
 
     def _lost(self, death: WorkerDiedError) -> TrainingError:
+        if self._hang is not None:
+            return self._hang
         if not death.killed:
             return TrainingError(f"{self._name} ended {death.exit_reason}.")
         return RankLostError(
@@ -81,13 +108,19 @@ class RemoteRank:
 
 
 def gather_results(ranks: Sequence[RemoteRank]) -> list[Any]:
-    """Each rank's result of the last message. Raises the error of the rank that failed first."""
+    """Each rank's result of the last message, which the first rank has run already.
+
+    Raises the error of the rank that failed first, and RankLostError for ranks that hang.
+    """
+    waiting = SilenceClock()
     while True:
         replies = [rank.reply(_POLL_SECONDS) for rank in ranks]
         if any(isinstance(reply, StropError) for reply in replies):
             raise_cause(ranks)
         if None not in replies:
             return [rank.take_result() for rank in ranks]
+        if waiting.look(heard=False) > ranks[0].hang_timeout_seconds:
+            raise _hang_of(ranks)
 
 
 def check_replies(ranks: Sequence[RemoteRank]) -> None:
@@ -99,7 +132,8 @@ def check_replies(ranks: Sequence[RemoteRank]) -> None:
 def raise_cause(ranks: Sequence[RemoteRank], error: Exception | None = None) -> NoReturn:
     """Raise the error of the rank that failed first, rather than the failures that it causes in others.
 
-    `error` is the failure of the first rank, which is raised if no other rank has failed.
+    `error` is the failure of the first rank, which is raised if no other rank has failed. Where the others have only
+    waited too long for ranks that do not reply, those hang: RankLostError.
     """
     deadline = time.monotonic() + _CAUSE_SECONDS
     while True:
@@ -107,15 +141,32 @@ def raise_cause(ranks: Sequence[RemoteRank], error: Exception | None = None) -> 
         causes = [reply for rank, reply in errors.items() if not rank.is_consequence]
         if causes or len(errors) == len(ranks) or time.monotonic() > deadline:
             break
+    failures = [*errors.values(), *([error] if error else [])]
+    if not causes and len(errors) < len(ranks) and any(_TIMEOUT.search(str(each)) for each in failures):
+        raise _hang_of(ranks) from error
     causes.sort(key=lambda cause: not isinstance(cause, RankLostError))
-    found: list[Exception] = [*causes, *errors.values(), *([error] if error else [])]
-    raise found[0] from error
+    raise [*causes, *failures][0] from error
+
+
+def _hang_of(ranks: Sequence[RemoteRank]) -> RankLostError:
+    """The error that names the ranks that have not replied, while the others waited for them."""
+    hung = [str(rank.rank) for rank in ranks if not rank.has_replied]
+    names = (
+        f"Ranks {', '.join(hung)} of the trainer hang"
+        if len(hung) > 1
+        else f"Rank {hung[0]} of the trainer hangs"
+    )
+    return RankLostError(
+        f"{names}: the others have waited for {ranks[0].hang_timeout_seconds:g} s, which is "
+        f"`trainer.engine.hang_timeout_seconds`. {_RESUME}"
+    )
 
 
 class RankWatch:
-    """A thread that watches the other ranks, because some collective operations wait for a rank that has ended.
+    """A thread that watches the other ranks, because some operations wait for a rank that has ended or is stopped.
 
-    When a rank has ended, it aborts the process group; the operation that waits then raises an error.
+    When a rank has ended, or has been silent for too long and is killed, it aborts the process group; the operation
+    that waits then raises an error.
     """
 
     def __init__(self, ranks: Sequence[RemoteRank]) -> None:

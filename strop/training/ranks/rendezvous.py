@@ -8,14 +8,15 @@ from urllib.parse import urlsplit
 
 import torch
 from torch import distributed
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from strop.training.ranks.messages import RankSpec
 from strop.workers.network import LOOPBACK, find_free_port, interface_of, node_address, source_address
 
-COLLECTIVE_TIMEOUT_SECONDS = 1800.0
-"""Maximum time that a rank waits for the others in a collective operation."""
+JOIN_TIMEOUT_SECONDS = 1800.0
+"""Maximum time in which all ranks start and connect; the controller watches their processes meanwhile."""
 _GLOO_INTERFACE_ENV = "GLOO_SOCKET_IFNAME"
 
 
@@ -33,9 +34,18 @@ def init_process_group(spec: RankSpec) -> tuple[torch.device, Store]:
         store=store,
         rank=spec.rank,
         world_size=spec.dims.ranks,
-        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_SECONDS),
+        timeout=timedelta(seconds=JOIN_TIMEOUT_SECONDS),
     )
     return device, store
+
+
+def set_collective_timeout(seconds: float, mesh: DeviceMesh) -> None:
+    """Set the maximum time that this rank waits for the others in a collective operation, of all ranks or of a mesh.
+
+    A new group of torch does not take over the timeout of the group of all ranks.
+    """
+    for group in (None, *mesh.get_all_groups()):
+        _set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def cluster_init_method() -> str:
