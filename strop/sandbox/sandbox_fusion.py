@@ -1,13 +1,16 @@
-"""Client of a SandboxFusion server (https://github.com/bytedance/SandboxFusion)."""
+"""Client of a SandboxFusion server (https://github.com/bytedance/SandboxFusion), for its function `run_code`."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import random
 import secrets
 import time
 import urllib.error
 import urllib.request
+from base64 import b64decode
+from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema.sandbox import SandboxFusionConfig
@@ -15,11 +18,19 @@ from strop.errors import SandboxError
 from strop.printable import printable
 from strop.sandbox.protocol import IsolationLevel, Program, ProgramResult
 
-_ANSWER_SECONDS = 30.0
-"""Time in which the server answers, in addition to the program's own time."""
+_ROUND_TRIP_SECONDS = 5.0
+"""Time for the transfer and the server's queue, in addition to the program's own time."""
 _MAX_ANSWER_BYTES = 16_000_000
+_MAX_REASON_CHARS = 500
 _BACKOFF_SECONDS = 0.5
 _REPEATED_STATUSES = frozenset({429, 500, 502, 503, 504})
+_WRONG_ADDRESS_STATUSES = frozenset({404, 405})
+_END = """
+import io as _strop_io
+with _strop_io.open({name!r}, "w") as _strop_file:
+    _strop_file.write({name!r})
+"""
+"""Last lines of a program. The file shows that they ran; the server can lose the end of a long output."""
 
 
 class SandboxFusion:
@@ -32,52 +43,93 @@ class SandboxFusion:
         self._config = config
 
     def run(self, program: Program, timeout_seconds: float) -> ProgramResult:
-        """See `Sandbox`."""
-        marker = secrets.token_hex(16)
+        """See `Sandbox`. The server's queue and repeated requests take part of `timeout_seconds`."""
+        end_file = f"strop-{secrets.token_hex(16)}"
         limit = min(timeout_seconds, self._config.timeout_seconds)
-        answer = self._post(
+        answer = self._answer(
             {
-                "code": f"{program.source}\nprint({marker!r}, end='', flush=True)\n",
-                "stdin": program.stdin,
+                "code": _encodable(program.source) + _END.format(name=end_file),
+                "stdin": _encodable(program.stdin),
                 "language": "python",
                 "run_timeout": limit,
                 "memory_limit_MB": self._config.memory_mb,
+                "fetch_files": [end_file],
             },
-            limit + _ANSWER_SECONDS,
+            time.monotonic() + max(timeout_seconds, limit + _ROUND_TRIP_SECONDS),
         )
-        if answer.get("status") not in ("Success", "Failed"):
-            raise SandboxError(f"{self._where()} reports {printable(str(answer.get('message'))[:500])}.")
-        ended = answer.get("run_result") or {}
-        stdout, completed, late = str(ended.get("stdout") or "").rpartition(marker)
-        late_stop = ended.get("status") == "TimeLimitExceeded"
+        ended = answer["run_result"]
+        is_late = ended.get("status") == "TimeLimitExceeded"
+        written = (answer.get("files") or {}).get(end_file) or ""
         return ProgramResult(
-            stdout=stdout + late,
+            stdout=str(ended.get("stdout") or ""),
             stderr=str(ended.get("stderr") or ""),
-            exit_code=None if late_stop else ended.get("return_code"),
-            completed=bool(completed),
-            stopped="time limit" if late_stop else "",
+            exit_code=None if is_late else ended.get("return_code"),
+            completed=b64decode(written) == end_file.encode(),
+            stopped="time limit" if is_late else "",
         )
 
-    def _post(self, content: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
+    def _answer(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        """The server's answer about a program that ran.
+
+        Other answers, and none, are requested again until the deadline; then they raise SandboxError.
+        """
+        reason = "it does not answer in time"
+        for attempt in range(self._config.retries + 1):
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                break
+            pause = _BACKOFF_SECONDS * 2**attempt * random.uniform(1, 2)
+            try:
+                answer = self._post(request, remaining)
+            except urllib.error.HTTPError as error:
+                reason = _status_reason(error)
+                if error.code not in _REPEATED_STATUSES:
+                    break
+                pause = max(pause, _retry_after(error))
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                reason = f"it does not answer ({type(error).__name__}: {error})"
+            else:
+                if answer.get("status") in ("Success", "Failed") and isinstance(
+                    answer.get("run_result"), dict
+                ):
+                    return answer
+                message = str(answer.get("message")).replace(request["code"], "(the program)")
+                reason = f"it reports {answer.get('status')}: {message[:_MAX_REASON_CHARS]}"
+            if attempt < self._config.retries:
+                time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+        raise SandboxError(
+            f"The SandboxFusion server at reward.sandbox.url ({self._config.url}) runs no program: {printable(reason)}."
+        )
+
+    def _post(self, content: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
         request = urllib.request.Request(
             self._config.url, json.dumps(content).encode(), {"Content-Type": "application/json"}
         )
-        for attempt in range(self._config.retries + 1):
-            try:
-                with urllib.request.urlopen(request, timeout=timeout_seconds) as response:
-                    answer = json.loads(response.read(_MAX_ANSWER_BYTES))
-                if isinstance(answer, dict):
-                    return answer
-                reason = "the answer is no JSON object"
-            except urllib.error.HTTPError as error:
-                reason = f"HTTP status {error.code}"
-                if error.code not in _REPEATED_STATUSES:
-                    break
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                reason = f"{type(error).__name__}: {error}"
-            if attempt < self._config.retries:
-                time.sleep(_BACKOFF_SECONDS * 2**attempt)
-        raise SandboxError(f"{self._where()} does not answer: {reason}.")
+        with urllib.request.urlopen(request, timeout=timeout_seconds) as response:
+            answer = json.loads(response.read(_MAX_ANSWER_BYTES))
+        if not isinstance(answer, dict):
+            raise ValueError("the answer is no JSON object")
+        return answer
 
-    def _where(self) -> str:
-        return f"The SandboxFusion server at reward.sandbox.url ({self._config.url})"
+
+def _encodable(text: str) -> str:
+    """The text without lone surrogates, with which the server could not write a file."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _status_reason(error: urllib.error.HTTPError) -> str:
+    """The status, and the field `detail` of the body: a text, or a list of the request's faults."""
+    try:
+        detail = json.loads(error.read(_MAX_ANSWER_BYTES))["detail"]
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        detail = error.reason
+    reason = f"it answers with HTTP status {error.code}: {str(detail)[:_MAX_REASON_CHARS]}"
+    if error.code in _WRONG_ADDRESS_STATUSES:
+        reason += " (the address of the server's function ends in /run_code)"
+    return reason
+
+
+def _retry_after(error: urllib.error.HTTPError) -> float:
+    """Seconds of the header `Retry-After`; 0 without one, or for a date."""
+    value = error.headers.get("Retry-After", "")
+    return float(value) if value.isdecimal() else 0.0

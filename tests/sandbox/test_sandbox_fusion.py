@@ -1,95 +1,131 @@
-"""The client of a SandboxFusion server, against a server on loopback that runs programs in a local sandbox."""
+"""The client of a SandboxFusion server, against a stand-in that has the original's requests and answers."""
 
 from __future__ import annotations
 
-import json
-import threading
+import socket
+import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
-from strop.config.schema.sandbox import LocalSandboxConfig, SandboxFusionConfig
+from strop.config.schema.sandbox import SandboxFusionConfig
 from strop.errors import SandboxError
 from strop.rewards.builtin.code import code_reward
 from strop.sandbox import sandbox_fusion
-from strop.sandbox.protocol import IsolationLevel, Program
+from strop.sandbox.protocol import IsolationLevel, Program, Sandbox
 from strop.sandbox.registry import open_sandbox
 
-
-class Server(BaseHTTPRequestHandler):
-    """Answers as SandboxFusion does: `run_code` takes code, stdin and limits."""
-
-    requests: list[dict[str, Any]] = []  # noqa: RUF012
-    failures: list[int] = []  # noqa: RUF012
-
-    def do_POST(self) -> None:
-        if self.failures:
-            self.send_error(self.failures.pop())
-            return
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.requests.append(request)
-        if "SANDBOX FAILS" in request["code"]:
-            self._answer({"status": "SandboxError", "message": "no \x1b[2J capacity", "run_result": None})
-            return
-        local = open_sandbox(LocalSandboxConfig(minimum="limited", timeout_seconds=30))
-        result = local.run(Program(request["code"], request["stdin"]), request["run_timeout"])
-        status = "TimeLimitExceeded" if result.stopped else "Finished"
-        ran = {
-            "status": status,
-            "return_code": result.exit_code,
-            "stdout": result.stdout,
-            "stderr": result.stderr,
-        }
-        self._answer(
-            {"status": "Failed" if result.exit_code else "Success", "message": "", "run_result": ran}
-        )
-
-    def _answer(self, content: dict[str, Any]) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(content).encode())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""
+from .sandbox_fusion_server import OUTPUT_BYTES, StandIn, request_faults, serve
 
 
 @pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch) -> Iterator[SandboxFusionConfig]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(sandbox_fusion, "_BACKOFF_SECONDS", 0.01)
     monkeypatch.setenv("no_proxy", "*")
-    Server.requests.clear()
-    Server.failures.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/run_code"
-        yield SandboxFusionConfig(url=url, timeout_seconds=20, memory_mb=256, retries=2)
-        server.shutdown()
+    with serve(concurrency=2) as server:
+        yield server
 
 
-def test_programs_on_a_server(config: SandboxFusionConfig) -> None:
-    sandbox = open_sandbox(config)
+@pytest.fixture
+def config(server: StandIn) -> SandboxFusionConfig:
+    return SandboxFusionConfig(url=server.url, timeout_seconds=20, memory_mb=256, retries=2)
+
+
+@pytest.fixture
+def sandbox(config: SandboxFusionConfig) -> Sandbox:
+    return open_sandbox(config)
+
+
+def test_programs_on_a_server(server: StandIn, sandbox: Sandbox) -> None:
     assert sandbox.level is IsolationLevel.REMOTE
     result = sandbox.run(Program("print(input())", "a\nb"), 30)
     assert (result.stdout, result.exit_code, result.completed) == ("a\n", 0, True)
-    assert Server.requests[0]["run_timeout"] == 20 and Server.requests[0]["memory_limit_MB"] == 256
+    (request,) = server.requests
+    assert request_faults(request) == []
+    assert (request["run_timeout"], request["memory_limit_MB"], request["language"]) == (20, 256, "python")
     result = sandbox.run(Program("print(1); import sys; sys.exit(0)"), 30)
     assert (result.stdout, result.exit_code, result.completed) == ("1\n", 0, False)
-    assert sandbox.run(Program("while True: pass"), 0.5).stopped == "time limit"
+    result = sandbox.run(Program("x = 1 / 0"), 30)
+    assert (result.exit_code, result.completed) == (1, False) and "ZeroDivisionError" in result.stderr
+    result = sandbox.run(Program("while True: pass"), 0.5)
+    assert (result.stopped, result.exit_code) == ("time limit", None)
+
+
+def test_the_reward_on_a_server(config: SandboxFusionConfig) -> None:
     assert code_reward("```python\nx = 1\n```", ["assert x == 1"], sandbox=config) == 1.0
     assert code_reward("```python\nx = 2\n```", ["assert x == 1"], sandbox=config) == 0.0
+    assert code_reward("```python\nimport sys; sys.exit()\n```", ["assert x == 1"], sandbox=config) == 0.0
+    assert code_reward("```python\nprint(\n```", ["assert x == 1"], sandbox=config) == 0.0
 
 
-def test_a_server_that_fails(config: SandboxFusionConfig) -> None:
-    sandbox = open_sandbox(config)
-    Server.failures[:] = [503, 429]
+def test_the_server_may_cut_the_output_of_a_program_that_ran_to_its_end(sandbox: Sandbox) -> None:
+    result = sandbox.run(Program(f"print('x' * {OUTPUT_BYTES} * 2)"), 30)
+    assert len(result.stdout) == OUTPUT_BYTES and result.completed and result.exit_code == 0
+
+
+@pytest.mark.parametrize("source", ["print('\ud800')", "x = '\x00'", "print('\u2028', end='')"])
+def test_text_that_a_file_cannot_hold_fails_the_program_alone(sandbox: Sandbox, source: str) -> None:
+    assert sandbox.run(Program(source, source), 30).exit_code is not None
+
+
+def test_answers_of_an_overloaded_server_are_requested_again(server: StandIn, sandbox: Sandbox) -> None:
+    retried: list[list[int | str]] = [[503, 500], ["SandboxError", 504]]
+    for failures in retried:
+        server.failures[:] = failures
+        assert sandbox.run(Program("print(1)"), 30).completed
+
+
+def test_the_pause_that_the_server_asks_for_is_kept(
+    server: StandIn, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
+    monkeypatch.setattr(sandbox_fusion, "time", clock)
+    server.failures[:] = [429, 503]
     assert sandbox.run(Program("print(1)"), 30).completed
-    Server.failures[:] = [404]
-    with pytest.raises(SandboxError, match=r"reward\.sandbox\.url \(http.*does not answer: HTTP status 404"):
-        sandbox.run(Program("print(1)"), 30)
-    with pytest.raises(SandboxError, match=r"reports no \\x1b\[2J capacity"):
-        sandbox.run(Program("# SANDBOX FAILS"), 30)
+    assert pauses[0] == 1.0 and 0 < pauses[1] < 1, "Retry-After: 1, and none"
+
+
+def test_a_server_that_runs_no_program(server: StandIn, sandbox: Sandbox) -> None:
+    server.failures[:] = ["SandboxError"] * 3
+    with pytest.raises(
+        SandboxError, match=r"runs no program: it reports SandboxError: .*no \\x1b\[2J memory"
+    ):
+        sandbox.run(Program("pass\n" * 200), 30)
+    server.failures[:] = [500] * 3
+    with pytest.raises(SandboxError, match=r"HTTP status 500: no \\x1b\[2J capacity"):
+        sandbox.run(Program(""), 30)
+    elsewhere = SandboxFusionConfig(url=server.url.removesuffix("/run_code"), retries=1)
+    with pytest.raises(
+        SandboxError, match=r"HTTP status 404: Not Found \(the address .* ends in /run_code\)"
+    ):
+        open_sandbox(elsewhere).run(Program(""), 30)
     unused = SandboxFusionConfig(url="http://127.0.0.1:9/run_code", retries=1)
-    with pytest.raises(SandboxError, match="does not answer"):
-        open_sandbox(unused).run(Program("print(1)"), 30)
+    with pytest.raises(SandboxError, match=r"does not answer \(URLError: "):
+        open_sandbox(unused).run(Program(""), 30)
+
+
+def test_a_request_of_the_wrong_form_is_not_repeated(server: StandIn, config: SandboxFusionConfig) -> None:
+    client = sandbox_fusion.SandboxFusion(config)
+    with pytest.raises(SandboxError, match=r"HTTP status 422: .*'language'.*Input should be 'python'"):
+        client._answer({"code": "", "language": "cobol"}, time.monotonic() + 30)
+    assert server.requests == []
+
+
+def test_a_server_that_is_silent_is_an_error_and_no_failed_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the reward's own time limit, after which a built-in reward counts as 0."""
+    monkeypatch.setattr(sandbox_fusion, "_ROUND_TRIP_SECONDS", 0.2)
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = SandboxFusionConfig(url=f"http://127.0.0.1:{silent.getsockname()[1]}/run_code")
+        with pytest.raises(SandboxError, match="does not answer"):
+            code_reward("x = 1", ["assert x == 1"], sandbox=config, budget_seconds=0.5)
+
+
+def test_the_server_queues_what_exceeds_its_concurrency(server: StandIn, sandbox: Sandbox) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda n: sandbox.run(Program(f"print({n})"), 30).stdout, range(8)))
+    assert results == [f"{n}\n" for n in range(8)]
+    assert server.most_running == 2

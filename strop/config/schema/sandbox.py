@@ -43,7 +43,7 @@ class SandboxFusionConfig(SandboxLimits):
     url: str = Field(pattern=r"^https?://")
     """Address of the server's `run_code` function, such as `http://localhost:8080/run_code`."""
     retries: int = Field(3, ge=0)
-    """Maximum number of repetitions of a request that the server does not answer."""
+    """Maximum number of repetitions of a request that fails on the server, or gets no answer."""
 
 
 SandboxConfig = Annotated[
