@@ -12,6 +12,7 @@ from strop.cli.arguments import OverridesArgument, RunFileArgument
 from strop.cli.columns import align_columns
 from strop.cli.output import echo
 from strop.errors import ConfigError
+from strop.workers.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from strop.dialects.convert import Conversion
@@ -67,7 +68,11 @@ def convert(
         echo(text, newline=False)
         return
     try:
-        output.write_text(text, encoding="utf-8")
+        target = output.resolve()
+        if target.is_file() or not target.exists():
+            atomic_write(target, text)
+        else:  # a terminal or a pipe
+            target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error.strerror}.") from None
     echo(f"Wrote {output}.", err=True)

@@ -9,6 +9,7 @@ import typer
 
 from strop.cli.output import echo
 from strop.errors import ConfigError
+from strop.workers.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from strop.launch.importer import ImportedCommand
@@ -69,10 +70,9 @@ def _import(command: ImportedCommand, path: Path, script: Path) -> None:
     for note in conversion.notes:
         echo(f"   note: {note}", err=True)
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(f"# From {script.name}, by strop import.\n{yaml_text(conversion.values)}")
-    except FileExistsError:
-        raise ConfigError(f"{path} exists already; name another file with --output.") from None
+        if path.exists():
+            raise ConfigError(f"{path} exists already; name another file with --output.")
+        atomic_write(path, f"# From {script.name}, by strop import.\n{yaml_text(conversion.values)}")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
     if command.command.folder != Path.cwd():

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+log = logging.getLogger("strop.workers")
+
+_CLOSE_SECONDS = 10.0
+"""Time in which cancelled coroutines end."""
 
 
 class EventLoopThread:
@@ -41,17 +46,31 @@ class EventLoopThread:
         return await asyncio.wrap_future(self.submit(coroutine))
 
     def close(self) -> None:
-        """Cancel all running coroutines, and end the thread."""
+        """Cancel all running coroutines, and end the thread.
+
+        A coroutine that does not end, or blocks the loop, is abandoned after a time with a warning; it ends with the
+        process.
+        """
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
         if loop is None or thread is None:
             return
-        asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result()
+        cancelled = asyncio.run_coroutine_threadsafe(_cancel_others(), loop)
+        try:
+            remaining = cancelled.result(2 * _CLOSE_SECONDS)
+        except TimeoutError:
+            log.warning("A call blocks the event loop %r; its thread is abandoned.", self._name)
+            return
+        for name in remaining:
+            log.warning(
+                "%s ignores its cancellation in the event loop %r; it is abandoned.", name, self._name
+            )
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+        if not remaining:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -74,8 +93,10 @@ async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list
         raise
 
 
-async def _cancel_others() -> None:
+async def _cancel_others() -> list[str]:
+    """Cancel all other tasks; returns the names of those that have not ended in time."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    remaining = (await asyncio.wait(others, timeout=_CLOSE_SECONDS))[1] if others else ()
+    return [getattr(task.get_coro(), "__qualname__", task.get_name()) for task in remaining]

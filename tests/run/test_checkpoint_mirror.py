@@ -10,6 +10,7 @@ import fsspec
 import pytest
 
 import strop
+from strop.data.sources.files import resolve_path
 from strop.errors import CheckpointError, ConfigError, DataError
 
 
@@ -40,6 +41,33 @@ def test_a_lost_folder_is_fetched_from_the_mirror_and_the_run_resumes(values, tm
     whole = strop.train(strop.load(small(values, tmp_path, "whole", None, "3 steps")))
     assert rows(second.folder) == rows(whole.folder)
     assert [Path(p).name for p in files.ls(f"{root}/checkpoints", detail=False)] == ["step-000003"]
+
+
+def test_a_damaged_checkpoint_is_replaced_by_the_copy_in_the_mirror(values, tmp_path):
+    url = str(tmp_path / "copy")
+    first = strop.train(strop.load(small(values, tmp_path, "damaged", url)))
+    weights = first.folder / "checkpoints" / "step-000002" / "weights.safetensors"
+    good = weights.read_bytes()
+    weights.write_bytes(good[:-8])
+    second = strop.train(strop.load(small(values, tmp_path, "damaged", url)))
+    sessions = json.loads((second.folder / "run.json").read_text())["sessions"]
+    assert "step-000002 was fetched from" in sessions[-1]["notes"][0] and sessions[-1]["from_step"] == 2
+    assert weights.read_bytes() == good
+
+
+def test_a_kill_while_the_mirror_is_written_leaves_its_old_files(tmp_path, monkeypatch):
+    """A fake: the copy ends half-way, as the process would."""
+
+    def copy_half(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:4])
+        raise KeyboardInterrupt
+
+    for name, text in (("new", "new content"), ("run.yaml", "old content")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(shutil, "copyfile", copy_half)
+    with pytest.raises(KeyboardInterrupt):
+        resolve_path(str(tmp_path / "run.yaml")).put(tmp_path / "new")
+    assert (tmp_path / "run.yaml").read_text() == "old content"
 
 
 def test_a_mirror_that_holds_another_run_is_refused(values, tmp_path):

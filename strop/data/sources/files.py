@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from strop.config.redact import redact_text
 from strop.data.sources.rows import JsonLinesRows, ParquetRows, RowSource
 from strop.errors import DataError, MissingExtraError
+from strop.workers.atomic_write import atomic_path
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -37,6 +39,17 @@ class DataPath:
         return DataPath(
             posixpath.join(self.display_path, name), self.filesystem, posixpath.join(self.path, name)
         )
+
+    def put(self, file: Path) -> None:
+        """Copy a file of this machine to this path. On this machine's own file systems a kill leaves the old file.
+
+        Raises OSError where it cannot be written.
+        """
+        if self.filesystem.protocol[0] == "file":
+            with atomic_path(Path(self.path)) as temporary:
+                shutil.copyfile(file, temporary)
+        else:
+            self.filesystem.put_file(str(file), self.path)
 
     def kind(self) -> str | None:
         """`file`, `directory`, or None if nothing exists there. Raises `DataError` if access fails."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from strop.dialects.job import Job
 from strop.errors import ConfigError
+from strop.workers.atomic_write import atomic_path
 
 _CHECKPOINTS = "checkpoints"
 
@@ -53,7 +54,7 @@ def write_outputs(job: Job, write_mlflow: MlflowWriter) -> Iterator[str]:
     run = job.loaded.run
     model = run.folder_path / "model"
     for folder in job.output_folders("model"):
-        _copy(model, folder, shutil.copy2)
+        _copy(model, folder, _copy_file)
         yield f"The model is in {folder}."
     for folder in job.output_folders("mlflow"):
         write_mlflow(model, folder, max_new_tokens=run.data.max_response_tokens)
@@ -67,8 +68,14 @@ def link_or_copy(source: str, target: str) -> str:
     try:
         os.link(source, target)
     except OSError:
-        shutil.copy2(source, target)
+        _copy_file(source, target)
     return target
+
+
+def _copy_file(source: str, target: str) -> None:
+    """Copy a file with its times; a kill leaves the old file or the new one."""
+    with atomic_path(Path(target)) as temporary:
+        shutil.copy2(source, temporary)
 
 
 def _copy(source: Path, target: Path, copy: Callable[[str, str], object]) -> None:

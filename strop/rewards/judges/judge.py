@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from strop.rewards.judges.chat_client import ChatCompletionsClient, RequestRejec
 from strop.rewards.judges.judge_cache import JudgeCache, cache_key
 from strop.rewards.judges.judge_prompt import JudgePrompt
 from strop.types import Rollout, Task
+from strop.workers.daemon_threads import DaemonThreadPool
 
 
 class Judge:
@@ -46,7 +47,7 @@ class Judge:
         self._client.check()
         self._cache = cache
         self._budget = budget
-        self._threads = ThreadPoolExecutor(calls.concurrency, "judge")
+        self._threads = DaemonThreadPool(calls.concurrency, "judge")
         self._pending: dict[str, _PendingRequest] = {}
 
     async def score_rollout(self, task: Task, rollout: Rollout) -> float | str:
@@ -71,8 +72,8 @@ class Judge:
                 self._pending.pop(key, None)
 
     def close(self) -> None:
-        """Cancel the requests that have not begun."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Cancel the requests that have not begun; the process does not wait for the others at its end."""
+        self._threads.close()
 
     def _request_score(self, key: str, body: dict[str, Any]) -> float | str:
         text = self._cache.get(key)

@@ -7,6 +7,7 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -135,7 +136,9 @@ def _write(
     location = resolve_path(out)
     try:
         location.filesystem.makedirs(posixpath.dirname(location.path), exist_ok=True)
-        with location.filesystem.open(location.path, "wb") as file:
+        with TemporaryDirectory(prefix="strop-") as folder:
+            file = Path(folder) / "rows.parquet"
             pq.write_table(pa.Table.from_pylist(rows), file)
+            location.put(file)
     except OSError as error:
         raise DataError(f"{location.display_path} cannot be written: {error.strerror or error}.") from error

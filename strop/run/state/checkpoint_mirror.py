@@ -3,7 +3,7 @@
     <mirror>/run.yaml  run.json  metrics.jsonl
              checkpoints/step-000010/...   complete once it has manifest.json, which is written last
 
-It mirrors the run folder's checkpoints. A run whose own folder is empty resumes from the mirror.
+It mirrors the run folder's checkpoints. A run whose own folder has no good checkpoint resumes from the mirror.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from strop.config.resume_compatibility import recorded_differences
 from strop.config.schema import Run
 from strop.data.sources.files import DataPath, resolve_path
 from strop.errors import CheckpointError
-from strop.runs.folder import RunFolder
+from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.sessions import SESSIONS_FILE as SESSIONS
 from strop.training.checkpoints import checkpoint
+from strop.workers.atomic_folder import fsync_tree, replace_folder
 
 
 class CheckpointMirror:
@@ -65,7 +66,7 @@ class CheckpointMirror:
             )
 
     def fetch(self, folder: RunFolder) -> str | None:
-        """Download the newest checkpoint and the run's records into an empty run folder.
+        """Download the newest checkpoint and the run's records into a run folder without a good checkpoint.
 
         Returns a message for the user; None where the mirror has no checkpoint. Raises CheckpointError
         where the checkpoint cannot be read, or arrives damaged.
@@ -82,11 +83,13 @@ class CheckpointMirror:
                 inside = path.removeprefix(source.path).lstrip("/")
                 self._get(f"checkpoints/{name}/{inside}", temporary / inside)
         checkpoint.verify(temporary)
-        temporary.rename(folder.checkpoints / name)
+        with reporting_write_errors(folder.checkpoints):
+            fsync_tree(temporary)
+            replace_folder(temporary, folder.checkpoints / name)
         for file in (folder.run_file.name, folder.metrics.name, SESSIONS):
             if self._child(file).kind() == "file":
                 self._get(file, folder.path / file)
-        return f"The run folder was empty: {name} was fetched from {self}."
+        return f"The run folder has no good checkpoint: {name} was fetched from {self}."
 
     def sync(self, folder: RunFolder) -> None:
         """Make the mirror equal to the run folder. Raises CheckpointError where it cannot be written."""
@@ -141,7 +144,7 @@ class CheckpointMirror:
     def _put(self, file: Path, name: str) -> None:
         place = self._child(name)
         place.filesystem.makedirs(place.path.rpartition("/")[0], exist_ok=True)
-        place.filesystem.put_file(str(file), place.path)
+        place.put(file)
 
     def _get(self, name: str, file: Path) -> None:
         place = self._child(name)
