@@ -1,11 +1,12 @@
 """A disk that fills up during a run: one paragraph, no temporary files, and a resume to the same end.
 
-The disk is a small tmpfs; mounting one needs root, so the tests are skipped elsewhere.
+The disk of a run in one process is a small tmpfs; mounting one needs root, so those tests are skipped elsewhere.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,11 @@ import pytest
 import strop
 from strop.errors import StropError, message_with_notes
 
+from .test_launch import start
+from .test_rank_killed import finish, model, next_rank_process
+from .test_rank_killed import settings as rank_settings
+
+__all__ = ["model"]  # a fixture
 CLOCKS = ("time/", "tokens_per_second", "memory/")
 PAGE = 4096
 LARGE = 64 << 20
@@ -98,3 +104,25 @@ def test_a_disk_that_is_full_at_any_write_loses_nothing(values, disk):
     sizes = {page * PAGE for page in range(1, 30, 2)} | {int(size * part / 30) for part in range(1, 30)}
     failed = [fill_and_resume(values, disk, size, whole) for size in sorted(sizes)]
     assert sum(message is not None for message in failed) > 30
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_disk_that_refuses_the_files_of_one_rank_loses_nothing(values, tmp_path, model, rank):
+    """A limit on the size of files stands in for the full disk of one of two ranks."""
+    run = rank_settings(values, model, "whole", False)
+    finish(start(tmp_path, run))
+    whole = tmp_path / "runs" / "strop" / "whole"
+    process = start(tmp_path, run | {"name": "full"})
+    victim = next_rank_process(process, set())
+    resource.prlimit(victim.pid if rank else process.pid, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, said
+    paragraph = said[said.index("The checkpoint of step") :].strip()
+    assert "\n" not in paragraph and "File too large" in paragraph and "Traceback" not in said
+    assert f"(on rank {rank} of the trainer)" in paragraph
+    folder = whole.with_name("full")
+    assert leftovers(folder) == []
+    finish(start(tmp_path, run | {"name": "full"}))
+    assert result_of(folder) == result_of(whole)
