@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
+from transformers.utils import GENERATION_CONFIG_NAME, logging
 
 from strop.config.schema.model import ModelConfig
 from strop.config.suggest import did_you_mean
@@ -113,6 +114,7 @@ def load_config(section: ModelConfig) -> PreTrainedConfig:
     """The folder's config.json, updated with `section.override`."""
     _import_user_modules(section)
     _check_folder(section.path)
+    _check_generation_config(section.path)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             _expanded(section.path), trust_remote_code=section.trust_remote_code
@@ -123,6 +125,21 @@ def load_config(section: ModelConfig) -> PreTrainedConfig:
     if (attention := attention_implementation(config)) is not None:
         config._attn_implementation = attention
     return config
+
+
+def _check_generation_config(path: str) -> None:
+    """Raise `ModelError` for a damaged file: transformers would ignore it, and responses would not end at its stop
+    tokens."""
+    file = Path(path).expanduser() / GENERATION_CONFIG_NAME
+    try:
+        is_valid = not file.is_file() or isinstance(json.loads(file.read_bytes()), dict)
+    except (OSError, ValueError):
+        is_valid = False
+    if not is_valid:
+        raise ModelError(
+            f"model.path: {file} cannot be read, or is no JSON object. Restore it, or delete it to use the values of "
+            "config.json."
+        )
 
 
 def load_generation_config(section: ModelConfig) -> GenerationConfig | None:

@@ -125,6 +125,14 @@ def test_broken_config(folder: Path) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize("text", ["", '{"eos_token_id": 2', "[2]"])
+def test_a_damaged_generation_config_is_not_ignored(folder: Path, text: str) -> None:
+    """Its stop tokens may differ from those of config.json."""
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"generation_config\.json cannot be read, or is no JSON object"):
+        load(folder)
+
+
 def test_no_tokenizer(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
