@@ -19,7 +19,7 @@ class EventFile:
     """A new event file, which TensorBoard reads after all files of its folder.
 
     A record that the disk refuses leaves no part in the file. If a kill cuts one off, TensorBoard reads the records
-    before it and goes on with the next file. tensorboard's own writer has neither property: it writes in a thread.
+    before it, and then the next file. tensorboard's own writer has neither property: it writes in a thread.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
