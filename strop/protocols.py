@@ -316,6 +316,10 @@ class TrainingEngine(Protocol):
         """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
         ...
 
+    def entropies(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: entropy of the distribution of each target, in nats."""
+        ...
+
     def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
 

@@ -436,7 +436,7 @@ class MicroBatch:
     returns: torch.Tensor | None = None
     """[T] float32 The critic's targets."""
     selected: torch.Tensor | None = None
-    """[T] bool Tokens that the policy loss treats differently (clip_cov, kl_cov)."""
+    """[T] bool Tokens that the policy loss treats differently (clip_cov, kl_cov, m2po)."""
 
     @property
     def num_segments(self) -> int:

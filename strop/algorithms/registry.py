@@ -12,7 +12,7 @@ from strop.algorithms.advantages import asymre, gpg, grpo, grpo_passk, opmd_log_
 from strop.algorithms.kl import AdaptiveKlController, FixedKlController, KlController
 from strop.algorithms.losses.policy_objective import PolicyObjective
 from strop.algorithms.losses.preference_losses import DpoLoss
-from strop.algorithms.losses.sft import MixedLoss, sft_loss
+from strop.algorithms.losses.sft import MixedLoss, SftLoss
 from strop.algorithms.reward_shaping import overlong_penalty
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import (
@@ -178,14 +178,12 @@ def make_loss_fn(config: AlgorithmConfig, *, max_response_tokens: int) -> LossFn
     """The loss of an algorithm. `max_response_tokens` is `data.max_response_tokens`."""
     match config:
         case SftConfig():
-            return sft_loss
+            return SftLoss(config.token_weight)
         case DpoConfig():
             return DpoLoss(config)
         case MixConfig():
             objective = PolicyObjective(config, max_response_tokens)
-            return MixedLoss(
-                config.mu, objective, weight_by_probability=config.expert_weight == "p_one_minus_p"
-            )
+            return MixedLoss(config.mu, objective, config.expert_weight)
         case CustomConfig(loss=str(function)):
             return custom.CustomLoss(function)
         case _:
@@ -233,7 +231,7 @@ def needs_start_logprobs(config: RolloutAlgorithmConfig) -> bool:
     if config.old_policy == "sampler":
         return False
     selects = isinstance(config.policy_loss, ClipCovLossConfig | KlCovLossConfig)
-    if selects or isinstance(config, OptimalTokenBaselineConfig):
+    if selects or config.entropy_filter is not None or isinstance(config, OptimalTokenBaselineConfig):
         return True
     correction = config.importance_correction
     return bool(config.rejection) or (correction is not None and correction.normalize)

@@ -252,6 +252,9 @@ METRICS: dict[str, Metric] = {
     "kl_loss": Metric(
         "Loss", "", None, "kl_loss.coef times the configured estimate of KL(policy || reference), aggregated."
     ),
+    "entropy_filter/token_fraction": Metric(
+        "Loss", "fraction", None, "Fraction of the step's targets that `entropy_filter` leaves out."
+    ),
     "router/balance_loss": Metric(
         "Loss",
         "",

@@ -181,6 +181,17 @@ class PolicyModel(OptimizedModel):
         return found
 
     @torch.no_grad()
+    def entropies(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
+        """[T] of each micro-batch: entropy at each target, in nats."""
+        self.model.eval()
+        found = []
+        for micro_batch in micro_batches:
+            outputs = self._call(token_outputs, micro_batch, entropy=True)
+            assert outputs.entropy is not None
+            found.append(outputs.entropy)
+        return found
+
+    @torch.no_grad()
     def squared_probabilities(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
         """[T] of each micro-batch: sum of the squared probabilities over the vocabulary, at each target."""
         self.model.eval()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.rejection import kept_targets
-from strop.algorithms.losses.sft import sft_loss
+from strop.algorithms.losses.sft import SftLoss
 from strop.algorithms.registry import compute_advantages, make_loss_fn
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.config.schema.algorithm import ReinforcePlusPlusBaselineConfig
@@ -382,7 +382,7 @@ def test_nan_outside_targets_changes_nothing(
         parameters, outputs = model_outputs(batch)
         if one is dirty:
             outputs = map_outputs(outputs, spoilt)
-        for function in (make_loss_fn(config, max_response_tokens=LIMIT), sft_loss):
+        for function in (make_loss_fn(config, max_response_tokens=LIMIT), SftLoss()):
             output = function(one, outputs, counts_of(batch))
             gradient = torch.autograd.grad(output.loss, parameters, retain_graph=True, allow_unused=True)[0]
             results.append((output.loss, gradient, dict(output.metrics)))
@@ -457,5 +457,5 @@ def test_the_sft_loss_matches_torchs_cross_entropy() -> None:
     tokens = torch.arange(10)
     logprobs = logits.log_softmax(-1)[torch.arange(10), tokens]
     expected = torch.nn.functional.cross_entropy(logits[batch.loss_mask], tokens[batch.loss_mask])
-    found = sft_loss(batch, TokenOutputs(logprobs), counts_of(batch))
+    found = SftLoss()(batch, TokenOutputs(logprobs), counts_of(batch))
     torch.testing.assert_close(found.loss, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from strop.algorithms import registry
 from strop.algorithms.losses.policy_objective import PolicyObjective
-from strop.algorithms.losses.sft import MixedLoss, sft_loss
+from strop.algorithms.losses.sft import MixedLoss, SftLoss
 from strop.config.schema.algorithm import SftConfig
-from strop.config.schema.group_baselines import GrpoConfig, MixConfig
+from strop.config.schema.group_baselines import GrpoConfig, MixConfig, TokenWeight
 from strop.types import GlobalCounts, MicroBatch, SegmentRole, TokenOutputs
 from tests.algorithms.batches import make_batch, split
 
@@ -39,9 +40,23 @@ def test_by_hand() -> None:
     # Two answers of 1 and 3 tokens, all of weight 1: -(-1 - 2 - 3 - 6) / 4 = 3, and not (1 + 11/3) / 2.
     batch = replace(make_batch([(1, 1), (2, 3)]), weight=torch.ones(2))
     logprobs = torch.tensor([0.0, -1, 0, 0, -2, -3, -6])
-    found = sft_loss(batch, TokenOutputs(logprobs), GlobalCounts(tokens=4, sequences=2))
+    found = SftLoss()(batch, TokenOutputs(logprobs), GlobalCounts(tokens=4, sequences=2))
     assert found.loss.item() == 3
     assert found.metrics["sft_loss"].item() == 3
+
+
+@pytest.mark.parametrize(
+    ("token_weight", "expected"),
+    # Probabilities 1/2 and 1/4, of which the weights have no gradient.
+    [("none", [1.0, 1.0]), ("p", [0.5, 0.25]), ("p_one_minus_p", [0.25, 3 / 16])],
+)
+def test_weights_of_tokens_by_hand(token_weight: TokenWeight, expected: list[float]) -> None:
+    batch = replace(make_batch([(1, 2)]), weight=torch.ones(1))
+    logprobs = torch.tensor([0.0, 0.5, 0.25]).clamp(min=1e-3).log().requires_grad_()
+    found = SftLoss(token_weight)(batch, TokenOutputs(logprobs), GlobalCounts(tokens=2, sequences=1)).loss
+    assert found.item() == pytest.approx((expected[0] * math.log(2) + expected[1] * math.log(4)) / 2)
+    (gradient,) = torch.autograd.grad(found, logprobs)
+    assert gradient[1:].tolist() == pytest.approx([-each / 2 for each in expected])
 
 
 def test_the_mix_by_hand() -> None:
@@ -61,7 +76,7 @@ def test_the_mix_by_hand() -> None:
 
 
 def test_the_registry() -> None:
-    assert registry.make_loss_fn(SftConfig(), max_response_tokens=4) is sft_loss
+    assert registry.make_loss_fn(SftConfig(), max_response_tokens=4) == SftLoss()
     mixed = registry.make_loss_fn(MixConfig(mu=0.3), max_response_tokens=4)
     assert isinstance(mixed, MixedLoss) and mixed.mu == 0.3
     assert not registry.needs_reference_model(SftConfig()) and not registry.needs_entropy(SftConfig())
@@ -74,7 +89,7 @@ def test_without_demonstrations_mix_is_a_fraction_of_grpo() -> None:
     assert MIXED(batch, outputs_of(batch), counts).loss.item() == pytest.approx(0.75 * alone.loss.item())
 
 
-@pytest.mark.parametrize("loss", [sft_loss, MIXED])
+@pytest.mark.parametrize("loss", [SftLoss(), MIXED])
 def test_tokens_that_are_not_targets_have_no_influence(loss) -> None:  # type: ignore[no-untyped-def]
     batch = replace(make_batch(LENGTHS), role=ROLES)
     counts = mixed_counts(batch)
@@ -88,7 +103,7 @@ def test_tokens_that_are_not_targets_have_no_influence(loss) -> None:  # type: i
     assert not nan.grad[~batch.loss_mask].any()
 
 
-@pytest.mark.parametrize("loss", [sft_loss, MIXED])
+@pytest.mark.parametrize("loss", [SftLoss(), MIXED])
 @given(cut=st.integers(1, 3), seed=st.integers(0, 50))
 def test_micro_batches_of_an_update_add_up(loss, cut: int, seed: int) -> None:  # type: ignore[no-untyped-def]
     batch = replace(make_batch(LENGTHS, seed=seed), role=ROLES)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from strop.config.schema.algorithm import PpoConfig
+from strop.config.schema.algorithm import PpoConfig, SftConfig
 from strop.config.schema.critic import CriticConfig
 from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import AdamWConfig
-from strop.config.schema.policy_gradient import KlLossConfig, KlRewardConfig
-from strop.config.schema.policy_loss import ClippedLossConfig, GspoLossConfig, OpmdLossConfig
+from strop.config.schema.policy_gradient import EntropyFilterConfig, KlLossConfig, KlRewardConfig
+from strop.config.schema.policy_loss import ClippedLossConfig, GspoLossConfig, M2poLossConfig, OpmdLossConfig
 from strop.config.schema.schedule import ConstantScheduleConfig, CosineScheduleConfig
 from strop.config.units import Amount
 from strop.errors import ConfigError
@@ -22,6 +22,11 @@ from .trinity_file import ACTOR, read, value
 
 pytestmark = pytest.mark.usefixtures("trinity_file")
 NO_WARMUP = Amount(0.0, "%")
+SFT = (
+    "algorithm.algorithm_type=sft",
+    "mode=train",
+    "+buffer.trainer_input.experience_buffer={path: demonstrations.jsonl, storage_type: file}",
+)
 PPO = "algorithm.algorithm_type=ppo"
 CRITIC = "trainer.trainer_config.critic"
 MIX = (
@@ -191,3 +196,40 @@ def test_inactive_keys_have_notices() -> None:
         "algorithm_type grpo with sample_strategy default reads no demonstrations.": 3,
     }
     assert read(PPO, f"{CRITIC}.optim.lr=1e-4").notes == ()
+
+
+@pytest.mark.parametrize(("loss", "weight"), [("sft", "none"), ("sft_is", "p"), ("sft_phi", "p_one_minus_p")])
+def test_weights_of_demonstrations(loss: str, weight: str) -> None:
+    """trinity/algorithm/policy_loss_fn/chord_policy_loss.py"""
+    run = read(*SFT, f"algorithm.policy_loss_fn={loss}").run
+    assert run.algorithm == SftConfig.model_validate({"type": "sft", "token_weight": weight})
+
+
+def test_m2po() -> None:
+    """trinity/algorithm/policy_loss_fn/m2po_policy_loss.py"""
+    loss = "algorithm.policy_loss_fn=m2po"
+    args = "algorithm.policy_loss_fn_args"
+    algorithm = read(loss, f"+{args}.m2_threshold=0.1", f"+{args}.log_ratio_clip=20").run.algorithm
+    assert algorithm.policy_loss == M2poLossConfig(max_second_moment=0.1)  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="bounded to 20"):
+        read(loss, f"+{args}.log_ratio_clip=5")
+
+
+@pytest.mark.parametrize(
+    ("kind", "rollouts", "loss", "kl"),
+    [("grpo_verl", 2, "clip", True), ("gspo", 2, "gspo", True), ("dapo", 16, "clip", False)],
+)
+def test_further_types(kind: str, rollouts: int, loss: str, kl: bool) -> None:
+    """trinity/algorithm/algorithm.py"""
+    algorithm: Any = read(f"algorithm.algorithm_type={kind}", "~algorithm.repeat_times").run.algorithm
+    assert algorithm.type == "grpo" and algorithm.rollouts_per_task == rollouts
+    assert algorithm.policy_loss.type == loss and (algorithm.kl_loss is not None) == kl
+
+
+def test_clip_b() -> None:
+    """trinity/algorithm/advantage_fn/clipb_advantage.py"""
+    kind = ("algorithm.algorithm_type=grpo_verl", "+algorithm.advantage_fn=clipb")
+    for mu, expected in (("", 2.5), ("+algorithm.advantage_fn_args.mu=2", 2)):
+        algorithm: Any = read(*kind, *filter(None, [mu])).run.algorithm
+        assert algorithm.type == "grpo" and algorithm.divide_by_std
+        assert algorithm.entropy_filter == EntropyFilterConfig(deviations=expected)

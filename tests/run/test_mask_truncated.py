@@ -1,17 +1,19 @@
-"""`algorithm.mask_truncated`: truncated responses count in baselines and have no loss."""
+"""Responses and tokens without a loss: `algorithm.mask_truncated` and `algorithm.entropy_filter`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from strop.algorithms.loss_spec import LossSpec
 from strop.config.schema.group_baselines import GrpoConfig
-from strop.config.schema.policy_gradient import Aggregation
+from strop.config.schema.policy_gradient import Aggregation, EntropyFilterConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.config.units import Amount
 from strop.data.packing import pack
@@ -19,7 +21,7 @@ from strop.run.optimize.policy_optimizer import PolicyOptimizer
 from strop.run.optimize.rollout_updater import RolloutUpdater
 from strop.run.optimize.updater import StepBatch
 from strop.run.state.horizon import Horizon
-from strop.types import ExperienceGroup, GlobalCounts, TokenOutputs, TrainingBatch
+from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TokenOutputs, TrainingBatch
 from tests.run.test_advantage_inputs import experience
 
 
@@ -43,6 +45,18 @@ class RecordingEngine:
         self.batches.append(batch)
         self.losses.append(float(result.loss))
         return {"loss": self.losses[-1]}
+
+    def logprobs(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """The first target of each response is unlikely."""
+        found = []
+        for each in experiences:
+            values = np.full(len(each.token_ids), math.log(0.9), dtype=np.float32)
+            values[each.prompt_tokens] = math.log(0.1)
+            found.append(values)
+        return found
+
+    def entropies(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        return [np.full(len(each.token_ids), 0.3, dtype=np.float32) for each in experiences]
 
     def step(self) -> float:
         return 1.0
@@ -105,6 +119,14 @@ def test_it_is_trained_on_by_default() -> None:
     engine, _ = trained(GrpoConfig(divide_by_std=False), GROUP)
     assert [e.index for e in engine.batches[0].experiences] == [0, 1, 2]
     assert engine.losses == [pytest.approx(-0.5 / 6)]
+
+
+def test_an_entropy_filter_leaves_tokens_out() -> None:
+    """The only token of the second response has a negative advantage and is unlikely."""
+    algorithm = GrpoConfig(divide_by_std=False, entropy_filter=EntropyFilterConfig(deviations=0.5))
+    engine, _ = trained(algorithm, GROUP)
+    (batch,) = engine.batches
+    assert [(e.index, e.response_tokens) for e in batch.experiences] == [(0, 2), (2, 3)]
 
 
 def test_an_update_of_truncated_responses_only_is_left_out() -> None:

@@ -55,6 +55,7 @@ OTHER_LOSSES: Sequence[Mapping[str, Any]] = (
     {"type": "dro"},
     {"type": "clip_cov"},
     {"type": "kl_cov"},
+    {"type": "m2po"},
 )
 """Losses that are tried with the default aggregation only."""
 PARTS: Mapping[str, Mapping[str, Any]] = {

@@ -128,6 +128,7 @@ def test_two_ranks_learn_what_one_process_learns(pair, model_folder, model, algo
     close(ranked.logprobs(batch.experiences), alone.logprobs(batch.experiences), tolerance)
     if algorithm is FULL_KL:
         close(ranked.reference_kl(batch.experiences), alone.reference_kl(batch.experiences), tolerance)
+        close(ranked.entropies(batch.experiences), alone.entropies(batch.experiences), tolerance)
         close(
             ranked.squared_probabilities(batch.experiences),
             alone.squared_probabilities(batch.experiences),

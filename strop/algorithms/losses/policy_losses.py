@@ -11,6 +11,7 @@ from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.covariance_losses import clip_cov, kl_cov
 from strop.algorithms.losses.loss_terms import PolicyLossTerms
 from strop.algorithms.losses.off_policy_losses import off_policy_loss_terms
+from strop.algorithms.losses.second_moment import m2po
 from strop.algorithms.losses.trust_region_losses import dppo, gmpo, sapo, sequence_log_ratio
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
@@ -24,6 +25,7 @@ from strop.config.schema.policy_loss import (
     GspoLossConfig,
     ImportanceSamplingLossConfig,
     KlCovLossConfig,
+    M2poLossConfig,
     OpmdLossConfig,
     PolicyLossConfig,
     RecLossConfig,
@@ -78,6 +80,8 @@ def policy_loss_terms(
             return clip_cov(clipped, _selected(targets))
         case KlCovLossConfig():
             return kl_cov(ratio, advantages, _selected(targets), kl_coef=config.kl_coef)
+        case M2poLossConfig():
+            return m2po(importance_sampling(ratio, advantages), _selected(targets))
         case ImportanceSamplingLossConfig():
             return importance_sampling(ratio, advantages)
         case GmpoLossConfig():
@@ -102,7 +106,7 @@ def policy_loss_terms(
 def _selected(targets: TargetTokens) -> torch.Tensor:
     if targets.selected is None:
         raise ValueError(
-            "clip_cov and kl_cov need the update's selected tokens, which the micro-batch does not have"
+            "clip_cov, kl_cov and m2po need the update's selected tokens, which the micro-batch does not have"
         )
     return targets.selected
 

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 import torch
 
 from strop.algorithms.losses.aggregation import TargetTokens
+from strop.config.schema.group_baselines import TokenWeight
 from strop.protocols import LossFn
 from strop.types import GlobalCounts, LossOutput, MicroBatch, SegmentRole, TokenOutputs
 
 
-def sft_loss(micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
+@dataclass(frozen=True, slots=True)
+class SftLoss:
     """Cross entropy in nats, averaged over all targets of the update; a `LossFn`.
 
-    Every token has the same weight, as in TRL's and verl's SFT trainers; but the mean is over the update and
+    By default every token has the same weight, as in TRL's and verl's SFT trainers; but the mean is over the update and
     not over each micro-batch, so that the size of micro-batches changes nothing.
     """
-    loss = _cross_entropy(micro_batch, outputs) / counts.tokens
-    return LossOutput(loss, {"sft_loss": loss.detach()})
+
+    token_weight: TokenWeight = "none"
+
+    def __call__(self, micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
+        """`counts` are those of the update."""
+        loss = _cross_entropy(micro_batch, outputs, self.token_weight) / counts.tokens
+        return LossOutput(loss, {"sft_loss": loss.detach()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +41,37 @@ class MixedLoss:
 
     mu: float
     rollout_loss: LossFn
-    weight_by_probability: bool = False
-    """Whether each token of a demonstration has the weight p (1 - p) of its probability p, without a gradient
-    (CHORD's phi, arXiv 2508.11408)."""
+    token_weight: TokenWeight = "none"
+    """Weight of each token of a demonstration."""
 
     def __call__(self, micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
         """`counts.expert_tokens` must be set where there are demonstrations."""
         learned = self.rollout_loss(_only("rl", micro_batch), outputs, counts)
         expert = _only("sft", micro_batch)
-        phi = self.weight_by_probability
-        imitated = _cross_entropy(expert, outputs, weight_by_probability=phi) / max(1, counts.expert_tokens)
+        imitated = _cross_entropy(expert, outputs, self.token_weight) / max(1, counts.expert_tokens)
         loss = (1 - self.mu) * learned.loss + self.mu * imitated
         return LossOutput(loss, {**learned.metrics, "sft_loss": imitated.detach()})
 
 
-def _cross_entropy(
-    micro_batch: MicroBatch, outputs: TokenOutputs, *, weight_by_probability: bool = False
-) -> torch.Tensor:
-    """[] Sum of the cross entropy over targets, in nats."""
+def _cross_entropy(micro_batch: MicroBatch, outputs: TokenOutputs, token_weight: TokenWeight) -> torch.Tensor:
+    """[] Weighted sum of the cross entropy over targets, in nats.
+
+    With the probability p of a target, without a gradient, its weight is 1, p (dynamic fine-tuning, arXiv 2508.05629,
+    equation 9) or p (1 - p) (CHORD's phi, arXiv 2508.11408).
+    """
     targets = TargetTokens.of(micro_batch)
     logprobs = targets.take(outputs.logprobs)
-    if weight_by_probability:
-        probability = logprobs.detach().exp()
-        logprobs = probability * (1 - probability) * logprobs
-    return -(targets.weight * logprobs).sum()
+    probability = logprobs.detach().exp()
+    match token_weight:
+        case "none":
+            weight = targets.weight
+        case "p":
+            weight = targets.weight * probability
+        case "p_one_minus_p":
+            weight = targets.weight * probability * (1 - probability)
+        case _:
+            assert_never(token_weight)
+    return -(weight * logprobs).sum()
 
 
 def _only(role: SegmentRole, micro_batch: MicroBatch) -> MicroBatch:

@@ -21,6 +21,7 @@ from strop.config.schema.group_baselines import (
     OpoConfig,
     OptimalTokenBaselineConfig,
     RlooConfig,
+    TokenWeight,
 )
 from strop.config.schema.policy_gradient import (
     DynamicSamplingConfig,
@@ -169,6 +170,9 @@ class SftConfig(Section):
     """Supervised fine-tuning: the cross entropy of demonstrations, averaged over their tokens."""
 
     type: Literal["sft"] = "sft"
+    token_weight: TokenWeight = "none"
+    """Weight of each token: 1, its probability p (dynamic fine-tuning, arXiv 2508.05629), or p (1 - p) (arXiv
+    2508.11408)."""
 
 
 class DpoConfig(Section):

@@ -146,6 +146,10 @@ class AsymReConfig(GroupBaselineConfig):
     """Number added to the mean; below 0, good responses count more than bad ones."""
 
 
+TokenWeight = Literal["none", "p", "p_one_minus_p"]
+"""Weight of a demonstration's token of probability p: 1, p (arXiv 2508.05629), or CHORD's phi (arXiv 2508.11408)."""
+
+
 class ImitationScheduleConfig(Section):
     """Schedule of mix's `mu` in trainer steps (CHORD, arXiv 2508.11408): linear warm-up from 0, then a cosine."""
 
@@ -167,8 +171,8 @@ class MixConfig(GroupBaselineConfig):
     """Weight of the cross entropy of the expert's demonstrations; GRPO's loss has the weight 1 - mu."""
     mu_schedule: ImitationScheduleConfig | None = None
     """Schedule of `mu`, which is then its peak; null keeps it constant."""
-    expert_weight: Literal["none", "p_one_minus_p"] = "none"
-    """Weight of each token of a demonstration: 1, or p (1 - p) of its probability p, which is CHORD's phi."""
+    expert_weight: TokenWeight = "none"
+    """Weight of each token of a demonstration: 1, its probability p, or p (1 - p), which is CHORD's phi."""
     expert_fraction: float = Field(0.5, gt=0, lt=1)
     """Fraction of an update's sequences that are demonstrations, added to a full update of rollouts."""
     divide_by_std: bool = True

@@ -86,6 +86,13 @@ class DynamicSamplingConfig(Section):
     """Part of the reward that is compared, such as `math` or `math/acc`; the total reward if omitted."""
 
 
+class EntropyFilterConfig(Section):
+    """Clip_B (arXiv 2602.03392): tokens whose punishment lowers the entropy most are left out of the policy's loss."""
+
+    deviations: float = Field(2.5, gt=0)
+    """Distance from the mean, in standard deviations over the step's tokens, beyond which a token is left out."""
+
+
 class PolicyGradientConfig(Section):
     """Fields of every algorithm that learns from sampled rollouts."""
 
@@ -115,6 +122,8 @@ class PolicyGradientConfig(Section):
     mask_truncated: bool = False
     """Leave responses that were cut off at a limit out of the policy's loss (overlong filtering, arXiv 2503.14476,
     section 3.4). Their rewards count in baselines, and they count as sequences."""
+    entropy_filter: EntropyFilterConfig | None = None
+    """Tokens of negative advantage that are left out of the policy's loss to keep the entropy up; null for none."""
     overlong_penalty: OverlongPenaltyConfig | None = None
     """Penalty in the reward for responses near the token limit; null for none."""
     distillation: DistillationConfig | None = None

@@ -193,6 +193,14 @@ class KlCovLossConfig(Section):
     """Coefficient of the absolute log-ratio of these tokens."""
 
 
+class M2poLossConfig(Section):
+    """Ratio times advantage, without the tokens that are furthest from the old policy (M2PO, arXiv 2510.01161)."""
+
+    type: Literal["m2po"] = "m2po"
+    max_second_moment: float = Field(0.04, ge=0)
+    """Maximum mean of the squared log-ratios, over an update's tokens that move away from the old policy."""
+
+
 class DroLossConfig(Section):
     """Log-prob times advantage, with the squared log-ratio as the regularizer (DRO, arXiv 2405.19107)."""
 
@@ -218,4 +226,5 @@ PolicyLossConfig = (
     | DroLossConfig
     | ClipCovLossConfig
     | KlCovLossConfig
+    | M2poLossConfig
 )

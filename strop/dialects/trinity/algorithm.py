@@ -50,6 +50,9 @@ def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
         case "ppo":
             settings["algorithm.gamma"] = foreign[f"{_ARGS}.gamma"]
             settings["algorithm.lam"] = foreign[f"{_ARGS}.lam"]
+        case "clipb":
+            settings["algorithm.std_epsilon"] = foreign[f"{_ARGS}.epsilon"]
+            settings["algorithm.entropy_filter.deviations"] = foreign[f"{_ARGS}.mu"]
         case "grpo" | "step_wise_grpo" | "multi_step_grpo" | "rec":
             settings["algorithm.std_epsilon"] = foreign[f"{_ARGS}.epsilon"]
             settings["algorithm.divide_by_std"] = _divides_by_std(foreign, advantage)
@@ -299,7 +302,14 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         1e-6,
         "algorithm.std_epsilon",
         read=algorithm,
-        inactive=presets.only_advantages("grpo", "step_wise_grpo", "multi_step_grpo", "rec"),
+        inactive=presets.only_advantages("grpo", "step_wise_grpo", "multi_step_grpo", "rec", "clipb"),
+    ),
+    mapped(
+        f"{_ARGS}.mu",
+        2.5,
+        "algorithm.entropy_filter.deviations",
+        read=algorithm,
+        inactive=presets.only_advantages("clipb"),
     ),
     mapped(
         f"{_ARGS}.gamma",

@@ -22,6 +22,7 @@ from strop.config.schema.policy_loss import (
     GpgLossConfig,
     GspoLossConfig,
     ImportanceSamplingLossConfig,
+    M2poLossConfig,
     OpmdLossConfig,
     RecLossConfig,
     SapoLossConfig,
@@ -85,6 +86,12 @@ def write_algorithm(run: Run) -> Mapping[str, Any]:
     )
     if isinstance(section, GrpoConfig):
         values |= _write_std(section)
+        if section.entropy_filter is not None:
+            values |= {
+                "algorithm.algorithm_type": "grpo_verl",
+                "algorithm.advantage_fn": "clipb",
+                f"{_ARGS}.mu": section.entropy_filter.deviations,
+            }
     if isinstance(section, MixConfig):
         values |= _write_mu(section)
     if isinstance(section, DistillationOnlyConfig):
@@ -143,9 +150,15 @@ def _write_off_policy(loss: ToprLossConfig | SppoLossConfig | RecLossConfig) -> 
     return {f"{_LOSS_ARGS}.{name}": value for name, value in values.items()}
 
 
+def _write_token_weight(section: SftConfig) -> dict[str, Any]:
+    return {"algorithm.policy_loss_fn": {"p": "sft_is", "p_one_minus_p": "sft_phi"}[section.token_weight]}
+
+
 def write_policy_loss(run: Run) -> Mapping[str, Any]:
     """Write the policy loss where it differs from the type's own, its clip bounds, and the aggregation."""
-    if isinstance(run.algorithm, SftConfig | DpoConfig):
+    if isinstance(run.algorithm, SftConfig):
+        return {} if run.algorithm.token_weight == "none" else _write_token_weight(run.algorithm)
+    if isinstance(run.algorithm, DpoConfig):
         return {}
     kind, loss = algorithm_type_of(run.algorithm), run.algorithm.policy_loss
     values: dict[str, Any] = {f"{_LOSS_ARGS}.loss_agg_mode": run.algorithm.aggregation}
@@ -165,6 +178,9 @@ def write_policy_loss(run: Run) -> Mapping[str, Any]:
             values |= {f"{_LOSS_ARGS}.tau_pos": loss.tau_pos, f"{_LOSS_ARGS}.tau_neg": loss.tau_neg}
         case ImportanceSamplingLossConfig():
             name = "importance_sampling"
+        case M2poLossConfig():
+            name = "m2po"
+            values[f"{_LOSS_ARGS}.m2_threshold"] = loss.max_second_moment
         case GspoLossConfig() | ClippedLossConfig():
             name = "gspo" if isinstance(loss, GspoLossConfig) else "ppo"
             both = loss.clip_low == loss.clip_high and name == "ppo"

@@ -22,8 +22,12 @@ from strop.dialects.trinity import presets
 from strop.dialects.trinity.algorithm_writer import write_policy_loss
 
 _ARGS = "algorithm.policy_loss_fn_args"
-_SELECTABLE = ("ppo", "gspo", "opmd", "cispo", "topr", "sppo", "rec", "sapo", "importance_sampling")
+_SELECTABLE = ("ppo", "gspo", "opmd", "cispo", "topr", "sppo", "rec", "sapo", "importance_sampling", "m2po")
 """Losses that are compatible with all advantage functions."""
+TOKEN_WEIGHTS = {"sft": "none", "sft_is": "p", "sft_phi": "p_one_minus_p"}
+"""Weight of a demonstration's tokens under each loss of `algorithm_type: sft`."""
+_BOUND = 20.0
+"""Bound of log-ratios, which is Strop's."""
 _CLIPPED = ("ppo", "gspo", "mix", "mix_chord", "cispo")
 _GSPO_CLIP = {"low": 3e-4, "high": 4e-4}
 _AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -73,6 +77,7 @@ _UNCLIPPED: Mapping[str, Callable[[ForeignValues], dict[str, Any]]] = {
     "rec": _rec,
     "sapo": _sapo,
     "importance_sampling": lambda foreign: {"type": "importance_sampling"},
+    "m2po": lambda foreign: {"type": "m2po", "max_second_moment": foreign[f"{_ARGS}.m2_threshold"]},
 }
 """Fields of the losses without PPO's clipped ratio."""
 
@@ -81,9 +86,9 @@ _UNCLIPPED: Mapping[str, Callable[[ForeignValues], dict[str, Any]]] = {
 def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the policy loss; sft, dpo and mix accept only their own loss."""
     check_loss(foreign)
-    if presets.is_offline(foreign):
-        return {}
     loss = presets.loss(foreign)
+    if presets.is_offline(foreign):
+        return {"algorithm.token_weight": TOKEN_WEIGHTS[loss]} if loss in TOKEN_WEIGHTS else {}
     settings: dict[str, Any] = {"algorithm.aggregation": _aggregation(foreign, loss)}
     at = "algorithm.policy_loss"
     if loss in _UNCLIPPED:
@@ -100,6 +105,8 @@ def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
 def check_loss(foreign: ForeignValues) -> None:
     """Raise ConfigError for a loss that is incompatible with `algorithm_type`."""
     loss, own = presets.loss(foreign), presets.preset(foreign).loss
+    if presets.algorithm_type(foreign) == "sft" and loss in TOKEN_WEIGHTS:
+        return
     if loss != own and not (loss in _SELECTABLE and own in _SELECTABLE):
         instead = f"policy_loss_fn {own}" if own not in _SELECTABLE else f"one of {', '.join(_SELECTABLE)}"
         raise foreign.error_for(
@@ -131,9 +138,11 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
         "algorithm.policy_loss_fn",
         None,
         "algorithm.policy_loss.type",
+        "algorithm.token_weight",
         read=policy_loss,
-        value_type=nullable(one_of(*_SELECTABLE, "dpo", "sft", "mix", "mix_chord")),
-        note="default by algorithm_type; mix, mix_chord, sft and dpo work only with their own type",
+        value_type=nullable(one_of(*_SELECTABLE, "dpo", *TOKEN_WEIGHTS, "mix", "mix_chord")),
+        note="default by algorithm_type; mix, mix_chord, sft and dpo work only with their own type, sft_is and sft_phi "
+        "with sft",
     ),
     mapped(
         f"{_ARGS}.clip_range",
@@ -211,6 +220,25 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
             "train_batch_size_usual",
             "train_batch_size_expert",
         )
+    ),
+    mapped(
+        f"{_ARGS}.m2_threshold",
+        0.04,
+        "algorithm.policy_loss.max_second_moment",
+        read=policy_loss,
+        inactive=presets.only_losses("m2po"),
+    ),
+    refused(
+        f"{_ARGS}.log_ratio_clip",
+        _BOUND,
+        "log-ratios are bounded to 20 in every loss; write 20, or remove it",
+        inactive=presets.only_losses("m2po"),
+    ),
+    refused(
+        f"{_ARGS}.cutoff_prob",
+        1.0,
+        "the probability of demonstrations is not bounded; write 1, or remove it",
+        inactive=presets.only_losses("sft_phi"),
     ),
     mapped(
         f"{_ARGS}.advantage_threshold",

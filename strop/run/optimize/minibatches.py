@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from strop.algorithms.resampling import resampling_weights
 from strop.config.schema.algorithm import RewardResamplingConfig, RolloutAlgorithmConfig
 from strop.config.schema.trainer import TrainerConfig
+from strop.run.optimize.advantage_inputs import split_by_experience
 from strop.seeds import derive_seed
-from strop.types import Experience, ExperienceGroup
+from strop.types import BoolArray, Experience, ExperienceGroup
 
 
 def group_indices(groups: Sequence[ExperienceGroup]) -> list[list[int]]:
@@ -62,13 +64,25 @@ def plan_minibatches(
     return updates
 
 
-def trained_indices(
-    algorithm: RolloutAlgorithmConfig, experiences: Sequence[Experience], minibatch: Sequence[int]
-) -> list[int]:
-    """Indices of a minibatch whose experiences have a loss: not truncated ones where `mask_truncated` is set."""
-    if not algorithm.mask_truncated:
-        return list(minibatch)
-    return [i for i in minibatch if experiences[i].status != "truncated"]
+def trained_experiences(
+    algorithm: RolloutAlgorithmConfig, experiences: Sequence[Experience], kept: torch.Tensor | None
+) -> list[Experience | None]:
+    """The experiences with the targets that the policy's loss reads; None for those without any.
+
+    Args:
+        algorithm: the section `algorithm`; with `mask_truncated`, truncated experiences have no loss.
+        experiences: those of the step.
+        kept: [K] bool: targets of all experiences that a filter keeps; None for no filter.
+    """
+    masks: Sequence[BoolArray] = [experience.loss_mask for experience in experiences]
+    if kept is not None:
+        masks = [each > 0 for each in split_by_experience(kept, experiences)]
+    return [
+        replace(experience, loss_mask=mask)
+        if mask.any() and not (algorithm.mask_truncated and experience.status == "truncated")
+        else None
+        for experience, mask in zip(experiences, masks, strict=True)
+    ]
 
 
 def shuffle_seed(trainer: TrainerConfig, seed: int) -> int:

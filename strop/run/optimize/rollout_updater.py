@@ -15,6 +15,7 @@ from strop.algorithms.kl import estimate_kl, mean_rollout_kl
 from strop.algorithms.losses.policy_objective import weighs_current_policy
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import logit_gradient_norms
+from strop.algorithms.token_filters import clip_b
 from strop.config.schema.algorithm import PpoConfig, RolloutAlgorithmConfig
 from strop.config.schema.group_baselines import GdpoConfig, OptimalTokenBaselineConfig
 from strop.config.schema.policy_gradient import KlEstimator
@@ -32,7 +33,7 @@ from strop.run.optimize.minibatches import (
     plan_minibatches,
     resample_groups,
     shuffle_seed,
-    trained_indices,
+    trained_experiences,
 )
 from strop.run.optimize.off_policy_counts import count_kept, importance_weights, mean_importance_weight
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
@@ -105,14 +106,14 @@ class RolloutUpdater:
             return UpdateResult(0, {})
         if self._algorithm.distillation is not None:
             require_teachers(self._algorithm.distillation, {e.source for e in experiences})
-        trained = self._trained_groups(groups, step)
-        minibatches = self._plan_minibatches(experiences, trained, step, updates_done)
+        chosen = self._chosen_groups(groups, step)
+        planned = self._plan_minibatches(chosen, step, updates_done)
         started = time.perf_counter()
-        logprobs = compute_step_logprobs(self._policy.engine, self._algorithm, experiences, minibatches)
+        logprobs = compute_step_logprobs(self._policy.engine, self._algorithm, experiences, planned)
         logprobs_ended = time.perf_counter()
         baselines = {group.id: group.baseline for group in groups if group.baseline is not None}
         scored, metrics = self._score(experiences, logprobs, baselines or None)
-        advantages, advantage_metrics = self._advantages(trained, experiences, scored, step)
+        advantages, advantage_metrics = self._advantages(chosen, experiences, scored, step)
         from_teacher, teacher_metrics = self._distillation_advantages(experiences, logprobs)
         advantages = advantages + from_teacher
         by_experience = split_by_experience(advantages, experiences)
@@ -123,10 +124,15 @@ class RolloutUpdater:
         mean_weight = None
         if not weighs_current_policy(self._algorithm):
             mean_weight = mean_importance_weight(self._algorithm, experiences, lambda: logprobs.old)
+        kept = self._kept_targets(experiences, logprobs, advantages)
+        if kept is not None:
+            metrics["entropy_filter/token_fraction"] = float((~kept).double().mean())
+        trained = trained_experiences(self._algorithm, experiences, kept)
+        minibatches = [each for each in planned if any(trained[i] is not None for i in each)]
         compared = self._algorithm.old_policy == "sampler" or registry.needs_start_logprobs(self._algorithm)
         rows = [
             self._update(
-                experiences,
+                trained,
                 by_experience,
                 minibatch,
                 logprobs if number or compared else replace(logprobs, old=None),
@@ -228,7 +234,22 @@ class RolloutUpdater:
         metrics = {"distillation_reward/divergence": float(divergence.mean())}
         return distillation_advantages(divergence, section.reward), metrics
 
-    def _trained_groups(self, groups: Sequence[ExperienceGroup], step: int) -> list[list[int]]:
+    def _kept_targets(
+        self, experiences: Sequence[Experience], logprobs: StepLogprobs, advantages: torch.Tensor
+    ) -> torch.Tensor | None:
+        """[K] bool: targets that `algorithm.entropy_filter` keeps; None without a filter."""
+        section = self._algorithm.entropy_filter
+        if section is None:
+            return None
+        assert logprobs.old is not None
+        return clip_b(
+            gather_targets(logprobs.old, experiences),
+            gather_targets(self._policy.engine.entropies(experiences), experiences),
+            advantages,
+            deviations=section.deviations,
+        )
+
+    def _chosen_groups(self, groups: Sequence[ExperienceGroup], step: int) -> list[list[int]]:
         """Indices of the experiences of each group that the updates train on."""
         algorithm = self._algorithm
         if isinstance(algorithm, PpoConfig) and algorithm.resampling is not None:
@@ -236,29 +257,23 @@ class RolloutUpdater:
         return group_indices(groups)
 
     def _plan_minibatches(
-        self,
-        experiences: Sequence[Experience],
-        groups: Sequence[Sequence[int]],
-        step: int,
-        updates_done: int,
+        self, groups: Sequence[Sequence[int]], step: int, updates_done: int
     ) -> list[list[int]]:
-        """Indices of each update's experiences; no update in the steps that train only the critic, or on truncated
-        responses only where these are masked."""
+        """Indices of each update's experiences; no update in the steps that train only the critic."""
         if step <= self._horizon.critic_steps:
             return []
         trainer = self._trainer
-        planned = plan_minibatches(
+        updates = plan_minibatches(
             groups,
             per_update=trainer.tasks_per_update or trainer.tasks_per_step,
             epochs=trainer.epochs_per_step,
             shuffle_seed=None if self._shuffle_seed is None else (self._shuffle_seed, step),
         )
-        updates = [each for each in planned if trained_indices(self._algorithm, experiences, each)]
         return updates[: self._horizon.updates - updates_done]
 
     def _update(
         self,
-        experiences: Sequence[Experience],
+        experiences: Sequence[Experience | None],
         advantages: Sequence[FloatArray],
         minibatch: Sequence[int],
         logprobs: StepLogprobs,
@@ -268,12 +283,13 @@ class RolloutUpdater:
     ) -> dict[str, float]:
         """One update of the policy, on a minibatch and, under mix, the expert's next demonstrations.
 
+        `experiences` are None where they have no loss; they count as sequences.
         `mean_weight` is None where importance weights are those of the current policy, whose mean changes.
         """
         expert = [] if self._expert is None else self._expert.take()
         zeros = [zeros_for(experience) for experience in expert]
-        trained = trained_indices(self._algorithm, experiences, minibatch)
-        rollouts = [experiences[i] for i in trained]
+        trained = [i for i in minibatch if experiences[i] is not None]
+        rollouts = [each for each in (experiences[i] for i in minibatch) if each is not None]
         start = None if logprobs.old is None else [logprobs.old[i] for i in trained]
 
         def picked(values: Sequence[FloatArray] | None) -> list[FloatArray] | None:
@@ -284,6 +300,7 @@ class RolloutUpdater:
             rollouts,
             [advantages[i] for i in trained],
             start,
+            lambda: self._policy.engine.logprobs(rollouts),
             seed=derive_seed(self._seed, "token_selection", update),
         )
         batch = TrainingBatch(

@@ -1,12 +1,15 @@
-"""Tokens of an update that the covariance losses treat apart from the others."""
+"""Tokens of an update that its policy loss treats apart from the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import torch
 
 from strop.algorithms.losses.covariance_losses import select_tokens
+from strop.algorithms.losses.second_moment import excess_tokens
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
-from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig
+from strop.config.schema.policy_loss import ClipCovLossConfig, KlCovLossConfig, M2poLossConfig
 from strop.run.optimize.advantage_inputs import gather_targets, split_by_experience
 from strop.types import BoolArray, Experience, FloatArray
 
@@ -16,23 +19,33 @@ def select_update_tokens(
     rollouts: Sequence[Experience],
     advantages: Sequence[FloatArray],
     old_logprobs: Sequence[FloatArray] | None,
+    current_logprobs: Callable[[], Sequence[FloatArray]],
     *,
     seed: int,
 ) -> list[BoolArray] | None:
-    """[L] of each rollout of an update: the tokens of `clip_cov` and `kl_cov`; None for other losses.
+    """[L] of each rollout of an update: the tokens of `clip_cov`, `kl_cov` and `m2po`; None for other losses.
 
     Args:
         algorithm: the section `algorithm`.
         rollouts: the experiences of the update.
         advantages: [L] of each.
-        old_logprobs: [L] of each, under the weights at the start of the step.
+        old_logprobs: [L] of each, under the old policy; None where it is the current one.
+        current_logprobs: computes [L] of each, under the current weights.
         seed: seed of the random choice among the tokens of high covariance.
     """
     loss = algorithm.policy_loss
-    if not isinstance(loss, ClipCovLossConfig | KlCovLossConfig):
-        return None
-    assert old_logprobs is not None
-    selected = select_tokens(
-        loss, gather_targets(old_logprobs, rollouts), gather_targets(advantages, rollouts), seed=seed
-    )
+    match loss:
+        case ClipCovLossConfig() | KlCovLossConfig():
+            assert old_logprobs is not None
+            old = gather_targets(old_logprobs, rollouts)
+            selected = select_tokens(loss, old, gather_targets(advantages, rollouts), seed=seed)
+        case M2poLossConfig():
+            flat = gather_targets(advantages, rollouts)
+            ratio = torch.zeros_like(flat)
+            if old_logprobs is not None:
+                current = gather_targets(current_logprobs(), rollouts)
+                ratio = current - gather_targets(old_logprobs, rollouts)
+            selected = excess_tokens(ratio, flat, max_second_moment=loss.max_second_moment)
+        case _:
+            return None
     return [each > 0 for each in split_by_experience(selected, rollouts)]

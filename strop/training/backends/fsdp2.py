@@ -163,6 +163,10 @@ class Fsdp2Engine(_ShardedEngine):
         """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
         return self._token_values(experiences, "reference_kl", lambda: None)
 
+    def entropies(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: entropy of the distribution of each target, in nats."""
+        return self._token_values(experiences, "entropies", lambda: None)
+
     def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
         return self._token_values(experiences, "squared_probabilities", lambda: None)

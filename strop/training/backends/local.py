@@ -73,6 +73,10 @@ class LocalEngine:
         """[L] of each experience: KL(current weights || reference) over the whole vocabulary."""
         return self._token_values(experiences, self.policy.reference_kl)
 
+    def entropies(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: entropy of the distribution of each target, in nats."""
+        return self._token_values(experiences, self.policy.entropies)
+
     def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
         return self._token_values(experiences, self.policy.squared_probabilities)

@@ -37,6 +37,7 @@ TokenQuantity = Literal[
     "reference_kl",
     "teacher_logprobs",
     "squared_probabilities",
+    "entropies",
     "values",
 ]
 """Quantity that a rank computes for each target of its experiences."""
@@ -193,6 +194,8 @@ class ComputeTokenValues:
                 values = model.reference_kl(micro_batches)
             case "squared_probabilities":
                 values = model.squared_probabilities(micro_batches)
+            case "entropies":
+                values = model.entropies(micro_batches)
             case "teacher_logprobs":
                 values = model.teacher_logprobs(micro_batches)
             case "values":
