@@ -84,7 +84,8 @@ def test_an_adapter_and_its_merged_model(section: ModelConfig, tmp_path: Path) -
 def test_an_export_replaces_an_older_one(section: ModelConfig, tmp_path: Path) -> None:
     model = load_model(section, device="cpu")
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "stale").touch()
+    for name in ("config.json", "stale"):
+        (tmp_path / "out" / name).touch()
     export_model(model, load_tokenizer(section).save_pretrained, tmp_path / "out")
     assert not (tmp_path / "out" / "stale").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
