@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from strop.cli.arguments import HereOption, OverridesArgument
 from strop.cli.command_group import CommandGroup
 from strop.cli.output import echo
+
+if TYPE_CHECKING:
+    from strop.config.load.loader import LoadedRun
 
 verl = typer.Typer(
     cls=CommandGroup,
@@ -55,16 +58,13 @@ def ppo(
     check: CheckOption = False,
 ) -> None:
     """Train as `python -m verl.trainer.main_ppo key=value ...` does."""
-    from strop.cli.actions import run_and_print
-    from strop.cli.show import explain_or_check
     from strop.dialects.hydra.selection import ConfigSelection
     from strop.dialects.key_owner import key_owner_hint
     from strop.dialects.verl.ppo_trainer import read_verl
 
     selection = ConfigSelection(config, config_name, config_path, config_dir)
     loaded = read_verl(overrides or (), selection=selection, here=here, key_owner=key_owner_hint)
-    if not explain_or_check(loaded, explain=explain, check=check):
-        run_and_print(loaded)
+    _run(loaded, explain=explain, check=check)
 
 
 @verl.command()
@@ -79,16 +79,13 @@ def sft(
     check: CheckOption = False,
 ) -> None:
     """Fine-tune as `python -m verl.trainer.fsdp_sft_trainer key=value ...` does."""
-    from strop.cli.actions import run_and_print
-    from strop.cli.show import explain_or_check
     from strop.dialects.hydra.selection import ConfigSelection
     from strop.dialects.key_owner import key_owner_hint
     from strop.dialects.verl.sft_trainer import read_verl_sft
 
     selection = ConfigSelection(config, config_name, config_path, config_dir)
     loaded = read_verl_sft(overrides or (), selection=selection, here=here, key_owner=key_owner_hint)
-    if not explain_or_check(loaded, explain=explain, check=check):
-        run_and_print(loaded)
+    _run(loaded, explain=explain, check=check)
 
 
 @verl.command(name="eval")
@@ -182,8 +179,6 @@ def trinity(
     """Train as `trinity run --config FILE.yaml` does."""
     import os
 
-    from strop.cli.actions import run_and_print
-    from strop.cli.show import explain_or_check
     from strop.dialects.key_owner import key_owner_hint
     from strop.dialects.trinity.reader import read_trinity
     from strop.dialects.trinity.workflows import PLUGIN_FOLDERS
@@ -191,8 +186,7 @@ def trinity(
     if plugin_dir is not None:
         os.environ[PLUGIN_FOLDERS] = plugin_dir
     loaded = read_trinity(file, overrides or (), here=here, key_owner=key_owner_hint)
-    if not explain_or_check(loaded, explain=explain, check=check):
-        run_and_print(loaded)
+    _run(loaded, explain=explain, check=check)
 
 
 def trl(
@@ -206,12 +200,18 @@ def trl(
 
     `strop keys trl`, `trl-sft` and `trl-dpo` list the keys.
     """
-    from strop.cli.actions import run_and_print
-    from strop.cli.show import explain_or_check
     from strop.dialects.key_owner import key_owner_hint
     from strop.dialects.trl.reader import find_program, read_trl_arguments
 
     loaded = read_trl_arguments(find_program(program), context.args, here=here, key_owner=key_owner_hint)
+    _run(loaded, explain=explain, check=check)
+
+
+def _run(loaded: LoadedRun, *, explain: bool, check: bool) -> None:
+    """Run what was read, or explain or check it instead."""
+    from strop.cli.actions import run_and_print
+    from strop.cli.show import explain_or_check
+
     if not explain_or_check(loaded, explain=explain, check=check):
         run_and_print(loaded)
 
