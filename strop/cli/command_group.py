@@ -31,6 +31,18 @@ class CommandGroup(TyperGroup):
 class StropGroup(CommandGroup):
     """Group that prints a `StropError` or an interrupt as one paragraph; other errors keep their traceback."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; an override that is written like an option ends with what to write instead."""
+        found = super().resolve_command(ctx, args)
+        _, command, rest = found
+        if command is not None and not command.ignore_unknown_options:
+            for word in rest:
+                key, equals, value = word.partition("=")
+                if key.startswith("--") and "." in key:
+                    written = f"{key[2:]}={value if equals else 'VALUE'}"
+                    ctx.fail(f"There is no option {key}. Keys of the configuration have no dashes: {written}")
+        return found
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command; exits with the error's own code."""
         forget_environment()

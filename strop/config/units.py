@@ -32,7 +32,8 @@ class Amount:
 
 def parse_amount(value: Any, units: tuple[Unit, ...], *, whole: bool = True) -> Amount:
     """Parse a text such as `20 steps`. Raises ValueError with the expected form for anything else."""
-    wanted = f"a number with its unit ({', '.join(units)}), such as '20 {units[0]}'"
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 20
+    wanted = f"a number with its unit ({', '.join(units)}), such as '{number} {'steps' if 'steps' in units else units[0]}'"
     if isinstance(value, Amount):
         amount = value
     else:

@@ -155,3 +155,9 @@ def test_version_and_help(cli: Cli) -> None:
     assert cli("version").output.strip() == __version__
     for words in ([], ["train"], ["verl"], ["verl", "ppo"], ["export"]):
         assert cli(*words, "--help").exit_code == 0
+
+
+def test_an_override_with_dashes_is_told_what_to_write(cli: Cli) -> None:
+    result = cli("check", "run.yaml", "--trainer.optimizer.lr=0.1")
+    assert result.exit_code == 2
+    assert "no dashes: trainer.optimizer.lr=0.1" in result.output

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from strop.config.load.familiar_names import FAMILIAR_NAMES
 from strop.config.load.loader import load_run
+from strop.config.schema import Run
+from strop.config.schema.walk import all_keys
 from strop.errors import ConfigError, StropError
 
 from .conftest import RUN
@@ -35,6 +39,7 @@ FILES = [
 ]
 
 OVERRIDES = [
+    ("trainer.duration=10", r"with its unit \(epochs, steps, updates\), such as '10 steps', got 10"),
     ("trainer.tasks_per_stp=3", r"no key trainer\.tasks_per_stp; did you mean 'tasks_per_step'\?"),
     ("+trainer.tasks_per_stp=3", r"trainer\.tasks_per_stp: unknown key; did you mean 'tasks_per_step'\?"),
     ("data.eval.0.nam=x", r"data\.eval\.0\.nam; did you mean 'name'\?"),
@@ -156,3 +161,26 @@ def test_a_mutated_file_loads_or_gives_a_config_error(tmp_path: Path, data: st.D
         load_run(path)
     except StropError as error:
         _one_paragraph(str(error))
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("model.lora.r=8", r"In a run file write model\.lora\.rank=16\."),
+        ("rollout.n=8", r"In a run file write algorithm\.rollouts_per_task=8\."),
+        ("algorithm.num_generations=8", r"In a run file write algorithm\.rollouts_per_task=8\."),
+        ("algorithm.beta=0.1", r"belongs to `type: dpo`.*\. In a run file write algorithm\.kl_loss\.coef"),
+        ("per_device_train_batch_size=4", r"write trainer\.microbatch='8 sequences' or '16384 tokens'"),
+        ("trainer.learning_rate=1e-5", r"write trainer\.optimizer\.lr=1e-6"),
+    ],
+)
+def test_names_of_other_tools_are_told_what_to_write(run_file: Path, written: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_run(run_file, [written])
+
+
+def test_each_familiar_name_is_told_an_existing_key() -> None:
+    known = {*all_keys(), *Run.model_fields}
+    for advice in FAMILIAR_NAMES.values():
+        for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+(?==|$)", advice):
+            assert key in known, advice

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from strop.config.load.config_tree import ConfigTree, KeyPath, split_key
+from strop.config.load.familiar_names import familiar_hint
 from strop.config.redact import redacted_repr
 from strop.config.schema.walk import all_keys, field_at, section_types_at
 from strop.config.suggest import closest, did_you_mean
@@ -136,20 +137,26 @@ def unknown_key(keys: KeyPath, values: Any, key_owner: KeyOwner = unknown_owner)
     kinds = section_types_at(keys[:-1], values)
     here = list(dict.fromkeys(n for kind in kinds for n in kind.model_fields))
     owners = [str(k.model_fields["type"].default) for k in kinds if keys[-1] in k.model_fields]
-    if owners:
-        return f"; it belongs to `type: {' or '.join(owners)}`, so write that `type` in the section"
     near = closest(keys[-1], here)
-    owned = key_owner(dotted, near is None)
+    familiar = "" if near and not owners else familiar_hint(dotted, keys[-1])
+    if owners:
+        return f"; it belongs to `type: {' or '.join(owners)}`, so write that `type` in the section{_after(familiar)}"
+    owned = familiar or key_owner(dotted, near is None)
     if near is not None:
         return f"{did_you_mean(keys[-1], [near])}{owned}"
     if dotted in all_keys():
-        return f"; it has no effect under `type: {_type_above(keys, values)}`"
+        return f"; it has no effect under `type: {_type_above(keys, values)}`{_after(familiar)}"
     elsewhere = [known for known in all_keys() if split_key(known)[-1] == keys[-1] and known != dotted]
-    if elsewhere:
+    if elsewhere and not familiar:
         return f"; did you mean {min(elsewhere, key=lambda known: known.count('.'))!r}?{owned}"
     if owned:
         return f".{owned}"
     return f"; the keys of this section are {', '.join(here)}" if here else ""
+
+
+def _after(sentence: str) -> str:
+    """A further sentence after one whose mark is added later."""
+    return f".{sentence}" if sentence else ""
 
 
 def _type_above(keys: KeyPath, values: Any) -> str:
