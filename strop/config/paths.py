@@ -20,3 +20,14 @@ def existing_path(path: str | Path) -> Path | None:
         return found if found.exists() else None
     except (OSError, ValueError):
         return None
+
+
+def is_local(path: str) -> bool:
+    """Whether a path exists or can only be local; otherwise it may be a name on the Hub, such as `owner/name`.
+
+    A path whose first part is a folder here is local: `models/small` where there is a folder `models`.
+    """
+    if existing_path(path) or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1:
+        return True
+    first, slash, _ = path.partition("/")
+    return bool(slash) and existing_path(first) is not None

@@ -33,7 +33,8 @@ class Amount:
 def parse_amount(value: Any, units: tuple[Unit, ...], *, whole: bool = True) -> Amount:
     """Parse a text such as `20 steps`. Raises ValueError with the expected form for anything else."""
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else 20
-    wanted = f"a number with its unit ({', '.join(units)}), such as '{number} {'steps' if 'steps' in units else units[0]}'"
+    unit = "steps" if "steps" in units else units[0]
+    wanted = f"a number with its unit ({', '.join(units)}), such as '{number} {unit}'"
     if isinstance(value, Amount):
         amount = value
     else:
@@ -41,10 +42,10 @@ def parse_amount(value: Any, units: tuple[Unit, ...], *, whole: bool = True) -> 
         if match is None:
             raise ValueError(f"expected {wanted}, got {redacted_repr(value)}")
         word = match[2]
-        unit = next((u for u in units if word in (u, u.rstrip("s"))), None)
-        if unit is None:
+        named = next((u for u in units if word in (u, u.rstrip("s"))), None)
+        if named is None:
             raise ValueError(f"expected {wanted}, got the unit {word!r}")
-        amount = Amount(float(match[1].replace("_", "")), unit)
+        amount = Amount(float(match[1].replace("_", "")), named)
     if not amount.count <= _MAX_COUNT:
         raise ValueError(f"the number of {amount.unit} is above {_MAX_COUNT:g}; write a smaller one")
     if amount.unit not in units:

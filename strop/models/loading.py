@@ -23,6 +23,7 @@ from transformers import (
 )
 from transformers.utils import GENERATION_CONFIG_NAME, logging
 
+from strop.config.paths import is_local
 from strop.config.schema.model import ModelConfig
 from strop.config.suggest import did_you_mean
 from strop.config.user_code import import_user_module
@@ -193,7 +194,7 @@ def load_tokenizer(section: ModelConfig) -> PreTrainedTokenizerBase:
     path = section.tokenizer or section.path
     key = "model.tokenizer" if section.tokenizer else "model.path"
     _import_user_modules(section)
-    if _is_local(path) and not Path(path).expanduser().is_dir():
+    if is_local(path) and not Path(path).expanduser().is_dir():
         raise ModelError(
             f"{key}: there is no folder {path}. Set it to a tokenizer's folder or to a name on the hub."
         )
@@ -226,14 +227,9 @@ def silence_transformers() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _is_local(path: str) -> bool:
-    """Whether a path is a local folder and not `owner/name` on the hub."""
-    return Path(path).exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1
-
-
 def _check_folder(path: str) -> None:
     """Raise `ModelError` with the fault of a local folder, more specific than that of transformers."""
-    if not _is_local(path):
+    if not is_local(path):
         return
     folder = Path(path).expanduser()
     if not folder.is_dir():

@@ -40,6 +40,12 @@ DAMAGES: list[tuple[str, Damage, list[str], str]] = [
     ("no tokenizer", _remove("m/tokenizer.json"), [], "no tokenizer"),
     ("no config", _remove("m/config.json"), [], "no config.json"),
     ("no model", lambda _: None, ["model.path=./none"], "there is no model folder ./none"),
+    (
+        "no model in a folder",
+        lambda folder: (folder / "models").mkdir(),
+        ["model.path=models/small"],
+        "there is no model folder models/small",
+    ),
     ("no reward", lambda _: None, ["~reward"], "reward: missing, so nothing scores the responses"),
     (
         "reward name",

@@ -13,7 +13,7 @@ from strop.config.checks.engine import fixed_weights_fault
 from strop.config.effective_reward import configured_rewards, lacks_reward
 from strop.config.load.config_tree import Source
 from strop.config.load.loader import LoadedRun
-from strop.config.paths import existing_path
+from strop.config.paths import existing_path, is_local
 from strop.config.plan.machine import described_machine
 from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
@@ -184,13 +184,8 @@ def _is_file(path: str) -> bool:
     return place is not None and place.is_file()
 
 
-def _is_local(path: str) -> bool:
-    """Return whether a path exists or can only be local; otherwise it may be a name on the Hub."""
-    return bool(existing_path(path)) or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
-
-
 def _model(path: str, field: str, sources: Mapping[str, Source]) -> list[str]:
-    if not _is_local(path) or sources[field].kind == "stage":
+    if not is_local(path) or sources[field].kind == "stage":
         return []
     folder = existing_path(path)
     if folder is None or not folder.is_dir():
@@ -216,7 +211,7 @@ def _tasks(taskset: TasksetConfig, field: str, sources: Mapping[str, Source]) ->
         if package in GENERATORS and find_spec(package) is None:
             extra = package.replace("_", "-")
             faults.append(f"{_at(field, sources)}: {package} is not installed: pip install 'strop[{extra}]'")
-        if "://" in path or not (_is_local(path) or Path(path).suffix in _DATA_SUFFIXES):
+        if "://" in path or not (is_local(path) or Path(path).suffix in _DATA_SUFFIXES):
             continue
         if local is None:
             faults.append(f"{_at(field, sources)}: there is no file {path}.")
