@@ -15,6 +15,7 @@ from strop.config.schema.inference_engine import (
     NativeEngineConfig,
     OpenAiEngineConfig,
     SglangEngineConfig,
+    SglangServerConfig,
     VllmEngineConfig,
 )
 from strop.config.schema.model import ModelConfig
@@ -22,7 +23,7 @@ from strop.errors import InferenceError
 from strop.inference.native import NativeEngine
 from strop.inference.openai import OpenAiEngine
 from strop.inference.serving import ServingEngine
-from strop.inference.sglang import SglangBackend
+from strop.inference.sglang import SglangBackend, SglangServerBackend
 from strop.inference.stop_tokens import eos_token_ids
 from strop.inference.vllm import VllmBackend
 from strop.inference.vllm.library import is_vllm_installed
@@ -34,7 +35,9 @@ from strop.workers.cleanup import cleanup
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-EngineConfig = NativeEngineConfig | VllmEngineConfig | SglangEngineConfig | OpenAiEngineConfig
+EngineConfig = (
+    NativeEngineConfig | VllmEngineConfig | SglangEngineConfig | SglangServerConfig | OpenAiEngineConfig
+)
 """Section `rollout.engine` after `choose_engine`."""
 
 E = TypeVar("E", bound=InferenceEngine)
@@ -77,6 +80,12 @@ def _load_sglang(
     return ServingEngine(SglangBackend(section, model, tokenizer, device))
 
 
+def _load_sglang_server(
+    section: SglangServerConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> InferenceEngine:
+    return ServingEngine(SglangServerBackend(section, model, tokenizer))
+
+
 def _attach_server(
     section: OpenAiEngineConfig, weights: SharedWeights, tokenizer: PreTrainedTokenizerBase
 ) -> InferenceEngine:
@@ -101,6 +110,7 @@ ENGINE_TYPES: Mapping[str, EngineType] = {
     "native": EngineType(attach=_attach_native, load=_load_native),
     "vllm": EngineType(attach=None, load=_load_vllm),
     "sglang": EngineType(attach=None, load=_load_sglang),
+    "sglang_server": EngineType(attach=None, load=_load_sglang_server),
     "openai": EngineType(attach=_attach_server, load=_load_server),
 }
 """Engine type by the value of `type` in the section."""

@@ -34,7 +34,7 @@ class SharedFile:
 
     def __init__(self, write: Callable[[Path], None], size: int, placement: WorkerPlacement) -> None:
         """`write` writes the content, of about `size` bytes; `placement` is that of its readers."""
-        self._folder = TemporaryDirectory(prefix="strop-", dir=_temporary_parent(size))
+        self._folder = TemporaryDirectory(prefix="strop-", dir=temporary_parent(size))
         path = Path(self._folder.name) / "content"
         write(path)
         self._descriptor = os.open(path, os.O_RDONLY)
@@ -79,13 +79,13 @@ class _RayObjectHandle:
     @contextmanager
     def open(self) -> Iterator[Path]:
         content = import_ray().get(self.reference)
-        with TemporaryDirectory(prefix="strop-", dir=_temporary_parent(content.nbytes)) as folder:
+        with TemporaryDirectory(prefix="strop-", dir=temporary_parent(content.nbytes)) as folder:
             path = Path(folder) / "content"
             content.tofile(path)
             yield path
 
 
-def _temporary_parent(size: int) -> Path | None:
+def temporary_parent(size: int) -> Path | None:
     """Shared memory if twice `size` is free there; otherwise None, for the default temporary folder."""
     return (
         _SHARED_MEMORY

@@ -31,8 +31,10 @@ def engine_faults(run: Run) -> Iterator[str]:
         yield from _server_faults(run)
     elif isinstance(section, VllmEngineConfig):
         yield from _vllm_faults(run, section, "rollout.engine")
-    else:
+    elif isinstance(section, SglangEngineConfig):
         yield from _sglang_faults(run, section)
+    else:
+        yield from _sglang_server_faults(run)
 
 
 def _sharing_faults(run: Run) -> Iterator[str]:
@@ -85,14 +87,24 @@ def _sglang_faults(run: Run, section: SglangEngineConfig) -> Iterator[str]:
         if limit is not None:
             yield from _too_short(run, f"{where}.{field}", limit)
     yield from _load_format_faults(run, section, where)
+    yield from _sglang_sampling_faults(run)
+
+
+def _sglang_server_faults(run: Run) -> Iterator[str]:
+    if run.rollout.pool is not None and run.rollout.pool.engines > 1:
+        yield "rollout.pool.engines: every engine would load weights into the same server; write 1"
+    yield from _sglang_sampling_faults(run)
+
+
+def _sglang_sampling_faults(run: Run) -> Iterator[str]:
     samplings = {"rollout.sampling": run.rollout.sampling} | {
         f"data.eval.{index}.sampling": taskset.sampling for index, taskset in enumerate(run.data.eval)
     }
     for key, sampling in samplings.items():
-        yield from _sglang_sampling_faults(key, sampling)
+        yield from _sampling_faults_of(key, sampling)
 
 
-def _sglang_sampling_faults(key: str, sampling: SamplingConfig) -> Iterator[str]:
+def _sampling_faults_of(key: str, sampling: SamplingConfig) -> Iterator[str]:
     if sampling.repetition_penalty != 1:
         yield (
             f"{key}.repetition_penalty is {sampling.repetition_penalty:g}, but SGLang's penalty leaves out the "

@@ -19,7 +19,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
 from strop.config.schema.data import GENERATORS, TasksetConfig, is_template
 from strop.config.schema.distillation import TeacherConfig
-from strop.config.schema.inference_engine import InferenceEngineConfig, OpenAiEngineConfig
+from strop.config.schema.inference_engine import InferenceEngineConfig, ServerConnectionConfig
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.tracking import TRACKING_SERVICES
 from strop.config.schema.workflow import WorkflowConfig
@@ -98,7 +98,7 @@ def missing_files(loaded: LoadedRun) -> list[str]:
 
 
 def _server_key(engine: InferenceEngineConfig, sources: Mapping[str, Source]) -> list[str]:
-    if not isinstance(engine, OpenAiEngineConfig):
+    if not isinstance(engine, ServerConnectionConfig):
         return []
     name = engine.api_key_env
     if name is None or os.environ.get(name):

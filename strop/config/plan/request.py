@@ -17,7 +17,7 @@ from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.inference_engine import (
     AutoEngineConfig,
     NativeEngineConfig,
-    OpenAiEngineConfig,
+    ServerConnectionConfig,
     ServingEngineConfig,
 )
 from strop.config.schema.model import ModelConfig
@@ -26,7 +26,7 @@ from strop.config.units import Amount
 from strop.errors import PlacementError
 
 Role = Literal["trainer", "engine", "explorer"]
-_PlannedEngine = NativeEngineConfig | ServingEngineConfig | OpenAiEngineConfig
+_PlannedEngine = NativeEngineConfig | ServingEngineConfig | ServerConnectionConfig
 _SERVING_FRACTION = 0.9
 """Fraction of a GPU that vLLM takes by default, and about what SGLang takes."""
 

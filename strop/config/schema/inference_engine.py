@@ -143,20 +143,14 @@ class SglangEngineConfig(ServingEngineConfig):
         return self.context_length
 
 
-class OpenAiEngineConfig(Section):
-    """OpenAI-compatible server that runs already: vLLM, SGLang, or a provider's. It is sampled from as it is, by `strop
-    evaluate`, `strop generate` and mode `bench`; `model` names the tokenizer, and its weights are not loaded."""
+class ServerConnectionConfig(Section):
+    """Connection to a server that runs already."""
 
-    type: Literal["openai"] = "openai"
     base_url: str = Field(pattern=r"^https?://")
-    """Base URL of the server's API, such as `http://localhost:8000/v1`."""
-    model: str
-    """Name of the model at the server."""
+    """Base URL of the server, such as `http://localhost:8000/v1` for an OpenAI-compatible API, and
+    `http://localhost:30000` for SGLang's own."""
     api_key_env: str | None = None
     """Environment variable that holds the server's API key; null if the server requires none."""
-    api: Literal["completions", "chat"] = "completions"
-    """API that is called: `completions` sends prompts as token ids, to a server of the model whose tokenizer the
-    run has; `chat` sends messages, to a server of any model, and counts tokens with the run's tokenizer."""
     timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of one request; after it the request is retried."""
     retries: int = Field(5, ge=0)
@@ -165,6 +159,28 @@ class OpenAiEngineConfig(Section):
     """Wait before the first retry; it doubles with each further retry."""
     max_concurrent_requests: int = Field(64, gt=0)
     """Maximum number of concurrent requests; further requests queue."""
+
+
+class SglangServerConfig(ServerConnectionConfig):
+    """SGLang server that runs already, for this run alone. It loads the weights of every step from a folder in this
+    machine's shared memory, which it must be able to read."""
+
+    type: Literal["sglang_server"] = "sglang_server"
+    max_logprob_gap: float = Field(0.05, gt=0)
+    """Maximum mean difference, in nats, between the engine's and the trainer's log-probs of a probe after each
+    load of weights; above it the run stops with an error."""
+
+
+class OpenAiEngineConfig(ServerConnectionConfig):
+    """OpenAI-compatible server that runs already: vLLM, SGLang, or a provider's. It is sampled from as it is, by `strop
+    evaluate`, `strop generate` and mode `bench`; `model` names the tokenizer, and its weights are not loaded."""
+
+    type: Literal["openai"] = "openai"
+    model: str
+    """Name of the model at the server."""
+    api: Literal["completions", "chat"] = "completions"
+    """API that is called: `completions` sends prompts as token ids, to a server of the model whose tokenizer the
+    run has; `chat` sends messages, to a server of any model, and counts tokens with the run's tokenizer."""
 
 
 class AutoEngineConfig(Section):
@@ -179,7 +195,12 @@ class AutoEngineConfig(Section):
 
 InferenceEngineConfig = Annotated[
     Annotated[
-        NativeEngineConfig | VllmEngineConfig | SglangEngineConfig | OpenAiEngineConfig | AutoEngineConfig,
+        NativeEngineConfig
+        | VllmEngineConfig
+        | SglangEngineConfig
+        | SglangServerConfig
+        | OpenAiEngineConfig
+        | AutoEngineConfig,
         Field(discriminator="type"),
     ],
     type_shorthand("native"),

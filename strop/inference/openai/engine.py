@@ -12,9 +12,9 @@ import torch
 
 from strop.config.schema.inference_engine import OpenAiEngineConfig
 from strop.errors import InferenceError
-from strop.inference.openai.client import ServerClient
 from strop.inference.openai.requests import chat_body, completion_body, parse_reply
 from strop.inference.request_validation import validate_request
+from strop.inference.server_client import ServerClient
 from strop.inference.stop_tokens import effective_stop_tokens
 from strop.protocols import EngineCapabilities, WeightBroadcast
 from strop.types import Completion, IntArray, SampleRequest, SamplingParams

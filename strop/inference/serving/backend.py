@@ -11,15 +11,14 @@ from strop.types import Completion, EngineStatistics, SampleRequest
 
 
 class ServingBackend(Protocol):
-    """A serving library's engine. `ServingEngine` calls the coroutines, `start`, `close` and `take_statistics` in one
-    event loop."""
+    """A serving library's engine. `ServingEngine` calls the coroutines and `take_statistics` in one event loop."""
 
     name: str
     """Name of the library in messages."""
     capabilities: EngineCapabilities
     """Features of the engine."""
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start the library's processes, which load the model.
 
         Raises `MissingExtraError` without the library, `ConfigError` for arguments that it does not have, and
@@ -27,7 +26,7 @@ class ServingBackend(Protocol):
         """
         ...
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the library's processes."""
         ...
 

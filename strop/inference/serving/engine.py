@@ -56,7 +56,7 @@ class ServingEngine:
         """Start the library's processes, which load the model; see `ServingBackend.start`."""
         self._check_open()
         if not self._started:
-            self._thread.call(self._backend.start)
+            self._thread.run(self._backend.start())
             self._started = True
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class ServingEngine:
             return
         self._closed = True
         if self._started:
-            self._thread.call(self._backend.close)
+            self._thread.run(self._backend.close())
         self._thread.close()
 
     def describe(self) -> str:

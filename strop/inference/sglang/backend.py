@@ -78,7 +78,7 @@ class SglangBackend:
         self._front: Any
         """The engine's `TokenizerManager`, which has its coroutines."""
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start SGLang's processes, which load the model."""
         section = self._section
         self._library = library = import_sglang(on_cpu=self._on_cpu, processes=section.devices)
@@ -90,7 +90,7 @@ class SglangBackend:
             raise InferenceError(f"SGLang {library.version} does not start: {error}") from error
         self._front = self._engine.tokenizer_manager
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End SGLang's processes."""
         self._engine.shutdown()
 

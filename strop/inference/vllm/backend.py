@@ -59,7 +59,7 @@ class VllmBackend:
         self._adapter: Any = None
         """vLLM's request for the adapter that was loaded last."""
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start vLLM's processes, which load the model."""
         self._library = library = import_vllm()
         arguments = engine_arguments(self._section, self._model)
@@ -71,7 +71,7 @@ class VllmBackend:
         except Exception as error:
             raise InferenceError(f"vLLM {library.version} does not start: {error}") from error
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End vLLM's processes."""
         self._llm.shutdown()
 

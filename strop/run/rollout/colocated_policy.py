@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.config.schema import Run
-from strop.config.schema.inference_engine import ServingEngineConfig
+from strop.config.schema.inference_engine import ServingEngineConfig, SglangServerConfig
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.run.rollout.explorer import Explorer
 from strop.run.rollout.inference_engines import engine_notes, open_colocated_engine, run_engine
@@ -102,7 +102,10 @@ def _synchronizer(
 ) -> LocalSynchronizer:
     """The synchronizer, with a check of each load into an engine that converts the weights."""
     section = run_engine(run).section
-    if not (sampler.capabilities.converts_weights and isinstance(section, ServingEngineConfig)):
+    if not (
+        sampler.capabilities.converts_weights
+        and isinstance(section, ServingEngineConfig | SglangServerConfig)
+    ):
         return LocalSynchronizer(TensorLoad(engine, sampler))
     check = LoadCheck(
         engine, sampler, event_loop, tokenizer, run.max_sequence_tokens, section.max_logprob_gap

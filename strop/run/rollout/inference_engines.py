@@ -16,6 +16,7 @@ from strop.config.schema.cluster import LocalClusterConfig
 from strop.config.schema.inference_engine import (
     ServingEngineConfig,
     SglangEngineConfig,
+    SglangServerConfig,
     VllmEngineConfig,
 )
 from strop.config.schema.rollout import EnginePoolConfig
@@ -42,6 +43,12 @@ if TYPE_CHECKING:
 
 _LENGTH_FIELDS = {"vllm": "max_model_len", "sglang": "context_length"}
 """Field of `sequence_limit`, by type of engine."""
+
+
+_UNREPEATED_DRAWS = (
+    "sampling: SGLang's draws depend on the requests before them, so the same run samples other responses the next "
+    "time (rollout.engine.deterministic on a GPU)"
+)
 
 
 @contextmanager
@@ -90,9 +97,11 @@ def engine_notes(run: Run) -> tuple[str, ...]:
     match choice.section:
         case VllmEngineConfig() as section:
             notes += _logprob_notes(run, section.library, changed=_is_filtered(run) or _is_penalized(run))
-        case SglangEngineConfig() as section:
-            notes += _logprob_notes(run, section.library, changed=_is_penalized(run))
-            notes += _sglang_notes(run, section)
+        case SglangEngineConfig() | SglangServerConfig() as section:
+            notes += _logprob_notes(run, "SGLang", changed=_is_penalized(run))
+            if not getattr(section, "deterministic", False):
+                notes.append(_UNREPEATED_DRAWS)
+            notes += _sglang_notes(run)
     return tuple(notes)
 
 
@@ -110,14 +119,9 @@ def _logprob_notes(run: Run, engine: str, *, changed: bool) -> list[str]:
     ]
 
 
-def _sglang_notes(run: Run, section: SglangEngineConfig) -> list[str]:
+def _sglang_notes(run: Run) -> list[str]:
     sampling = run.rollout.sampling
     notes = []
-    if not section.deterministic:
-        notes.append(
-            "sampling: SGLang's draws depend on the requests before them, so the same run samples other responses "
-            "the next time (rollout.engine.deterministic on a GPU)"
-        )
     if sampling.stop and sampling.min_response_tokens > 0:
         notes.append(
             "rollout.sampling.stop: SGLang would stop before min_response_tokens, so Strop samples full responses "

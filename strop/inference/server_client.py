@@ -1,4 +1,4 @@
-"""HTTP client of an OpenAI-compatible server, with retries and a limit on concurrent requests."""
+"""HTTP client of an inference server, with retries and a limit on concurrent requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from strop.config.environment_values import remember_secret
-from strop.config.schema.inference_engine import OpenAiEngineConfig
+from strop.config.schema.inference_engine import ServerConnectionConfig
 from strop.errors import EngineLostError, InferenceError, MissingExtraError
 from strop.workers.http_retries import FATAL_STATUSES, RETRYABLE_STATUSES, retry_wait_seconds
 
@@ -26,7 +26,7 @@ class ServerRejectionError(InferenceError):
 class ServerClient:
     """Client of `base_url`, for one event loop, in which `open` and `close` must be called too."""
 
-    def __init__(self, section: OpenAiEngineConfig) -> None:
+    def __init__(self, section: ServerConnectionConfig) -> None:
         """Raises `InferenceError` if the environment variable of the API key is not set."""
         self._section = section
         self._url = section.base_url.rstrip("/")
@@ -49,16 +49,23 @@ class ServerClient:
         if self._session is not None:
             await self._session.close()
 
+    async def get(self, path: str) -> Any:
+        """Request a resource; returns the JSON of the reply. See `post`."""
+        return await self._request("GET", path, None)
+
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send a JSON body; returns the JSON of the reply.
 
         Raises `ServerRejectionError` if the server rejects this request only, and `EngineLostError` if it does not
         respond in any attempt or never will.
         """
+        return await self._request("POST", path, body)
+
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         async with self._slots:
             for attempt in range(self._section.retries + 1):
                 try:
-                    return await self._attempt(path, body)
+                    return await self._attempt(method, path, body)
                 except _RetryableError as error:
                     cause = error
                 if attempt < self._section.retries:
@@ -66,11 +73,11 @@ class ServerClient:
                     await asyncio.sleep(retry_wait_seconds(attempt, backoff, cause.retry_after))
         raise self._lost(f"did not respond in {self._section.retries + 1} attempts; the last one: {cause}")
 
-    async def _attempt(self, path: str, body: Mapping[str, Any]) -> Any:
+    async def _attempt(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         assert self._session is not None, "open() comes first"
         aiohttp = _aiohttp()
         try:
-            async with self._session.post(self._url + path, json=body) as reply:
+            async with self._session.request(method, self._url + path, json=body) as reply:
                 content = await reply.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _RetryableError(str(error) or type(error).__name__) from error
@@ -91,8 +98,8 @@ class ServerClient:
 
     def _lost(self, what: str) -> EngineLostError:
         return EngineLostError(
-            f"The server at {self._url} (rollout.engine) {what}. Start it, or correct `base_url`, `model`, `api` and "
-            "`api_key_env` under rollout.engine."
+            f"The server at {self._url} (rollout.engine) {what}. Start it, or correct `base_url` and the other "
+            "fields under rollout.engine."
         )
 
 
@@ -104,7 +111,7 @@ class _RetryableError(Exception):
         self.retry_after = retry_after
 
 
-def _api_key(section: OpenAiEngineConfig) -> str | None:
+def _api_key(section: ServerConnectionConfig) -> str | None:
     if section.api_key_env is None:
         return None
     key = os.environ.get(section.api_key_env)
@@ -134,6 +141,6 @@ def _aiohttp() -> Any:
         import aiohttp
     except ImportError as error:
         raise MissingExtraError(
-            "rollout.engine.type is openai, and aiohttp is not installed: pip install 'strop[agents]'"
+            "rollout.engine is a server, and aiohttp is not installed: pip install 'strop[agents]'"
         ) from error
     return aiohttp

@@ -1,0 +1,152 @@
+"""An SGLang server that runs already, as the library of a serving engine."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from safetensors.torch import save_file
+
+from strop.config.schema.inference_engine import SglangServerConfig
+from strop.config.schema.model import ModelConfig
+from strop.errors import EngineLostError, InferenceError, ModelError
+from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.request_validation import validate_request
+from strop.inference.server_client import ServerClient, ServerRejectionError
+from strop.inference.sglang.backend import SGLANG_CAPABILITIES
+from strop.inference.sglang.requests import (
+    check_support,
+    is_filtered,
+    stop_plan,
+    to_completion,
+    to_sglang,
+)
+from strop.inference.sglang.statistics import CompletionStatistics
+from strop.inference.sglang.stopping import cut_at_stop
+from strop.inference.stop_tokens import eos_token_ids
+from strop.inference.weight_files import checkpoint_weights, read_weights
+from strop.models.loading import load_config, load_generation_config
+from strop.types import Completion, EngineStatistics, SampleRequest
+from strop.workers.shared_file import temporary_parent
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class SglangServerBackend:
+    """Requests to an SGLang server.
+
+    The engine marks each load of weights with its own id, which the server returns with every completion: a
+    completion of another run's weights is an error.
+    """
+
+    name = "SGLang server"
+
+    def __init__(
+        self, section: SglangServerConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        self._section = section
+        self._model = model
+        self._config = load_config(model)
+        self._vocab_size = int(self._config.get_text_config().vocab_size)
+        self._eos_ids = eos_token_ids(self._config, load_generation_config(model), tokenizer)
+        self._stop_strings = StopStringMatcher(tokenizer)
+        self._client = ServerClient(section)
+        self._statistics = CompletionStatistics()
+        self._id = uuid4().hex
+        self._loads = itertools.count()
+        self._info: Mapping[str, Any] = {}
+        """The server's description of itself."""
+        self.capabilities = SGLANG_CAPABILITIES
+
+    async def start(self) -> None:
+        """Connect, and have the server load the run's model.
+
+        Raises `MissingExtraError` without aiohttp, `EngineLostError` for a server that does not respond, and
+        `ModelError` if it cannot load the model.
+        """
+        await self._client.open()
+        self._info = await self._client.get("/server_info")
+        if self._info["enable_deterministic_inference"]:
+            self.capabilities = replace(SGLANG_CAPABILITIES, determinism="batch_invariant")
+        await self.release()  # an earlier run may have left it paused
+        await self._update(self._model.path)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    def describe(self) -> str:
+        """One line: version, address and model."""
+        return f"SGLang {self._info['version']} at {self._section.base_url}, {self._config.model_type}"
+
+    def check(self, request: SampleRequest) -> None:
+        """Raise `InferenceError` for an invalid request, and for one that the server would change."""
+        # The server gives the longest prompt that it takes; a prompt has one token less than its sequence.
+        validate_request(request, self._vocab_size, self._info["max_req_input_len"])
+        check_support(request)
+        sampling, limit = request.sampling, self._info["sampling_mask_max_tokens"]
+        if is_filtered(sampling) and (sampling.top_k or self._vocab_size) > limit:
+            raise InferenceError(
+                f"request {request.id!r}: the server gives the log-probs of filtered distributions for a top_k of at "
+                f"most {limit}. Write rollout.sampling.top_k, or start it with --sampling-mask-max-tokens "
+                f"{self._vocab_size}"
+            )
+
+    async def generate(self, request: SampleRequest, version: int) -> Completion:
+        """The completion of a request. A lost connection makes the server abort it."""
+        plan = stop_plan(request.sampling, self._eos_ids, self._vocab_size)
+        output = await self._client.post("/generate", to_sglang(request, plan, self._vocab_size))
+        info = output["meta_info"]
+        if not info["weight_version"].startswith(self._id):
+            raise InferenceError(
+                f"The server at {self._section.base_url} has weights that this run did not load. Give each run a "
+                "server of its own."
+            )
+        self._statistics.record(info, ())
+        completion = to_completion(request, output, version)
+        return cut_at_stop(completion, plan, request.sampling, self._stop_strings)
+
+    async def load_weights(self, path: Path) -> None:
+        """Have the server load a folder in shared memory, a copy of this file or folder."""
+        tensors = dict(checkpoint_weights(read_weights(path), self._config))
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        with TemporaryDirectory(prefix="strop-", dir=temporary_parent(size)) as folder:
+            save_file(tensors, Path(folder) / "model.safetensors")
+            await self._update(folder)
+
+    async def _update(self, path: str) -> None:
+        """Load a model folder; the server then discards its cache."""
+        mark = f"{self._id}-{next(self._loads)}"
+        try:
+            await self._client.post("/update_weights_from_disk", {"model_path": path, "weight_version": mark})
+        except ServerRejectionError as error:
+            raise ModelError(f"{error}. The server must be able to read {path}.") from error
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError("the SGLang server loads merged weights")
+
+    async def discard_cache(self) -> None:
+        """Nothing to do: the server discards its cache with every load."""
+
+    async def hold(self) -> None:
+        """Stop decoding after the current step; running completions keep their tokens."""
+        await self._client.post("/pause_generation", {"mode": "retract"})
+
+    async def release(self) -> None:
+        """Continue decoding."""
+        await self._client.post("/continue_generation", {})
+
+    def take_statistics(self) -> EngineStatistics:
+        """Load since the last call, without that of the server's scheduler."""
+        return self._statistics.take()
+
+    def lost(self, error: Exception) -> EngineLostError | None:
+        """The error itself if the server does not respond."""
+        return error if isinstance(error, EngineLostError) else None
