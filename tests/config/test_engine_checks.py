@@ -69,3 +69,10 @@ def test_what_sglang_has() -> None:
     lora = {"lora": {"rank": 4}}
     run = strop.load(values(model=lora, rollout={"engine": engine, "sampling": sampling})).run
     assert run.rollout.engine.type == "sglang"
+
+
+def test_several_engines_cannot_load_weights_into_one_server() -> None:
+    engine = {"type": "sglang_server", "base_url": "http://localhost:30000"}
+    with pytest.raises(ConfigError, match="rollout.pool.engines: every engine would load"):
+        strop.load(values(rollout={"engine": engine, "pool": {"engines": 2}}))
+    assert strop.load(values(rollout={"engine": engine})).run.rollout.engine.type == "sglang_server"
