@@ -183,6 +183,7 @@ def real_server(tmp_path: Path) -> Iterator[int]:
     try:
         while process.poll() is None and not is_up(port):
             time.sleep(1)
+        assert process.poll() is None, "the server has ended at its start"
         yield port
     finally:
         process.terminate()

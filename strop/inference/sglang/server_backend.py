@@ -71,11 +71,15 @@ class SglangServerBackend:
         `ModelError` if it cannot load the model.
         """
         await self._client.open()
-        self._info = await self._client.get("/server_info")
+        try:
+            self._info = await self._client.get("/server_info")
+            await self.release()  # an earlier run may have left it paused
+            await self._update(self._model.path)
+        except BaseException:
+            await self._client.close()
+            raise
         if self._info["enable_deterministic_inference"]:
             self.capabilities = replace(SGLANG_CAPABILITIES, determinism="batch_invariant")
-        await self.release()  # an earlier run may have left it paused
-        await self._update(self._model.path)
 
     async def close(self) -> None:
         """Close the connections."""
