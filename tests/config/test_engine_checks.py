@@ -73,6 +73,6 @@ def test_what_sglang_has() -> None:
 
 def test_several_engines_cannot_load_weights_into_one_server() -> None:
     engine = {"type": "sglang_server", "base_url": "http://localhost:30000"}
-    with pytest.raises(ConfigError, match="rollout.pool.engines: every engine would load"):
+    with pytest.raises(ConfigError, match="every engine would load weights into the same server"):
         strop.load(values(rollout={"engine": engine, "pool": {"engines": 2}}))
     assert strop.load(values(rollout={"engine": engine})).run.rollout.engine.type == "sglang_server"
