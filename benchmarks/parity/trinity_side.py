@@ -10,6 +10,7 @@ import strop_side
 import torch
 from batches import Batch
 from cases import Case, Value, with_gradient
+from trinity.algorithm.advantage_fn.clipb_advantage import ClipBAdvantageFn
 from trinity.algorithm.advantage_fn.grpo_advantage import GRPOGroupedAdvantage
 from trinity.algorithm.advantage_fn.opmd_advantage import OPMDGroupAdvantage
 from trinity.algorithm.advantage_fn.ppo_advantage import PPOAdvantageFn
@@ -17,6 +18,7 @@ from trinity.algorithm.advantage_fn.reinforce_plus_plus_advantage import REINFOR
 from trinity.algorithm.advantage_fn.remax_advantage import REMAXAdvantageFn
 from trinity.algorithm.advantage_fn.rloo_advantage import RLOOAdvantageFn
 from trinity.algorithm.kl_fn.kl_fn import AbsFn, K1Fn, K2Fn, K3Fn
+from trinity.algorithm.policy_loss_fn.chord_policy_loss import SFTISLossFn, SFTPhiLossFn
 from trinity.algorithm.policy_loss_fn.cispo_policy_loss import CISPOPolicyLossFn
 from trinity.algorithm.policy_loss_fn.dpo_loss import DPOLossFn
 from trinity.algorithm.policy_loss_fn.gspo_policy_loss import GSPOLossFn
@@ -25,11 +27,17 @@ from trinity.algorithm.policy_loss_fn.opmd_policy_loss import OPMDPolicyLossFn
 from trinity.algorithm.policy_loss_fn.ppo_policy_loss import PPOPolicyLossFn
 from trinity.algorithm.policy_loss_fn.rec_policy_loss import RECPolicyLossFn
 from trinity.algorithm.policy_loss_fn.sapo_policy_loss import SAPOPolicyLossFn
+from trinity.algorithm.policy_loss_fn.sft_loss import SFTLossFn
 from trinity.algorithm.policy_loss_fn.sppo_loss_fn import sPPOPolicyLossFn
 from trinity.algorithm.policy_loss_fn.topr_policy_loss import TOPRPolicyLossFn
 from verl_side import AGGREGATIONS, DUAL, GROUP_OF_ONE, HIGH, LOW, TAU_NEG, strop_gae
 
 from strop.algorithms.kl import estimate_kl
+from strop.algorithms.losses.sft import SftLoss
+from strop.algorithms.token_filters import clip_b
+from strop.config.schema.group_baselines import TokenWeight
+
+DEVIATIONS = 1.0
 
 
 def group_estimator(function: Any) -> Value:
@@ -79,6 +87,47 @@ def policy_loss(function: Any) -> Value:
             response_mask=batch.mask.double(),
             advantages=batch.advantages,
         )[0],
+    )
+
+
+def clip_b_tokens(batch: Batch) -> torch.Tensor:
+    """[N, L] Tokens that Trinity-RFT's Clip_B keeps; the absolute values of the critic stand for entropies."""
+    batch = batch.below_one()
+    proto = SimpleNamespace(
+        batch={
+            "token_level_rewards": batch.token_rewards() + batch.penalties,
+            "response_mask": batch.mask.double(),
+            "rollout_log_probs": batch.old_logprobs,
+            "entropys": batch.values.abs(),
+        },
+        non_tensor_batch={"uid": batch.group.tolist()},
+    )
+    return ClipBAdvantageFn(mu=DEVIATIONS)(proto)[0].batch["response_mask"]
+
+
+def strop_clip_b_tokens(batch: Batch) -> torch.Tensor:
+    """[N, L] Tokens that Strop's entropy filter keeps."""
+    batch = batch.below_one()
+    kept = clip_b(
+        batch.old_logprobs[batch.mask],
+        batch.values.abs()[batch.mask],
+        strop_side.advantages(batch, type="grpo")[batch.mask],
+        deviations=DEVIATIONS,
+    )
+    return strop_side.padded(batch, kept)
+
+
+def sft_loss(function: Any) -> Value:
+    """Value and gradient by a loss of demonstrations of Trinity-RFT."""
+    return lambda batch: with_gradient(
+        batch, lambda logprobs: function(logprob=logprobs, response_mask=batch.mask.double())[0]
+    )
+
+
+def strop_sft_loss(token_weight: TokenWeight) -> Value:
+    """Value and gradient by Strop's loss of demonstrations."""
+    return lambda batch: strop_side.with_gradient(
+        batch, batch.micro_batch(), SftLoss(token_weight), batch.counts()
     )
 
 
@@ -203,6 +252,16 @@ def cases() -> list[Case]:
         )
         for label, function, section in off_policy_losses()
     ]
+    weights: tuple[tuple[TokenWeight, Any], ...] = (
+        ("none", SFTLossFn()),
+        ("p", SFTISLossFn()),
+        ("p_one_minus_p", SFTPhiLossFn()),
+    )
+    rows += [
+        Case(f"loss: sft, token_weight {name}", "Trinity-RFT", sft_loss(function), strop_sft_loss(name))
+        for name, function in weights
+    ]
+    rows.append(Case("entropy filter (Clip_B)", "Trinity-RFT", clip_b_tokens, strop_clip_b_tokens))
     rows += [
         Case(
             f"loss: dpo, {label}",

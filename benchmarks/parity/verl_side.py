@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import strop_side
 import torch
 from batches import Batch
 from cases import Case, Value, with_gradient
+from verl import DataProto
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
@@ -16,14 +18,16 @@ from verl.workers.config import ActorConfig, PolicyLossConfig
 from strop.algorithms.kl import AdaptiveKlController, estimate_kl
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.importance import compute_importance_weights
+from strop.algorithms.resampling import resampling_weights
 from strop.algorithms.token_advantages import gae, whiten
+from strop.config.schema.algorithm import RewardResamplingConfig
 from strop.config.schema.off_policy import ImportanceCorrectionConfig
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}
 GROUP_OF_ONE = "the peer's advantage is the reward, Strop's is 0"
 LOW, HIGH, DUAL = 0.2, 0.28, 3.0
-TAU_NEG, BETA = 1.5, 0.3
+TAU_NEG, BETA, POWER = 1.5, 0.3, 1.5
 
 
 def estimator(name: str, *, penalized: bool = False, gamma: float = 1.0, **options: Any) -> Value:
@@ -117,6 +121,31 @@ def strop_importance(level: str) -> Value:
         return strop_side.padded(batch, weights)
 
     return run
+
+
+def pf_ppo(method: str) -> Value:
+    """[N] Probabilities with which verl draws rollouts, seen where it draws them."""
+
+    def run(batch: Batch) -> torch.Tensor:
+        drawn_from = []
+
+        def multinomial(weights: torch.Tensor, count: int, replacement: bool) -> torch.Tensor:
+            assert replacement
+            drawn_from.append(weights / weights.sum())
+            return torch.arange(count)
+
+        data = DataProto.from_dict(tensors={"token_level_scores": batch.token_rewards() + batch.penalties})
+        with mock.patch.object(torch, "multinomial", multinomial):
+            core_algos.compute_pf_ppo_reweight_data(data, method, POWER)
+        return drawn_from[0]
+
+    return run
+
+
+def strop_pf_ppo(method: str) -> Value:
+    """[N] Probabilities with which Strop draws rollouts."""
+    section = RewardResamplingConfig.model_validate({"method": method, "power": POWER})
+    return lambda batch: resampling_weights(batch.rewards, section)
 
 
 def verl_kl_controller(batch: Batch) -> torch.Tensor:
@@ -259,6 +288,10 @@ def cases() -> list[Case]:
             lambda b, name=name: estimate_kl(b.logprobs, b.ref_logprobs, name) * b.mask,
         )
         for name, verl_name in KL_NAMES.items()
+    ]
+    rows += [
+        Case(f"resampling (PF-PPO): {method}", "verl", pf_ppo(method), strop_pf_ppo(method))
+        for method in ("pow", "max_min", "max_random")
     ]
     rows.append(Case("KL: adaptive coefficient", "verl", verl_kl_controller, strop_kl_controller))
     rows += [

@@ -136,13 +136,14 @@ def _rollout_advantages(
     scores, group = scored.penalized_rewards(), scored.group
     match config:
         case GrpoConfig():
-            return grpo(
+            advantages = grpo(
                 scores,
                 group,
                 divide_by_std=config.divide_by_std,
                 std_over=config.std_over,
                 epsilon=config.std_epsilon,
             )
+            return advantages / _sequences(scored) if config.divide_by_sequences else advantages
         case MixConfig():
             return grpo(scores, group, divide_by_std=config.divide_by_std, epsilon=config.std_epsilon)
         case CustomConfig():
@@ -172,6 +173,12 @@ def _rollout_advantages(
             return opmd_log_avg_exp(scores, group, tau=config.baseline.tau)
         case _:
             assert_never(config)
+
+
+def _sequences(scored: RolloutBatch) -> torch.Tensor:
+    if scored.sequences is None:
+        raise ValueError("algorithm.divide_by_sequences needs RolloutBatch.sequences, which is missing")
+    return scored.sequences
 
 
 def make_loss_fn(config: AlgorithmConfig, *, max_response_tokens: int) -> LossFn:

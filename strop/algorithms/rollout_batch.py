@@ -32,8 +32,11 @@ class RolloutBatch:
     intermediate_rewards: torch.Tensor | None = None
     """[K] float32: part of the reward that was earned before the rollout's end, at the target that earned it."""
 
+    sequences: torch.Tensor | None = None
+    """[N] int64: number of training sequences of each rollout."""
+
     def __post_init__(self) -> None:
-        for name in ("group", "tokens", "baselines"):
+        for name in ("group", "tokens", "baselines", "sequences"):
             value = getattr(self, name)
             if value is not None and value.shape != self.rewards.shape:
                 raise ValueError(

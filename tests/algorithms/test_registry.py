@@ -21,6 +21,7 @@ SCORED = RolloutBatch(
     group=GROUP,
     tokens=torch.tensor([1, 3, 2, 2]),
     baselines=torch.tensor([0.5, 0.5, 0.5, 1]),
+    sequences=torch.tensor([1, 3, 2, 1]),
 )
 
 
@@ -38,6 +39,10 @@ def found(scored: RolloutBatch = SCORED, **values: Any) -> torch.Tensor:
         ({"type": "grpo"}, of_answers.grpo(REWARDS, GROUP)),
         ({"type": "grpo", "std_epsilon": 0.5}, of_answers.grpo(REWARDS, GROUP, epsilon=0.5)),
         ({"type": "grpo", "divide_by_std": False}, of_answers.grpo(REWARDS, GROUP, divide_by_std=False)),
+        (
+            {"type": "grpo", "divide_by_sequences": True},
+            of_answers.grpo(REWARDS, GROUP) / torch.tensor([1, 3, 2, 1]),
+        ),
         ({"type": "grpo_passk"}, of_answers.grpo_passk(REWARDS, GROUP, k=8)),
         ({"type": "grpo_passk", "k": 2}, of_answers.grpo_passk(REWARDS, GROUP, k=2)),
         ({"type": "rloo"}, of_answers.rloo(REWARDS, GROUP)),

@@ -233,3 +233,15 @@ def test_clip_b() -> None:
         algorithm: Any = read(*kind, *filter(None, [mu])).run.algorithm
         assert algorithm.type == "grpo" and algorithm.divide_by_std
         assert algorithm.entropy_filter == EntropyFilterConfig(deviations=expected)
+
+
+def test_options_of_step_wise_advantages() -> None:
+    """trinity/algorithm/advantage_fn/multi_step_grpo_advantage.py"""
+    args = "+algorithm.advantage_fn_args"
+    options = (f"{args}.std_threshold=0.0001", f"{args}.enable_step_norm=true")
+    algorithm: Any = read("algorithm.algorithm_type=multi_step_grpo", *options).run.algorithm
+    assert (algorithm.min_reward_std, algorithm.divide_by_sequences) == (0.0001, True)
+    loaded = read("algorithm.algorithm_type=grpo", *options)
+    algorithm = loaded.run.algorithm
+    assert (algorithm.min_reward_std, algorithm.divide_by_sequences) == (0.0001, False)
+    assert any("enable_step_norm" in note for note in loaded.notes)

@@ -46,6 +46,8 @@ def test_a_rollout_counts_once_however_many_experiences_it_gave() -> None:
     assert scored.rewards.tolist() == [1.0, 0.5, 0.0]
     assert scored.group.tolist() == [0, 0, 1]
     assert scored.tokens.tolist() == [2, 3, 1]
+    assert scored.sequences is not None
+    assert scored.sequences.tolist() == [1, 2, 1]
     assert scored.baselines is not None
     assert scored.baselines.tolist() == [0.75, 0.75, 0.25]
 

@@ -8,7 +8,13 @@ import pytest
 
 from strop.config.load.loader import load_values
 from strop.config.schema.algorithm import RewardResamplingConfig
-from strop.run.optimize.minibatches import group_indices, plan_minibatches, resample_groups, shuffle_seed
+from strop.run.optimize.minibatches import (
+    group_indices,
+    plan_minibatches,
+    resample_groups,
+    shuffle_seed,
+    varied_groups,
+)
 from strop.types import ExperienceGroup
 from tests.models.models import experience
 
@@ -70,3 +76,18 @@ def test_resampled_groups_hold_whole_rollouts_of_the_drawn_rewards() -> None:
     found = {tuple(group) for plan in plans for group in plan}
     assert found == {(1, 2, 1, 2), (1, 2, 3), (3, 1, 2), (3, 3)}
     assert all(len(plan) == 2 for plan in plans)
+
+
+def test_groups_without_different_rewards_are_left_out() -> None:
+    """Standard deviations of 0, sqrt(1/2), 0 of a single rollout, and 0; a rollout of two turns counts once."""
+    found = groups(2, 2, 1, 3)
+    rewards = [[1.0, 1.0], [0.0, 1.0], [5.0], [2.0, 2.0, 2.0]]
+    scored = [
+        replace(g, experiences=tuple(replace(e, reward=r) for e, r in zip(g.experiences, each, strict=True)))
+        for g, each in zip(found, rewards, strict=True)
+    ]
+    assert varied_groups(scored, 0.0) == varied_groups(scored, 0.7) == [[2, 3]]
+    assert varied_groups(scored, 0.71) == []
+    first = scored[1].experiences[0]
+    turns = replace(scored[1], experiences=(first, replace(first, turn=1), scored[1].experiences[1]))
+    assert varied_groups([turns], 0.7) == [[0, 1, 2]]

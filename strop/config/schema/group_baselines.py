@@ -22,6 +22,11 @@ class GrpoConfig(GroupBaselineConfig):
     """Rewards whose standard deviation divides: those of the group, or those of all rollouts of the step."""
     std_epsilon: float = Field(1e-6, gt=0)
     """Constant added to the standard deviation."""
+    min_reward_std: float | None = Field(None, ge=0)
+    """Standard deviation of rewards up to which a group is not trained on; null trains on all groups."""
+    divide_by_sequences: bool = False
+    """Divide the advantages of a rollout by its number of training sequences, which are its turns with
+    `sequence_per: turn`."""
 
 
 class GrpoPasskConfig(GroupBaselineConfig):

@@ -16,7 +16,7 @@ from strop.dialects.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.dialects.ledger.value_types import BOOLEAN, INTEGER, nullable, one_of
+from strop.dialects.ledger.value_types import BOOLEAN, INTEGER, NUMBER, nullable, one_of
 from strop.dialects.trinity import distillation, later_keys, policy_loss, presets, sample_strategy
 from strop.dialects.trinity.algorithm_writer import write_algorithm, write_entropy, write_kl
 
@@ -25,6 +25,8 @@ _KL_LOSS = {**_KL, "corrected_k3": "k3"}
 _CORRECTED_RATIO = 2.0
 """Maximum ratio of corrected_k3."""
 _ARGS = "algorithm.advantage_fn_args"
+_OF_STEPS = ("step_wise_grpo", "multi_step_grpo")
+"""Advantage functions of rollouts with several training sequences."""
 _MIXED = "algorithm.policy_loss_fn_args.mu"
 
 
@@ -59,6 +61,10 @@ def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
             settings["algorithm.std_over"] = (
                 "step" if foreign[f"{_ARGS}.std_cal_level"] == "batch" else "group"
             )
+            if advantage != "rec":
+                settings["algorithm.min_reward_std"] = foreign[f"{_ARGS}.std_threshold"]
+            if advantage in _OF_STEPS:
+                settings["algorithm.divide_by_sequences"] = foreign[f"{_ARGS}.enable_step_norm"]
         case "asymre":
             settings["algorithm.baseline_shift"] = foreign[f"{_ARGS}.baseline_shift"]
         case "opmd":
@@ -267,6 +273,22 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         inactive=presets.only_advantages("grpo", "step_wise_grpo", "multi_step_grpo"),
     ),
     mapped(
+        f"{_ARGS}.std_threshold",
+        None,
+        "algorithm.min_reward_std",
+        read=algorithm,
+        value_type=nullable(NUMBER),
+        inactive=presets.only_advantages("grpo", "step_wise_grpo", "multi_step_grpo"),
+        note="a step trains on the groups that are left; Trinity fills the batch from later ones",
+    ),
+    mapped(
+        f"{_ARGS}.enable_step_norm",
+        False,
+        "algorithm.divide_by_sequences",
+        read=algorithm,
+        inactive=presets.only_advantages(*_OF_STEPS),
+    ),
+    mapped(
         f"{_ARGS}.baseline_shift",
         -0.1,
         "algorithm.baseline_shift",
@@ -276,10 +298,8 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
     *(
         refused(f"{_ARGS}.{name}", default, why, supported=only(default, None))
         for name, default, why in (
-            ("std_threshold", None, "write dynamic sampling in a run file, or remove it"),
             ("duplicate_experiences", False, "each rollout is trained on once; remove it"),
             ("rank_penalty", None, "Strop ranks no rewards; remove it"),
-            ("enable_step_norm", False, "the advantage is that of the whole rollout; remove it"),
             ("drop", None, "all rollouts of a group are trained on; remove it"),
         )
     ),

@@ -105,10 +105,15 @@ def write_algorithm(run: Run) -> Mapping[str, Any]:
 
 
 def _write_std(section: GrpoConfig) -> dict[str, Any]:
-    """Advantages without a standard deviation are those of `rec`."""
-    if section.divide_by_std:
-        return {f"{_ARGS}.std_cal_level": "batch" if section.std_over == "step" else "group"}
-    return {"algorithm.advantage_fn": "rec"}
+    """Options of GRPO's advantages; those without a standard deviation are those of `rec`."""
+    if not section.divide_by_std:
+        return {"algorithm.advantage_fn": "rec"}
+    values: dict[str, Any] = {f"{_ARGS}.std_cal_level": "batch" if section.std_over == "step" else "group"}
+    if section.min_reward_std is not None:
+        values[f"{_ARGS}.std_threshold"] = section.min_reward_std
+    if section.divide_by_sequences:
+        values |= {"algorithm.advantage_fn": "step_wise_grpo", f"{_ARGS}.enable_step_norm": True}
+    return values
 
 
 def _write_mu(section: MixConfig) -> dict[str, Any]:

@@ -43,6 +43,7 @@ def make_rollout_batch(
         baselines=None if greedy is None else torch.tensor(greedy, dtype=torch.float32),
         reward_parts=_parts([rollout[0] for rollout in rollouts], names) if names else None,
         intermediate_rewards=_turn_rewards(experiences),
+        sequences=torch.tensor([len(rollout) for rollout in rollouts]),
     )
 
 

@@ -23,6 +23,17 @@ def group_indices(groups: Sequence[ExperienceGroup]) -> list[list[int]]:
     return [list(range(end - len(g.experiences), end)) for g, end in zip(groups, ends, strict=True)]
 
 
+def varied_groups(groups: Sequence[ExperienceGroup], min_reward_std: float) -> list[list[int]]:
+    """`group_indices` of the groups whose rewards have an unbiased standard deviation above `min_reward_std`; that of a
+    single rollout is 0."""
+    found = []
+    for group, indices in zip(groups, group_indices(groups), strict=True):
+        rewards = list({experience.index: experience.reward for experience in group.experiences}.values())
+        if len(rewards) > 1 and np.std(rewards, ddof=1) > min_reward_std:
+            found.append(indices)
+    return found
+
+
 def resample_groups(
     groups: Sequence[ExperienceGroup], section: RewardResamplingConfig, seed: int
 ) -> list[list[int]]:

@@ -17,7 +17,7 @@ from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import logit_gradient_norms
 from strop.algorithms.token_filters import clip_b
 from strop.config.schema.algorithm import PpoConfig, RolloutAlgorithmConfig
-from strop.config.schema.group_baselines import GdpoConfig, OptimalTokenBaselineConfig
+from strop.config.schema.group_baselines import GdpoConfig, GrpoConfig, OptimalTokenBaselineConfig
 from strop.config.schema.policy_gradient import KlEstimator
 from strop.config.schema.trainer import TrainerConfig
 from strop.run.optimize.advantage_inputs import (
@@ -34,6 +34,7 @@ from strop.run.optimize.minibatches import (
     resample_groups,
     shuffle_seed,
     trained_experiences,
+    varied_groups,
 )
 from strop.run.optimize.off_policy_counts import count_kept, importance_weights, mean_importance_weight
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
@@ -254,6 +255,8 @@ class RolloutUpdater:
         algorithm = self._algorithm
         if isinstance(algorithm, PpoConfig) and algorithm.resampling is not None:
             return resample_groups(groups, algorithm.resampling, derive_seed(self._seed, "resample", step))
+        if isinstance(algorithm, GrpoConfig) and algorithm.min_reward_std is not None:
+            return varied_groups(groups, algorithm.min_reward_std)
         return group_indices(groups)
 
     def _plan_minibatches(
