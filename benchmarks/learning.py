@@ -78,6 +78,7 @@ ON_ROLLOUTS = {
     "sppo": with_loss("{type: sppo}"),
     "rec": with_loss("{type: rec, clipping: one_side, weight: ratio}"),
     "dro": with_loss("{type: dro}"),
+    "m2po": with_loss("{type: m2po}"),
 }
 ON_DEMONSTRATIONS = {
     "sft": RunSpec(steps=None, metrics=("eval/held-out/loss", ACCURACY)),

@@ -170,7 +170,6 @@ def test_functions_and_their_arguments(overrides: list[str], field: str, expecte
         ([*MIX, "+buffer.trainer_input.auxiliary_buffers.sft_dataset.pat=3"], "no such key"),
         ([*MIX, "algorithm.sample_strategy=warmup"], "is incompatible with algorithm_type mix; write mix"),
         (["algorithm.sample_strategy=mix"], "is incompatible with algorithm_type grpo"),
-        (["algorithm.advantage_fn_args.std_threshold=0.1"], "write dynamic sampling"),
         (["algorithm.policy_loss_fn_args.mask_clip=0.1"], "unknown argument"),
         (
             [*MIX, "algorithm.entropy_loss_fn=default", "algorithm.entropy_loss_fn_args.entropy_coef=0.1"],
