@@ -12,8 +12,6 @@ import torch
 from strop.config.schema.inference_engine import SglangEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
-from strop.inference.native.stopping import StopStringMatcher
-from strop.inference.request_validation import validate_request
 from strop.inference.serving.arguments import engine_dtype
 from strop.inference.sglang.arguments import (
     RESERVED_TOKENS,
@@ -21,12 +19,9 @@ from strop.inference.sglang.arguments import (
     add_engine_kwargs,
     engine_arguments,
 )
+from strop.inference.sglang.converter import RequestConverter
 from strop.inference.sglang.library import SglangLibrary, import_sglang
-from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
 from strop.inference.sglang.statistics import CompletionStatistics
-from strop.inference.sglang.stopping import cut_at_stop
-from strop.inference.stop_tokens import eos_token_ids
-from strop.models.loading import load_config, load_generation_config
 from strop.protocols import EngineCapabilities
 from strop.types import Completion, EngineStatistics, SampleRequest
 
@@ -63,11 +58,7 @@ class SglangBackend:
         self._section = section
         self._model = model
         self._on_cpu = device.type == "cpu"
-        config = load_config(model)
-        self._model_type = config.model_type
-        self._vocab_size = int(config.get_text_config().vocab_size)
-        self._eos_ids = eos_token_ids(config, load_generation_config(model), tokenizer)
-        self._stop_strings = StopStringMatcher(tokenizer)
+        self._converter = RequestConverter(model, tokenizer)
         self.capabilities = replace(
             SGLANG_CAPABILITIES,
             determinism="batch_invariant" if section.deterministic else "none",
@@ -82,7 +73,7 @@ class SglangBackend:
         """Start SGLang's processes, which load the model."""
         section = self._section
         self._library = library = import_sglang(on_cpu=self._on_cpu, processes=section.devices)
-        arguments = engine_arguments(section, self._model, self._vocab_size, on_cpu=self._on_cpu)
+        arguments = engine_arguments(section, self._model, self._converter.vocab_size, on_cpu=self._on_cpu)
         arguments = add_engine_kwargs(arguments, section, library.argument_types)
         try:
             self._engine = library.engine(**arguments)
@@ -99,24 +90,21 @@ class SglangBackend:
         section = self._section
         sizes = f"tensor parallel {section.tensor_parallel}, pipeline parallel {section.pipeline_parallel}"
         dtype = engine_dtype(section, self._model)
-        return f"SGLang {self._library.version}, {self._model_type} in {dtype}, {sizes}"
+        return f"SGLang {self._library.version}, {self._converter.config.model_type} in {dtype}, {sizes}"
 
     def check(self, request: SampleRequest) -> None:
         """Raise `InferenceError` for an invalid request, and for one that SGLang would change."""
         (scheduler, *_) = self._engine._scheduler_init_result.scheduler_infos
         positions = min(self._front.context_len, scheduler["max_total_num_tokens"])
-        validate_request(request, self._vocab_size, positions - RESERVED_TOKENS)
-        check_support(request)
+        self._converter.check(request, positions - RESERVED_TOKENS)
 
     async def generate(self, request: SampleRequest, version: int) -> Completion:
         """The completion of a request."""
-        plan = stop_plan(request.sampling, self._eos_ids, self._vocab_size)
-        arguments = to_sglang(request, plan, self._vocab_size)
-        outputs = self._front.generate_request(self._library.generate(**arguments), None)
+        arguments = self._library.generate(**self._converter.arguments(request))
+        outputs = self._front.generate_request(arguments, None)
         (output,) = [output async for output in outputs]
         self._recorder.record(output["meta_info"], await self._front.get_loads())
-        completion = to_completion(request, output, version)
-        return cut_at_stop(completion, plan, request.sampling, self._stop_strings)
+        return self._converter.completion(request, output, version)
 
     async def load_weights(self, path: Path) -> None:
         """Have each process load its shard of a safetensors file, or of a folder's files."""

@@ -15,22 +15,12 @@ from safetensors.torch import save_file
 from strop.config.schema.inference_engine import SglangServerConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
-from strop.inference.native.stopping import StopStringMatcher
-from strop.inference.request_validation import validate_request
 from strop.inference.server_client import ServerClient, ServerRejectionError
 from strop.inference.sglang.backend import SGLANG_CAPABILITIES
-from strop.inference.sglang.requests import (
-    check_support,
-    is_filtered,
-    stop_plan,
-    to_completion,
-    to_sglang,
-)
+from strop.inference.sglang.converter import RequestConverter
+from strop.inference.sglang.requests import is_filtered
 from strop.inference.sglang.statistics import CompletionStatistics
-from strop.inference.sglang.stopping import cut_at_stop
-from strop.inference.stop_tokens import eos_token_ids
 from strop.inference.weight_files import checkpoint_weights, read_weights
-from strop.models.loading import load_config, load_generation_config
 from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.shared_file import temporary_parent
 
@@ -52,10 +42,7 @@ class SglangServerBackend:
     ) -> None:
         self._section = section
         self._model = model
-        self._config = load_config(model)
-        self._vocab_size = int(self._config.get_text_config().vocab_size)
-        self._eos_ids = eos_token_ids(self._config, load_generation_config(model), tokenizer)
-        self._stop_strings = StopStringMatcher(tokenizer)
+        self._converter = RequestConverter(model, tokenizer)
         self._client = ServerClient(section)
         self._statistics = CompletionStatistics()
         self._id = uuid4().hex
@@ -87,25 +74,26 @@ class SglangServerBackend:
 
     def describe(self) -> str:
         """One line: version, address and model."""
-        return f"SGLang {self._info['version']} at {self._section.base_url}, {self._config.model_type}"
+        return (
+            f"SGLang {self._info['version']} at {self._section.base_url}, {self._converter.config.model_type}"
+        )
 
     def check(self, request: SampleRequest) -> None:
         """Raise `InferenceError` for an invalid request, and for one that the server would change."""
         # The server gives the longest prompt that it takes; a prompt has one token less than its sequence.
-        validate_request(request, self._vocab_size, self._info["max_req_input_len"])
-        check_support(request)
+        self._converter.check(request, self._info["max_req_input_len"])
+        vocab_size = self._converter.vocab_size
         sampling, limit = request.sampling, self._info["sampling_mask_max_tokens"]
-        if is_filtered(sampling) and (sampling.top_k or self._vocab_size) > limit:
+        if is_filtered(sampling) and (sampling.top_k or vocab_size) > limit:
             raise InferenceError(
                 f"request {request.id!r}: the server gives the log-probs of filtered distributions for a top_k of at "
                 f"most {limit}. Write rollout.sampling.top_k, or start it with --sampling-mask-max-tokens "
-                f"{self._vocab_size}"
+                f"{vocab_size}"
             )
 
     async def generate(self, request: SampleRequest, version: int) -> Completion:
         """The completion of a request. A lost connection makes the server abort it."""
-        plan = stop_plan(request.sampling, self._eos_ids, self._vocab_size)
-        output = await self._client.post("/generate", to_sglang(request, plan, self._vocab_size))
+        output = await self._client.post("/generate", self._converter.arguments(request))
         info = output["meta_info"]
         if not info["weight_version"].startswith(self._id):
             raise InferenceError(
@@ -113,12 +101,11 @@ class SglangServerBackend:
                 "server of its own."
             )
         self._statistics.record(info, ())
-        completion = to_completion(request, output, version)
-        return cut_at_stop(completion, plan, request.sampling, self._stop_strings)
+        return self._converter.completion(request, output, version)
 
     async def load_weights(self, path: Path) -> None:
         """Have the server load a folder in shared memory, a copy of this file or folder."""
-        tensors = dict(checkpoint_weights(read_weights(path), self._config))
+        tensors = dict(checkpoint_weights(read_weights(path), self._converter.config))
         size = sum(tensor.nbytes for tensor in tensors.values())
         with TemporaryDirectory(prefix="strop-", dir=temporary_parent(size)) as folder:
             save_file(tensors, Path(folder) / "model.safetensors")

@@ -1,0 +1,45 @@
+"""Requests and completions of one model, to and from SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from strop.config.schema.model import ModelConfig
+from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.request_validation import validate_request
+from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
+from strop.inference.sglang.stopping import cut_at_stop
+from strop.inference.stop_tokens import eos_token_ids
+from strop.models.loading import load_config, load_generation_config
+from strop.types import Completion, SampleRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class RequestConverter:
+    """Converts requests with a model's vocabulary, end tokens and tokenizer."""
+
+    def __init__(self, model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.config = load_config(model)
+        """The model's configuration."""
+        self.vocab_size = int(self.config.get_text_config().vocab_size)
+        self._eos_ids = eos_token_ids(self.config, load_generation_config(model), tokenizer)
+        self._stop_strings = StopStringMatcher(tokenizer)
+
+    def check(self, request: SampleRequest, max_sequence_tokens: int) -> None:
+        """Raise `InferenceError` for an invalid request, and for one that SGLang would change."""
+        validate_request(request, self.vocab_size, max_sequence_tokens)
+        check_support(request)
+
+    def arguments(self, request: SampleRequest) -> dict[str, Any]:
+        """SGLang's arguments of a request."""
+        plan = stop_plan(request.sampling, self._eos_ids, self.vocab_size)
+        return to_sglang(request, plan, self.vocab_size)
+
+    def completion(self, request: SampleRequest, output: Mapping[str, Any], version: int) -> Completion:
+        """The completion of a finished request, up to its first stop."""
+        plan = stop_plan(request.sampling, self._eos_ids, self.vocab_size)
+        completion = to_completion(request, output, version)
+        return cut_at_stop(completion, plan, request.sampling, self._stop_strings)
