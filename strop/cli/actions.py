@@ -51,6 +51,7 @@ def check_run(loaded: LoadedRun) -> None:
     has another vocabulary than the policy; DataError if the sources cannot be read.
     """
     from strop.config.load.preflight import missing_files
+    from strop.data.inspection import inspect_data
     from strop.rewards.known_sources import unknown_sources
 
     faults: list[str] = []
@@ -61,6 +62,8 @@ def check_run(loaded: LoadedRun) -> None:
     if faults:
         raise ConfigError(*faults)
     for stage in loaded.runs:
+        for line in inspect_data(stage.run):
+            echo(line)
         print_plan(stage.run)
         echo(f"The run can start. Run folder: {stage.run.folder_path}.")
 

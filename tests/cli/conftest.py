@@ -29,7 +29,7 @@ def run_file(tmp_path: Path) -> Path:
     model.mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (model / name).write_text("{}")
-    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n' * 64)
     path = tmp_path / "run.yaml"
     path.write_text("model: {path: ./m}\ndata:\n  train: {path: train.jsonl}\nreward: exact\n")
     return path

@@ -78,13 +78,36 @@ def test_verl_ppo_prints_the_keys_that_here_overrides(cli: Cli, calls: list[Any]
 def test_check(cli: Cli, run_file: Path) -> None:
     result = cli("check", run_file)
     assert result.exit_code == 0 and "The run can start." in result.output
+    assert "train: 64 rows, 1 steps of 64 per epoch" in result.output
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "data.train.answer=result",
+            "train.jsonl line 1 has no 'result': its columns are 'prompt', 'answer'",
+        ),
+        ("trainer.tasks_per_step=65", "has 64 tasks, too few for one step of 65"),
+    ],
+)
+def test_check_reads_the_data(cli: Cli, run_file: Path, override: str, said: str) -> None:
+    result = cli("check", run_file, override)
+    assert result.exit_code != 0
+    assert said in " ".join(result.output.split())
 
 
 def test_check_names_data_sources_without_a_scorer(cli: Cli, run_file: Path) -> None:
     rows = ("openai/gsm8k", "openai/gsm9k", "aime2031", "openai/gsm9k")
     lines = [f'{{"prompt": "1+1", "answer": "2", "data_source": "{source}"}}\n' for source in rows]
     (run_file.parent / "train.jsonl").write_text("".join(lines))
-    words = ("check", run_file, "reward=verl_by_source", "data.train.source=data_source")
+    words = (
+        "check",
+        run_file,
+        "reward=verl_by_source",
+        "data.train.source=data_source",
+        "trainer.tasks_per_step=2",
+    )
     result = cli(*words)
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())

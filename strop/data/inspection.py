@@ -1,0 +1,74 @@
+"""A look at a run's data before the start, without model and tokenizer: number of rows, columns of the first ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from strop.config.paths import existing_path
+from strop.config.schema import Run
+from strop.config.schema.data import TasksetConfig
+from strop.data.epoch_order import EpochOrder
+from strop.data.sources.columns import value_at
+from strop.data.sources.reader import read_rows
+from strop.data.sources.rows import DatasetRows
+from strop.data.taskset import to_prompt
+from strop.errors import DataError
+
+_READ_ROWS = 100
+"""Rows whose columns are read; the run checks all of them."""
+
+
+def inspect_data(run: Run) -> Iterator[str]:
+    """Yield one line per taskset: its rows, and the steps of an epoch for training.
+
+    Raises DataError for files that cannot be read, a row among the first ones that lacks a column, and a taskset
+    that is too small for one step.
+    """
+    if run.data.queue is None:
+        rows = _rows("train", run.data.train)
+        yield _training_line(run, rows) if rows is not None else _unread("train", run.data.train)
+    for section in (*run.data.demonstrations, *run.data.eval):
+        rows = _rows(section.name, section)
+        yield f"{section.name}: {len(rows)} rows" if rows is not None else _unread(section.name, section)
+
+
+def _training_line(run: Run, rows: DatasetRows) -> str:
+    size, per_step = len(rows), run.trainer.tasks_per_step
+    order = EpochOrder(size, seed=run.seed, shuffle=run.data.shuffle, incomplete=run.data.incomplete_batch)
+    steps = order.steps_per_epoch(per_step)
+    return f"train: {size} rows, {steps} steps of {per_step} per epoch"
+
+
+def _unread(name: str, section: TasksetConfig) -> str:
+    what = "a dataset class" if section.dataset is not None else "not a file of this machine"
+    return f"{name}: not read ({what})"
+
+
+def _rows(name: str, section: TasksetConfig) -> DatasetRows | None:
+    """The rows, after a look at the first ones; None for what is not a file of this machine."""
+    paths = (section.path,) if isinstance(section.path, str) else section.path
+    if section.dataset is not None or not all(map(existing_path, paths)):
+        return None
+    rows = read_rows(section)
+    if not len(rows):
+        raise DataError(f"The taskset {name} has no rows.")
+    columns = _columns(section)
+    is_offline = section.response is not None or section.chosen is not None
+    for number, row in enumerate(islice(rows.scan([*columns, section.prompt]), _READ_ROWS)):
+        where = rows.where(number)
+        for column in columns:
+            value_at(row, column, where)
+        if not is_offline:
+            to_prompt(row, where, section)
+    return rows
+
+
+def _columns(section: TasksetConfig) -> list[str]:
+    """Columns that each row must have, apart from the prompt, which complete conversations lack."""
+    optional = {*section.optional_columns}
+    if section.response is not None or section.chosen is not None:
+        named = [section.response, section.chosen, section.rejected]
+    else:
+        named = [section.answer, section.source]
+    return [column for column in named if column is not None and column not in optional]
