@@ -128,6 +128,10 @@ class ImageProcessor(Protocol):
         """Pixels of the images, in this order. Raises `DataError` for a file that is missing or damaged."""
         ...
 
+    def placeholder(self) -> VisionInputs:
+        """A small black image, with which a rank without images takes part in the vision tower's forward pass."""
+        ...
+
 
 class InferenceEngine(Protocol):
     """Engine that samples from a model.
@@ -257,6 +261,8 @@ class SharedWeights:
     dtype: torch.dtype
     tensors: Callable[[], Iterator[tuple[str, torch.Tensor]]]
     """Full weights, adapters merged, with Hugging Face names; to be iterated to the end."""
+    image_processor: Callable[[], ImageProcessor] | None = None
+    """Returns the processor of the model's images; None for an engine that samples from text only."""
 
 
 class TrainingEngine(Protocol):

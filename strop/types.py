@@ -12,7 +12,7 @@ imports torch for type checking only, so that the command line starts quickly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -389,6 +389,17 @@ class VisionInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedImages:
+    """Images of a micro-batch, in the order of their tokens; those of a shared prompt once."""
+
+    media: tuple[ImageReference, ...]
+    is_image: torch.Tensor
+    """[T] bool Pad tokens of the images. A pad token that the model sampled is an ordinary token."""
+    load: Callable[[], VisionInputs]
+    """Reads and processes the images, in the forward pass that needs them."""
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Input of one forward pass: sequences packed end to end, without padding.
 
@@ -401,7 +412,8 @@ class MicroBatch:
     token_ids: torch.Tensor
     """[T] int64"""
     position_ids: torch.Tensor
-    """[T] int64; positions of a response continue those of its prefix."""
+    """[T] int64, or [3, T] for a model with multimodal positions and a micro-batch with images; positions of a
+    response continue those of its prefix."""
     cu_seqlens: torch.Tensor
     """[S+1] int32 Segment boundaries."""
     prefix_of: tuple[int, ...]
@@ -437,6 +449,8 @@ class MicroBatch:
     """[T] float32 The critic's targets."""
     selected: torch.Tensor | None = None
     """[T] bool Tokens that the policy loss treats differently (clip_cov, kl_cov, m2po)."""
+    images: PackedImages | None = None
+    """Images of the sequences; None without images."""
 
     @property
     def num_segments(self) -> int:

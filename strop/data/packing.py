@@ -23,6 +23,8 @@ import numpy.typing as npt
 import torch
 
 from strop.config.units import Amount
+from strop.data.segment_images import SegmentImages
+from strop.protocols import ImageProcessor
 from strop.types import Experience, FloatArray, MicroBatch, TrainingBatch
 
 
@@ -64,14 +66,20 @@ _Unit = tuple[int, ...]
 
 
 def pack(
-    batch: TrainingBatch, limit: Amount, *, share_prompts: bool, device: torch.device | str
+    batch: TrainingBatch,
+    limit: Amount,
+    *,
+    share_prompts: bool,
+    device: torch.device | str,
+    image_processor: ImageProcessor | None = None,
 ) -> list[MicroBatch]:
     """Micro-batches of at most `limit` tokens, or `limit` sequences (experiences), each.
 
-    Without `share_prompts`, every experience is one segment, including its prompt.
+    Without `share_prompts`, every experience is one segment, including its prompt. Images need the model's
+    `image_processor`.
     """
     plans = plan_micro_batches(batch.experiences, limit, share_prompts=share_prompts)
-    return [build_micro_batch(plan, batch, device) for plan in plans]
+    return [build_micro_batch(plan, batch, device, image_processor) for plan in plans]
 
 
 def plan_micro_batches(
@@ -96,9 +104,21 @@ def renumber(plan: MicroBatchPlan, numbers: Mapping[int, int]) -> MicroBatchPlan
     return tuple(replace(segment, source=numbers[segment.source]) for segment in plan)
 
 
-def build_micro_batch(plan: MicroBatchPlan, batch: TrainingBatch, device: torch.device | str) -> MicroBatch:
+def build_micro_batch(
+    plan: MicroBatchPlan,
+    batch: TrainingBatch,
+    device: torch.device | str,
+    image_processor: ImageProcessor | None = None,
+) -> MicroBatch:
     """The tensors of one planned micro-batch. Values where `loss_mask` is False become 0."""
     experiences = batch.experiences
+    segment_images = None
+    if any(experiences[segment.source].media for segment in plan):
+        if image_processor is None:
+            raise ValueError("a batch with images was packed without the model's image processor")
+        segment_images = SegmentImages(
+            [(experiences[s.source], s.start, s.stop) for s in plan], image_processor
+        )
 
     def gather(arrays: Iterable[npt.NDArray[Any]], dtype: type) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(list(arrays), dtype=dtype)).to(device)
@@ -125,7 +145,9 @@ def build_micro_batch(plan: MicroBatchPlan, batch: TrainingBatch, device: torch.
         token_ids=gather(tokens, np.int64),
         position_ids=gather(
             (np.arange(s.start, s.start + len(t)) for s, t in zip(plan, tokens, strict=True)), np.int64
-        ),
+        )
+        if segment_images is None
+        else segment_images.position_ids(device),
         cu_seqlens=gather([np.cumsum([0, *map(len, tokens)])], np.int32),
         prefix_of=tuple(s.prefix_of for s in plan),
         experience=tuple(s.experience for s in plan),
@@ -145,6 +167,7 @@ def build_micro_batch(plan: MicroBatchPlan, batch: TrainingBatch, device: torch.
         selected=None
         if selected is None
         else gather((cut(selected[s.source], s) for s in plan), np.bool_) & loss_mask,
+        images=None if segment_images is None else segment_images.packed(device),
     )
 
 
@@ -186,11 +209,12 @@ def _shared_prompts(
     if not share_prompts:
         yield from (([unit], 0) for unit in _units(experiences))
         return
-    bundles: dict[tuple[str, bytes], list[_Unit]] = defaultdict(list)
+    bundles: dict[tuple[object, ...], list[_Unit]] = defaultdict(list)
     for unit in _units(experiences):
         first = experiences[unit[0]]
         prompt = first.token_ids[: first.prompt_tokens]
-        bundles[first.group, prompt.tobytes()].append(unit)
+        # Different images may have the same tokens.
+        bundles[first.group, prompt.tobytes(), first.media].append(unit)
     for units in bundles.values():
         # Longest first: attention computes adjacent segments of similar length together.
         units.sort(key=lambda unit: -max(len(experiences[i].token_ids) for i in unit))

@@ -29,6 +29,8 @@ from strop.inference.vllm import VllmBackend
 from strop.inference.vllm.library import is_vllm_installed
 from strop.models.fused_storage import fuse_storage
 from strop.models.loading import load_config, load_generation_config, load_model
+from strop.models.shared_weights import model_weights
+from strop.models.vision.model_images import ModelImages
 from strop.protocols import InferenceEngine, SharedWeights
 from strop.workers.cleanup import cleanup
 
@@ -65,7 +67,9 @@ def _load_native(
 ) -> InferenceEngine:
     loaded = load_model(model, device=device, trainable=False)
     fuse_storage(loaded)
-    return NativeEngine.from_model(loaded, section, tokenizer)
+    images = ModelImages(model)
+    weights = model_weights(loaded, image_processor=lambda: images.processor)
+    return NativeEngine.from_weights(weights, section, tokenizer)
 
 
 def _load_vllm(

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from strop.errors import InferenceError
+from strop.protocols import ImageProcessor
 from strop.types import SampleRequest
 
 _MIN_TEMPERATURE = 1e-6
 """Logits divided by a much lower temperature exceed float32."""
 
 
-def validate_request(request: SampleRequest, vocab_size: int, max_sequence_tokens: int | None) -> None:
+def validate_request(
+    request: SampleRequest,
+    vocab_size: int,
+    max_sequence_tokens: int | None,
+    image_processor: Callable[[], ImageProcessor] | None = None,
+) -> None:
     """Raise `InferenceError` with the reason if a request is invalid.
 
-    `max_sequence_tokens` limits prompt and completion together; None sets no limit.
+    `max_sequence_tokens` limits prompt and completion together; None sets no limit. `image_processor` is that of the
+    engine's model; None for an engine or a model without images.
     """
     fault = _prompt_fault(request, vocab_size) or _sampling_fault(request)
     fault = fault or _length_fault(request, max_sequence_tokens)
+    if request.media:
+        fault = fault or _image_fault(request, image_processor)
     if fault is not None:
         raise InferenceError(f"request {request.id!r}: {fault}")
+
+
+def _image_fault(request: SampleRequest, image_processor: Callable[[], ImageProcessor] | None) -> str | None:
+    if image_processor is None:
+        return (
+            "it has images, which this engine does not take for this model; write rollout.engine: native, and use a "
+            "model that reads images"
+        )
+    processor = image_processor()
+    # A pad token that the model itself sampled in an earlier turn is one too many.
+    pads = int((request.prompt_ids == processor.image_token_id).sum())
+    features = sum(processor.feature_count(image.width, image.height) for image in request.media)
+    if pads == features:
+        return None
+    return f"the prompt has {pads} image tokens, but its {len(request.media)} images have {features}"
 
 
 def _prompt_fault(request: SampleRequest, vocab_size: int) -> str | None:

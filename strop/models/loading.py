@@ -14,6 +14,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
@@ -31,6 +32,7 @@ from strop.errors import ModelError
 from strop.models.family_traits import attention_implementation
 from strop.models.logprobs import check_logits
 from strop.models.packed_attention.forward import enable_packed_attention
+from strop.models.vision.embedding import takes_images, vision_tower
 
 LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 """Exceptions that transformers raises for invalid model or tokenizer files."""
@@ -48,9 +50,14 @@ def load_model(
     Raises `ModelError` for a folder that is missing, incomplete or damaged, and for a model whose log-probs
     Strop cannot compute.
     """
-    model = _read(AutoModelForCausalLM, section, device=device, trainable=trainable)
+    model = _read(language_model_class(load_config(section)), section, device=device, trainable=trainable)
     check_logits(model)
     return _prepare_for_training(model, section, trainable=trainable)
+
+
+def language_model_class(config: PreTrainedConfig) -> Any:
+    """The auto class of transformers that loads a model with its language-model head."""
+    return AutoModelForImageTextToText if takes_images(config) else AutoModelForCausalLM
 
 
 def load_decoder(section: ModelConfig, *, device: torch.device | str) -> PreTrainedModel:
@@ -107,8 +114,25 @@ def _read(
         )
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
-    model.to(device).requires_grad_(trainable and section.lora is None).eval()
+    model.to(device).eval()
+    set_trained_parameters(model, section, trainable=trainable)
     return cast(PreTrainedModel, model)
+
+
+def set_trained_parameters(model: PreTrainedModel, section: ModelConfig, *, trainable: bool) -> None:
+    """Choose which parameters have a gradient before an adapter is added.
+
+    Raises `ModelError` for `freeze_vision` of a model without a vision tower.
+    """
+    model.requires_grad_(trainable and section.lora is None)
+    if not section.freeze_vision:
+        return
+    if not takes_images(model.config):
+        raise ModelError(
+            f"model.freeze_vision: {section.path} is a {model.config.model_type} model, which has no vision tower that "
+            "Strop uses. Remove the key."
+        )
+    vision_tower(model).requires_grad_(False)
 
 
 def load_config(section: ModelConfig) -> PreTrainedConfig:

@@ -25,6 +25,7 @@ from strop.errors import ModelError
 from strop.models.dtensor import full_tensor
 from strop.models.packed_attention.forward import base_model
 from strop.models.shared_weights import plain_name
+from strop.models.vision.embedding import takes_images, vision_modules
 
 ADAPTER = "default"
 """PEFT's name for the one adapter."""
@@ -148,14 +149,23 @@ def _parameter_name(module: Linear | ParamWrapper) -> str:
 
 
 def _exclusions(model: PreTrainedModel, section: LoraConfig) -> str | list[str] | None:
-    """Modules without an adapter: those that the section excludes, and of `all-linear` those that cannot have one."""
+    """Modules without an adapter: those that the section excludes, or else the vision tower; and of `all-linear`
+    those that cannot have one."""
     own = _names(section.exclude)
+    if own is None and takes_images(model.config):
+        own = _vision_linears(model)
     if section.targets != "all-linear":
         return own
     unfit = [name for name, module in model.named_modules() if _cannot_be_adapted(model, name, module)]
     if isinstance(own, str):
         return "|".join(f"(?:{pattern})" for pattern in [own, *map(re.escape, unfit)])
     return [*(own or ()), *unfit] or None
+
+
+def _vision_linears(model: PreTrainedModel) -> list[str]:
+    names = {module: name for name, module in model.named_modules()}
+    parts = [part for module in vision_modules(model) for part in module.modules()]
+    return [names[part] for part in parts if isinstance(part, nn.Linear)]
 
 
 def _cannot_be_adapted(model: PreTrainedModel, name: str, module: nn.Module) -> bool:

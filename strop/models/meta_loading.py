@@ -17,12 +17,18 @@ from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModel, GenerationConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
-from strop.models.loading import LOAD_ERRORS, load_config, silence_transformers
+from strop.models.loading import (
+    LOAD_ERRORS,
+    language_model_class,
+    load_config,
+    set_trained_parameters,
+    silence_transformers,
+)
 
 _INDEX_FILE, _SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 
@@ -86,7 +92,7 @@ def build_on_meta(
         raise MetaLoadingUnsupported("its weights are quantized")
     frozen = section.lora is not None or not trainable
     dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype
-    kind = AutoModel if headless else AutoModelForCausalLM
+    kind = AutoModel if headless else language_model_class(config)
     try:
         with ExitStack() as contexts:
             contexts.enter_context(silence_transformers())
@@ -108,7 +114,7 @@ def build_on_meta(
             buffer.copy_(weights.read(name))
     if not headless:
         _read_generation_config(model, folder)
-    model.requires_grad_(trainable and section.lora is None)
+    set_trained_parameters(model, section, trainable=trainable)
     model.eval()  # type: ignore[no-untyped-call]
     return model, weights
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
-from strop.protocols import SharedWeights
+from strop.protocols import ImageProcessor, SharedWeights
 
 
-def model_weights(model: PreTrainedModel, *, dtype: torch.dtype | None = None) -> SharedWeights:
+def model_weights(
+    model: PreTrainedModel,
+    *,
+    dtype: torch.dtype | None = None,
+    image_processor: Callable[[], ImageProcessor] | None = None,
+) -> SharedWeights:
     """Handle of a model's weights, without those of its adapters; `dtype` None is the model's own."""
     return SharedWeights(
         config=model.config,
@@ -19,6 +24,7 @@ def model_weights(model: PreTrainedModel, *, dtype: torch.dtype | None = None) -
         device=model.device,
         dtype=dtype or model.dtype,
         tensors=partial(named_weights, model),
+        image_processor=image_processor,
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from strop.errors import ModelError
 from strop.models.packed_attention.forward import can_share_prompts
 from strop.models.value_model import token_values
+from strop.models.vision.model_images import ModelImages
 from strop.protocols import ValueLossFn
 from strop.training.optimized_model import OptimizedModel, sum_metrics
 from strop.training.parallel.parallelize import Parallelizer
@@ -25,6 +26,8 @@ class CriticModel(OptimizedModel):
 
     def __init__(self, spec: CriticSpec, parallelizer: Parallelizer) -> None:
         self.device = parallelizer.device
+        self.images = ModelImages(spec.model)
+        """Image processor of the model."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(spec.seed)
             try:

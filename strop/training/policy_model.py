@@ -23,6 +23,7 @@ from strop.models.logprobs import frozen_states, squared_probabilities, token_ou
 from strop.models.lora import merged_weights, without_adapter
 from strop.models.packed_attention.forward import base_model, can_share_prompts
 from strop.models.routers import experts_per_token, router_logits
+from strop.models.vision.model_images import ModelImages
 from strop.protocols import LossFn, SharedWeights
 from strop.training.checkpoints.file_names import RNG_FILE
 from strop.training.checkpoints.snapshot import LocalSnapshot
@@ -42,6 +43,8 @@ class PolicyModel(OptimizedModel):
 
     def __init__(self, spec: PolicySpec, parallelizer: Parallelizer) -> None:
         self.device = parallelizer.device
+        self.images = ModelImages(spec.model)
+        """Image processor of the model."""
         torch.manual_seed(spec.seed)
         loaded = parallelizer.load_policy(spec.model)
         check_rope_limit(base_model(loaded.model).config, spec.max_sequence_tokens)
@@ -228,11 +231,17 @@ class PolicyModel(OptimizedModel):
             device=base.device,
             dtype=base.dtype,
             tensors=self.iter_weights,
+            image_processor=lambda: self.images.processor,
         )
 
     def export(self, folder: Path, add_files: Callable[[Path], object] = lambda folder: None) -> None:
         """Write a Hugging Face folder. Raises ModelError where it cannot be written."""
-        export_model(self.master, add_files, folder)
+
+        def add_all_files(partial: Path) -> None:
+            add_files(partial)
+            self.images.copy_files(partial)
+
+        export_model(self.master, add_all_files, folder)
 
     def write_adapter(self, folder: Path) -> None:
         """Write the adapter in PEFT's format. Raises ModelError for a model without one."""

@@ -19,7 +19,8 @@ class LoraConfig(Section):
     targets: str | tuple[str, ...] = "all-linear"
     """Modules that get an adapter: `all-linear`, a list of names, or a regular expression."""
     exclude: str | tuple[str, ...] | None = None
-    """Modules without an adapter even if `targets` matches them: a list of names or a regular expression."""
+    """Modules without an adapter even if `targets` matches them: a list of names or a regular expression. Null
+    excludes the vision tower of a model with images; an empty list excludes none."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Fraction of the adapter's inputs that dropout sets to zero in training."""
     adapter: str | None = None
@@ -47,6 +48,9 @@ class ModelConfig(Section):
     register its class."""
     lora: LoraConfig | None = None
     """Low-rank adapter that is trained; null trains all weights."""
+    freeze_vision: bool = False
+    """Keep the weights of the vision tower of a model with images, including its projection to the decoder's width
+    in the Qwen-VL families. With `lora` they are frozen anyway."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, about a third more computation."""
     trust_remote_code: bool = False

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,7 +18,7 @@ from strop.inference.native.model.architecture import native_unsupported_reason
 from strop.inference.native.model.decoder import NativeModelRunner
 from strop.inference.native.model.huggingface import HuggingFaceModelRunner
 from strop.inference.native.model.runner import ModelRunner
-from strop.inference.native.pending_request import PendingRequest, SampleCall
+from strop.inference.native.pending_request import PendingRequest, SampleCall, prompt_key
 from strop.inference.native.scheduler import EngineStats, Scheduler
 from strop.inference.native.sequences import SequenceBatch
 from strop.inference.native.stopping import StopStringMatcher
@@ -26,7 +26,8 @@ from strop.inference.request_validation import validate_request
 from strop.inference.stop_tokens import eos_token_ids
 from strop.inference.weight_files import read_weights
 from strop.models.shared_weights import model_weights
-from strop.protocols import EngineCapabilities, SharedWeights, WeightBroadcast
+from strop.models.vision.embedding import takes_images
+from strop.protocols import EngineCapabilities, ImageProcessor, SharedWeights, WeightBroadcast
 from strop.types import Completion, SampleRequest
 
 _LOCK_POLL_SECONDS = 0.001
@@ -52,8 +53,6 @@ class NativeEngine:
     other way while the engine runs.
     """
 
-    capabilities = NATIVE_CAPABILITIES
-
     def __init__(
         self,
         config: PretrainedConfig,
@@ -64,6 +63,7 @@ class NativeEngine:
         device: torch.device | str,
         dtype: torch.dtype,
         generation_config: GenerationConfig | None = None,
+        image_processor: Callable[[], ImageProcessor] | None = None,
     ) -> None:
         """Build the model; `dtype` is used if `section.dtype` is `model`.
 
@@ -72,9 +72,17 @@ class NativeEngine:
         if section.dtype != "model":
             dtype = getattr(torch, section.dtype)
         self._fallback_reason = native_unsupported_reason(config)
-        runner_class = NativeModelRunner if self._fallback_reason is None else HuggingFaceModelRunner
-        runner: ModelRunner = runner_class(config, weights, device=torch.device(device), dtype=dtype)
+        device = torch.device(device)
+        runner: ModelRunner
+        if self._fallback_reason is None:
+            runner = NativeModelRunner(config, weights, device=device, dtype=dtype)
+        else:
+            runner = HuggingFaceModelRunner(
+                config, weights, device=device, dtype=dtype, image_processor=image_processor
+            )
         self._runner = runner
+        self._image_processor = image_processor if takes_images(config) else None
+        self.capabilities = replace(NATIVE_CAPABILITIES, images=self._image_processor is not None)
         eos_ids = eos_token_ids(config, generation_config, tokenizer)
         sequences = SequenceBatch(runner.vocab_size, runner.device, eos_ids, StopStringMatcher(tokenizer))
         self._scheduler = Scheduler(runner, sequences, section.kv_cache_tokens, section.max_sequences)
@@ -121,6 +129,7 @@ class NativeEngine:
             device=weights.device,
             dtype=weights.dtype,
             generation_config=weights.generation_config,
+            image_processor=weights.image_processor,
         )
 
     @property
@@ -168,11 +177,16 @@ class NativeEngine:
         loop = asyncio.get_running_loop()
         call = SampleCall(len(requests), loop.create_future())
         pending = [
-            PendingRequest(request, call, index, request.prompt_ids.astype(np.int32, copy=False).tobytes())
+            PendingRequest(request, call, index, prompt_key(request))
             for index, request in enumerate(requests)
         ]
         for each in pending:
-            validate_request(each.request, self._runner.vocab_size, self._runner.max_sequence_tokens)
+            validate_request(
+                each.request,
+                self._runner.vocab_size,
+                self._runner.max_sequence_tokens,
+                self._image_processor,
+            )
             if not self._scheduler.fits_alone(each):
                 raise self._too_long(each)
         await self._acquire()

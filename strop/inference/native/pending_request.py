@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from strop.types import Completion, SampleRequest
 
 
@@ -27,6 +29,12 @@ class SampleCall:
             self.future.set_result([each for each in self._completions if each is not None])
 
 
+def prompt_key(request: SampleRequest) -> bytes:
+    """Identity of a request's prompt: its tokens, and the digests of its images."""
+    tokens = request.prompt_ids.astype(np.int32, copy=False).tobytes()
+    return tokens + "".join(image.digest for image in request.media).encode()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingRequest:
     """One request of a call."""
@@ -36,7 +44,7 @@ class PendingRequest:
     index: int
     """Index of the request in its call."""
     prompt_key: bytes = field(repr=False)
-    """Bytes of the prompt's tokens; requests with equal keys share one prefill."""
+    """Identity of the prompt; requests with equal keys share one prefill."""
 
     @property
     def prompt_tokens(self) -> int:

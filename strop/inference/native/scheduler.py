@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from strop.inference.native.model.compaction import plan_compaction
-from strop.inference.native.model.runner import ModelRunner
+from strop.inference.native.model.runner import ModelRunner, Prompt
 from strop.inference.native.pending_request import PendingRequest, SampleCall
 from strop.inference.native.sequences import SequenceBatch
 
@@ -156,16 +156,16 @@ class Scheduler:
         """Prompt slot of each request; prompts that are not in the cache go through the model once."""
         slots = {prompt.key: slot for slot, prompt in enumerate(self._prompts) if prompt.key is not None}
         new = {
-            pending.prompt_key: pending.request.prompt_ids
+            pending.prompt_key: Prompt(pending.request.prompt_ids, pending.request.media)
             for pending in requests
             if pending.prompt_key not in slots
         }
         if new:
             logits = self._runner.prefill(list(new.values()))
-            for (key, tokens), row in zip(new.items(), logits, strict=True):
+            for (key, prompt), row in zip(new.items(), logits, strict=True):
                 slots[key] = len(self._prompts)
-                self._prompts.append(CachedPrompt(key, len(tokens), row))
-                self._prompt_tokens += len(tokens)
+                self._prompts.append(CachedPrompt(key, len(prompt.token_ids), row))
+                self._prompt_tokens += len(prompt.token_ids)
         return [slots[pending.prompt_key] for pending in requests]
 
     def _sample(self, logits: torch.Tensor, first: int) -> None:

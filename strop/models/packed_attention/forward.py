@@ -7,6 +7,7 @@ micro-batch is padded.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from strop.errors import ModelError
 from strop.models.family_traits import check_rope_limit, rope_token_limit
 from strop.models.packed_attention.kernels import AttentionOptions, attention
 from strop.models.packed_attention.layout import SegmentLayout, plan_layout
+from strop.models.vision.embedding import embed_images
 from strop.types import MicroBatch
 
 PACKED_ATTENTION = "strop_packed"
@@ -42,14 +44,14 @@ def packed_outputs(
     base = base_model(model)
     if rope_token_limit(base.config) is not None:
         check_rope_limit(base.config, int(micro_batch.position_ids.max()) + 1)
-    if base.config._attn_implementation == PACKED_ATTENTION:
+    if _text_attention(base) == PACKED_ATTENTION:
         layout = plan_layout(
             micro_batch.cu_seqlens.tolist(), micro_batch.prefix_of, micro_batch.token_ids.device
         )
         hidden, logits = _decoder_outputs(
             base,
-            micro_batch.token_ids[None],
-            micro_batch.position_ids[None],
+            _decoder_inputs(base, micro_batch, lambda tokens: tokens[None]),
+            micro_batch.position_ids[..., None, :],
             router_logits=router_logits,
             strop_layout=layout,
         )
@@ -60,7 +62,7 @@ def packed_outputs(
 def can_share_prompts(model: nn.Module) -> tuple[bool, str]:
     """Whether a micro-batch may contain a group's prompt once, and if not, the reason."""
     base = base_model(model)
-    if base.config._attn_implementation == PACKED_ATTENTION:
+    if _text_attention(base) == PACKED_ATTENTION:
         return True, ""
     return False, _unsupported_reason(base) or "its attention was not switched to Strop's when it was loaded"
 
@@ -70,7 +72,7 @@ def enable_packed_attention(model: PreTrainedModel) -> None:
     AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
     AttentionMaskInterface.register(PACKED_ATTENTION, _no_mask)
     if _unsupported_reason(model) is None:
-        model.set_attn_implementation(PACKED_ATTENTION)
+        _set_text_attention(model, PACKED_ATTENTION)
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:
@@ -87,9 +89,29 @@ def decoder_of(base: PreTrainedModel) -> nn.Module:
     )  # Llama 4's text model finds only itself
 
 
+def _text_attention(base: PreTrainedModel) -> str:
+    return cast(str, base.config.get_text_config()._attn_implementation)
+
+
+def _set_text_attention(base: PreTrainedModel, name: str) -> None:
+    """Set the decoder's attention; a vision tower keeps its own."""
+    is_part = base.config.get_text_config() is not base.config
+    base.set_attn_implementation({"text_config": name} if is_part else name)
+
+
+def _decoder_inputs(
+    base: PreTrainedModel, micro_batch: MicroBatch, arrange: Callable[[Tensor], Tensor]
+) -> dict[str, Any]:
+    """Tokens of a micro-batch as arguments of the decoder; `arrange` makes rows [B, L] of [T]."""
+    token_ids, images = arrange(micro_batch.token_ids), micro_batch.images
+    if images is None:
+        return {"input_ids": token_ids}
+    return embed_images(base, token_ids, arrange(images.is_image), images.load())
+
+
 def _decoder_outputs(
     base: PreTrainedModel,
-    token_ids: Tensor,
+    inputs: Mapping[str, Any],
     position_ids: Tensor,
     *,
     router_logits: bool = False,
@@ -99,7 +121,7 @@ def _decoder_outputs(
     if router_logits:
         kwargs["output_router_logits"] = True
     # With a mask or a cache, transformers would treat the packed sequences as one.
-    output = decoder_of(base)(input_ids=token_ids, position_ids=position_ids, use_cache=False, **kwargs)
+    output = decoder_of(base)(position_ids=position_ids, use_cache=False, **inputs, **kwargs)
     return output.last_hidden_state, tuple(output.router_logits) if router_logits else ()
 
 
@@ -148,11 +170,21 @@ def _padded_outputs(
     lengths = micro_batch.cu_seqlens.diff().long()
     columns = torch.arange(int(lengths.max()), device=lengths.device)
     real = columns < lengths[:, None]
-    padded = torch.zeros(real.shape, dtype=torch.long, device=real.device)
-    padded[real] = micro_batch.token_ids
+
+    def pad(tokens: Tensor) -> Tensor:
+        padded = tokens.new_zeros(*tokens.shape[:-1], *real.shape)
+        padded[..., real] = tokens
+        return padded
+
     positions = columns.expand(real.shape)
+    if micro_batch.position_ids.dim() > 1:
+        positions = pad(micro_batch.position_ids)
     hidden, logits = _decoder_outputs(
-        base, padded, positions, router_logits=router_logits, attention_mask=real.long()
+        base,
+        _decoder_inputs(base, micro_batch, pad),
+        positions,
+        router_logits=router_logits,
+        attention_mask=real.long(),
     )
     return hidden[real], tuple(each[real.flatten()] for each in logits)
 
@@ -179,20 +211,22 @@ def _probe(base: PreTrainedModel) -> str | None:
     layout = plan_layout([0, 3, 6, 10], [-1, 0, 0], base.device)
     packed = torch.cat([prompt[:3], prompt[3:], completions[0], prompt[3:], completions[1]])
     positions = torch.tensor([0, 1, 2, 3, 4, 5, 3, 4, 5, 6], device=base.device)
-    training, own = base.training, base.config._attn_implementation
+    training, own = base.training, _text_attention(base)
     base.train(False)
     try:
-        base.set_attn_implementation("eager")
+        _set_text_attention(base, "eager")
         separate = [
-            _decoder_outputs(base, s[None], torch.arange(len(s), device=s.device)[None])[0][0]
+            _decoder_outputs(base, {"input_ids": s[None]}, torch.arange(len(s), device=s.device)[None])[0][0]
             for s in (torch.cat([prompt, completion]) for completion in completions)
         ]
-        base.set_attn_implementation(PACKED_ATTENTION)
-        packed_states = _decoder_outputs(base, packed[None], positions[None], strop_layout=layout)[0][0]
+        _set_text_attention(base, PACKED_ATTENTION)
+        packed_states = _decoder_outputs(
+            base, {"input_ids": packed[None]}, positions[None], strop_layout=layout
+        )[0][0]
     except ModelError as error:
         return str(error)
     finally:
-        base.set_attn_implementation(own)
+        _set_text_attention(base, own)
         base.train(training)
     expected = torch.cat([separate[0], separate[1][3:]])
     distance = float((packed_states - expected).float().norm() / expected.float().norm())

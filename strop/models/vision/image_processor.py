@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -101,6 +102,10 @@ class GridImageProcessor:
         """Pixels of the images, in this order."""
         return concatenate_inputs([self._processed[reference] for reference in media])
 
+    def placeholder(self) -> VisionInputs:
+        """A small black image."""
+        return self._pixels(Image.new("RGB", (self._factor, self._factor)))
+
     def _grid(self, width: int, height: int) -> tuple[int, int]:
         try:
             resized = smart_resize(height, width, self._factor, self._min_pixels, self._max_pixels)
@@ -111,7 +116,10 @@ class GridImageProcessor:
         return resized[0] // self._factor, resized[1] // self._factor
 
     def _process(self, reference: ImageReference) -> VisionInputs:
-        found = self._processor(images=[decode_image(reference)], size=self._size, return_tensors="pt")
+        return self._pixels(decode_image(reference))
+
+    def _pixels(self, image: Image.Image) -> VisionInputs:
+        found = self._processor(images=[image], size=self._size, return_tensors="pt")
         return VisionInputs(found["pixel_values"], grid=found["image_grid_thw"])
 
 
@@ -147,6 +155,10 @@ class TileImageProcessor:
         """Pixels of the images, in this order."""
         return concatenate_inputs([self._processed[reference] for reference in media])
 
+    def placeholder(self) -> VisionInputs:
+        """A small black image."""
+        return self._pixels(Image.new("RGB", (1, 1)))
+
     def _tokens(self, width: int, height: int) -> list[int]:
         _, rows, columns = self._processor.get_number_of_image_patches(height, width)
         pads = "<image>" * self._features_per_tile
@@ -161,7 +173,10 @@ class TileImageProcessor:
         )
 
     def _process(self, reference: ImageReference) -> VisionInputs:
-        found = self._processor(images=[[decode_image(reference)]], return_tensors="pt")
+        return self._pixels(decode_image(reference))
+
+    def _pixels(self, image: Image.Image) -> VisionInputs:
+        found = self._processor(images=[[image]], return_tensors="pt")
         return VisionInputs(found["pixel_values"][0], pixel_mask=found["pixel_attention_mask"][0])
 
 

@@ -192,6 +192,7 @@ class Fsdp2Engine(_ShardedEngine):
             device=base.device,
             dtype=self._dtype,
             tensors=self.iter_weights,
+            image_processor=lambda: self.policy.images.processor,
         )
 
     def export(self, folder: Path, add_files: Callable[[Path], object] = lambda folder: None) -> None:

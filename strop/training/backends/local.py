@@ -129,7 +129,8 @@ class LocalEngine:
         plans = plan_micro_batches(
             batch.experiences, self._microbatch, share_prompts=self.supports_shared_prompts
         )
-        return (build_micro_batch(plan, batch, self.policy.device) for plan in plans)
+        processor = self.policy.images.processor_for(batch.experiences)
+        return (build_micro_batch(plan, batch, self.policy.device, processor) for plan in plans)
 
     def _token_values(
         self,
@@ -182,6 +183,7 @@ class LocalCriticEngine:
             self._microbatch,
             share_prompts=self.critic.supports_shared_prompts,
             device=self.critic.device,
+            image_processor=self.critic.images.processor_for(batch.experiences),
         )
 
 

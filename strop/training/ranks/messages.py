@@ -120,7 +120,7 @@ class PolicyForwardBackward:
     def run(self, worker: Rank) -> dict[str, float]:
         policy: PolicyModel = worker.model(POLICY)
         metrics = policy.forward_backward(
-            self.share.micro_batches(policy.device),
+            self.share.micro_batches(policy.device, policy.images),
             IdleSafeLoss(self.loss.build()),
             self.counts,
             entropy=self.loss.needs_entropy,
@@ -155,7 +155,7 @@ class CriticForwardBackward:
 
     def run(self, worker: Rank) -> dict[str, float]:
         critic: CriticModel = worker.model(CRITIC)
-        micro_batches = self.share.micro_batches(critic.device)
+        micro_batches = self.share.micro_batches(critic.device, critic.images)
         return dict(critic.forward_backward(micro_batches, IdleSafeLoss(self.loss), self.counts))
 
 
@@ -169,7 +169,7 @@ class EvaluateLoss:
 
     def run(self, worker: Rank) -> list[dict[str, float]]:
         policy: PolicyModel = worker.model(POLICY)
-        micro_batches = self.share.micro_batches(policy.device)
+        micro_batches = self.share.micro_batches(policy.device, policy.images)
         return policy.evaluate_loss(micro_batches, self.loss.build(), self.counts)
 
 
@@ -182,7 +182,7 @@ class ComputeTokenValues:
 
     def run(self, worker: Rank) -> dict[int, FloatArray]:
         model: Any = worker.model(CRITIC if self.quantity == "values" else POLICY)
-        micro_batches = list(self.share.micro_batches(model.device))
+        micro_batches = list(self.share.micro_batches(model.device, model.images))
         return self.share.unpack(micro_batches, self._compute(model, micro_batches))
 
     def _compute(self, model: Any, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:

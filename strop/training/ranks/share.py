@@ -20,7 +20,9 @@ from strop.data.packing import (
     renumber,
     unpack_numbered,
 )
-from strop.types import FloatArray, GlobalCounts, LossOutput, MicroBatch, TrainingBatch
+from strop.models.vision.model_images import ModelImages, has_images
+from strop.protocols import ImageProcessor
+from strop.types import FloatArray, GlobalCounts, LossOutput, MicroBatch, PackedImages, TrainingBatch
 
 T = TypeVar("T")
 
@@ -34,17 +36,25 @@ class RankShare:
     """Number of each experience in the full batch."""
     plans: tuple[MicroBatchPlan | None, ...]
     """Micro-batches, with experiences numbered as in `batch`; None for an idle one."""
+    has_images: bool = False
+    """Whether any experience of the full batch has an image, so that every rank runs its vision tower."""
 
-    def micro_batches(self, device: torch.device) -> Iterator[MicroBatch]:
+    def micro_batches(self, device: torch.device, images: ModelImages) -> Iterator[MicroBatch]:
         """The rank's micro-batches, built one at a time; they number experiences as in the full batch."""
+        processor = images.processor if self.has_images else None
         for plan in self.plans:
-            if plan is None:
-                yield _idle_micro_batch(device)
-                continue
-            built = build_micro_batch(plan, self.batch, device)
-            yield replace(
-                built, experience=tuple(self.numbers[i] if i >= 0 else -1 for i in built.experience)
-            )
+            built = self._build(plan, device, processor)
+            if processor is not None and built.images is None:
+                built = replace(built, images=_placeholder(built, processor))
+            yield built
+
+    def _build(
+        self, plan: MicroBatchPlan | None, device: torch.device, processor: ImageProcessor | None
+    ) -> MicroBatch:
+        if plan is None:
+            return _idle_micro_batch(device)
+        built = build_micro_batch(plan, self.batch, device, processor)
+        return replace(built, experience=tuple(self.numbers[i] if i >= 0 else -1 for i in built.experience))
 
     def unpack(self, micro_batches: Sequence[MicroBatch], values: Sequence[Tensor]) -> dict[int, FloatArray]:
         """[T] values of the rank's micro-batches as [L] values by the experience's number in the full batch."""
@@ -65,6 +75,7 @@ def _share(batch: TrainingBatch, plans: Sequence[MicroBatchPlan | None]) -> Rank
         batch=batch.select(numbers),
         numbers=tuple(numbers),
         plans=tuple(None if plan is None else renumber(plan, local) for plan in plans),
+        has_images=has_images(batch.experiences),
     )
 
 
@@ -85,6 +96,11 @@ class IdleSafeLoss:
             return self.loss_fn(micro_batch, outputs, counts)
         values: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logprobs
         return LossOutput(values.sum(), {})
+
+
+def _placeholder(micro_batch: MicroBatch, processor: ImageProcessor) -> PackedImages:
+    """An image without tokens, for a micro-batch without images: the tower's forward pass is collective, too."""
+    return PackedImages((), torch.zeros_like(micro_batch.loss_mask), processor.placeholder)
 
 
 def _idle_micro_batch(device: torch.device) -> MicroBatch:

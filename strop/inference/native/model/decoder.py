@@ -20,6 +20,7 @@ from strop.inference.native.model.attention import (
 from strop.inference.native.model.compaction import Compaction
 from strop.inference.native.model.kv_cache import KvCache, padded_width
 from strop.inference.native.model.rope import RotaryTable, rotate
+from strop.inference.native.model.runner import Prompt
 from strop.inference.native.model.weights import (
     LayerWeights,
     StackedWeight,
@@ -106,14 +107,15 @@ class NativeModelRunner:
         return True
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[IntArray]) -> torch.Tensor:
+    def prefill(self, prompts: Sequence[Prompt]) -> torch.Tensor:
         """[prompts, V] logits after each prompt."""
         first = self._prompts.count
-        lengths = [len(prompt) for prompt in prompts]
+        token_ids = [prompt.token_ids for prompt in prompts]
+        lengths = [len(tokens) for tokens in token_ids]
         self._prompt_lengths += lengths
         self._prompts.resize(first + len(prompts), max(self._prompt_lengths))
         hidden = [
-            self._prefill(prompts[chunk.start : chunk.stop], first + chunk.start)
+            self._prefill(token_ids[chunk.start : chunk.stop], first + chunk.start)
             for chunk in _prefill_chunks(lengths, PREFILL_CHUNK_TOKENS)
         ]
         return F.linear(torch.cat(hidden), self._weights.head.tensor)

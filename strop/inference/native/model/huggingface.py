@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from strop.errors import ModelError
 from strop.inference.native.model.compaction import Compaction
+from strop.inference.native.model.image_prefill import image_logits, prompt_images
+from strop.inference.native.model.left_padding import left_padded
+from strop.inference.native.model.runner import Prompt
 from strop.inference.native.model.weights import (
     StackedWeight,
     check_complete,
@@ -21,7 +23,8 @@ from strop.inference.native.model.weights import (
     shared_fraction,
 )
 from strop.models.family_traits import attention_implementation, has_recurrent_layers, rope_token_limit
-from strop.types import IntArray
+from strop.models.loading import language_model_class
+from strop.protocols import ImageProcessor
 
 
 @dataclass(slots=True)
@@ -53,11 +56,13 @@ class HuggingFaceModelRunner:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        image_processor: Callable[[], ImageProcessor] | None = None,
     ) -> None:
         """Raises `ModelError` for weights that do not fit the configuration, and for unsupported models."""
         self.vocab_size: int = config.get_text_config().vocab_size
         self.device = device
         self._dtype = dtype
+        self._image_processor = image_processor
         self._model = _empty_model(config, device, dtype)
         self._tensors: dict[str, torch.Tensor] = {}
         """Tensors of the model; of several tied names, the first."""
@@ -118,17 +123,16 @@ class HuggingFaceModelRunner:
         return 4 * joining >= running
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[IntArray]) -> torch.Tensor:
+    def prefill(self, prompts: Sequence[Prompt]) -> torch.Tensor:
         """[prompts, V] logits after each prompt."""
         logits = torch.empty(len(prompts), self.vocab_size, dtype=self._dtype, device=self.device)
-        lengths = [0 if self._pads else len(prompt) for prompt in prompts]
+        lengths = [0 if self._pads else len(prompt.token_ids) for prompt in prompts]
         self._pending = []
         for length in sorted(set(lengths)):
             slots = [slot for slot, each in enumerate(lengths) if each == length]
-            group, tokens, positions = self._new_group([prompts[slot] for slot in slots])
-            group.rows = torch.tensor(slots, device=self.device)
-            logits[group.rows] = self._forward(group, tokens, positions).to(self._dtype)
-            self._pending.append(group)
+            logits[torch.tensor(slots, device=self.device)] = self._prefill_group(
+                [prompts[slot] for slot in slots], slots
+            )
         return logits
 
     def add_rows(self, slots: Sequence[int]) -> None:
@@ -174,23 +178,24 @@ class HuggingFaceModelRunner:
         self._groups.clear()
         self._pending.clear()
 
-    def _new_group(self, prompts: Sequence[IntArray]) -> tuple[BatchGroup, torch.Tensor, torch.Tensor]:
-        """An empty group for prompts, and the tokens and positions [n, T] of its first forward pass."""
-        width = max(len(prompt) for prompt in prompts)
-        tokens = np.zeros((len(prompts), width), np.int64)
-        mask = np.zeros((len(prompts), width), np.int64)
-        for row, prompt in enumerate(prompts):
-            tokens[row, width - len(prompt) :] = prompt
-            mask[row, width - len(prompt) :] = 1
-        attention_mask = torch.from_numpy(mask).to(self.device)
-        positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+    def _prefill_group(self, prompts: Sequence[Prompt], slots: Sequence[int]) -> torch.Tensor:
+        """[n, V] logits after prompts that become one group."""
+        batch = left_padded([prompt.token_ids for prompt in prompts], self.device)
         group = BatchGroup(
-            rows=torch.arange(len(prompts), device=self.device),
+            rows=torch.tensor(slots, device=self.device),
             cache=DynamicCache(config=self._model.config),
-            mask=attention_mask if self._pads else None,
-            positions=positions[:, -1] + 1,
+            mask=batch.mask if self._pads else None,
+            positions=batch.positions[:, -1] + 1,
         )
-        return group, torch.from_numpy(tokens).to(self.device), positions
+        self._pending.append(group)
+        if not any(prompt.media for prompt in prompts):
+            return self._forward(group, batch.token_ids, batch.positions).to(self._dtype)
+        assert self._image_processor is not None  # the engine refuses images without one
+        images = prompt_images(prompts, batch, self._image_processor())
+        group.positions = images.positions[..., -1].amax(0) + 1
+        return image_logits(
+            self._model, batch, images, past_key_values=group.cache, attention_mask=batch.mask
+        ).to(self._dtype)
 
     def _forward(self, group: BatchGroup, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[n, V] logits of the last tokens."""
@@ -226,7 +231,7 @@ def _empty_model(config: PretrainedConfig, device: torch.device, dtype: torch.dt
     own = copy.deepcopy(config)
     own._attn_implementation = attention_implementation(config)
     with no_init_weights(), torch.device(device):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(own, dtype=dtype)  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = language_model_class(config).from_config(own, dtype=dtype)
     model.tie_weights()  # transformers skips this under no_init_weights
     model.train(False)
     return model

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from strop.inference.native.model.compaction import Compaction
-from strop.types import IntArray
+from strop.types import ImageReference, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of one or more requests."""
+
+    token_ids: IntArray
+    media: tuple[ImageReference, ...] = ()
+    """Its images, in the order of their tokens."""
 
 
 class ModelRunner(Protocol):
@@ -49,7 +59,7 @@ class ModelRunner(Protocol):
         """Whether to admit `joining` new rows now or to wait until more can join."""
         ...
 
-    def prefill(self, prompts: Sequence[IntArray]) -> torch.Tensor:
+    def prefill(self, prompts: Sequence[Prompt]) -> torch.Tensor:
         """[prompts, V] logits after each prompt; the prompts take the next slots."""
         ...
 

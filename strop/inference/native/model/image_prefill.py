@@ -1,0 +1,64 @@
+"""Prefill of prompts with images through Hugging Face's vision tower and decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from strop.inference.native.model.left_padding import LeftPadded
+from strop.inference.native.model.runner import Prompt
+from strop.models.packed_attention.forward import decoder_of
+from strop.models.vision.embedding import embed_images
+from strop.protocols import ImageProcessor
+from strop.types import VisionInputs
+
+
+@dataclass(frozen=True, slots=True)
+class PromptImages:
+    """Images of padded prompts."""
+
+    inputs: VisionInputs
+    """Pixels of all images, in the order of the rows."""
+    is_image: torch.Tensor
+    """[n, T] bool"""
+    positions: torch.Tensor
+    """[1 or 3, n, T] int64"""
+
+
+def prompt_images(prompts: Sequence[Prompt], batch: LeftPadded, processor: ImageProcessor) -> PromptImages:
+    """The images of prompts, and the positions of their tokens."""
+    rows, width = batch.token_ids.shape
+    pieces = [np.atleast_2d(processor.positions(prompt.token_ids, prompt.media)) for prompt in prompts]
+    positions = np.zeros((len(pieces[0]), rows, width), np.int64)
+    has_image = np.zeros((rows, 1), np.bool_)
+    for row, (prompt, own) in enumerate(zip(prompts, pieces, strict=True)):
+        positions[:, row, width - own.shape[1] :] = own
+        has_image[row] = bool(prompt.media)
+    device = batch.token_ids.device
+    is_pad = batch.token_ids == processor.image_token_id
+    return PromptImages(
+        processor.process([reference for prompt in prompts for reference in prompt.media]),
+        is_pad & torch.from_numpy(has_image).to(device) & batch.mask.bool(),
+        torch.from_numpy(positions).to(device),
+    )
+
+
+def image_logits(
+    model: PreTrainedModel, batch: LeftPadded, images: PromptImages, **options: Any
+) -> torch.Tensor:
+    """[n, V] logits after each prompt; `options` are those of the decoder, such as its cache."""
+    positions = images.positions
+    output = decoder_of(model)(
+        position_ids=positions if len(positions) > 1 else positions[0],
+        use_cache=True,
+        **embed_images(model, batch.token_ids, images.is_image, images.inputs),
+        **options,
+    )
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    logits: torch.Tensor = head(output.last_hidden_state[:, -1])
+    return logits

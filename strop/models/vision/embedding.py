@@ -1,0 +1,89 @@
+"""The vision tower's part of a forward pass: features of images, in place of the embeddings of their tokens."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from strop.errors import ModelError
+from strop.models.vision.families import IMAGE_FAMILIES
+from strop.types import VisionInputs
+
+
+def takes_images(config: PretrainedConfig) -> bool:
+    """Whether a model is of a family for which Strop accepts images."""
+    return config.model_type in IMAGE_FAMILIES
+
+
+def vision_tower(base: PreTrainedModel) -> nn.Module:
+    """The module that encodes images; for the Qwen-VL families with its projection to the decoder's width."""
+    inner = _inner_model(base)
+    tower: nn.Module = inner.visual if hasattr(inner, "visual") else inner.vision_model
+    return tower
+
+
+def vision_modules(base: PreTrainedModel) -> list[nn.Module]:
+    """The tower and, where that is a module of its own, the projection after it."""
+    connector = getattr(_inner_model(base), "connector", None)
+    return [vision_tower(base), *([] if connector is None else [connector])]
+
+
+def embed_images(
+    base: PreTrainedModel, token_ids: Tensor, is_image: Tensor, images: VisionInputs
+) -> dict[str, Any]:
+    """Arguments of the decoder in place of `input_ids`.
+
+    Without a token in `is_image`, as for the placeholder of a rank without images, the features contribute zero:
+    the tower's parameters have a gradient, of zero.
+
+    Args:
+        token_ids: [n, L]
+        is_image: [n, L] bool, the pad tokens of the images.
+
+    Raises `ModelError` for a model without a vision tower.
+    """
+    if not takes_images(base.config):
+        raise ModelError(
+            f"A micro-batch has images, but {type(base).__name__} takes none. Use one of the families "
+            f"{', '.join(sorted(IMAGE_FAMILIES))}."
+        )
+    embeddings = base.get_input_embeddings()(token_ids)
+    features, deepstack = _features(base, images)
+    if not is_image.any():
+        unused = sum(each.sum() for each in (features, *deepstack))
+        return {"inputs_embeds": embeddings + 0.0 * unused}
+    embedded = embeddings.masked_scatter(is_image[..., None], features.to(embeddings.dtype))
+    if not deepstack:
+        return {"inputs_embeds": embedded}
+    return {"inputs_embeds": embedded, "visual_pos_masks": is_image, "deepstack_visual_embeds": deepstack}
+
+
+def _features(base: PreTrainedModel, images: VisionInputs) -> tuple[Tensor, list[Tensor]]:
+    """[features, H] of all images in order, and those that later layers add (arXiv 2406.04334), one per layer.
+
+    A frozen tower runs without a gradient.
+    """
+    device = base.device
+    pixels = images.pixel_values.to(device)
+    inner = _inner_model(base)
+    frozen = not any(p.requires_grad for module in vision_modules(base) for p in module.parameters())
+    with torch.no_grad() if frozen else nullcontext():
+        if images.grid is not None:
+            found = inner.get_image_features(pixels, images.grid.to(device), return_dict=True)
+            features = torch.cat(tuple(found.pooler_output))
+        else:
+            assert images.pixel_mask is not None
+            mask = images.pixel_mask.to(device).bool()
+            found = inner.get_image_features(pixels[None], mask[None], return_dict=True)
+            features = found.pooler_output.flatten(0, 1)
+        layers = getattr(found, "deepstack_features", None) or ()
+        return features, [torch.cat(tuple(layer)) for layer in layers]
+
+
+def _inner_model(base: PreTrainedModel) -> Any:
+    """The model without its language-model head, if it has one."""
+    return getattr(base, "model", base)
