@@ -21,42 +21,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from engine_factory import SECTIONS, EngineFactory
 from engine_pool import requests_of
 from sampler import SIZES, Work, hugging_face, make_work
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from strop.config.schema.inference_engine import (
-    NativeEngineConfig,
-    SglangEngineConfig,
-    VllmEngineConfig,
-)
-from strop.config.schema.model import ModelConfig
 from strop.inference.pool import EnginePool, EngineSpec
-from strop.inference.registry import load_engine, running_engine
+from strop.inference.registry import running_engine
 from strop.protocols import InferenceEngine
 from strop.types import Completion, SampleRequest
 from strop.workers.start import LocalPlacement
 
-_SECTIONS: dict[str, NativeEngineConfig | VllmEngineConfig | SglangEngineConfig] = {
-    "native": NativeEngineConfig(),
-    "vLLM": VllmEngineConfig(max_model_len=512, engine_kwargs={"kv_cache_memory_bytes": 2**29}),
-    "SGLang": SglangEngineConfig(context_length=512, max_total_tokens=65536),
-}
 _GAP_PROMPTS = 8
-
-
-class EngineFactory:
-    """Builds an engine on a model folder, in its process."""
-
-    def __init__(self, name: str, folder: Path, dtype: str) -> None:
-        self.section = _SECTIONS[name].model_copy(update={"dtype": dtype})
-        self.folder = folder
-
-    def __call__(self) -> InferenceEngine:
-        """Load tokenizer and model."""
-        model = ModelConfig(path=str(self.folder))
-        tokenizer = AutoTokenizer.from_pretrained(self.folder)
-        return load_engine(self.section, model, tokenizer, torch.device("cpu"))
 
 
 def open_engine(name: str, folder: Path, dtype: str) -> InferenceEngine:
@@ -126,7 +102,7 @@ def measure(size: str, dtype: str, repeats: int) -> list[str]:
         work = make_work(SIZES[size], folder, stops=False)
         model = AutoModelForCausalLM.from_pretrained(folder)
         engines = {
-            name: opened.enter_context(running_engine(open_engine(name, folder, dtype))) for name in _SECTIONS
+            name: opened.enter_context(running_engine(open_engine(name, folder, dtype))) for name in SECTIONS
         }
         samplers = {name: sampling_function(engine, work) for name, engine in engines.items()}
         samplers["Hugging Face `generate`"] = hugging_face(work, getattr(torch, dtype))
