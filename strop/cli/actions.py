@@ -58,6 +58,7 @@ def check_run(loaded: LoadedRun) -> None:
     for stage in loaded.runs:
         print_notes(stage)
         found = [*missing_files(stage), *_unknown_rewards(stage), *_missing_workflows(stage)]
+        found = found or [*_missing_tools(stage)]
         faults += found or [*unknown_sources(stage.run), *_teacher_vocabularies(stage)]
     if faults:
         raise ConfigError(*faults)
@@ -102,6 +103,22 @@ def _unknown_rewards(loaded: LoadedRun) -> Iterator[str]:
                 load_reward_function(function)
             except RewardError as error:
                 yield f"{loaded.sources[field]}: {error}"
+
+
+def _missing_tools(loaded: LoadedRun) -> Iterator[str]:
+    """Yield an error for each file of tools or interactions of verl's with an entry that cannot be used."""
+    from strop.workflows.tools.config_file import check_classes
+
+    tasksets = {f"data.eval.{index}.": each for index, each in enumerate(loaded.run.data.eval)}
+    workflows = {"rollout.workflow": loaded.run.rollout.workflow}
+    workflows |= {f"{at}workflow": each.workflow for at, each in tasksets.items() if each.workflow}
+    for field, workflow in workflows.items():
+        if workflow.name in ("tools", "verl_agents"):
+            args = workflow.args.get("tools", {}) if workflow.name == "verl_agents" else workflow.args
+            try:
+                check_classes(args.get("tool_config"), args.get("interaction_config"))
+            except ConfigError as error:
+                yield f"{field}.args: {error}"
 
 
 def _missing_workflows(loaded: LoadedRun) -> Iterator[str]:

@@ -26,6 +26,17 @@ def import_user_module(name: str, what: str, error: type[StropError]) -> ModuleT
     return named.import_file(Path(name)) if name.endswith(".py") else named.import_module(name)
 
 
+def construct(make: Callable[..., Any], what: str, error: type[StropError], /, **options: Any) -> Any:
+    """Call a user's class. Raises `error` where the constructor raises anything but an error of Strop's."""
+    try:
+        return make(**options)
+    except StropError:
+        raise
+    except Exception as raised:
+        name = getattr(make, "__name__", str(make))
+        raise error(f"{what}: {name}(...) raised {type(raised).__name__}: {raised}.") from raised
+
+
 @dataclass(frozen=True, slots=True)
 class ImportPath:
     """Name of a function or class in user code, with the texts for error messages."""

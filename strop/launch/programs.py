@@ -25,13 +25,16 @@ Tool = Literal[
 """Command of Strop; `file` is `strop train`."""
 
 _VERL: tuple[tuple[str, Tool], ...] = (
-    (r"(?:.*_)?main_(?:ppo|dapo|prime|spin|sppo|gspo)\w*", "verl ppo"),
+    (r"(?:.*_)?main_(?:ppo|dapo|entropy|prime|spin|sppo|gspo)\w*", "verl ppo"),
     (r"(?:fsdp_)?sft_trainer\w*", "verl sft"),
     (r"main_eval", "verl eval"),
     (r"main_generation(?:_server)?", "verl generate"),
     (r"(?:legacy_)?model_merger", "verl merge"),
 )
 """Patterns of the names of verl's programs, and of those of its recipes."""
+_RECIPE = re.compile(r"main_(dapo|entropy|spin|sppo)")
+"""Programs of verl's recipes with a configuration of their own, `<recipe>_trainer`."""
+_CONFIG_OPTIONS = ("--config-name", "-cn")
 _TRL_TOOLS: tuple[Tool, ...] = ("trl grpo", "trl sft", "trl dpo")
 _PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|uv|srun|conda|ray")
 
@@ -54,11 +57,11 @@ def find_program(words: Sequence[str], folder: Path) -> TrainingProgram | None:
                 return _trinity(rest[1:])
             tool = _verl_tool(rest[0].rpartition(".")[2])
             if tool is not None:
-                return TrainingProgram(tool, tuple(rest[1:]))
+                return TrainingProgram(tool, _with_config(rest[0].rpartition(".")[2], rest[1:]))
             if found := _trl(rest[0].removeprefix("trl.scripts."), words[:index], rest[1:]):
                 return found
         elif name.endswith(".py") and index and (tool := _verl_tool(name.removesuffix(".py"))):
-            return TrainingProgram(tool, tuple(rest))
+            return TrainingProgram(tool, _with_config(name.removesuffix(".py"), rest))
         elif name == "trinity" and "run" in rest[:1]:
             return _trinity(rest)
         elif name == "trl" and rest and (found := _trl(rest[0], (), rest[1:])):
@@ -80,6 +83,14 @@ def is_python(words: Sequence[str]) -> bool:
 
 def _verl_tool(name: str) -> Tool | None:
     return next((tool for pattern, tool in _VERL if re.fullmatch(pattern, name)), None)
+
+
+def _with_config(program: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """The arguments, with the name of the program's own configuration where they select none."""
+    recipe = _RECIPE.fullmatch(program)
+    if recipe is None or any(word.partition("=")[0] in _CONFIG_OPTIONS for word in arguments):
+        return tuple(arguments)
+    return (f"--config-name={recipe[1]}_trainer", *arguments)
 
 
 def _trl(name: str, launcher: Sequence[str], arguments: Sequence[str]) -> TrainingProgram | None:

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
@@ -78,13 +78,13 @@ def load_adapter(model: PeftModel, section: LoraConfig, folder: str) -> None:
         weights = load_peft_weights(folder, device="cpu")
     except (OSError, ValueError) as error:
         raise ModelError(f"model.lora.adapter: {folder} has no adapter in PEFT's format: {error}") from error
-    expected, own = (saved.r, saved.lora_alpha), (section.rank, section.alpha)  # type: ignore[attr-defined]
+    expected, own = (saved.r, saved.lora_alpha), (section.rank, section.alpha)
     if expected != own:
         raise ModelError(
             f"model.lora.adapter: the adapter in {folder} has rank {expected[0]} and alpha {expected[1]}; write "
             "them as model.lora.rank and model.lora.alpha."
         )
-    result = set_peft_model_state_dict(model, weights)
+    result: Any = set_peft_model_state_dict(model, weights)
     lacking = [name for name in result.missing_keys if ".lora_" in name]
     if lacking or result.unexpected_keys:
         name = next(iter([*lacking, *result.unexpected_keys]))

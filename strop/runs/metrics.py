@@ -153,7 +153,7 @@ METRICS: dict[str, Metric] = {
         "Rollouts",
         "groups",
         "lower",
-        "Groups that dynamic sampling dropped because all their rewards are equal.",
+        "Groups that dynamic sampling dropped because all their rewards are equal, or that `buffer.pipeline` removed.",
     ),
     "groups/trained": Metric(
         "Rollouts",

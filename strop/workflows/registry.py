@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.config.schema.workflow import WorkflowConfig
-from strop.config.user_code import ImportPath
+from strop.config.user_code import ImportPath, construct
 from strop.errors import ConfigError
 from strop.workflows.builtin.agent import AgentWorkflow
 from strop.workflows.builtin.environment import EnvironmentWorkflow
@@ -81,15 +81,7 @@ def _find(name: str) -> Callable[..., Any]:
 
 def _construct(section: WorkflowConfig, kind: type[Any]) -> Any:
     _check(section, kind, **section.args)
-    try:
-        return kind(**section.args)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raised = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"rollout.workflow {section.name!r}: {kind.__name__}(...) raised {raised}."
-        ) from error
+    return construct(kind, f"rollout.workflow {section.name!r}", ConfigError, **section.args)
 
 
 def _check(section: WorkflowConfig, function: Callable[..., Any], /, *given: str, **args: Any) -> None:

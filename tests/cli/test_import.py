@@ -35,6 +35,16 @@ def test_one_command_of_verl(cli: Cli) -> None:
     assert again.exit_code == 2 and "launch.yaml exists already" in again.stderr
 
 
+def test_recipes_of_verl_have_configurations_of_their_own(cli: Cli) -> None:
+    Path("dapo.sh").write_text(PPO.replace("verl.trainer.main_ppo", "recipe.dapo.main_dapo"))
+    result = cli("import", "dapo.sh")
+    assert result.exit_code == 0, result.output
+    assert "--config-name=dapo_trainer" in result.output
+    assert yaml.safe_load(Path("dapo.yaml").read_text())["project"] == "verl-dapo"
+    Path("sppo.sh").write_text(PPO.replace("verl.trainer.main_ppo", "recipe.sppo.main_sppo"))
+    assert "no configuration of this name" in cli("import", "sppo.sh").stderr
+
+
 def test_several_commands(cli: Cli) -> None:
     lines = [
         "torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer data.train_files=s.parquet "

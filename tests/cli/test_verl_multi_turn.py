@@ -30,6 +30,16 @@ def command_line(folder: Path) -> list[str]:
     return [word.replace("$folder", str(folder)) for word in shlex.split(command) if word != "$@"]
 
 
+def test_a_check_reads_the_file_of_tools(made: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    tools = made / "mcp.yaml"
+    tools.write_text("tools: [{class_name: mine.py:T, config: {type: mcp}}]\n")
+    key = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+    line = [word for word in command_line(made) if not word.startswith(key)]
+    result = cli(*line, f"{key}={tools}", "--check")
+    assert result.exit_code == 2 and "an MCP server" in result.stderr
+
+
 @pytest.mark.slow
 def test_the_example_runs(made: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

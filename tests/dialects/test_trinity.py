@@ -183,7 +183,10 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         (["~buffer.default_reward_fn_type"], "write default_reward_fn_type"),
         (["+explorer.auxiliary_models=[{tensor_parallel_size: 1}]"], r"auxiliary_models\.0\.model_path"),
         (["model.lora_configs=True"], "lora_configs must be a list of mappings"),
-        (["data_processor.experience_pipeline.operators=[{name: x}]"], "write a reward function of your own"),
+        (
+            ["data_processor.experience_pipeline.operators=[{name: x}]"],
+            "an operator that Strop does not have",
+        ),
         ([f"{ACTOR}.checkpoint.save_contents=[optimizer]"], "requires 'model'"),
         (["model.model_path=${oc.env:STROP_TEST_NONE}"], "'STROP_TEST_NONE' is not set"),
         (["data.train_batch_size=3"], r"there is no key data\.train_batch_size"),

@@ -11,6 +11,7 @@ import pytest
 
 from strop.config.schema.buffer import PriorityBufferConfig
 from strop.config.schema.group_baselines import ImitationScheduleConfig, MixConfig
+from strop.config.schema.inference_engine import OpenAiEngineConfig
 from strop.config.schema.policy_gradient import KlLossConfig
 from strop.config.schema.policy_loss import (
     ImportanceSamplingLossConfig,
@@ -136,3 +137,19 @@ def test_thinking_is_a_variable_of_the_chat_template() -> None:
         assert write_dialect(LEDGER, run).unsupported == ()
     with pytest.raises(ConfigError, match="differ; write one of them"):
         read("++explorer.rollout_model.enable_thinking=false", "++model.enable_thinking=true")
+
+
+@pytest.mark.usefixtures("trinity_file")
+def test_an_external_model_is_evaluated_on_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """examples/bench/external_model.yaml (Trinity 0.6) has no taskset to train on."""
+    external = "+model.external_model={enable: true, model_name: big, api_key_env: KEY}"
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:8000/v1")
+    run = read(external, "mode=bench", "~buffer.explorer_input.taskset").run
+    assert run.rollout.engine == OpenAiEngineConfig(
+        base_url="http://localhost:8000/v1", model="big", api_key_env="KEY", api="chat"
+    )
+    assert run.data.train.path == run.data.eval[0].path
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    assert read(external, "mode=bench").run.rollout.engine.base_url == "https://api.openai.com/v1"
+    with pytest.raises(ConfigError, match="only mode: bench supports"):
+        read(external)

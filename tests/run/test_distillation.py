@@ -77,6 +77,12 @@ def test_a_resumed_run_is_the_uninterrupted_one(values, teacher):
     assert all(found[name].equal(tensor) for name, tensor in wanted.items())
 
 
+def test_an_evaluation_loads_no_teacher(values, teacher, tmp_path):
+    absent = {"path": str(tmp_path / "absent"), "dtype": "float32"}
+    run = strop.load(values(algorithm=only(absent, loss={})))
+    assert strop.evaluate(run)
+
+
 def test_each_source_has_its_teacher(values, teacher, tiny, tmp_path):
     tasks = [json.loads(line) for line in (tiny / "tasks.jsonl").read_text().splitlines()]
     rows = [task | {"source": "even" if int(task["answer"]) % 2 == 0 else "odd"} for task in tasks]

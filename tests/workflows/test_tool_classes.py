@@ -13,6 +13,7 @@ from strop.config.schema.workflow import WorkflowConfig
 from strop.errors import ConfigError
 from strop.workflows.registry import load_workflow
 from strop.workflows.tools.class_tool import ClassTool, verl_result
+from strop.workflows.tools.config_file import check_classes
 from strop.workflows.tools.tool_session import OutputLimit
 from strop.workflows.verl_interface.agent_data import AgentData
 from strop.workflows.verl_interface.gsm8k_tool import Gsm8kTool
@@ -370,6 +371,25 @@ def test_wrong_configuration_files(tmp_path, entry, told):
     with pytest.raises(ConfigError, match=told) as raised:
         load_workflow(WorkflowConfig(name="tools", args={"tool_config": str(path)}))
     assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ({"class_name": "verl.tools.search_tool.SearchTool"}, "a class of verl, which is not installed"),
+        ({"class_name": "mine.py:T", "config": {"type": "mcp"}}, "an MCP server"),
+        ({"config": {}}, "needs a class_name"),
+    ],
+)
+def test_a_check_finds_what_cannot_be_used_and_imports_no_class_of_the_user(tmp_path, entry, told):
+    path = tmp_path / "tools.yaml"
+    known = {"class_name": "verl.tools.gsm8k_tool.Gsm8kTool"}
+    path.write_text(yaml.safe_dump({"tools": [known, {"class_name": "none.such.Tool"}]}))
+    check_classes(str(path), None)
+    path.write_text(yaml.safe_dump({"tools": [known, entry], "interaction": [entry]}))
+    for files in ((str(path), None), (None, str(path))):
+        with pytest.raises(ConfigError, match=told):
+            check_classes(*files)
 
 
 def test_a_missing_module_of_verl_is_named(tmp_path, user_file):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from strop.config.schema.base import Section
+from strop.config.schema.pipeline import ExperienceOperatorConfig
 from strop.config.units import MAX_SECONDS
 
 DEFAULT_BUFFER_NAME = "experience_buffer"
@@ -35,6 +36,8 @@ class BaseBufferConfig(Section):
 
     read_timeout_seconds: float = Field(1800.0, ge=0, le=MAX_SECONDS)
     """Maximum wait for a complete batch; after it the trainer reads an incomplete batch."""
+    pipeline: tuple[ExperienceOperatorConfig, ...] = ()
+    """Operators that change or remove scored rollouts before they enter the buffer, in order; none by default."""
 
 
 class QueueBufferConfig(BaseBufferConfig):

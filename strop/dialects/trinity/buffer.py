@@ -18,6 +18,7 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.value_types import INTEGER, nullable
 from strop.dialects.trinity import experience_buffer, sample_strategy, tasksets
 from strop.dialects.trinity.buffer_writer import write_batches, write_duration
+from strop.dialects.trinity.packaged_workflows import TRAINS_ON_VERDICTS
 from strop.dialects.trinity.presets import (
     MIXED,
     advantage,
@@ -56,7 +57,7 @@ def _task_counts(
     Raises ConfigError where a number of whole tasks and steps does not give that number.
     """
     rollouts = tasks * repeat
-    if not experiences or experiences == rollouts or counts_turns(foreign):
+    if not experiences or experiences == rollouts or counts_turns(foreign) or _has_other_experiences(foreign):
         return {"trainer.tasks_per_step": tasks}
     if experiences % rollouts == 0 and not demonstrations:
         return {"trainer.tasks_per_step": experiences // repeat}
@@ -72,12 +73,19 @@ def _task_counts(
     )
 
 
+def _has_other_experiences(foreign: ForeignValues) -> bool:
+    """Whether the workflow trains on more than the rollouts of a task, such as on the verdicts of a judge."""
+    return foreign["buffer.explorer_input.default_workflow_type"] in TRAINS_ON_VERDICTS
+
+
 def counts_turns(foreign: ForeignValues) -> bool:
     """Whether an experience is a turn, of which a rollout has any number."""
     return advantage(foreign) in ("step_wise_grpo", "multi_step_grpo")
 
 
 def _turns(foreign: ForeignValues) -> str | None:
+    if foreign["buffer.train_batch_size"] and _has_other_experiences(foreign):
+        return "the workflow decides how many experiences a task gives, and a step trains on those of batch_size tasks"
     if is_offline(foreign) or not counts_turns(foreign) or not foreign["buffer.train_batch_size"]:
         return None
     return "it counts turns, and Strop's step trains on all turns of the rollouts of batch_size tasks"

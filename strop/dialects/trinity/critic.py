@@ -9,7 +9,7 @@ from strop.dialects.ledger.key_mapping import mapped
 from strop.dialects.ledger.value_types import MAPPING, NUMBER, STRING, nullable
 from strop.dialects.trinity.embedded_verl import PREFIX, embedded_converter, verl_row
 from strop.dialects.trinity.presets import without_critic
-from strop.dialects.verl.critic import critic
+from strop.dialects.verl.critic_converters import critic
 
 _ACTOR = f"{PREFIX}actor_rollout_ref.actor"
 TOTAL_STEPS = "according to the page, Trinity sets it; write trainer.total_steps"

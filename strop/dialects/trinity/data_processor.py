@@ -16,13 +16,11 @@ from strop.dialects.ledger.key_mapping import (
     versions,
 )
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, MAPPING, MAPPING_LIST, STRING, nullable
+from strop.dialects.trinity import experience_operators
 
 _TASKS, _EXPERIENCES = "data_processor.task_pipeline", "data_processor.experience_pipeline"
 _PREPARE = "with --here, the run reads its data as they are; prepare them before the run"
-_OPERATORS = (
-    "Strop has no operators that change rollouts before training; write a reward function of your own that gives the "
-    "score, and remove the pipeline"
-)
+_BUFFERS = "rollouts go from the explorer to the buffer of the trainer only; remove it"
 
 
 def _has_no_operators(foreign: ForeignValues) -> str | None:
@@ -30,24 +28,24 @@ def _has_no_operators(foreign: ForeignValues) -> str | None:
 
 
 ROWS: tuple[KeyMapping, ...] = (
-    *(
-        placement(
-            f"service.data_juicer.{name}",
-            UNSET,
-            "Strop calls no Data-Juicer service",
-            supported=never,
-            value_type=ANY,
-        )
-        for name in ("server_url", "auto_start", "port")
+    placement(
+        f"{experience_operators.SERVICE}.auto_start",
+        UNSET,
+        "Strop starts no Data-Juicer service; one that runs at server_url is used",
+        supported=lambda foreign, value: not value,
+        value_type=ANY,
+    ),
+    no_effect(
+        f"{experience_operators.SERVICE}.port",
+        UNSET,
+        "the port of a service that auto_start starts",
+        value_type=ANY,
     ),
     *(
         placement(f"{_TASKS}.{name}", UNSET, _PREPARE, supported=never, value_type=ANY)
         for name in ("num_process", "operators.0.name", "operators.0.args", "inputs", "target_fields")
     ),
-    *(
-        refused(f"{_EXPERIENCES}.operators.0.{name}", UNSET, _OPERATORS, supported=never)
-        for name in ("name", "args")
-    ),
+    *experience_operators.ROWS,
     *unstated_defaults(
         *versions(
             *(
@@ -75,7 +73,7 @@ ROWS: tuple[KeyMapping, ...] = (
                 refused(
                     f"{_EXPERIENCES}.{name}.*",
                     UNSET,
-                    _OPERATORS,
+                    _BUFFERS,
                     supported=always,
                     inactive=_has_no_operators,
                 )

@@ -230,8 +230,6 @@ EXPLORER = (
             for name in (
                 "model_path",
                 "max_model_len",
-                "max_prompt_tokens",
-                "max_response_tokens",
                 "min_response_tokens",
                 "temperature",
                 "top_p",
@@ -239,6 +237,15 @@ EXPLORER = (
                 "repetition_penalty",
                 "enable_prompt_truncation",
             )
+        ),
+        *(
+            no_effect(
+                f"explorer.rollout_model.{name}",
+                None,
+                f"Trinity replaces it by model.{name}",
+                value_type=nullable(INTEGER),
+            )
+            for name in ("max_prompt_tokens", "max_response_tokens")
         ),
         refused(
             "explorer.rollout_model.ignore_eos",

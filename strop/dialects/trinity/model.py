@@ -22,7 +22,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, MAPPING_LIST, NUMBER, STRING, nullable
-from strop.dialects.trinity import critic
+from strop.dialects.trinity import critic, external_model
 from strop.dialects.trinity.buffer_writer import EVAL
 from strop.dialects.trinity.experience_buffer import TEMPLATE, TEMPLATE_PATH
 from strop.dialects.trinity.presets import is_offline, only_sampled
@@ -141,21 +141,18 @@ _SAMPLING = (
     *(
         refused(f"model.{name}", default, why)
         for name, default, why in (
-            ("tinker.enable", False, "Strop trains on this machine; remove it"),
             (
-                "external_model.enable",
+                "tinker.enable",
                 False,
-                "Strop evaluates models that it loads, token by token, and has no client for one behind an API; write "
-                "the folder of the weights, or its name on the Hub, as model_path",
+                "Tinker is a service that trains and samples on its own machines, with its own LoRA; Strop trains on "
+                "this machine or cluster; remove the section, and write model.lora_configs for LoRA",
             ),
             ("rope_scaling", None, "write a model folder whose config.json has it"),
             ("rope_theta", None, "write a model folder whose config.json has it"),
         )
     ),
-    *(
-        no_effect(f"model.{section}.*", UNSET, "its switch is off", value_type=ANY)
-        for section in ("tinker", "external_model")
-    ),
+    *external_model.ROWS,
+    no_effect("model.tinker.*", UNSET, "its switch is off", value_type=ANY),
     placement("model.fully_sharded_loras", False, NO_SHARDS, supported=always),
     placement(
         "model.max_cpu_loras", None, "a run has one adapter", supported=always, value_type=nullable(INTEGER)

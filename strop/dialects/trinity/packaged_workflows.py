@@ -39,6 +39,10 @@ PACKAGED: Mapping[str, str] = {
 """Needs of each workflow besides trinity-rft. A configuration with one is read; `--check` says what is missing."""
 
 
+TRAINS_ON_VERDICTS = ("math_trainable_ruler_workflow",)
+"""Workflows whose experiences are the rollouts of a task and the replies in which the model judged them."""
+
+
 def package_fault(name: str) -> str | None:
     """Why a workflow of Trinity's package cannot run; None for any other name."""
     if name not in PACKAGED:

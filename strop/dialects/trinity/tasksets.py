@@ -46,10 +46,12 @@ def tasks(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the training and evaluation tasksets with their workflows and rewards."""
     settings: dict[str, Any] = {"data.shuffle": _is_shuffled(foreign)}
     evaluated = foreign[EVAL] or {}
-    places = [*([] if is_offline(foreign) else [TASKSET]), *(f"{EVAL}.{index}" for index in evaluated)]
+    places = [f"{EVAL}.{index}" for index in evaluated]
     if not is_offline(foreign):
+        if not (places and _trains_on_nothing(foreign)):
+            places = [TASKSET, *places]
         _check_repeats(foreign)
-        settings |= {f"data.train.{name}": v for name, v in _taskset(foreign, TASKSET).items()}
+        settings |= {f"data.train.{name}": v for name, v in _taskset(foreign, places[0]).items()}
         settings |= _queue(foreign)
         settings |= {f"rollout.sampling.{name}": v for name, v in _sampling(foreign, TASKSET).items()}
         settings |= rewards.overlong_penalty(
@@ -62,6 +64,11 @@ def tasks(foreign: ForeignValues) -> Mapping[str, Any]:
         settings["reward.functions"] = _written(foreign, places[0])
     settings["data.eval"] = [_measured(foreign, index, places[0]) for index in evaluated]
     return settings
+
+
+def _trains_on_nothing(foreign: ForeignValues) -> bool:
+    """Mode bench without a taskset to train on: the first evaluation taskset is written in its place."""
+    return foreign["mode"] == "bench" and not foreign[f"{TASKSET}.path"]
 
 
 def _is_shuffled(foreign: ForeignValues) -> bool:

@@ -8,13 +8,11 @@ from typing import Any
 from strop.config.load.loader import LoadedRun
 from strop.config.load.overrides import parse_overrides
 from strop.config.load.yaml_file import read_yaml
-from strop.config.schema import Run
 from strop.dialects.hydra.selection import ConfigSelection
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
     aliases,
-    any_inactive,
     mapped,
     no_effect,
     not_on_page,
@@ -23,7 +21,6 @@ from strop.dialects.ledger.key_mapping import (
     placement_section,
     refused,
     unless,
-    written_by,
 )
 from strop.dialects.ledger.placement_notes import ALWAYS_PACKED, NO_SHARDS, ONE_GPU, ONE_MACHINE, OWN_KERNELS
 from strop.dialects.ledger.reader import read_dialect
@@ -32,118 +29,26 @@ from strop.dialects.ledger.value_types import (
     ANY,
     INTEGER,
     NUMBER,
-    NUMBER_LIST_OR_TEXT,
     STRING,
     STRING_OR_LIST,
     nullable,
     one_of,
 )
-from strop.dialects.verl import switches
+from strop.dialects.verl import sft_engine_data, sft_engine_optimizer, switches
 from strop.dialects.verl.checkpoint_contents import checkpoint_contents_rows
-from strop.dialects.verl.data import (
-    custom_class,
-    custom_class_rows,
-    template_args,
-    write_custom_class,
-    write_template_args,
-)
 from strop.dialects.verl.hydra import read_command_line
-from strop.dialects.verl.lr_schedule import fsdp_schedule, megatron_schedule
-from strop.dialects.verl.megatron_optimizer import schedule_rows
 from strop.dialects.verl.sft_converters import (
     DTYPES,
-    betas,
     imports,
-    length_limit,
     lora,
-    row_columns,
     without_lora,
-    write_row_columns,
 )
+from strop.dialects.verl.sft_engine_optimizer import is_empty
 from strop.dialects.verl.sft_intervals import INTERVALS
 from strop.dialects.verl.shipped import SFT_ENGINE
 from strop.dialects.verl.trainer import duration, folder, lacking_monitors, monitors, one_gpu, resume
 
-_megatron = unless("engine.strategy", "megatron")
-_falling = any_inactive(
-    _megatron, unless("optim.lr_decay_style", "linear", "cosine", "inverse_square_root", "WSD")
-)
-_wsd = any_inactive(_megatron, unless("optim.lr_decay_style", "WSD"))
-_fixed = unless("data.use_dynamic_bsz", False)
-_dynamic = unless("data.use_dynamic_bsz", True)
 _mtp = unless("model.mtp.enable", True)
-
-
-def _fsdp(foreign: ForeignValues) -> str | None:
-    return None if _megatron(foreign) else "engine.strategy is megatron"
-
-
-_cosine = any_inactive(_fsdp, unless("optim.warmup_style", "cosine"))
-
-
-def write_conversations(run: Run) -> Mapping[str, Any]:
-    """Write the files and the column of the conversations."""
-    train, held_out = run.data.train, run.data.eval
-    return {
-        "data.train_files": train.path,
-        "data.val_files": held_out[0].path if held_out else None,
-        "data.messages_key": train.response,
-        **write_row_columns(run, "data"),
-        **write_custom_class(train.dataset),
-    }
-
-
-@written_by(write_conversations)
-def conversations(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the files, and the column of whole conversations, of which the assistant's turns are trained."""
-    columns: dict[str, Any] = {"response": foreign["data.messages_key"], **row_columns(foreign, "data")}
-    dataset = custom_class(foreign)
-    settings: dict[str, Any] = {"algorithm.type": "sft", "data.eval": []}
-    for name, files in (("train", "data.train_files"), ("val", "data.val_files")):
-        limit = foreign[f"data.{name}_max_samples"]
-        taskset = {"path": foreign[files], **columns}
-        taskset |= {"limit_tasks": limit} if limit > 0 else {}
-        taskset |= {} if dataset is None else {"dataset": dataset}
-        if name == "train":
-            settings |= {f"data.train.{key}": value for key, value in taskset.items()}
-        elif foreign[files] is not None:
-            settings["data.eval"] = [{"name": "val", **taskset}]
-    return settings
-
-
-@written_by(write_template_args)
-def thinking_args(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the variables of the chat template; `enable_thinking_default` is one of them."""
-    args = dict(template_args(foreign).get("data.chat_template_args", {}))
-    thinking = foreign["data.enable_thinking_default"]
-    if thinking not in (None, "none"):
-        args["enable_thinking"] = bool(thinking)
-    return {"data.chat_template_args": args} if args else {}
-
-
-def write_micro_batch(run: Run) -> Mapping[str, Any]:
-    """Write the micro-batch size in tokens or in sequences."""
-    size = run.trainer.microbatch
-    by_tokens = size.unit == "tokens"
-    key = "data.max_token_len_per_gpu" if by_tokens else "data.micro_batch_size_per_gpu"
-    return {"data.use_dynamic_bsz": by_tokens, key: size.count}
-
-
-@written_by(write_micro_batch)
-def micro_batch(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the micro-batch size: tokens for a dynamic batch size, else sequences."""
-    if foreign["data.use_dynamic_bsz"]:
-        return {"trainer.microbatch": f"{foreign['data.max_token_len_per_gpu']} tokens"}
-    return {"trainer.microbatch": f"{foreign['data.micro_batch_size_per_gpu']} sequences"}
-
-
-def schedule(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the schedule and the bound of the gradient norm from the keys of the engine."""
-    own = fsdp_schedule(foreign, "optim") if _megatron(foreign) else megatron_schedule(foreign, "optim")
-    settings = {f"trainer.schedule.{name}": value for name, value in own.items()}
-    if foreign.is_set("optim.init_lr_ratio") and foreign["engine.strategy"] == "automodel":
-        settings["trainer.schedule.start_ratio"] = foreign["optim.init_lr_ratio"]
-    return settings | {"trainer.max_grad_norm": foreign["optim.clip_grad"] or None}
 
 
 def template(foreign: ForeignValues) -> Mapping[str, Any]:
@@ -156,101 +61,10 @@ def precision(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"model.dtype": DTYPES[foreign["engine.model_dtype"]], "model.compute_dtype": "bfloat16"}
 
 
-def _is_empty(foreign: ForeignValues, value: Any) -> bool:
-    return value in (None, {}, [], 0, False)
-
-
 def _heads_only(foreign: ForeignValues, value: Any) -> bool:
     return not value or bool(foreign["model.mtp.detach_encoder"])
 
 
-_DATA = (
-    mapped("data.train_batch_size", 256, "trainer.tasks_per_step", note="counts rows"),
-    mapped("data.micro_batch_size_per_gpu", 4, "trainer.microbatch", read=micro_batch, inactive=_fixed),
-    mapped("data.max_token_len_per_gpu", 8192, "trainer.microbatch", read=micro_batch, inactive=_dynamic),
-    mapped("data.use_dynamic_bsz", True, "trainer.microbatch", read=micro_batch),
-    mapped(
-        "data.train_files",
-        "~/data/gsm8k/train.parquet",
-        "data.train.path",
-        read=conversations,
-        value_type=STRING_OR_LIST,
-    ),
-    mapped(
-        "data.val_files",
-        None,
-        "data.eval.0.path",
-        read=conversations,
-        value_type=nullable(STRING_OR_LIST),
-        note="the loss on this file is the evaluation",
-    ),
-    mapped("data.train_max_samples", -1, "data.train.limit_tasks", read=conversations),
-    mapped("data.val_max_samples", -1, "data.eval.0.limit_tasks", read=conversations),
-    mapped(
-        "data.messages_key", "messages", "data.train.response", "data.eval.0.response", read=conversations
-    ),
-    mapped(
-        "data.max_length",
-        1024,
-        "data.max_prompt_tokens",
-        "data.max_response_tokens",
-        read=length_limit,
-        note="bounds a whole conversation",
-    ),
-    mapped(
-        "data.truncation",
-        "error",
-        "data.overlong",
-        read=length_limit,
-        value_type=one_of("error", "left", "right"),
-    ),
-    mapped(
-        "data.tools_key",
-        "tools",
-        "data.train.tools",
-        "data.eval.0.tools",
-        read=conversations,
-        note="column of a row's tools, where it exists",
-    ),
-    mapped(
-        "data.enable_thinking_key",
-        "enable_thinking",
-        "data.train.template_columns",
-        "data.eval.0.template_columns",
-        read=conversations,
-        note="column of a row's own enable_thinking, where it exists",
-    ),
-    mapped(
-        "data.enable_thinking_default",
-        None,
-        "data.chat_template_args",
-        read=thinking_args,
-        value_type=ANY,
-        note="enable_thinking of rows without it; null or none for the template's own default",
-    ),
-    *custom_class_rows(
-        conversations, "a torch Dataset of input_ids, attention_mask and loss_mask, or of rows"
-    ),
-    *(
-        no_effect(f"data.{name}", default, why, value_type=ANY)
-        for name, default, why in (
-            ("pad_mode", "no_padding", ALWAYS_PACKED),
-            ("balance_dp_token", False, "a single process needs no balancing"),
-            ("use_shm", False, "the data is read from its files"),
-            ("num_workers", 8, "rows are read in this process"),
-            ("ignore_input_ids_mismatch", False, "a conversation is always tokenized as a whole"),
-            ("image_key", "images", "Strop trains on text"),
-            ("video_key", "videos", "Strop trains on text"),
-        )
-    ),
-    mapped(
-        "data.apply_chat_template_kwargs.*",
-        UNSET,
-        "data.chat_template_args",
-        read=thinking_args,
-        note="variables of the chat template",
-    ),
-)
 _MODEL = (
     mapped("model.path", "~/models/deepseek-llm-7b-chat", "model.path"),
     mapped("model.tokenizer_path", None, "model.tokenizer", value_type=nullable(STRING)),
@@ -276,7 +90,7 @@ _MODEL = (
         inactive=without_lora,
     ),
     *(
-        refused(f"model.{name}", default, why, supported=_is_empty)
+        refused(f"model.{name}", default, why, supported=is_empty)
         for name, default, why in (
             ("exclude_modules", None, "write model.target_modules"),
             ("lora_adapter_path", None, "write the merged model's folder as model.path"),
@@ -321,7 +135,7 @@ _ENGINE = (
         note="dtype of the parameters; computation is in bfloat16",
     ),
     *(
-        refused(f"engine.{name}", UNSET, f"{why}; write 0", supported=_is_empty)
+        refused(f"engine.{name}", UNSET, f"{why}; write 0", supported=is_empty)
         for name, why in (
             ("override_transformer_config.moe_aux_loss_coeff", "Strop adds no such loss"),
             ("override_transformer_config.moe_z_loss_coeff", "Strop adds no such loss"),
@@ -334,103 +148,6 @@ _ENGINE = (
         )
     ),
     placement_section("engine", NO_SHARDS),
-)
-_SCHEDULE = schedule_rows("optim", "trainer", schedule, _megatron, _falling, _wsd)
-_OPTIM = (
-    mapped("optim.lr", 1e-3, "trainer.optimizer.lr"),
-    mapped("optim.weight_decay", 0.01, "trainer.optimizer.weight_decay"),
-    mapped(
-        "optim.betas",
-        [0.9, 0.999],
-        "trainer.optimizer.betas",
-        read=betas,
-        value_type=NUMBER_LIST_OR_TEXT,
-        note="a list, or a list in quotes",
-    ),
-    mapped("optim.clip_grad", 1.0, "trainer.max_grad_norm", read=schedule, note="0 means no bound"),
-    mapped(
-        "optim.lr_warmup_steps",
-        -1,
-        "trainer.schedule.warmup",
-        read=schedule,
-        value_type=nullable(INTEGER),
-        note="a negative value means that the ratio applies",
-    ),
-    mapped("optim.lr_warmup_steps_ratio", 0.0, "trainer.schedule.warmup", read=schedule),
-    mapped(
-        "optim.warmup_style",
-        "constant",
-        "trainer.schedule.type",
-        read=schedule,
-        value_type=nullable(one_of("constant", "cosine")),
-        inactive=_fsdp,
-    ),
-    mapped("optim.min_lr_ratio", 0.0, "trainer.schedule.min_ratio", read=schedule, inactive=_cosine),
-    mapped("optim.num_cycles", 0.5, "trainer.schedule.cycles", read=schedule, inactive=_cosine),
-    mapped("optim.init_lr_ratio", 0.0, "trainer.schedule.start_ratio", read=schedule, inactive=_fsdp),
-    mapped("optim.lr_min", 0.0, "trainer.schedule.min_ratio", read=schedule, inactive=_fsdp),
-    mapped("optim.lr_start", 0.0, "trainer.schedule.start_ratio", read=schedule, inactive=_fsdp),
-    *_SCHEDULE.values(),
-    *(
-        refused(f"optim.{name}", default, why, supported=supported)
-        for name, default, why, supported in (
-            ("lr_decay_ratio", 1.0, "the rate decays until the end of the run", only(1.0)),
-            ("zero_indexed_step", True, "the schedule counts steps from 0", only(True)),
-            ("weight_decay_incr_style", "constant", "the weight decay is constant", only("constant")),
-            ("wd_incr_style", "constant", "the weight decay is constant", only("constant")),
-            ("total_training_steps", -1, "write trainer.total_training_steps", only(-1)),
-            ("eps", 1e-8, "AdamW's epsilon is 1e-8", only(1e-8)),
-            (
-                "optimizer",
-                "AdamW",
-                "Strop reads AdamW here; another optimizer needs a run file",
-                only("AdamW", "adam", "adamw", "FusedAdam", "_AdamW"),
-            ),
-        )
-    ),
-    *(
-        placement(
-            f"optim.{name}",
-            default,
-            "the optimizer's state is in float32",
-            supported=only(default),
-            value_type=ANY,
-        )
-        for name, default in (
-            ("optimizer_impl", "torch.optim"),
-            ("master_weights", False),
-            ("store_param_remainders", False),
-            ("exp_avg_dtype", None),
-            ("exp_avg_sq_dtype", None),
-            ("master_weight_dtype", None),
-            ("main_grads_dtype", "fp32"),
-            ("use_precision_aware_optimizer", False),
-        )
-    ),
-    no_effect("optim.use_checkpoint_opt_param_scheduler", False, "a resumed run always keeps its schedule"),
-    *(
-        placement(
-            f"optim.override_optimizer_config.{name}",
-            UNSET,
-            "the optimizer's state is in float32, on the device that trains",
-            supported=only(UNSET),
-            value_type=ANY,
-        )
-        for name in (
-            "optimizer_cpu_offload",
-            "optimizer_offload_fraction",
-            "overlap_cpu_optimizer_d2h_h2d",
-            "use_precision_aware_optimizer",
-            "foreach",
-            "fused",
-        )
-    ),
-    refused(
-        "optim.override_optimizer_config.*",
-        UNSET,
-        "Strop does not know this option of the optimizer",
-        supported=_is_empty,
-    ),
 )
 _TRAINER = (
     *INTERVALS,
@@ -494,7 +211,7 @@ _TRAINER = (
     no_effect("hydra.*", UNSET, "the run folder is trainer.default_local_dir", value_type=ANY),
     *checkpoint_contents_rows("checkpoint"),
 )
-_ROWS = (*_DATA, *_MODEL, *_ENGINE, *_OPTIM, *_TRAINER)
+_ROWS = (*sft_engine_data.ROWS, *_MODEL, *_ENGINE, *sft_engine_optimizer.ROWS, *_TRAINER)
 LEDGER = Ledger(
     "verl-sft-engine",
     not_on_page(*_ROWS, *aliases(_ROWS, {"optim.lr_scheduler_type": "optim.warmup_style"})),

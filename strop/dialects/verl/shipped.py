@@ -64,10 +64,11 @@ _DAPO = {
     "reward_model.reward_manager": "dapo",
     "trainer.project_name": "verl-dapo",
 }
+_TRANSFER = "verl-dapo-transferqueue"
 _ASYNC = {"actor_rollout_ref.rollout.calculate_log_probs": True}
 
 
-def _recipe(base: str, values: dict[str, object]) -> ShippedConfig:
+def _recipe(base: str, values: Mapping[str, Any]) -> ShippedConfig:
     return ShippedConfig(values, (base, "_self_"))
 
 
@@ -76,10 +77,14 @@ PPO = ShippedConfigs(
     {
         "ppo_trainer": _PPO,
         "ppo_megatron_trainer": _PPO_MEGATRON,
-        "dapo_trainer": _recipe("ppo_trainer", dict(_DAPO)),
-        "dapo_megatron_trainer": _recipe("ppo_megatron_trainer", dict(_DAPO)),
-        "one_step_off_ppo_trainer": _recipe("ppo_trainer", dict(_ASYNC)),
-        "one_step_off_ppo_megatron_trainer": _recipe("ppo_megatron_trainer", dict(_ASYNC)),
+        "dapo_trainer": _recipe("ppo_trainer", _DAPO),
+        "dapo_megatron_trainer": _recipe("ppo_megatron_trainer", _DAPO),
+        "dapo_transfer_queue_trainer": _recipe(
+            "ppo_megatron_trainer", _DAPO | {"trainer.project_name": _TRANSFER}
+        ),
+        "entropy_trainer": _recipe("ppo_trainer", _DAPO | {"trainer.project_name": "verl-entropy"}),
+        "one_step_off_ppo_trainer": _recipe("ppo_trainer", _ASYNC),
+        "one_step_off_ppo_megatron_trainer": _recipe("ppo_megatron_trainer", _ASYNC),
         **_GROUPS,
     },
     _PACKAGES,

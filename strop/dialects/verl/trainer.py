@@ -23,7 +23,7 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.placement_notes import ONE_GPU, ONE_MACHINE
 from strop.dialects.ledger.value_types import INTEGER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.dialects.verl import switches
-from strop.dialects.verl.critic import critic
+from strop.dialects.verl.critic_converters import critic
 
 _MONITORS = get_args(MonitorName)
 """Monitors of the run file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from strop.config.user_code import construct
 from strop.errors import RewardError
 
 TRINITY = "trinity"
@@ -23,12 +24,7 @@ def construct_reward_fn(
 
     Raises RewardError if the constructor does.
     """
-    try:
-        reward_fn = kind(**args)
-    except Exception as error:
-        raise RewardError(
-            f"reward {name!r}: {kind.__name__}(...) raised {type(error).__name__}: {error}."
-        ) from error
+    reward_fn = construct(kind, f"reward {name!r}", RewardError, **args)
 
     def score(completion: str, answer: Any = None) -> dict[str, float]:
         parts = reward_fn(response=completion, truth=answer)

@@ -199,7 +199,7 @@ class ContinuousExplorer:
             "time/wait_for_weights_seconds": step.wait_seconds,
             "time/load_weights_seconds": step.load_seconds,
         }
-        if self._settings.dynamic is not None:
+        if self._settings.filters_groups:
             metrics["groups/filtered"] = float(len(sampled) - step.learnable)
         self._progress.record(step.number, sampled, metrics)
         self._last_record = now

@@ -16,6 +16,7 @@ from strop.errors import CheckpointError, ConfigError
 from strop.protocols import TrainingEngine
 from strop.rewards.known_sources import require_known_sources
 from strop.run.drivers.offline_policy import load_held_out, open_offline_policy, require_eval_data
+from strop.run.entry.policy_only import policy_only
 from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import evaluate as evaluate_tasksets
 from strop.run.rollout.rollout_services import reward_sources
@@ -98,7 +99,7 @@ def _open_sampling(
     tokenizer = load_run_tokenizer(run)
     tasks = load_eval_tasks(run, tokenizer, run.data.eval)
     with (
-        open_training_engines(run) as engines,
+        open_training_engines(policy_only(run)) as engines,
         open_colocated_policy(run, engines, tokenizer, reward_sources(run, reward), None, stop) as policy,
     ):
 

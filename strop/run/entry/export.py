@@ -15,6 +15,7 @@ from strop.models.formats.verl_fsdp import (
     load_verl_fsdp_checkpoint,
 )
 from strop.models.loading import load_tokenizer
+from strop.run.entry.policy_only import policy_only
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.folder import RunFolder
 from strop.training.backends.registry import open_training_engines
@@ -39,7 +40,7 @@ def export_checkpoint(folder: Path, to: Path, step: int | None) -> Path:
     if found is None:
         raise CheckpointError(f"No good checkpoint in {source.checkpoints}. {' '.join(skipped)}")
     run = load_run(source.run_file).run
-    with open_training_engines(run) as engines:
+    with open_training_engines(policy_only(run)) as engines:
         engine = engines.policy()
         engine.load(found)
         engine.export(to, load_run_tokenizer(run).save_pretrained)

@@ -23,6 +23,7 @@ from strop.data.taskset import load_taskset
 from strop.errors import ConfigError, DataError
 from strop.inference.registry import load_engine, running_engine
 from strop.models.loading import load_tokenizer
+from strop.run.entry.policy_only import policy_only
 from strop.run.rollout.colocated_policy import open_colocated_policy
 from strop.run.rollout.explorer import Explorer, check_error_fraction
 from strop.run.rollout.rollout_services import UNSCORED
@@ -86,7 +87,7 @@ def _open_explorer(
             yield explorer, 0
         return
     with (
-        open_training_engines(run) as engines,
+        open_training_engines(policy_only(run)) as engines,
         open_colocated_policy(run, engines, tokenizer, UNSCORED, checkpoint) as policy,
     ):
         yield policy.explorer, policy.state.step

@@ -11,6 +11,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_gradient import DynamicSamplingConfig
 from strop.errors import RewardError
+from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipeline
 from strop.run.rollout.explorer import ExplorationResult, Explorer, ScoredGroup, check_error_fraction
 from strop.run.rollout.sampling import sampling_params
 from strop.run.rollout.tasks import TrainTaskSource
@@ -29,6 +30,7 @@ class GroupSettings:
     """Sampling of the greedy baseline rollout; None if the algorithm has no such baseline."""
     dynamic: DynamicSamplingConfig | None
     max_error_fraction: float
+    pipeline: ExperiencePipeline
 
     @classmethod
     def of(cls, run: Run, algorithm: RolloutAlgorithmConfig) -> GroupSettings:
@@ -41,12 +43,18 @@ class GroupSettings:
             greedy=replace(sampling, temperature=0.0) if needs_greedy_baseline(algorithm) else None,
             dynamic=getattr(algorithm, "dynamic_sampling", None),
             max_error_fraction=run.rollout.max_error_fraction,
+            pipeline=make_pipeline(run.buffer.pipeline),
         )
 
     @property
     def rollouts_per_group(self) -> int:
         """Rollouts of a group, the greedy one included."""
         return self.rollouts_per_task + (self.greedy is not None)
+
+    @property
+    def filters_groups(self) -> bool:
+        """Whether a group may be dropped for its rewards."""
+        return self.dynamic is not None or bool(self.pipeline.operators)
 
     @property
     def max_tries(self) -> int:
@@ -89,7 +97,7 @@ class Collector:
             if len(learnable) == size:
                 break
         metrics = dict(seconds)
-        if self._settings.dynamic is not None:
+        if self._settings.filters_groups:
             metrics["groups/filtered"] = float(len(sampled) - len(learnable))
         return CollectedStep(sampled, learnable, metrics)
 
@@ -120,7 +128,7 @@ class Collector:
 
 
 def learnable_group(scored: ScoredGroup, settings: GroupSettings) -> ExperienceGroup | None:
-    """The group's experiences; None if the group is filtered.
+    """The group's experiences after the pipeline; None if the group is filtered.
 
     Dynamic sampling filters groups without reward variance (DAPO, arXiv 2503.14476). With a greedy baseline, a
     group whose greedy rollout failed is filtered.
@@ -128,12 +136,20 @@ def learnable_group(scored: ScoredGroup, settings: GroupSettings) -> ExperienceG
     if settings.greedy is not None:
         assert scored.greedy is not None
         baseline = scored.greedy.rollouts[0].reward
-        return None if baseline is None else group_to_experiences(scored.group, baseline)
+        return None if baseline is None else _experiences(scored.group, settings, baseline)
     if settings.dynamic is not None:
         values = _compared_values(scored.group, settings.dynamic.metric)
         if not has_reward_variance(values):
             return None
-    return group_to_experiences(scored.group)
+    return _experiences(scored.group, settings)
+
+
+def _experiences(
+    group: RolloutGroup, settings: GroupSettings, baseline: float | None = None
+) -> ExperienceGroup | None:
+    """Experiences of what the pipeline leaves of a group."""
+    left = settings.pipeline(group)
+    return None if left is None else group_to_experiences(left, baseline)
 
 
 def _compared_values(group: RolloutGroup, metric: str | None) -> list[float]:

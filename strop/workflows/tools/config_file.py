@@ -23,6 +23,7 @@ from strop.config.load.config_tree import KeyPath
 from strop.config.load.interpolation import resolve_interpolations
 from strop.config.load.yaml_file import read_yaml
 from strop.config.paths import expand_user
+from strop.config.user_code import construct
 from strop.errors import ConfigError
 from strop.workflows.tools.class_tool import ClassTool, Lifetime, verl_result
 from strop.workflows.tools.function_tool import FunctionTool, function_schema
@@ -49,6 +50,18 @@ def load_tools(path: str, lifetime: Lifetime) -> list[Tool]:
     return [_load_tool(entry, where, lifetime) for entry, where in _entries(path, "tools", _TOOL_KEYS)]
 
 
+def check_classes(tool_config: str | None, interaction_config: str | None) -> None:
+    """Raise ConfigError for a file that cannot be read, an entry that is not accepted, or a class of verl that
+    neither verl nor Strop has here. Classes of the user are not imported."""
+    for path, section, keys in (
+        (tool_config, "tools", _TOOL_KEYS),
+        (interaction_config, "interaction", _INTERACTION_KEYS),
+    ):
+        for entry, where in [] if path is None else _entries(path, section, keys):
+            if entry["class_name"].startswith("verl."):
+                _find_class(entry["class_name"], where)
+
+
 def load_function_tools(path: str) -> list[Tool]:
     """The functions of a Python file that verl's `@function_tool` marks. Raises ConfigError."""
     module = load_file(path, "rollout.workflow tools: function_file")
@@ -71,7 +84,9 @@ def load_interactions(path: str) -> dict[str, Any]:
         if name in found:
             raise ConfigError(f"{where}: the name {name!r} occurs twice; names of interactions are unique.")
         make = _find_class(class_name, where)
-        found[name] = _construct(make, where, config={**(entry.get("config") or {}), "name": name})
+        found[name] = construct(
+            make, where, ConfigError, config={**(entry.get("config") or {}), "name": name}
+        )
     return found
 
 
@@ -114,7 +129,9 @@ def _load_tool(entry: Mapping[str, Any], where: str, lifetime: Lifetime) -> Tool
         at = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{where}: tool_schema.{at}: {first['msg']}.") from None
     make = _find_class(entry["class_name"], where)
-    tool = _construct(make, where, config=dict(entry.get("config") or {}), tool_schema=description)
+    tool = construct(
+        make, where, ConfigError, config=dict(entry.get("config") or {}), tool_schema=description
+    )
     return ClassTool(tool, lifetime)
 
 
@@ -128,16 +145,6 @@ def _find_class(name: str, where: str) -> Callable[..., Any]:
             "file.py:Class."
         )
     return load_class(name, f"{where}: the class")
-
-
-def _construct(make: Callable[..., Any], where: str, **options: Any) -> Any:
-    try:
-        return make(**options)
-    except ConfigError:
-        raise
-    except Exception as error:
-        name = getattr(make, "__name__", str(make))
-        raise ConfigError(f"{where}: {name}(...) raised {type(error).__name__}: {error}.") from error
 
 
 def _marked_tool(mark: FunctionToolMark, function: Callable[..., Any]) -> FunctionTool:

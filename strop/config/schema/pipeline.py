@@ -1,0 +1,91 @@
+"""`buffer.pipeline`: operators that change or remove scored rollouts before they enter the buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from strop.config.schema.base import Section
+from strop.config.units import MAX_SECONDS
+
+
+class RewardFilterConfig(Section):
+    """Removal of rollouts with a low reward; the others of a group are compared with each other."""
+
+    type: Literal["reward_filter"] = "reward_filter"
+    min_reward: float = 0.0
+    """Minimum reward of the rollouts that are kept."""
+
+
+class RewardStdFilterConfig(Section):
+    """Removal of groups whose rewards hardly differ. They are not replaced, unlike with `dynamic_sampling`."""
+
+    type: Literal["reward_std_filter"] = "reward_std_filter"
+    threshold: float = Field(0.0, ge=0)
+    """Standard deviation up to which a group is removed; a group of one rollout is always removed."""
+    deviation: Literal["population", "sample"] = "population"
+    """Divisor of the variance: the number of rewards, or one less."""
+
+
+class RewardTermConfig(Section):
+    """Change of a reward by a statistic of the rollout."""
+
+    stat: str = Field(min_length=1)
+    """Name of a number in the rollout's `info`, of a part of its reward, or of a column of the task's row; a rollout
+    without it keeps its reward."""
+    operation: Literal["add", "subtract", "multiply", "divide"] = "add"
+    """Operation on the reward and `weight` times the statistic; a division by 0 keeps the reward."""
+    weight: float = 1.0
+    """Factor of the statistic."""
+
+
+class RewardShapingConfig(Section):
+    """Change of rewards by statistics of their rollouts, one term after the other."""
+
+    type: Literal["reward_shaping"] = "reward_shaping"
+    terms: tuple[RewardTermConfig, ...] = Field(min_length=1)
+    """Terms, in order."""
+
+
+class DataJuicerConfig(Section):
+    """Operators of Data-Juicer, which the service of Trinity-RFT runs: their filters remove rollouts, and their
+    statistics become values of the rollouts' `info`, for `reward_shaping`."""
+
+    type: Literal["data_juicer"] = "data_juicer"
+    url: str = Field(pattern=r"^https?://")
+    """Address of the service."""
+    config: str | None = None
+    """Data-Juicer configuration, a YAML file on the machine of the service; it takes precedence over `operators`."""
+    operators: tuple[dict[str, Any], ...] | None = None
+    """Operators, each a mapping from its name to its arguments."""
+    processes: int = Field(4, gt=0)
+    """Number of processes of the service."""
+    timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    """Maximum duration of a request, which has the rollouts of one group."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.config is None and not self.operators:
+            yield "data_juicer has no operators; write config, or operators"
+
+
+class CustomOperatorConfig(Section):
+    """Operator of the user: a class whose objects are called with a group and return it, another one, or None."""
+
+    type: Literal["custom"] = "custom"
+    operator: str
+    """Dotted path or `file.py:Class`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class."""
+
+
+ExperienceOperatorConfig = Annotated[
+    RewardFilterConfig
+    | RewardStdFilterConfig
+    | RewardShapingConfig
+    | DataJuicerConfig
+    | CustomOperatorConfig,
+    Field(discriminator="type"),
+]

@@ -1,0 +1,70 @@
+"""Pipeline of experience operators, as `buffer.pipeline` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strop.config.schema.pipeline import (
+    CustomOperatorConfig,
+    DataJuicerConfig,
+    ExperienceOperatorConfig,
+    RewardFilterConfig,
+    RewardShapingConfig,
+    RewardStdFilterConfig,
+)
+from strop.config.user_code import ImportPath, construct
+from strop.errors import ConfigError, RolloutError
+from strop.pipelines.data_juicer import DataJuicer
+from strop.pipelines.operators import ExperienceOperator, RewardFilter, RewardShaping, RewardStdFilter
+from strop.types import RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ExperiencePipeline:
+    """Operators that are applied to each scored group, in order."""
+
+    operators: tuple[ExperienceOperator, ...] = ()
+
+    def __call__(self, group: RolloutGroup) -> RolloutGroup | None:
+        """The group after all operators; None if one removes it. Raises `RolloutError` for an operator that
+        returns something else, and what an operator raises."""
+        for operator in self.operators:
+            result = operator(group)
+            if result is None:
+                return None
+            if not isinstance(result, RolloutGroup) or result.id != group.id:
+                raise RolloutError(
+                    f"buffer.pipeline: {type(operator).__name__} returned {type(result).__name__} for group "
+                    f"{group.id}; an operator returns the group with changed rollouts, or None."
+                )
+            group = result
+        return group if group.rollouts else None
+
+
+def make_pipeline(sections: Sequence[ExperienceOperatorConfig]) -> ExperiencePipeline:
+    """The operators that a run file lists. Raises ConfigError for an operator of the user that cannot be made."""
+    return ExperiencePipeline(tuple(map(_make, sections)))
+
+
+def _make(section: ExperienceOperatorConfig) -> ExperienceOperator:
+    match section:
+        case RewardFilterConfig():
+            return RewardFilter(section.min_reward)
+        case RewardStdFilterConfig():
+            return RewardStdFilter(section.threshold, is_sample=section.deviation == "sample")
+        case RewardShapingConfig():
+            return RewardShaping(section.terms)
+        case DataJuicerConfig():
+            return DataJuicer(section)
+        case CustomOperatorConfig():
+            return _load(section)
+
+
+def _load(section: CustomOperatorConfig) -> ExperienceOperator:
+    what = f"buffer.pipeline: operator {section.operator!r}"
+    kind = ImportPath(section.operator, what, "Class", (), ConfigError).load()
+    operator: ExperienceOperator = construct(kind, what, ConfigError, **section.args)
+    if not callable(operator):
+        raise ConfigError(f"{what}: its objects cannot be called; write a method __call__(self, group).")
+    return operator

@@ -1,0 +1,92 @@
+"""The client of the Data-Juicer service, with a server that answers like Trinity's."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
+
+import pyarrow as pa
+import pytest
+
+from strop.config.schema.pipeline import DataJuicerConfig
+from strop.errors import ConfigError, RolloutError
+from strop.pipelines.data_juicer import DataJuicer
+from tests.pipelines.test_experience_pipeline import group
+
+
+class Service(BaseHTTPRequestHandler):
+    """Scores a response by its length, and drops rows with a reward of 0. `fail` as a config fails a request."""
+
+    config: ClassVar[dict[str, object]] = {}
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/create":
+            type(self).config = json.loads(body)
+            self._answer(b'{"session_id": "s1"}', 400 if self.config["config_path"] == "bad" else 200)
+            return
+        found = re.search(rb"octet-stream\r\n\r\n(.*)\r\n--", body, re.DOTALL)
+        assert found is not None and b'name="session_id"\r\n\r\ns1\r\n' in body
+        if self.config["config_path"] == "fail":
+            self._answer(b"no such operator", 500)
+            return
+        with pa.ipc.open_stream(found[1]) as reader:
+            rows = [row for row in reader.read_all().to_pylist() if row["reward"] > 0]
+        for row in rows:
+            row["__dj__stats__"] = {"length": len(row["prompt_text"]) + len(row["response_text"])}
+        table = pa.Table.from_pylist(rows, schema=None if rows else pa.schema([("index", pa.int64())]))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        self._answer(sink.getvalue().to_pybytes())
+
+    def _answer(self, content: bytes, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Service)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+def test_statistics_become_info_and_filtered_rows_are_removed(url: str) -> None:
+    operators = ({"text_length_filter": {"min_len": 1}},)
+    client = DataJuicer(DataJuicerConfig(url=url, operators=operators, processes=2))
+    assert Service.config == {
+        "operators": [{"text_length_filter": {"min_len": 1}}],
+        "config_path": None,
+        "np": 2,
+        "pipeline_type": "experience",
+    }
+    found = client(group(1.0, 0.0, None, 0.5))
+    assert found is not None
+    # "2 + 2" and "4"
+    assert [(rollout.index, rollout.info) for rollout in found.rollouts] == [
+        (0, {"length": 6}),
+        (3, {"length": 6}),
+    ]
+    assert client(group(0.0)) is None
+    assert client(group(None)) is None
+
+
+def test_a_service_that_fails(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"failed: 400.*Start the service"):
+        DataJuicer(DataJuicerConfig(url=url, config="bad"))
+    with pytest.raises(RolloutError, match="failed: 500 no such operator"):
+        DataJuicer(DataJuicerConfig(url=url, config="fail"))(group(1.0))
+    with pytest.raises(ConfigError, match="Start the service"):
+        DataJuicer(DataJuicerConfig(url="http://127.0.0.1:1", config="x"))
