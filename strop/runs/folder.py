@@ -15,6 +15,7 @@ from strop.errors import RunFolderError
 
 LOCK_FILE = ".lock"
 EXPLORER_LOCK_FILE = ".explorer.lock"
+ACTORS_LOCK_FILE = ".actors.lock"
 _RUN_MARKERS = {"run.json", "metrics.jsonl", "checkpoints", "explorer", "explorer.json", "bench.jsonl"}
 """Entries of a folder in which a run has started."""
 _EARLY_ENTRIES = {"run.yaml", "judges", "log", "sync", "buffer.db", "reference"}

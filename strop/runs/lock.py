@@ -2,10 +2,12 @@
 
     .lock            held by a run, or by a separate trainer
     .explorer.lock   held by a separate explorer; a run that starts both processes holds both locks
+    .actors.lock     shared by the roles of a run that are Ray actors
 
 A lock is an advisory lock of the operating system (`flock`), which ends with the processes that hold it, however
 they end. The file names the holder for the message of a start that is refused. Processes that a run starts on
-this machine inherit the lock: after a kill of the run it is held until they have saved their states.
+this machine inherit the lock: after a kill of the run it is held until they have saved their states. Ray actors, on
+any machine, hold a lock of their own, which each start waits for.
 """
 
 from __future__ import annotations
@@ -23,12 +25,18 @@ from datetime import datetime
 from pathlib import Path
 
 from strop.errors import RunFolderError
-from strop.runs.folder import EXPLORER_LOCK_FILE, LOCK_FILE, RunFolder, reporting_write_errors
+from strop.runs.folder import (
+    ACTORS_LOCK_FILE,
+    EXPLORER_LOCK_FILE,
+    LOCK_FILE,
+    RunFolder,
+    reporting_write_errors,
+)
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of file systems without locks; the holder that the file names decides then."""
 _ENDING_TIMEOUT_SECONDS = 60.0
-"""Longest wait for the processes of a killed run to save their states."""
+"""Longest wait for the processes of a killed run to save their states, and for its actors to end."""
 _POLL_SECONDS = 0.1
 
 
@@ -90,7 +98,52 @@ def lock_run(
     folder.create(permissions)
     with ExitStack() as stack:
         stack.callback(_remove_empty, created)
-        yield [stack.enter_context(_locked(folder, name)) for name in names]
+        descriptors = [stack.enter_context(_locked(folder, name)) for name in names]
+        _wait_for_actors(folder)
+        yield descriptors
+
+
+@contextmanager
+def lock_actor(folder: Path) -> Iterator[None]:
+    """Hold the lock of a Ray actor that writes into a run folder; actors of one run hold it at the same time.
+
+    Raises `RunFolderError` where the file cannot be opened.
+    """
+    path = folder / ACTORS_LOCK_FILE
+    with reporting_write_errors(path):
+        file = path.open("a+")
+    with file:
+        _flock(file.fileno(), fcntl.LOCK_SH)
+        yield
+
+
+def _wait_for_actors(folder: RunFolder) -> None:
+    """Wait until the actors of earlier starts have ended. Raises `RunFolderError` for those that do not."""
+    path = folder.path / ACTORS_LOCK_FILE
+    if not path.exists():
+        return
+    deadline = time.monotonic() + _ENDING_TIMEOUT_SECONDS
+    with reporting_write_errors(path), path.open("a+") as file:
+        while not _flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
+            if time.monotonic() > deadline:
+                raise RunFolderError(
+                    f"The run folder {folder.path} is in use by Ray actors of an earlier start, whose own process has "
+                    "ended. Ray ends them; if their node does not respond, end its processes (`ray stop`), or write "
+                    "another `name`."
+                )
+            time.sleep(_POLL_SECONDS)
+
+
+def _flock(descriptor: int, operation: int) -> bool:
+    """Lock an open file; False where another process holds it. A file system without locks locks nothing."""
+    try:
+        fcntl.flock(descriptor, operation)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
 
 
 @contextmanager

@@ -76,6 +76,11 @@ def nodes(*cpus: int) -> Iterator[Nodes]:
         cluster.shutdown()
 
 
+def pid_of(name: str) -> int:
+    """Return the process id of a living actor."""
+    return int(_actor(name)["Pid"])
+
+
 def kill(name: str) -> bool:
     """SIGKILL the process of an actor, if it is there; whether it was. One that is being placed has none yet:
     its number is 0, which to the system is all of this process's own group."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 
+import psutil
 import pytest
 
 import strop
@@ -67,6 +68,29 @@ def test_each_group_is_trained_on_once_after_kills_of_actors(values, tmp_path):
     assert states_of(folder) == dict.fromkeys(EVERYTHING, "done")
     reference = strop.train(strop.load(settings(values, "reference")))
     close(rows_of(folder), rows_of(reference.folder))
+
+
+def test_a_start_after_a_kill_of_the_launcher_waits_for_its_actors(values, tmp_path):
+    """The actors of the first start end with its launcher, and the second one resumes the run."""
+    from .clusters import nodes, pid_of
+
+    with nodes(3) as cluster:
+        run = on_ray(values, "left", cluster, trainer__engine=on(1))
+        folder = tmp_path / "runs" / "strop" / "left"
+        process = start(tmp_path, run)
+        wait_for(folder / "metrics.jsonl", lines=3, process=process)
+        with cluster.joined("left"):
+            actors = [psutil.Process(pid_of(name)) for name in ("explorer", "trainer")]
+        process.kill()
+        process.communicate()
+        record_kill("Ray launcher")
+        again = start(tmp_path, run)
+        _, alive = psutil.wait_procs(actors, timeout=60)
+        assert not alive
+        finish(again)
+    assert states_of(folder) == dict.fromkeys(EVERYTHING, "done")
+    reference = strop.train(strop.load(settings(values, "reference")))
+    assert rows_of(folder) == rows_of(reference.folder)
 
 
 @pytest.mark.parametrize("number", range(kills(1, sources=len(VICTIMS))))

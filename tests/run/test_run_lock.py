@@ -18,6 +18,7 @@ import pytest
 
 import strop
 from strop.errors import ConfigError, RunFolderError
+from strop.runs import lock as lock_module
 from strop.runs.folder import LOCK_FILE, RunFolder
 from strop.runs.lock import is_running, lock_run
 
@@ -93,6 +94,51 @@ def test_child_processes_of_a_killed_run_hold_its_lock_until_they_end(tmp_path):
         process.wait()
         with lock(tmp_path):
             assert not is_running(child)
+
+
+ACTOR = """
+import sys, time
+from pathlib import Path
+from strop.runs.lock import lock_actor
+
+with lock_actor(Path(sys.argv[1])), lock_actor(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@contextmanager
+def actor(folder: Path, seconds: float) -> Iterator[subprocess.Popen]:
+    """Another process that holds the lock of two actors."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", ACTOR, str(folder), str(seconds)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(Path(strop.__file__).parents[1])},
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_start_waits_for_the_actors_of_an_earlier_one(tmp_path):
+    with actor(tmp_path, 1.0) as process, lock(tmp_path):
+        assert process.wait(10) == 0
+
+
+def test_a_start_is_refused_while_actors_of_an_earlier_one_remain(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock_module, "_ENDING_TIMEOUT_SECONDS", 0.3)
+    with actor(tmp_path, 600) as process:
+        with pytest.raises(RunFolderError, match="in use by Ray actors of an earlier start"), lock(tmp_path):
+            pass
+        assert not (tmp_path / LOCK_FILE).exists()
+        process.kill()
+        process.wait()
+        with lock(tmp_path):
+            pass
 
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])

@@ -13,6 +13,7 @@ from threading import Lock, Thread
 
 from strop.errors import PlacementError, StropError
 from strop.run.distributed.role import RoleExit, RoleSpec
+from strop.runs.lock import lock_actor
 from strop.workers.network import node_address
 from strop.workers.signals import StopSignal
 from strop.workers.worker import Channel
@@ -76,7 +77,7 @@ def _run_spec(
     try:
         spec.check_folder()
         lines = _LineWriter(show)
-        with redirect_stdout(lines), redirect_stderr(lines):
+        with lock_actor(spec.folder), redirect_stdout(lines), redirect_stderr(lines):
             run_role(spec.spec)
     except StropError as error:
         return RoleExit(str(error), error.exit_code)
