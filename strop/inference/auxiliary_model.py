@@ -8,7 +8,7 @@ import torch
 
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import AuxiliaryModelConfig
-from strop.data.encoding.tool_calls import parse_chat_reply
+from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.errors import ModelError, StropError
 from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
@@ -56,7 +56,7 @@ class AuxiliaryModel:
             raise BadRequest(f"{self._section.name}: {error}") from error
         completion, seed = await self._complete(prompt, self._sampling(request, prompt), None)
         text = self._encoder.decode(completion.token_ids)
-        parsed = parse_chat_reply(text, request.tools, self._encoder.prompts.template)
+        parsed = ChatReplyParser().parse(text, request.tools, self._encoder.prompts.template)
         return ChatResponse(
             id=f"{seed:x}",
             content=parsed.content,

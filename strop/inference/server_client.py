@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from strop.config.environment_values import remember_secret
@@ -30,6 +31,7 @@ class ServerClient:
         """Raises `InferenceError` if the environment variable of the API key is not set."""
         self._section = section
         self._url = section.base_url.rstrip("/")
+        self._root = self._url.removesuffix("/v1")
         self._key = _api_key(section)
         self._session: ClientSession | None = None
         self._slots = asyncio.Semaphore(section.max_concurrent_requests)
@@ -51,7 +53,11 @@ class ServerClient:
 
     async def get(self, path: str) -> Any:
         """Request a resource; returns the JSON of the reply. See `post`."""
-        return await self._request("GET", path, None)
+        return await self._request("GET", self._url + path, None)
+
+    async def get_root(self, path: str) -> Any:
+        """Request a resource at the root of the server, outside of `/v1`. See `post`."""
+        return await self._request("GET", self._root + path, None)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send a JSON body; returns the JSON of the reply.
@@ -59,25 +65,33 @@ class ServerClient:
         Raises `ServerRejectionError` if the server rejects this request only, and `EngineLostError` if it does not
         respond in any attempt or never will.
         """
-        return await self._request("POST", path, body)
+        return await self._request("POST", self._url + path, body)
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        async with self._slots:
-            for attempt in range(self._section.retries + 1):
-                try:
-                    return await self._attempt(method, path, body)
-                except _RetryableError as error:
-                    cause = error
-                if attempt < self._section.retries:
-                    backoff = self._section.backoff_seconds
-                    await asyncio.sleep(retry_wait_seconds(attempt, backoff, cause.retry_after))
+    async def post_root(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Send a JSON body to a path at the root of the server, outside of `/v1`. See `post`."""
+        return await self._request("POST", self._root + path, body)
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """One of `max_concurrent_requests` for a completion; other requests need none, because they may end a pause in
+        which completions keep theirs."""
+        return self._slots
+
+    async def _request(self, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
+        for attempt in range(self._section.retries + 1):
+            try:
+                return await self._attempt(method, url, body)
+            except _RetryableError as error:
+                cause = error
+            if attempt < self._section.retries:
+                backoff = self._section.backoff_seconds
+                await asyncio.sleep(retry_wait_seconds(attempt, backoff, cause.retry_after))
         raise self._lost(f"did not respond in {self._section.retries + 1} attempts; the last one: {cause}")
 
-    async def _attempt(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    async def _attempt(self, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
         assert self._session is not None, "open() comes first"
         aiohttp = _aiohttp()
         try:
-            async with self._session.request(method, self._url + path, json=body) as reply:
+            async with self._session.request(method, url, json=body) as reply:
                 content = await reply.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _RetryableError(str(error) or type(error).__name__) from error
@@ -85,14 +99,14 @@ class ServerClient:
             return self._parse(content)
         cause = f"{reply.status} {reply.reason}: {_error_message(content)}"
         if reply.status in FATAL_STATUSES:
-            raise self._lost(f"responds to {path} with {cause}")
+            raise self._lost(f"responds to {reply.url.path} with {cause}")
         if reply.status in RETRYABLE_STATUSES:
             raise _RetryableError(cause, reply.headers.get("Retry-After"))
         raise ServerRejectionError(f"the server rejects the request: {cause}")
 
     def _parse(self, content: bytes) -> Any:
         try:
-            return json.loads(content)
+            return json.loads(content) if content else None
         except ValueError as error:
             raise self._lost(f"does not reply with JSON: {_quote(content)}") from error
 

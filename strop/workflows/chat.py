@@ -186,7 +186,7 @@ class Chat:
         The address and the key are valid inside the context and for this rollout only; every call of the
         policy is a turn of the rollout.
         """
-        recorded = RecordedPolicy(self._session, self._recorded, self._loop)
+        recorded = RecordedPolicy(self._session, self._recorded, self._loop, self._services.parser)
         try:
             with self._services.admit(recorded) as access:
                 yield access

@@ -7,8 +7,8 @@ import json
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.data.encoding.chat_template import Tools
-from strop.data.encoding.tool_calls import parse_chat_reply
 from strop.errors import DataError, ModelError
 from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
 from strop.inference.endpoint.request import ChatRequest
@@ -62,9 +62,14 @@ class RecordedPolicy:
     """
 
     def __init__(
-        self, session: RolloutSession, conversations: RecordedConversations, loop: asyncio.AbstractEventLoop
+        self,
+        session: RolloutSession,
+        conversations: RecordedConversations,
+        loop: asyncio.AbstractEventLoop,
+        parser: ChatReplyParser,
     ) -> None:
-        """`loop` is the event loop in which the session's engine samples."""
+        """`loop` is the event loop in which the session's engine samples; `parser` splits its replies."""
+        self._parser = parser
         self._session = session
         self._conversations = conversations
         self._loop = loop
@@ -109,7 +114,7 @@ class RecordedPolicy:
         except (DataError, ModelError) as error:
             raise BadRequest(str(error)) from error
         assert answered.turn is not None
-        parsed = parse_chat_reply(str(answered.messages[-1]["content"]), request.tools, session.template)
+        parsed = session.parse(answered.turn, self._parser, request.tools)
         reply = ChatResponse(
             id=f"{session.name}-{len(session.turns)}",
             content=parsed.content,
@@ -117,6 +122,7 @@ class RecordedPolicy:
             prompt_tokens=len(answered.turn.prompt_ids),
             completion_tokens=len(answered.turn.completion_ids),
             calls=parsed.calls,
+            reasoning=parsed.reasoning,
         )
         self._conversations.add(request.messages, reply.message(), answered)
         return reply

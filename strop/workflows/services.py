@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
+from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.errors import ConfigError
 from strop.inference.endpoint.server import EndpointAccess, EndpointModel, EndpointServer
 
@@ -13,9 +14,15 @@ class WorkflowServices:
     """Endpoint and auxiliary models of a run. Any thread may call."""
 
     def __init__(
-        self, endpoint: EndpointServer, policy: str, auxiliary: Mapping[str, EndpointModel] | None = None
+        self,
+        endpoint: EndpointServer,
+        policy: str,
+        auxiliary: Mapping[str, EndpointModel] | None = None,
+        parser: ChatReplyParser | None = None,
     ) -> None:
-        """`policy` is the policy's name at the endpoint; `auxiliary` are the auxiliary models by name."""
+        """`policy` is the policy's name at the endpoint, and `parser` splits its replies (by default, tool calls in
+        the chat template's format); `auxiliary` are the auxiliary models by name."""
+        self.parser = parser or ChatReplyParser()
         self._endpoint = endpoint
         self._policy = policy
         self._auxiliary = dict(auxiliary or {})

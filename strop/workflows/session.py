@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strop.data.encoding.chat_reply import ChatReply, ChatReplyParser
 from strop.data.encoding.chat_template import Tools
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.errors import EngineLostError
@@ -85,6 +86,11 @@ class RolloutSession:
     def decode(self, turn: Turn) -> str:
         """Text of a turn's completion."""
         return self._encoder.decode(turn.completion_ids)
+
+    def parse(self, turn: Turn, parser: ChatReplyParser, tools: Tools) -> ChatReply:
+        """Reasoning, content and tool calls of a turn's completion."""
+        decode = self._encoder.decode_with_marks if parser.keeps_special_tokens else self._encoder.decode
+        return parser.parse(decode(turn.completion_ids), tools, self.template)
 
     def decode_response(self, conversation: Conversation) -> str:
         """Text after the prompt: all replies, and the messages between them."""

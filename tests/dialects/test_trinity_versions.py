@@ -130,6 +130,20 @@ def test_the_replay_buffer_is_a_priority_queue() -> None:
 
 
 @pytest.mark.usefixtures("trinity_file")
+def test_parsers_of_replies_have_vllms_names() -> None:
+    at = "++explorer.rollout_model"
+    loaded = read(f"{at}.tool_call_parser=deepseek_v31", f"{at}.reasoning_parser=deepseek_r1")
+    endpoint = loaded.run.rollout.endpoint
+    assert (endpoint.tool_call_parser, endpoint.reasoning_parser) == ("deepseek", "deepseek_r1")
+    written = write_dialect(LEDGER, loaded.run)
+    assert written.unsupported == ()
+    with pytest.raises(
+        ConfigError, match=r"pythonic, a parser that Strop does not have; it has hermes, llama3_json"
+    ):
+        read(f"{at}.tool_call_parser=pythonic")
+
+
+@pytest.mark.usefixtures("trinity_file")
 def test_thinking_is_a_variable_of_the_chat_template() -> None:
     for key in ("explorer.rollout_model.enable_thinking", "model.enable_thinking"):
         run = read(f"++{key}=false").run

@@ -84,8 +84,13 @@ def test_training_is_refused(values, engine, monkeypatch):
         ({"rollout__pool": {"engines": 2}}, "remove rollout.pool"),
         ({"mode": "bench", "bench__checkpoints": ["runs/a"]}, "evaluated with the weights that it has"),
         ({"mode": "bench", "bench__initial_model": False}, "write true"),
+        (
+            {"synchronizer": {"type": "checkpoint"}, "rollout__engine__weight_updates": "vllm"},
+            "write `synchronizer: memory`",
+        ),
+        ({"rollout__engine__weight_updates": "vllm", "rollout__engine__api": "chat"}, "remove api"),
     ],
 )
 def test_options_without_a_meaning_are_refused(values, engine, changes, fault):
     with pytest.raises(ConfigError, match=fault):
-        strop.load(values(rollout__engine=engine, **changes))
+        strop.load(values(rollout__engine=dict(engine), **changes))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import closing
 from dataclasses import replace
 
 import openai
 import pytest
 
+from strop.data.encoding.chat_reply import ChatReplyParser
+from strop.inference.endpoint.server import EndpointServer
 from strop.types import SamplingParams
 from strop.workflows.experiences import rollout_to_experiences
+from strop.workflows.services import WorkflowServices
 
 AGENTS = """
 import json, openai
@@ -198,6 +202,30 @@ def test_tool_calls_in_the_openai_format(tool_world, user_file, stream):
     shown = tool_world.tokenizer.decode(engine.requests[1].prompt_ids)
     assert f"let me add {call}<|end|>\n<|user|>\n<tool_response>\n7\n</tool_response>" in shown
     assert train_tokens(tool_world, rollout) == [f"let me add {call}<|end|>it is 7<|end|>"]
+
+
+REASONS = """
+def reasons(task, client):
+    first = client.chat.completions.create(model="policy", messages=list(task.messages), tools=[TOOL]).choices[0]
+    (call,) = first.message.tool_calls
+    messages = [*task.messages, first.message, {"role": "tool", "tool_call_id": call.id, "content": "7"}]
+    client.chat.completions.create(model="policy", messages=messages, tools=[TOOL])
+    return f"{first.message.reasoning_content}|{first.message.content}|{call.function.name}"
+"""
+
+
+def test_replies_are_split_by_the_parsers_of_the_run_file(tool_world, user_file):
+    text = '<think>\nadd them\n</think>\n\nLet me see.[TOOL_CALLS]add[ARGS]{"a": 3, "b": 4}'
+    engine = tool_world.says(text, "it is 7")
+    parser = ChatReplyParser("mistral", "qwen3")
+    services = WorkflowServices(EndpointServer(), "policy", parser=parser)
+    with closing(services._endpoint):
+        world = replace(tool_world)
+        world.__dict__["services"] = services
+        args = {"function": f"{user_file(AGENTS + REASONS)}:reasons"}
+        rollout = world.run(engine, "agent", args, max_sequence_tokens=3000)
+    assert (rollout.error, rollout.text) == (None, "add them|Let me see.|add")
+    assert train_tokens(world, rollout) == [f"{text}<|end|>it is 7<|end|>"]
 
 
 def test_separate_calls_are_separate_sequences(world, user_file):

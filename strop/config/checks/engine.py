@@ -28,7 +28,7 @@ def engine_faults(run: Run) -> Iterator[str]:
     elif isinstance(section, NativeEngineConfig):
         yield from _native_faults(run, section, "rollout.engine")
     elif isinstance(section, OpenAiEngineConfig):
-        yield from _server_faults(run)
+        yield from _server_faults(run, section)
     elif isinstance(section, VllmEngineConfig):
         yield from _vllm_faults(run, section, "rollout.engine")
     elif isinstance(section, SglangEngineConfig):
@@ -58,12 +58,13 @@ def _sharing_faults(run: Run) -> Iterator[str]:
 
 def fixed_weights_fault(run: Run) -> str | None:
     """Why the run cannot train with its engine; None for an engine that loads the trained weights."""
-    if run.mode == "bench" or not isinstance(run.rollout.engine, OpenAiEngineConfig):
+    engine = run.rollout.engine
+    if run.mode == "bench" or not isinstance(engine, OpenAiEngineConfig) or engine.weight_updates != "none":
         return None
     return (
-        "rollout.engine.type is openai: the server samples with the weights that it has, so nothing that this run "
-        "trains would reach it. It can evaluate (`strop evaluate`, `strop generate`, mode: bench); to train, write "
-        "`rollout.engine: native` or `vllm`, which load the weights after every step"
+        "rollout.engine.type is openai without weight_updates: the server samples with the weights that it has, so "
+        "nothing that this run trains would reach it. It can evaluate (`strop evaluate`, `strop generate`, mode: "
+        "bench). To train, write `weight_updates: vllm` for a server of vLLM, or `rollout.engine: native` or `vllm`"
     )
 
 
@@ -124,18 +125,25 @@ def _load_format_faults(run: Run, section: ServingEngineConfig, where: str) -> I
         )
 
 
-def _server_faults(run: Run) -> Iterator[str]:
+def _server_faults(run: Run, section: OpenAiEngineConfig) -> Iterator[str]:
     if run.rollout.pool is not None:
         yield "rollout.pool starts engines, but rollout.engine is a server that runs already; remove rollout.pool"
+    if section.weight_updates != "none":
+        if not isinstance(run.synchronizer, MemorySyncConfig):
+            yield (
+                "rollout.engine.weight_updates is set, but a separate explorer does not update a server; write "
+                "`synchronizer: memory`"
+            )
+        return
     if run.mode == "bench" and run.bench.checkpoints:
         yield (
-            "bench.checkpoints: a server (rollout.engine.type openai) is evaluated with the weights that it has; "
-            "remove the key, or write `rollout.engine: native`"
+            "bench.checkpoints: a server without weight_updates is evaluated with the weights that it has; remove the "
+            "key, or write `rollout.engine: native`"
         )
     if run.mode == "bench" and not run.bench.initial_model:
         yield (
-            "bench.initial_model is false, but a server (rollout.engine.type openai) is evaluated with the weights "
-            "that it has; write true"
+            "bench.initial_model is false, but a server without weight_updates is evaluated with the weights that it "
+            "has; write true"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -158,7 +159,7 @@ class ServerConnectionConfig(Section):
     backoff_seconds: float = Field(1.0, gt=0, le=MAX_SECONDS)
     """Wait before the first retry; it doubles with each further retry."""
     max_concurrent_requests: int = Field(64, gt=0)
-    """Maximum number of concurrent requests; further requests queue."""
+    """Maximum number of concurrent completions; further requests queue."""
 
 
 class SglangServerConfig(ServerConnectionConfig):
@@ -172,8 +173,9 @@ class SglangServerConfig(ServerConnectionConfig):
 
 
 class OpenAiEngineConfig(ServerConnectionConfig):
-    """OpenAI-compatible server that runs already: vLLM, SGLang, or a provider's. It is sampled from as it is, by `strop
-    evaluate`, `strop generate` and mode `bench`; `model` names the tokenizer, and its weights are not loaded."""
+    """OpenAI-compatible server that runs already: vLLM, SGLang, or a provider's. As it is, it serves `strop evaluate`,
+    `strop generate` and mode `bench`, which load the run's tokenizer and no weights; `weight_updates` makes it serve
+    training."""
 
     type: Literal["openai"] = "openai"
     model: str
@@ -181,6 +183,23 @@ class OpenAiEngineConfig(ServerConnectionConfig):
     api: Literal["completions", "chat"] = "completions"
     """API that is called: `completions` sends prompts as token ids, to a server of the model whose tokenizer the
     run has; `chat` sends messages, to a server of any model, and counts tokens with the run's tokenizer."""
+    weight_updates: Literal["none", "vllm"] = "none"
+    """Way for trained weights to reach the server: `vllm` is vLLM's HTTP API, on this machine; `none` leaves the server
+    as it is, and training is refused."""
+    holder: str | None = Field(None, pattern=r"^[^:]+$")
+    """Name of the run in the labels of its weights at the server, by which two runs that update one server are
+    noticed; `project/name` if omitted."""
+    max_logprob_gap: float = Field(0.05, gt=0)
+    """Maximum mean difference, in nats, between the server's and the trainer's log-probs of a probe after each
+    update of the weights; above it the run stops with an error."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.weight_updates == "vllm" and self.api == "chat":
+            yield (
+                "weight_updates is vllm, which samples by token ids, but api is chat; remove api, or write "
+                "weight_updates: none"
+            )
 
 
 class AutoEngineConfig(Section):

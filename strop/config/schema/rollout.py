@@ -54,6 +54,15 @@ class EndpointConfig(Section):
     """Port on which the endpoint listens; 0 for any free port."""
     model: str = "policy"
     """Name of the policy at the endpoint, which an agent sends as `model`."""
+    tool_call_parser: Literal[
+        "auto", "hermes", "llama3_json", "qwen3_coder", "mistral", "deepseek", "gpt_oss"
+    ] = "auto"
+    """Format of the policy's tool calls: `hermes` (Hermes, Qwen2.5, Qwen3), `llama3_json`, `qwen3_coder`, `mistral`,
+    `deepseek` (V3 and V3.1), or `gpt_oss`; `auto` is that of the chat template."""
+    reasoning_parser: Literal["none", "deepseek_r1", "qwen3"] = "none"
+    """Parser of the policy's reasoning, which an agent receives as `reasoning_content`: `deepseek_r1` for everything
+    before </think>, `qwen3` for the text between both tags; `none` leaves it in the content. `enable_thinking` is a
+    variable of the chat template (`data.chat_template_args`)."""
 
 
 class AuxiliaryModelConfig(Section):

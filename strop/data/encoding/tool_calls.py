@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
-ToolCallFormat = Literal["hermes", "json", "qwen3_coder", "gpt_oss"]
-"""`hermes`: JSON inside <tool_call> tags, the format of Hermes and Qwen; `json`: only JSON, the format of
-Llama 3; `qwen3_coder`: <function=name> and <parameter=name> inside <tool_call> tags, the format of Qwen3-Coder
-and Qwen3.5; `gpt_oss`: messages to functions.name in the Harmony format of gpt-oss, with its special tokens."""
+ToolCallFormat = Literal["hermes", "json", "llama3_json", "qwen3_coder", "mistral", "deepseek", "gpt_oss"]
+"""`hermes`: JSON inside <tool_call> tags, the format of Hermes, Qwen2.5 and Qwen3; `llama3_json` or `json`: only
+JSON, the format of Llama 3; `qwen3_coder`: <function=name> and <parameter=name> inside <tool_call> tags, the format
+of Qwen3-Coder and Qwen3.5; `mistral`: [TOOL_CALLS] before a list of JSON objects, or before each name with [ARGS]
+before its arguments; `deepseek`: the tokens of DeepSeek-V3 and V3.1 around each name and its JSON; `gpt_oss`: messages
+to functions.name in the Harmony format of gpt-oss, with its special tokens."""
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>\s*|$)", re.DOTALL)
@@ -24,6 +26,11 @@ _HARMONY = re.compile(
 """A message of the Harmony format: role and recipient, channel and recipient, content
 (cookbook.openai.com/articles/openai-harmony)."""
 _RECIPIENT = re.compile(r"to=functions\.(\S+)")
+_MISTRAL_CALL = re.compile(r"([^\s\[{]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
+_DEEPSEEK_CALLS = "<｜tool▁calls▁begin｜>"
+_DEEPSEEK_CALL = re.compile(r"<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|$)", re.DOTALL)
+_DEEPSEEK_V3 = re.compile(r"function<｜tool▁sep｜>([^\n]+)\n```json\n(.*?)\n?```\s*", re.DOTALL)
+_DEEPSEEK_V31 = re.compile(r"([^<\n]+)<｜tool▁sep｜>(.*)", re.DOTALL)
 _LONGEST_QUOTE = 200
 
 
@@ -61,18 +68,43 @@ def parse_reply(text: str, form: ToolCallFormat, tools: Sequence[Mapping[str, An
     `tools` are the descriptions of the tools, from which `qwen3_coder` takes the types of arguments. The text of
     `gpt_oss` has its special tokens.
     """
-    if form == "gpt_oss":
-        return _parse_harmony(text)
-    if form != "json":
-        inside = _TAGGED.findall(text)
-        calls = tuple(
-            map(_read, inside) if form == "hermes" else (_read_tagged(call, tools) for call in inside)
-        )
-        return ParsedReply(_TAGGED.sub("", text).strip(), calls)
-    stripped = text.strip()
+    match form:
+        case "hermes":
+            return _tagged(text, _read)
+        case "qwen3_coder":
+            return _tagged(text, lambda call: _read_tagged(call, tools))
+        case "json" | "llama3_json":
+            return _parse_llama3(text)
+        case "mistral":
+            return _parse_mistral(text)
+        case "deepseek":
+            return _parse_deepseek(text)
+        case "gpt_oss":
+            return _parse_harmony(text)
+        case _:
+            assert_never(form)
+
+
+def _tagged(text: str, read: Callable[[str], ToolCall]) -> ParsedReply:
+    return ParsedReply(_TAGGED.sub("", text).strip(), tuple(map(read, _TAGGED.findall(text))))
+
+
+def _parse_llama3(text: str) -> ParsedReply:
+    """JSON objects, separated by semicolons, perhaps after the token for code."""
+    stripped = text.strip().removeprefix("<|python_tag|>").strip()
     if not stripped.startswith("{") or not re.search(r'"name"\s*:', stripped):
         return ParsedReply(text, ())
-    return ParsedReply("", (_read(stripped),))
+    calls = []
+    rest = stripped
+    while rest:
+        try:
+            value, end = json.JSONDecoder().raw_decode(rest)
+        except (ValueError, RecursionError):
+            calls.append(_read(rest))
+            break
+        calls.append(_to_call(value, rest))
+        rest = rest[end:].lstrip().removeprefix(";").lstrip()
+    return ParsedReply("", tuple(calls))
 
 
 def _parse_harmony(text: str) -> ParsedReply:
@@ -81,35 +113,67 @@ def _parse_harmony(text: str) -> ParsedReply:
     for role, channel, message in _HARMONY.findall(text):
         recipient = _RECIPIENT.search(f"{role} {channel}")
         if recipient is not None:
-            calls.append(_read_arguments(recipient[1], message))
+            calls.append(_with_arguments(recipient[1], message))
         elif not channel.startswith("analysis"):
             content.append(message)
     return ParsedReply("\n".join(content) if content or calls else text, tuple(calls))
 
 
-def parse_chat_reply(text: str, tools: Sequence[Any], template: str | None) -> ParsedReply:
-    """Parse a reply for a client of a chat endpoint: without tools, or if a call cannot be parsed, the
-    whole reply is content."""
-    if tools:
-        reply = parse_reply(text, tool_call_format(template), tools)
-        if all(call.parse_error is None for call in reply.calls):
-            return reply
-    return ParsedReply(text, ())
+def _parse_mistral(text: str) -> ParsedReply:
+    """Text, and calls after [TOOL_CALLS]; a decoder that skips special tokens leaves the list of calls alone."""
+    content, *parts = text.split("[TOOL_CALLS]")
+    if not parts and re.match(r'\s*\[\s*\{\s*"name"', text):
+        content, parts = "", [text]
+    calls = [call for part in parts for call in _read_mistral(part.strip())]
+    return ParsedReply(content.strip() if parts else text, tuple(calls))
+
+
+def _read_mistral(text: str) -> list[ToolCall]:
+    if text.startswith("["):
+        try:
+            return [_to_call(value, text) for value in json.loads(text)]
+        except (ValueError, RecursionError) as error:
+            return [_not_json(text, error)]
+    found = _MISTRAL_CALL.fullmatch(text)
+    if found is None:
+        return [ToolCall("", {}, f"a call must be name[ARGS]{{...}}, not {_quoted(text)}")]
+    return [_with_arguments(*found.groups())]
+
+
+def _parse_deepseek(text: str) -> ParsedReply:
+    content, begin, inside = text.partition(_DEEPSEEK_CALLS)
+    if not begin:
+        return ParsedReply(text, ())
+    calls = []
+    for call in _DEEPSEEK_CALL.findall(inside):
+        found = _DEEPSEEK_V3.fullmatch(call) or _DEEPSEEK_V31.fullmatch(call)
+        if found is None:
+            calls.append(ToolCall("", {}, f"a call must have a name and JSON arguments, not {_quoted(call)}"))
+        else:
+            calls.append(_with_arguments(*found.groups()))
+    return ParsedReply(content.strip(), tuple(calls))
 
 
 def _read(text: str) -> ToolCall:
     try:
-        value = json.loads(text)
+        return _to_call(json.loads(text), text)
     except (ValueError, RecursionError) as error:
-        return ToolCall("", {}, f"this is not JSON ({error}): {_quoted(text)}")
+        return _not_json(text, error)
+
+
+def _not_json(text: str, error: Exception) -> ToolCall:
+    return ToolCall("", {}, f"this is not JSON ({error}): {_quoted(text)}")
+
+
+def _to_call(value: Any, text: str) -> ToolCall:
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str):
         return ToolCall("", {}, f'a call must be {{"name": ..., "arguments": {{...}}}}, not {_quoted(text)}')
-    return _read_arguments(name, value.get("arguments", value.get("parameters", {})))
+    return _with_arguments(name, value.get("arguments", value.get("parameters", {})))
 
 
-def _read_arguments(name: str, arguments: Any) -> ToolCall:
-    """A call with its arguments as an object, or as its JSON text."""
+def _with_arguments(name: str, arguments: Any) -> ToolCall:
+    """The call of a tool with arguments as an object, or as its JSON text."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

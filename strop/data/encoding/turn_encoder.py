@@ -77,6 +77,11 @@ class TurnEncoder:
         """The text of a reply, without special tokens."""
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
+    def decode_with_marks(self, ids: IntArray) -> str:
+        """The text of a reply, with its special tokens except the one at its end."""
+        text = str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+        return text.removesuffix(self._drawn_end(ids))
+
     def _drawn_end(self, reply_ids: IntArray) -> str:
         """The text of the special token at the end of a reply; empty if there is none."""
         if len(reply_ids) == 0 or int(reply_ids[-1]) not in self._added:

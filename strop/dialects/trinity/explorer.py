@@ -33,6 +33,7 @@ from strop.dialects.ledger.value_types import (
     nullable,
 )
 from strop.dialects.trinity.cluster import name_row
+from strop.dialects.trinity.parsers import PARSERS
 from strop.dialects.trinity.presets import DISTILLED, advantage, is_offline, repeat_times
 from strop.dialects.trinity.serving_engine import NATIVE, engine_type_row, option_row, serving_engine
 from strop.dialects.trinity.workflows import ROLLOUT_LIMITS
@@ -338,19 +339,7 @@ EXPLORER = (
             "tool calls are always parsed",
             supported=always,
         ),
-        placement(
-            "explorer.rollout_model.tool_call_parser",
-            None,
-            "tool calls are parsed in the format of the model's chat template",
-            supported=always,
-            value_type=nullable(STRING),
-        ),
-        no_effect(
-            "explorer.rollout_model.reasoning_parser",
-            None,
-            "reasoning stays in the text of a response, where a reward or a workflow may remove it",
-            value_type=nullable(STRING),
-        ),
+        *PARSERS,
         *(
             mapped(
                 key,

@@ -19,11 +19,13 @@ class ChatResponse:
 
     id: str
     content: str
-    """Text without the tool calls."""
+    """Text without the reasoning and the tool calls."""
     finish: FinishReason
     prompt_tokens: int
     completion_tokens: int
     calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
+    """Reasoning before the content, where a parser splits it off."""
 
     @property
     def finish_reason(self) -> str:
@@ -43,10 +45,12 @@ class ChatResponse:
 
     def message(self) -> dict[str, Any]:
         """The assistant's message, as clients return it in the next request."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.content or None}
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
         if self.calls:
-            return message | {"tool_calls": self.tool_calls()}
-        return message | {"content": self.content}
+            message |= {"content": self.content or None, "tool_calls": self.tool_calls()}
+        return message
 
 
 class ChatModel(Protocol):
@@ -76,6 +80,8 @@ def stream_chunks(request: ChatRequest, response: ChatResponse) -> Iterator[dict
         return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]}
 
     yield chunk({"role": "assistant", "content": ""})
+    if response.reasoning is not None:
+        yield chunk({"reasoning_content": response.reasoning})
     for line in response.content.splitlines(keepends=True):
         yield chunk({"content": line})
     for number, call in enumerate(response.tool_calls()):

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from strop.config.schema.inference_engine import OpenAiEngineConfig
-from strop.errors import InferenceError
+from strop.errors import EngineLostError, InferenceError
 from strop.inference.openai.requests import chat_body, completion_body, parse_reply
+from strop.inference.openai.vllm_server import VllmServer
 from strop.inference.request_validation import validate_request
 from strop.inference.server_client import ServerClient
 from strop.inference.stop_tokens import effective_stop_tokens
 from strop.protocols import EngineCapabilities, WeightBroadcast
 from strop.types import Completion, IntArray, SampleRequest, SamplingParams
 from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
+from strop.workers.shared_file import SharedFile
+from strop.workers.start import LOCAL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger("strop.inference")
 
 SERVER_CAPABILITIES = EngineCapabilities(
     weight_transports=frozenset(),
@@ -33,6 +42,10 @@ SERVER_CAPABILITIES = EngineCapabilities(
     memory_release=False,
 )
 """Features of a server whose weights stay as they are."""
+UPDATED_SERVER_CAPABILITIES = replace(
+    SERVER_CAPABILITIES, weight_transports=frozenset(("tensors", "path")), converts_weights=True
+)
+"""Features of a server of vLLM whose weights are updated."""
 _PROBE = SampleRequest(
     "probe",
     np.zeros(1, dtype=np.int32),
@@ -49,7 +62,6 @@ class OpenAiEngine:
     repeats it. If the server does not respond in any attempt, the call raises `EngineLostError`.
     """
 
-    capabilities = SERVER_CAPABILITIES
     device = torch.device("cpu")
 
     def __init__(
@@ -70,14 +82,24 @@ class OpenAiEngine:
         self._eos_ids = eos_ids
         self._thread = EventLoopThread("openai")
         self._client = ServerClient(section)
+        self._trained: VllmServer | None = None
+        """The server, if its weights are updated."""
+        if section.weight_updates == "vllm":
+            self._trained = VllmServer(self._client, section.model, section.holder or "strop")
+        self._weights: SharedFile | None = None
         self._admitting = asyncio.Event()
         """Set while new requests are sent to the server; they wait while the engine is paused."""
         self._admitting.set()
         self._started = False
         self._closed = False
 
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """Features of the server; weights can be loaded if it is updated."""
+        return SERVER_CAPABILITIES if self._trained is None else UPDATED_SERVER_CAPABILITIES
+
     def start(self) -> None:
-        """Connect, and sample one token.
+        """Connect, and sample one token, or check the options of a server that is updated.
 
         Raises `MissingExtraError` without aiohttp, and `EngineLostError` or `InferenceError` for a server that does
         not serve the model.
@@ -85,7 +107,7 @@ class OpenAiEngine:
         self._check_open()
         if not self._started:
             self._thread.run(self._client.open())
-            self._thread.run(self._sample(_PROBE))
+            self._thread.run(self._sample(_PROBE) if self._trained is None else self._trained.check())
             self._started = True
 
     def close(self) -> None:
@@ -93,13 +115,26 @@ class OpenAiEngine:
         if self._closed:
             return
         self._closed = True
+        if self._trained is not None and self._started:
+            self._release(self._trained)
         self._thread.run(self._client.close())
         self._thread.close()
+        if self._weights is not None:
+            self._weights.close()
+
+    def _release(self, server: VllmServer) -> None:
+        try:
+            self._thread.run(server.release())
+        except EngineLostError as error:
+            log.warning("The label of this run's weights stays at the server: %s", error)
 
     def describe(self) -> str:
         """One line: server, model and API."""
         section = self._section
-        return f"{section.model} at {section.base_url} by its API {section.api}, with the weights that it has"
+        where = f"{section.model} at {section.base_url}"
+        if self._trained is not None:
+            return f"{where}, updated by vLLM's HTTP API"
+        return f"{where} by its API {section.api}, with the weights that it has"
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Completions in the order of the requests.
@@ -124,6 +159,12 @@ class OpenAiEngine:
 
     async def _sample(self, request: SampleRequest) -> Completion:
         await self._admitting.wait()
+        async with self._client.slot():
+            return await self._request(request)
+
+    async def _request(self, request: SampleRequest) -> Completion:
+        if self._trained is not None:
+            return await self._trained.sample(request, self._eos_ids, self._vocab_size)
         model = self._section.model
         if self._section.api == "chat":
             reply = await self._client.post("/chat/completions", chat_body(request, model))
@@ -137,32 +178,50 @@ class OpenAiEngine:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise _fixed_weights()
+        """Load tensors through a file in shared memory; see `load_path`."""
+        server = self._updated()
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights}
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        shared = SharedFile(partial(_write, tensors), size, LOCAL)
+        with shared.handle.open() as path:
+            self._thread.run(server.load(path, version))
+        old, self._weights = self._weights, shared
+        if old is not None:
+            old.close()
 
     def load_path(self, path: Path, version: int) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise _fixed_weights()
+        """Load the safetensors files of a folder, which must exist until the next load.
+
+        Running completions continue with the new weights, and keep the version they began with. Raises
+        `InferenceError` for a server whose weights are not updated, and `EngineLostError`.
+        """
+        self._thread.run(self._updated().load(path, version))
 
     def load_adapter(self, folder: Path, version: int) -> None:
         """Raise `InferenceError`: not supported."""
-        raise _fixed_weights()
+        raise InferenceError("a server cannot load an adapter; merge it, and pass the tensors to load")
 
     def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
         """Raise `InferenceError`: not supported."""
-        raise _fixed_weights()
+        raise InferenceError(
+            "a server cannot join a process group; receive the weights in this process and pass the tensors to load"
+        )
 
     def take_statistics(self) -> None:
         """None: a server has statistics of its own."""
 
     def pause(self) -> None:
-        """Send no new requests; the server completes those that it has."""
+        """Send no new requests. A server that is updated stops decoding; any other completes those that it has."""
         self._check_open()
         self._thread.call(self._admitting.clear)
+        if self._trained is not None:
+            self._thread.run(self._trained.pause())
 
     def resume(self) -> None:
         """Send requests again."""
         self._check_open()
+        if self._trained is not None:
+            self._thread.run(self._trained.resume())
         self._thread.call(self._admitting.set)
 
     def release_memory(self) -> None:
@@ -173,12 +232,19 @@ class OpenAiEngine:
         """Raise `InferenceError`: not supported."""
         raise InferenceError("the memory of a server cannot be released")
 
+    def _updated(self) -> VllmServer:
+        self._check_open()
+        if self._trained is None:
+            raise InferenceError(
+                "the server (rollout.engine) samples with the weights that it has; without weight_updates none can be "
+                "loaded"
+            )
+        return self._trained
+
     def _check_open(self) -> None:
         if self._closed:
             raise InferenceError("the inference engine has been closed")
 
 
-def _fixed_weights() -> InferenceError:
-    return InferenceError(
-        "the server (rollout.engine) samples with the weights that it has; none can be loaded"
-    )
+def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    save_file(tensors, path)

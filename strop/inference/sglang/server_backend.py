@@ -93,7 +93,8 @@ class SglangServerBackend:
 
     async def generate(self, request: SampleRequest, version: int) -> Completion:
         """The completion of a request. A lost connection makes the server abort it."""
-        output = await self._client.post("/generate", self._converter.arguments(request))
+        async with self._client.slot():
+            output = await self._client.post("/generate", self._converter.arguments(request))
         info = output["meta_info"]
         if not info["weight_version"].startswith(self._id):
             raise InferenceError(

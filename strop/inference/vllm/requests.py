@@ -9,7 +9,7 @@ import numpy as np
 from strop.errors import InferenceError
 from strop.inference.stop_tokens import effective_stop_tokens
 from strop.inference.vllm.library import VllmLibrary
-from strop.types import Completion, FloatArray, SampleRequest, SamplingParams
+from strop.types import Completion, FloatArray, IntArray, SampleRequest, SamplingParams
 
 _MIN_TEMPERATURE = 0.01
 """vLLM replaces lower temperatures by this one."""
@@ -27,44 +27,60 @@ def check_temperature(request: SampleRequest) -> None:
 
 
 def to_vllm(request: SampleRequest, eos_ids: frozenset[int], vocab_size: int, library: VllmLibrary) -> Any:
-    """vLLM's sampling parameters of a request. A greedy request has no filters."""
+    """vLLM's sampling parameters of a request."""
+    arguments = sampling_arguments(request, eos_ids, vocab_size)
+    return library.sampling_params(**arguments, flat_logprobs=True, output_kind=library.final_output)
+
+
+def sampling_arguments(request: SampleRequest, eos_ids: frozenset[int], vocab_size: int) -> dict[str, Any]:
+    """Sampling parameters of a request by vLLM's names. A greedy request has no filters."""
     sampling = request.sampling
     greedy = sampling.temperature == 0
     stops = sorted(token for token in effective_stop_tokens(sampling, eos_ids) if 0 <= token < vocab_size)
-    return library.sampling_params(
-        temperature=sampling.temperature,
-        top_p=1.0 if greedy else sampling.top_p,
-        top_k=0 if greedy else sampling.top_k,
-        min_p=0.0 if greedy else sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=None if greedy else request.seed % _MAX_SEED,
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
+    return {
+        "temperature": sampling.temperature,
+        "top_p": 1.0 if greedy else sampling.top_p,
+        "top_k": 0 if greedy else sampling.top_k,
+        "min_p": 0.0 if greedy else sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": None if greedy else request.seed % _MAX_SEED,
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
         # End tokens are stop tokens here, so that both follow Strop's rules about `min_tokens`.
-        ignore_eos=True,
-        stop_token_ids=stops,
-        stop=list(sampling.stop),
-        include_stop_str_in_output=True,
-        detokenize=bool(sampling.stop),
-        skip_special_tokens=False,
-        logprobs=0,
-        flat_logprobs=True,
-        output_kind=library.final_output,
-    )
+        "ignore_eos": True,
+        "stop_token_ids": stops,
+        "stop": list(sampling.stop),
+        "include_stop_str_in_output": True,
+        "detokenize": bool(sampling.stop),
+        "skip_special_tokens": False,
+        "logprobs": 0,
+    }
 
 
 def to_completion(request: SampleRequest, output: Any, version: int) -> Completion:
     """The completion of a finished request. Raises `InferenceError` for one that vLLM ended early."""
     (found,) = output.outputs
-    if found.finish_reason not in ("stop", "length"):
-        raise InferenceError(f"request {request.id!r}: vLLM ended it early ({found.finish_reason})")
-    sampled = np.asarray(found.logprobs.logprobs, dtype=np.float32)
+    return completed(
+        request,
+        np.asarray(found.token_ids, dtype=np.int32),
+        np.asarray(found.logprobs.logprobs, dtype=np.float32),
+        found.finish_reason,
+        version,
+    )
+
+
+def completed(
+    request: SampleRequest, token_ids: IntArray, logprobs: FloatArray, finish_reason: str, version: int
+) -> Completion:
+    """The completion of vLLM's tokens and their log-probs. Raises `InferenceError` for one that it ended early."""
+    if finish_reason not in ("stop", "length"):
+        raise InferenceError(f"request {request.id!r}: vLLM ended it early ({finish_reason})")
     greedy = request.sampling.temperature == 0
     return Completion(
-        token_ids=np.asarray(found.token_ids, dtype=np.int32),
-        sampler_logprobs=np.zeros_like(sampled) if greedy else sampled,
-        policy_logprobs=_policy_logprobs(request.sampling, sampled),
-        finish_reason=found.finish_reason,
+        token_ids=token_ids,
+        sampler_logprobs=np.zeros_like(logprobs) if greedy else logprobs,
+        policy_logprobs=_policy_logprobs(request.sampling, logprobs),
+        finish_reason=finish_reason,  # type: ignore[arg-type]
         version=version,
     )
 

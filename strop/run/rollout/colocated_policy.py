@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.config.schema import Run
-from strop.config.schema.inference_engine import ServingEngineConfig, SglangServerConfig
+from strop.config.schema.inference_engine import OpenAiEngineConfig, ServingEngineConfig, SglangServerConfig
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.run.rollout.explorer import Explorer
 from strop.run.rollout.inference_engines import engine_notes, open_colocated_engine, run_engine
@@ -104,7 +104,7 @@ def _synchronizer(
     section = run_engine(run).section
     if not (
         sampler.capabilities.converts_weights
-        and isinstance(section, ServingEngineConfig | SglangServerConfig)
+        and isinstance(section, ServingEngineConfig | SglangServerConfig | OpenAiEngineConfig)
     ):
         return LocalSynchronizer(TensorLoad(engine, sampler))
     check = LoadCheck(

@@ -14,6 +14,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.cluster import LocalClusterConfig
 from strop.config.schema.inference_engine import (
+    OpenAiEngineConfig,
     ServingEngineConfig,
     SglangEngineConfig,
     SglangServerConfig,
@@ -81,9 +82,12 @@ def open_separate_engine(run: Run, tokenizer: PreTrainedTokenizerBase) -> Iterat
 
 
 def run_engine(run: Run) -> EngineChoice:
-    """The run's engine on this machine, with the maximum length of its sequences."""
+    """The run's engine on this machine, with the maximum length of its sequences, or its name at a server."""
     choice = choose_engine(run.rollout.engine)
     section = choice.section
+    if isinstance(section, OpenAiEngineConfig):
+        holder = section.holder or f"{run.project}/{run.name}"
+        return replace(choice, section=section.model_copy(update={"holder": holder}))
     if not isinstance(section, ServingEngineConfig) or section.sequence_limit is not None:
         return choice
     field = _LENGTH_FIELDS[section.type]
@@ -102,6 +106,8 @@ def engine_notes(run: Run) -> tuple[str, ...]:
             if not getattr(section, "deterministic", False):
                 notes.append(_UNREPEATED_DRAWS)
             notes += _sglang_notes(run)
+        case OpenAiEngineConfig():
+            notes += _logprob_notes(run, "vLLM", changed=_is_filtered(run) or _is_penalized(run))
     return tuple(notes)
 
 

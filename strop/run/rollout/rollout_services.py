@@ -12,6 +12,7 @@ from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.reward import RewardConfig
+from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.inference.endpoint.server import EndpointServer
 from strop.run.rollout.reward_manager import RewardManager
 from strop.runs.folder import RunFolder
@@ -74,9 +75,11 @@ def open_rollout_services(run: Run, rewards: Mapping[str, RewardSource]) -> Iter
         auxiliary = _auxiliary_models(run)
         for model in auxiliary.values():
             opened.callback(model.close)
-        endpoint = EndpointServer(run.rollout.endpoint.port)
+        section = run.rollout.endpoint
+        endpoint = EndpointServer(section.port)
         opened.callback(endpoint.close)
-        services = WorkflowServices(endpoint, run.rollout.endpoint.model, auxiliary)
+        parser = ChatReplyParser(section.tool_call_parser, section.reasoning_parser)
+        services = WorkflowServices(endpoint, section.model, auxiliary, parser)
         yield RolloutServices(event_loop, _open_rewards(run, rewards, services, opened), services)
 
 

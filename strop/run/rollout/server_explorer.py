@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def samples_from_server(run: Run) -> bool:
-    """Whether the run samples from a server that has weights of its own."""
-    return isinstance(run.rollout.engine, OpenAiEngineConfig)
+    """Whether the run samples from a server with weights of its own, which no update replaces."""
+    engine = run.rollout.engine
+    return isinstance(engine, OpenAiEngineConfig) and engine.weight_updates == "none"
 
 
 @contextmanager
