@@ -48,13 +48,13 @@ class ImageReference:
     """An encoded image in a run's image folder, which stores each distinct image once. Equal by digest."""
 
     digest: str
-    """SHA-256 of the encoded file, in hexadecimal."""
+    """SHA-256 of the encoded image as the dataset has it, in hexadecimal."""
     path: Path = field(compare=False)
-    """File with the encoded image: PNG, JPEG or WebP."""
+    """PNG, JPEG or WebP file: upright, RGB or grayscale, without transparency."""
     width: int = field(compare=False)
-    """Width in pixels, after the rotation that the file's EXIF data ask for."""
+    """Width in pixels."""
     height: int = field(compare=False)
-    """Height in pixels, after that rotation."""
+    """Height in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Task:
     """Images of the prompt, in the order of their tokens in `prompt_ids`."""
     tools: tuple[Mapping[str, Any], ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Remaining columns of the task's row, available to rewards."""
+    """Remaining columns of the task's row, available to rewards; the column of images holds the paths of `media`."""
     prompt_value: Any = None
     """Value of the prompt column, as it is in the row: text or messages."""
 

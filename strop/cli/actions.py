@@ -47,19 +47,25 @@ def print_outputs(job: Job) -> None:
 def check_run(loaded: LoadedRun) -> None:
     """Print whether a run can start.
 
-    Raises ConfigError if a file or reward that it names, or a scorer of a task source, does not exist, or a teacher
-    has another vocabulary than the policy; DataError if the sources cannot be read.
+    Raises ConfigError if a file or reward that it names, or a scorer of a task source, does not exist, a teacher
+    has another vocabulary than the policy, or a row has images that the run cannot use; DataError if
+    the sources cannot be read.
     """
     from strop.config.load.preflight import missing_files
     from strop.data.inspection import inspect_data
     from strop.rewards.known_sources import unknown_sources
+    from strop.run.prompt_images import image_faults
 
     faults: list[str] = []
     for stage in loaded.runs:
         print_notes(stage)
         found = [*missing_files(stage), *_unknown_rewards(stage), *_missing_workflows(stage)]
         found = found or [*_missing_tools(stage)]
-        faults += found or [*unknown_sources(stage.run), *_teacher_vocabularies(stage)]
+        faults += found or [
+            *unknown_sources(stage.run),
+            *_teacher_vocabularies(stage),
+            *image_faults(stage.run),
+        ]
     if faults:
         raise ConfigError(*faults)
     for stage in loaded.runs:

@@ -22,8 +22,10 @@ from strop.data.encoding.conversation_encoder import (
     EncodedSequence,
     TrainingConversation,
 )
-from strop.data.encoding.truncation import OverlongRule
+from strop.data.encoding.truncation import OverlongRule, require_whole_images
 from strop.data.epoch_order import EpochOrder
+from strop.data.images.prompt_images import PromptImages
+from strop.data.images.row_images import RowImages, read_row_images
 from strop.data.progress_bar import with_progress_bar
 from strop.data.sources.columns import row_tools, system_message, template_args, value_at
 from strop.data.sources.custom_dataset import CustomDataset
@@ -105,18 +107,21 @@ def load_offline_dataset(
     name: str,
     seed: int,
     shuffle: bool,
+    images: PromptImages | None = None,
 ) -> OfflineDataset:
     """Read, check and encode every row of a taskset with a column `response`, or `chosen` and `rejected`.
 
-    Raises `DataError`, which names the row, for a row without an answer or an assistant turn, and for a
-    row that is too long under `overlong: error`; `ModelError` for a tokenizer that cannot be used.
+    `images` are those of a model that reads images. Raises `DataError`, which names the row, for a row without an
+    answer or an assistant turn, for an image that cannot be used, and for a row that is too long
+    under `overlong: error`; `ModelError` for a tokenizer that cannot be used.
     """
-    rows, encoded = _rows_and_answers(section, tokenizer, data)
+    rows, encoded = _rows_and_answers(section, tokenizer, data, images, name)
+    pad = None if images is None else images.processor.image_token_id
     limit = data.max_prompt_tokens + data.max_response_tokens
     groups, num_filtered = [], 0
     for number, of_row in enumerate(with_progress_bar(encoded, len(rows), f"Encoding the answers of {name}")):
         where = rows.where(number)
-        fitted = [_fit(one, data.overlong, limit, where) for one in of_row]
+        fitted = [_fit(one, data.overlong, limit, where, pad) for one in of_row]
         kept = [one for one in fitted if one is not None]
         if len(kept) == len(fitted):
             groups.append(_group(f"{name}:{number}", where, kept))
@@ -131,21 +136,36 @@ def load_offline_dataset(
     return OfflineDataset(name, groups, num_filtered, order)
 
 
+def check_offline_images(
+    section: TasksetConfig, data: DataConfig, images: PromptImages | None, name: str
+) -> None:
+    """Read every row's conversations and their images. Raises `DataError` for the first that cannot be used."""
+    rows = read_rows(section)
+    for _ in _rows(rows, section, read_row_images(rows, section, data.images, images, name)):
+        pass
+
+
 def is_offline_taskset(section: EvalTasksetConfig) -> bool:
     """Whether an eval taskset is evaluated by its loss on demonstrations."""
     return not section.is_sampled
 
 
 def _rows_and_answers(
-    section: TasksetConfig, tokenizer: PreTrainedTokenizerBase, data: DataConfig
+    section: TasksetConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataConfig,
+    images: PromptImages | None,
+    name: str,
 ) -> tuple[DatasetRows, Iterator[list[EncodedSequence]]]:
     """The rows, and for each one training sequence or a pair of them."""
     custom = None if section.dataset is None else CustomDataset(section, tokenizer)
     rows = read_rows(section) if custom is None else custom.rows()
     if custom is not None and custom.has_answer_tokens:
         return rows, ([answer] for answer in islice(custom.answers(), len(rows)))
-    encoder = ConversationEncoder(tokenizer, data.chat_template, data.chat_template_args)
-    return rows, _encoded(_rows(rows, section), encoder)
+    row_images = read_row_images(rows, section, data.images, images, name)
+    processor = None if images is None else images.processor
+    encoder = ConversationEncoder(tokenizer, data.chat_template, data.chat_template_args, processor)
+    return rows, _encoded(_rows(rows, section, row_images), encoder)
 
 
 def _encoded(rows: Iterator[_Row], encoder: ConversationEncoder) -> Iterator[list[EncodedSequence]]:
@@ -154,14 +174,21 @@ def _encoded(rows: Iterator[_Row], encoder: ConversationEncoder) -> Iterator[lis
         yield from ([next(encoded) for _ in row.conversations] for row in chunk)
 
 
-def _rows(rows: DatasetRows, section: TasksetConfig) -> Iterator[_Row]:
+def _rows(rows: DatasetRows, section: TasksetConfig, row_images: RowImages) -> Iterator[_Row]:
     for number in range(len(rows)):
         row, where = rows[number], rows.where(number)
         if section.chosen is not None and section.rejected is not None:
-            yield _Row(where, _pair(row, where, section, section.chosen, section.rejected))
+            conversations = _pair(row, where, section, section.chosen, section.rejected)
         else:
             assert section.response is not None
-            yield _Row(where, (_answered(row, where, section, section.response),))
+            conversations = (_answered(row, where, section, section.response),)
+        yield _Row(
+            where,
+            tuple(
+                replace(one, messages=row_images.place_in(one.messages, where, number))
+                for one in conversations
+            ),
+        )
 
 
 def _answered(
@@ -232,7 +259,9 @@ def _common_prefix_length(first: Sequence[Message], second: Sequence[Message]) -
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _fit(encoded: EncodedSequence, rule: OverlongRule, limit: int, where: str) -> EncodedSequence | None:
+def _fit(
+    encoded: EncodedSequence, rule: OverlongRule, limit: int, where: str, image_token_id: int | None
+) -> EncodedSequence | None:
     """The sequence, truncated at its beginning or end under the rules `left` and `right`; None for a row that is
     filtered, or has no trained token left."""
     if len(encoded.token_ids) <= limit:
@@ -241,7 +270,9 @@ def _fit(encoded: EncodedSequence, rule: OverlongRule, limit: int, where: str) -
         return None
     if rule in ("left", "right"):
         kept = slice(-limit, None) if rule == "left" else slice(limit)
-        shorter = EncodedSequence(encoded.token_ids[kept], encoded.loss_mask[kept].copy())
+        numbers = np.arange(len(encoded.token_ids), dtype=np.int32)
+        require_whole_images(encoded.token_ids, numbers[kept], image_token_id, where)
+        shorter = EncodedSequence(encoded.token_ids[kept], encoded.loss_mask[kept].copy(), encoded.media)
         shorter.loss_mask[0] = False  # no token precedes it
         return shorter if shorter.loss_mask.any() else None
     raise DataError(
@@ -283,4 +314,5 @@ def _experience(task_id: str, index: int, encoded: EncodedSequence, role: Segmen
         versions=(),
         role=role,
         pair=None if role == "sft" else task_id,
+        media=encoded.media,
     )

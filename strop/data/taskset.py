@@ -12,6 +12,9 @@ from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder, to_mess
 from strop.data.encoding.parallel_encoding import encode_prompts
 from strop.data.encoding.truncation import FittedPrompts, fit_prompts
 from strop.data.epoch_order import EpochOrder
+from strop.data.images.messages import media_of
+from strop.data.images.prompt_images import PromptImages
+from strop.data.images.row_images import RowImages, read_row_images
 from strop.data.progress_bar import with_progress_bar
 from strop.data.sources.columns import row_tools, system_message, value_at
 from strop.data.sources.custom_dataset import CustomDataset
@@ -28,7 +31,13 @@ class TaskSet:
     """Tasks for training or evaluation, with encoded prompts; other columns are read when a task is taken."""
 
     def __init__(
-        self, name: str, section: TasksetConfig, rows: DatasetRows, fitted: FittedPrompts, order: EpochOrder
+        self,
+        name: str,
+        section: TasksetConfig,
+        rows: DatasetRows,
+        fitted: FittedPrompts,
+        order: EpochOrder,
+        row_images: RowImages,
     ) -> None:
         self.name = name
         self.num_overlong = fitted.num_overlong
@@ -37,6 +46,7 @@ class TaskSet:
         self._rows = rows
         self._fitted = fitted
         self._order = order
+        self._row_images = row_images
 
     def __len__(self) -> int:
         return len(self._fitted.rows)
@@ -55,8 +65,10 @@ class TaskSet:
     def fingerprint(self) -> str:
         """`7423 tasks with contents 3f9a61c20d4e`: number and hash of the encoded prompts, in row order."""
         digest = hashlib.sha256()
-        for prompt in self._fitted.prompts:
+        for prompt, number in zip(self._fitted.prompts, self._fitted.rows, strict=True):
             digest.update(len(prompt).to_bytes(4, "little") + prompt.tobytes())
+            for image in self._row_images.of_column(number) or ():
+                digest.update(image.digest.encode())
         return f"{len(self)} tasks with contents {digest.hexdigest()[:12]}"
 
     @property
@@ -92,77 +104,94 @@ class TaskSet:
 
     def _task(self, index: int) -> Task:
         number = self._fitted.rows[index]
-        return to_task(
-            f"{self.name}:{number}",
-            self._rows[number],
-            self._rows.where(number),
-            self._section,
-            self._fitted.prompts[index],
-        )
+        row, where = self._rows[number], self._rows.where(number)
+        prompt = self._row_images.place(to_prompt(row, where, self._section), number)
+        return to_task(f"{self.name}:{number}", row, prompt, self._section, self._fitted.prompts[index])
 
 
 def load_taskset(
-    section: TasksetConfig, data: DataConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int, shuffle: bool
+    section: TasksetConfig,
+    data: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int,
+    shuffle: bool,
+    images: PromptImages | None = None,
 ) -> TaskSet:
-    """Read a taskset, check every row and encode every prompt, once.
+    """Read a taskset, check every row, store every image and encode every prompt, once.
 
-    Raises `DataError` for a dataset that cannot be read, for a row that lacks a column, and for a prompt
-    that is too long under `overlong: error`; `ModelError` for a tokenizer without a chat template.
+    `images` are those of a model that reads images. Raises `DataError` for a dataset that cannot be read, for a row
+    that lacks a column or has an image that cannot be used, and for a prompt that is too long under
+    `overlong: error`; `ModelError` for a tokenizer without a chat template.
     """
     name = section.name if isinstance(section, EvalTasksetConfig) else "train"
-    encoder = PromptEncoder(tokenizer, data.chat_template, data.chat_template_args)
-    rows, encoded = _rows_and_prompts(section, encoder, tokenizer, data.tokenize_workers)
+    encoded: Iterator[IntArray]
+    custom = None if section.dataset is None else CustomDataset(section, tokenizer)
+    rows = read_rows(section) if custom is None else custom.rows()
+    row_images = read_row_images(rows, section, data.images, images, name)
+    if custom is not None and custom.has_prompt_tokens:
+        encoded = islice(custom.prompts(), len(rows))
+    else:
+        processor = None if images is None else images.processor
+        encoder = PromptEncoder(tokenizer, data.chat_template, data.chat_template_args, processor)
+        encoded = encode_prompts(encoder, _prompts(rows, section, row_images), data.tokenize_workers)
     fitted = fit_prompts(
         with_progress_bar(encoded, len(rows), f"Encoding the prompts of {name}"),
         data.overlong,
         data.max_prompt_tokens,
         rows.where,
+        None if images is None else images.processor.image_token_id,
     )
     order = EpochOrder(
         len(fitted.rows), seed=seed, shuffle=shuffle, incomplete=data.incomplete_batch, name=name
     )
-    return TaskSet(name, section, rows, fitted, order)
+    return TaskSet(name, section, rows, fitted, order, row_images)
 
 
-def _rows_and_prompts(
-    section: TasksetConfig, encoder: PromptEncoder, tokenizer: PreTrainedTokenizerBase, workers: int
-) -> tuple[DatasetRows, Iterator[IntArray]]:
-    custom = None if section.dataset is None else CustomDataset(section, tokenizer)
-    rows = read_rows(section) if custom is None else custom.rows()
-    if custom is not None and custom.has_prompt_tokens:
-        return rows, islice(custom.prompts(), len(rows))
-    return rows, encode_prompts(encoder, _prompts(rows, section), workers)
+def check_task_images(
+    section: TasksetConfig, data: DataConfig, images: PromptImages | None, name: str
+) -> None:
+    """Read every row's prompt and its images. Raises `DataError` for the first that cannot be used."""
+    rows = read_rows(section)
+    row_images = read_row_images(rows, section, data.images, images, name)
+    paths = (section.prompt, section.tools, section.system_column)
+    for number, row in enumerate(rows.scan([path for path in paths if path is not None])):
+        row_images.place(to_prompt(row, rows.where(number), section), number)
 
 
 def to_task(
-    task_id: str, row: Mapping[str, Any], where: str, section: TasksetConfig, prompt_ids: IntArray
+    task_id: str, row: Mapping[str, Any], prompt: ChatPrompt, section: TasksetConfig, prompt_ids: IntArray
 ) -> Task:
-    """Make a task of a row. Raises `DataError` if a column is missing."""
-    prompt = to_prompt(row, where, section)
-    answer, source = _answer_and_source(row, where, section)
+    """Make a task of a row and its prompt. Raises `DataError` if a column is missing."""
+    answer, source = _answer_and_source(row, prompt.where, section)
+    extra = {key: value for key, value in row.items() if key not in (section.prompt, section.tools)}
+    media = media_of(prompt.messages)
+    if section.images in extra:
+        extra[section.images] = [str(image.path) for image in media]
     return Task(
         id=task_id,
         messages=prompt.messages,
         prompt_ids=prompt_ids,
         answer=answer,
         source=source,
+        media=media,
         tools=prompt.tools,
-        extra={key: value for key, value in row.items() if key not in (section.prompt, section.tools)},
-        prompt_value=value_at(row, section.prompt, where),
+        extra=extra,
+        prompt_value=value_at(row, section.prompt, prompt.where),
     )
 
 
-def _prompts(rows: DatasetRows, section: TasksetConfig) -> Iterator[ChatPrompt]:
+def _prompts(rows: DatasetRows, section: TasksetConfig, row_images: RowImages) -> Iterator[ChatPrompt]:
     """The prompt of each row; also checks the other columns of the row."""
     paths = (section.prompt, section.tools, section.answer, section.source, section.system_column)
     for number, row in enumerate(rows.scan([path for path in paths if path is not None])):
         where = rows.where(number)
         _answer_and_source(row, where, section)
-        yield to_prompt(row, where, section)
+        yield row_images.place(to_prompt(row, where, section), number)
 
 
 def to_prompt(row: Mapping[str, Any], where: str, section: TasksetConfig) -> ChatPrompt:
-    """The prompt of a row, not yet encoded. Raises `DataError` if a column is missing."""
+    """The prompt of a row, whose images have no places yet. Raises `DataError` if a column is missing."""
     system = system_message(row, where, section)
     messages = to_messages(value_at(row, section.prompt, where), where, system=system)
     tools = to_tools(row_tools(row, where, section), where)

@@ -10,6 +10,7 @@ from typing import Any
 
 from strop.report.charts import make_charts
 from strop.report.page import render_page, write_page
+from strop.report.thumbnails import make_thumbnails
 from strop.runs.folder import RunFolder
 from strop.runs.formatting import format_duration, format_number
 from strop.runs.metrics import metric_of
@@ -46,6 +47,8 @@ def write_report(folder: Path) -> Path:
     """
     data = read_run(folder)
     status = run_status(data)
+    samples = choose_samples(data)
+    images = (name for shown in samples for sample in shown.samples for name in sample.images)
     page = render_page(
         "report",
         title=_title(data),
@@ -53,7 +56,8 @@ def write_report(folder: Path) -> Path:
         message=status.message,
         headline=_headline(data, status),
         charts=make_charts(data),
-        samples=choose_samples(data),
+        samples=samples,
+        thumbnails=make_thumbnails(data.folder.images, images),
         sessions=data.sessions,
         set_aside=data.sessions[-1]["set_aside"] if data.sessions else [],
         run_file=data.run_file,

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from strop.config.schema.reward import RewardConfig, RewardFunctionConfig
 from strop.config.schema.reward_worker import RewardWorkerConfig
+from strop.data.images.messages import with_image_paths
 from strop.errors import RewardError
 from strop.rewards.execution.function_spec import RewardFunctionSpec
 from strop.rewards.execution.signature import RewardInput
@@ -134,15 +135,16 @@ def _worker_isolation(section: RewardWorkerConfig) -> WorkerIsolation:
 
 def _reward_input(task: Task, rollout: Rollout) -> RewardInput:
     ids = rollout.turns[-1].completion_ids.tobytes() if rollout.turns else b""
+    prompt = with_image_paths(task.messages)
     return RewardInput(
         text=rollout.text,
-        prompt=task.messages,
+        prompt=prompt,
         answer=task.answer,
         source=task.source,
         completion_ids=array("i", ids),  # a worker needs no NumPy to unpickle it
         columns={**task.extra, **rollout.info},
         info=rollout.info,
-        conversation=(*task.messages, *rollout.response_messages),
+        conversation=(*prompt, *with_image_paths(rollout.response_messages)),
     )
 
 

@@ -18,7 +18,7 @@ EXPLORER_LOCK_FILE = ".explorer.lock"
 ACTORS_LOCK_FILE = ".actors.lock"
 _RUN_MARKERS = {"run.json", "metrics.jsonl", "checkpoints", "explorer", "explorer.json", "bench.jsonl"}
 """Entries of a folder in which a run has started."""
-_EARLY_ENTRIES = {"run.yaml", "judges", "log", "sync", "buffer.db", "reference"}
+_EARLY_ENTRIES = {"run.yaml", "images", "judges", "log", "sync", "buffer.db", "reference"}
 """Entries that a run may have left that ended before its first record."""
 
 
@@ -61,6 +61,11 @@ class RunFolder:
     def evaluations(self, name: str) -> Path:
         """Folder of the Parquet files with the rollouts of the eval taskset `name`."""
         return self.path / "eval" / name
+
+    @property
+    def images(self) -> Path:
+        """Folder of the images in prompts, each stored once under its digest."""
+        return self.path / "images"
 
     @property
     def judge_cache(self) -> Path:

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strop.config.redact import safe_text
+from strop.data.images.messages import content_text
 from strop.printable import encodable
 from strop.runs.folder import RunFolder
-from strop.types import Message, Rollout, RolloutGroup, Task
+from strop.types import ImageReference, Message, Rollout, RolloutGroup, Task
 from strop.workers.atomic_write import atomic_path
 
 SCHEMA = pa.schema(
@@ -34,10 +35,12 @@ SCHEMA = pa.schema(
         ("turns", pa.int32()),
         ("response_tokens", pa.int32()),
         ("versions", pa.list_(pa.int32())),
+        ("images", pa.list_(pa.string())),
     ]
 )
 """Columns of a rollout file. `answer` is text, or JSON if the task's answer is not text; `messages` is JSON,
-and null if `text` is the complete conversation; `reward` is null for a failed rollout."""
+and null if `text` is the complete conversation; `reward` is null for a failed rollout. `images` are those of the
+prompt, as names of files in the run's folder `images`; files of older versions have no such column."""
 
 
 def rollout_path(folder: Path, step: int) -> Path:
@@ -89,13 +92,13 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
 def prompt_text(task: Task) -> str:
     """Format a task's messages as text: a single user message without a heading, others under their roles."""
     if len(task.messages) == 1 and task.messages[0].get("role") in ("user", "", None):
-        return _as_text(task.messages[0].get("content"))
+        return _as_text(content_text(task.messages[0].get("content")))
     return conversation_text(task.messages)
 
 
 def conversation_text(messages: Sequence[Message]) -> str:
     """Format messages as text, each under its role."""
-    return "\n\n".join(f"[{m.get('role', '')}]\n{_as_text(m.get('content'))}" for m in messages)
+    return "\n\n".join(f"[{m.get('role', '')}]\n{_as_text(content_text(m.get('content')))}" for m in messages)
 
 
 def _rows(step: int, group: RolloutGroup) -> Iterator[dict[str, Any]]:
@@ -118,6 +121,7 @@ def _rows(step: int, group: RolloutGroup) -> Iterator[dict[str, Any]]:
             "turns": len(rollout.turns),
             "response_tokens": _response_tokens(rollout),
             "versions": list(rollout.versions),
+            "images": [image.path.name for image in task.media],
         }
 
 
@@ -126,4 +130,10 @@ def _response_tokens(rollout: Rollout) -> int:
 
 
 def _as_text(value: Any) -> str:
-    return encodable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+    return encodable(
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_json_value)
+    )
+
+
+def _json_value(value: Any) -> str:
+    return value.path.name if isinstance(value, ImageReference) else str(value)

@@ -37,6 +37,8 @@ class TaskSample:
     """A task and one or two responses to it."""
 
     prompt: str
+    images: tuple[str, ...]
+    """Images of the prompt, as names of files in the run's folder `images`."""
     expected: str | None
     answers: tuple[SampledAnswer, ...]
 
@@ -163,6 +165,7 @@ def sample_of(answers: Sequence[tuple[str, Row]]) -> TaskSample:
     row = answers[-1][1]
     return TaskSample(
         prompt=_shorten(row["prompt"]),
+        images=tuple(row.get("images") or ()),
         expected=None if row["answer"] is None else _shorten(row["answer"]),
         answers=tuple(
             SampledAnswer(

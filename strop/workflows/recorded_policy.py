@@ -32,13 +32,14 @@ class RecordedConversations:
 
     def find(self, messages: Sequence[Message], tools: Tools = ()) -> Conversation | None:
         """The recorded conversation that ends with the last of these messages, a reply of the model."""
-        return self._by_key.get(_key(messages, tools))
+        return self._by_key.get(_key(self._session.read_images(messages), tools))
 
     def open(self, messages: Sequence[Message], tools: Tools = ()) -> Conversation:
         """A conversation of these messages: the longest recorded one that they continue, or a new one.
 
         A last message of the assistant is the start of the reply that is sampled.
         """
+        messages = self._session.read_images(messages)
         if messages[-1]["role"] == "assistant":
             ids = self._session.encode_prompt(messages[:-1], tools, str(messages[-1]["content"]))
             return self._session.start(messages[:-1], tools, ids)
@@ -50,6 +51,7 @@ class RecordedConversations:
 
     def add(self, messages: Sequence[Message], reply: Message, answered: Conversation) -> None:
         """Record a conversation, which a client continues with `messages` and its form of the reply."""
+        messages = self._session.read_images(messages)
         for form in (reply, answered.messages[-1]):
             self._by_key[_key([*messages, form], answered.tools)] = answered
 

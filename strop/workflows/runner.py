@@ -106,7 +106,7 @@ class WorkflowRunner:
             return _failed_rollout(empty, _describe_error(error), "failed")
 
     async def _call(self, task: Task, session: RolloutSession) -> Any:
-        prompt = session.start(task.messages, task.tools, task.prompt_ids, media=task.media)
+        prompt = session.start(task.messages, task.tools, task.prompt_ids)
         chat = Chat(session, prompt, self._services)
         try:
             if self._workflow.is_async:

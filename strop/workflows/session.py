@@ -11,6 +11,7 @@ import numpy as np
 from strop.data.encoding.chat_reply import ChatReply, ChatReplyParser
 from strop.data.encoding.chat_template import Tools
 from strop.data.encoding.turn_encoder import TurnEncoder
+from strop.data.images.messages import media_of
 from strop.errors import EngineLostError
 from strop.protocols import InferenceEngine
 from strop.seeds import derive_seed
@@ -36,8 +37,11 @@ class Conversation:
     """Call that sampled the last message; None if the last message is not the model's."""
     max_new_tokens: int | None = None
     """Maximum number of tokens after the prompt; None for `rollout.max_sequence_tokens` alone."""
-    media: tuple[ImageReference, ...] = ()
-    """Images, in the order of their tokens in `token_ids`."""
+
+    @property
+    def media(self) -> tuple[ImageReference, ...]:
+        """Images, in the order of their tokens in `token_ids`."""
+        return media_of(self.messages)
 
 
 class RolloutSession:
@@ -104,17 +108,24 @@ class RolloutSession:
         """[P] The tokens of a prompt whose reply starts with given text."""
         return self._encoder.encode_prompt(messages, tools, reply_prefix)
 
+    def read_images(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages with their images read and stored. Raises `DataError` for one that cannot be used."""
+        return self._encoder.read_images(messages, "A message of the workflow")
+
     def start(
         self,
         messages: Sequence[Message],
         tools: Tools = (),
         prompt_ids: IntArray | None = None,
         max_new_tokens: int | None = None,
-        media: tuple[ImageReference, ...] = (),
     ) -> Conversation:
-        """Start a conversation; `prompt_ids` are its tokens if they are known already, and `media` their images."""
+        """Start a conversation; `prompt_ids` are its tokens if they are known already.
+
+        Images in the messages are read and stored. Raises `DataError` for one that cannot be used.
+        """
+        messages = self.read_images(messages)
         ids = self._encoder.encode_prompt(messages, tools) if prompt_ids is None else prompt_ids
-        return Conversation(tuple(messages), ids, len(ids), tools, max_new_tokens=max_new_tokens, media=media)
+        return Conversation(messages, ids, len(ids), tools, max_new_tokens=max_new_tokens)
 
     def extend(self, conversation: Conversation, messages: Sequence[Message]) -> Conversation:
         """The conversation with new messages after the model's last one."""
@@ -124,6 +135,7 @@ class RolloutSession:
                 conversation.tools,
                 max_new_tokens=conversation.max_new_tokens,
             )
+        messages = self.read_images(messages)
         new = self._encoder.encode_continuation(
             conversation.messages, messages, conversation.tools, conversation.turn.completion_ids
         )
@@ -162,10 +174,15 @@ class RolloutSession:
         return answered
 
     async def sample(
-        self, prompt_ids: IntArray, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
+        self,
+        prompt_ids: IntArray,
+        *,
+        max_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
+        media: tuple[ImageReference, ...] = (),
     ) -> Turn:
-        """Call the model once, with a prompt of tokens."""
-        return await self._sample(prompt_ids, (), self._limit, max_tokens, stop)
+        """Call the model once, with a prompt of tokens, and the images whose tokens are in it."""
+        return await self._sample(prompt_ids, media, self._limit, max_tokens, stop)
 
     async def _sample(
         self,

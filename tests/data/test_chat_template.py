@@ -55,8 +55,9 @@ class TestMessages:
             ([USER, {"content": "x"}], "message 2 is {'content': 'x'}"),
             ([{"role": "user"}], "message 1 is"),
             ([{"role": 1, "content": "x"}], "message 1 is"),
-            ([{"role": "user", "content": [{"type": "image"}]}], "has a content part that is not text"),
-            ([{"role": "user", "content": ["x"]}], "has a content part that is not text"),
+            ([{"role": "user", "content": [{"type": "video"}]}], "is neither text nor an image"),
+            ([{"role": "user", "content": ["x"]}], "is neither text nor an image"),
+            ([{"role": "user", "content": [{"type": "text"}]}], "of type text without a text"),
         ],
     )
     def test_other_values_are_refused(self, value: Any, message: str) -> None:
@@ -132,7 +133,7 @@ class TestEncoder:
         [
             ([SYSTEM, USER], (), "has messages of system, user"),
             ([SYSTEM], (), "has messages of system"),
-            ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], (), "has messages of user"),
+            ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], (), "has content in parts"),
             ([USER], (TOOL,), "has tools"),
         ],
     )

@@ -399,14 +399,16 @@ def test_grpo_prompt_and_rewards(tmp_path: Path) -> None:
         assert rollout.reward_parts == parts and rollout.reward == sum(parts.values())
 
 
-def test_images_are_refused_only_if_rows_have_them() -> None:
+def test_images_are_read_if_rows_have_them() -> None:
     geometry = data_folder() / "geometry" / "train.parquet"
     words = [f"--data_train_files={geometry}", "--data_val_files=v", "--actor_model_path=m"]
-    for given_ in ([], ["--data_image_key=images"]):
-        with pytest.raises(ConfigError, match="does not train on images yet, and data_train_files has this"):
-            read_component("verl_trainer", [*words, *given_], here=True)
-    assert read_component("verl_trainer", [*words, "--data_image_key=pictures"], here=True)
-    assert read("verl_trainer", "--data_image_key=images")
+    for given_, expected in (
+        ([], "images"),
+        (["--data_image_key=images"], "images"),
+        (["--data_image_key=x"], None),
+    ):
+        job = read_component("verl_trainer", [*words, *given_], here=True)
+        assert job.loaded.run.data.train.images == expected
 
 
 TEXTS = [

@@ -465,16 +465,38 @@ def test_page_as_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.parquet"])
-def test_rows_with_images_are_refused(tmp_path: Path, name: str) -> None:
-    path, table = tmp_path / name, pa.Table.from_pylist([{"prompt": "?", "images": [1]}])
+def test_the_column_of_images_is_read_if_rows_have_it(tmp_path: Path, name: str) -> None:
+    path, table = tmp_path / name, pa.Table.from_pylist([{"prompt": "?", "images": [1], "videos": [1]}])
     if name == "t.parquet":
         pq.write_table(table, path)
     else:
-        path.write_text('{"prompt": "?", "images": [1]}\n')
-    with pytest.raises(ConfigError, match="does not train on images yet"):
-        read(f"data.train_files={path}", "data.image_key=images")
-    read(f"data.train_files={path}", "data.image_key=pictures")
-    read(f"data.train_files={path}", "data.image_key=null")
+        path.write_text('{"prompt": "?", "images": [1], "videos": [1]}\n')
+
+    def columns(*words: str) -> tuple[str | None, tuple[str, ...]]:
+        run = read(f"data.train_files={path}", "data.video_key=null", *words).run
+        assert run.data.eval[0].images == run.data.train.images
+        return run.data.train.images, run.data.train.optional_columns
+
+    assert columns() == columns("data.image_key=images") == ("images", ("images",))
+    assert columns("data.image_key=pictures") == columns("data.image_key=null") == (None, ())
+    with pytest.raises(
+        ConfigError, match=r"data\.video_key='videos' is not supported: Strop trains on text and images"
+    ):
+        read(f"data.train_files={path}")
+
+
+def test_files_that_are_elsewhere_have_the_images_that_a_key_names() -> None:
+    assert read("data.train_files=nowhere.parquet").run.data.train.images is None
+    named = read("data.train_files=nowhere.parquet", "data.image_key=pictures").run
+    assert named.data.train.images == named.data.eval[0].images == "pictures"
+
+
+def test_limits_of_images() -> None:
+    words = ("+data.mm_processor_kwargs.max_pixels=1000", "+actor_rollout_ref.rollout.limit_images=2")
+    images = read(*words).run.data.images
+    assert (images.max_pixels, images.min_pixels, images.max_images) == (1000, None, 2)
+    with pytest.raises(ConfigError, match="Strop has min_pixels and max_pixels"):
+        read("+data.mm_processor_kwargs.fps=2")
 
 
 def test_sections_and_dicts_as_overrides() -> None:

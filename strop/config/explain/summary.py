@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from strop.config.effective_reward import effective_reward, lacks_reward
+from strop.config.explain.images import describe_images
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import redact_text
 from strop.config.schema import Run
@@ -32,6 +33,7 @@ def summarize(loaded: LoadedRun) -> str:
         return _bench(run)
     sentences = (
         _training(run),
+        describe_images(run),
         _step(run),
         _duration(run),
         _topology(run),

@@ -62,6 +62,10 @@ class TasksetConfig(Section):
     """Column of the reference answer for the reward; null if there is none."""
     source: str | None = None
     """Column of the row's source, by which `by_source` chooses a reward."""
+    images: str | None = None
+    """Column of the prompt's images: one or a list, each encoded bytes, a path (relative to the data file), a
+    mapping with `bytes` or `path`, or an image of `datasets`; null if rows have none, or have them in the
+    messages' contents. See `data.images`."""
     tools: str | None = None
     """Column of the tools that the model may call: a list of JSON schemas, or its JSON text."""
     response: str | None = None
@@ -83,7 +87,7 @@ class TasksetConfig(Section):
     """Columns of a row's own variables of the chat template, by variable, such as `enable_thinking: thinking`;
     `data.chat_template_args` applies to rows in which they are null. For demonstrations and preferences."""
     optional_columns: tuple[str, ...] = ()
-    """Columns among `tools` and `template_columns` that rows may lack, as if they were null."""
+    """Columns among `images`, `tools` and `template_columns` that rows may lack, as if they were null."""
     trained_turns: Literal["all", "last"] = "all"
     """Assistant turns that are trained, if `response` is a conversation: all, or only the last one."""
     limit_tasks: int | None = Field(None, gt=0)
@@ -96,9 +100,11 @@ class TasksetConfig(Section):
                 "template_columns applies to demonstrations and preferences; write response or chosen, or "
                 "data.chat_template_args for prompts"
             )
-        unknown = sorted({*self.optional_columns} - {self.tools, *self.template_columns.values()})
-        if unknown:
-            yield f"optional_columns names {unknown[0]!r}, which is not the column of tools or template_columns"
+        named = {self.images, self.tools, *self.template_columns.values()}
+        if unknown := sorted({*self.optional_columns} - named):
+            yield (
+                f"optional_columns names {unknown[0]!r}, which is not the column of images, tools or template_columns"
+            )
 
 
 class TaskQueueConfig(Section):
@@ -137,6 +143,31 @@ class DemonstrationsConfig(TasksetConfig):
     """Name of the set in the rest of the run file; unique in the run."""
 
 
+class ImagesConfig(Section):
+    """Images in prompts: their places in the messages, and limits on their number and size."""
+
+    marker: str | None = "<image>"
+    """Text in a message that stands for the next image of its row; null if it is ordinary text."""
+    unmarked: Literal["error", "start", "end"] = "error"
+    """Place of the images of a row without a marker: `start` or `end` of its first user message; `error` stops
+    the run."""
+    max_images: int | None = Field(None, gt=0)
+    """Maximum number of images in a prompt; a row with more stops the run. Null for no limit."""
+    min_pixels: int | None = Field(None, gt=0)
+    """Number of pixels to which a smaller image is enlarged; null for the model's own."""
+    max_pixels: int | None = Field(None, gt=0)
+    """Number of pixels to which a larger image is reduced; null for the model's own."""
+    allow_urls: bool = False
+    """Whether images may be read from URLs in rows and messages."""
+
+    def faults(self) -> Iterator[str]:
+        """Limits that contradict each other, and a marker without text."""
+        if self.marker == "":
+            yield "marker is empty; write the text of the marker, or null for none"
+        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
+            yield f"min_pixels ({self.min_pixels}) is more than max_pixels ({self.max_pixels})"
+
+
 class DataConfig(Section):
     """Tasksets, and the encoding of their prompts."""
 
@@ -150,8 +181,10 @@ class DataConfig(Section):
     queue: TaskQueueConfig | None = None
     """Reading of `train`, a database table, as a queue of arriving tasks; null if all tasks exist at the
     start."""
+    images: ImagesConfig = ImagesConfig()
+    """Images in prompts."""
     max_prompt_tokens: int = Field(1024, gt=0)
-    """Maximum length of a prompt including the chat template, in tokens."""
+    """Maximum length of a prompt including the chat template and the tokens of its images, in tokens."""
     max_response_tokens: int = Field(1024, gt=0)
     """Maximum length of a response, in tokens; at this length sampling stops and the rollout is truncated."""
     overlong: Literal["error", "filter", "left", "right", "middle"] = "error"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strop.config.schema.data import is_template
+from strop.data.images.messages import IMAGE_PARTS, media_of
 from strop.errors import ConfigError, DataError, ModelError
 from strop.printable import encodable
 from strop.types import IntArray, Message
@@ -19,7 +20,11 @@ from strop.types import IntArray, Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from strop.protocols import ImageProcessor
+
 Tools = tuple[Mapping[str, Any], ...]
+_PROBE = "strop-probe-51c8e0"
+"""Content that shows whether a template renders contents that are text."""
 NO_TEMPLATE_ARGS: Mapping[str, Any] = {}
 """No variables beyond those that every template gets."""
 
@@ -76,17 +81,25 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         )
     content = value["content"]
     if isinstance(content, Sequence) and not isinstance(content, str):
-        for part in content:
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind != "text":
-                raise DataError(
-                    f"{where} has a content part that is not text ({_brief(part)}); Strop supports text only."
-                )
+        content = [_content_part(part, where) for part in content]
     return {"role": value["role"], "content": content} | {
         key: _without_nulls(item)
         for key, item in value.items()
         if key not in ("role", "content") and item is not None
     }
+
+
+def _content_part(part: Any, where: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind != "text" and kind not in IMAGE_PARTS:
+        raise DataError(
+            f"{where} has a content part that is neither text nor an image ({_brief(part)}); Strop does not train on "
+            "video or audio."
+        )
+    part = {key: item for key, item in part.items() if item is not None}
+    if kind == "text" and not isinstance(part.get("text"), str):
+        raise DataError(f"{where} has a content part of type text without a text: {_brief(part)}.")
+    return part
 
 
 def to_tools(value: Any, where: str) -> Tools:
@@ -130,9 +143,10 @@ class PromptEncoder:
         tokenizer: PreTrainedTokenizerBase,
         chat_template: str,
         args: Mapping[str, Any] = NO_TEMPLATE_ARGS,
+        images: ImageProcessor | None = None,
     ) -> None:
         """`chat_template` is `data.chat_template`: `tokenizer`, `none`, a Jinja file, or its text; `args` are
-        the template's variables.
+        the template's variables; `images` is the processor of a model that reads images.
 
         Raises `ModelError` for a tokenizer without a template, `ConfigError` for a file that cannot be read.
         """
@@ -140,12 +154,17 @@ class PromptEncoder:
         self._template = None if chat_template in ("tokenizer", "none") else read_template(chat_template)
         self._plain = chat_template == "none"
         self._args = dict(args)
+        self._images = images
+        self._needs_parts = False
         if chat_template == "tokenizer" and not tokenizer.chat_template:
             raise ModelError(
                 f"The tokenizer of {tokenizer.name_or_path} has no chat template, so messages cannot be "
                 "converted to a prompt. Write data.chat_template: none if the prompts are plain text without "
                 "a template, or the path of a file with a Jinja template."
             )
+        # Templates of some models that read images render lists of parts only, and drop contents that are text.
+        probe = ({"role": "user", "content": _PROBE},)
+        self._needs_parts = images is not None and not self._plain and _PROBE not in self._render_probe(probe)
 
     def encode(self, messages: Sequence[Message], tools: Tools = (), reply_prefix: str = "") -> IntArray:
         """[P] The tokens of the prompt, up to the start of the answer, or to the end of `reply_prefix`.
@@ -166,7 +185,20 @@ class PromptEncoder:
         for prompt, ids in zip(prompts, encoded, strict=True):
             if not ids:
                 raise DataError(f"{prompt.where}: the prompt is empty: it has no tokens.")
-        return [np.array(ids, np.int32) for ids in encoded]
+        return [
+            self.expand_images(np.array(ids, np.int32), prompt.messages, prompt.where)
+            for prompt, ids in zip(prompts, encoded, strict=True)
+        ]
+
+    def expand_images(self, token_ids: IntArray, messages: Sequence[Message], where: str) -> IntArray:
+        """[L] The tokens of rendered messages, in which each image has all of its tokens. Raises `DataError`."""
+        media = media_of(messages, where)
+        if self._images is None:
+            return token_ids
+        try:
+            return self._images.expand(token_ids, media)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
 
     def _text(self, prompt: ChatPrompt) -> str:
         if not self._plain:
@@ -175,6 +207,7 @@ class PromptEncoder:
         roles = [message["role"] for message in prompt.messages]
         if roles != ["user"] or not isinstance(prompt.messages[0]["content"], str) or prompt.tools:
             what = "tools" if prompt.tools else f"messages of {', '.join(roles)}"
+            what = "content in parts" if roles == ["user"] and not prompt.tools else what
             raise DataError(
                 f"{prompt.where}: data.chat_template: none encodes one plain text without a template, but "
                 f"this prompt has {what}. Write data.chat_template: tokenizer, or the path of a Jinja file."
@@ -202,7 +235,7 @@ class PromptEncoder:
         """
         with _rendering(where):
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                self._as_rendered(messages),
                 tools=[dict(tool) for tool in tools] or None,
                 chat_template=self._template,
                 add_generation_prompt=prompt,
@@ -225,7 +258,7 @@ class PromptEncoder:
         with _rendering(where):
             options: dict[str, Any] = {**self._tokenizer.special_tokens_map, **self._args, **args}
             rendered: Any = render_jinja_template(
-                conversations=[[dict(message) for message in messages]],
+                conversations=[self._as_rendered(messages)],
                 tools=[dict(tool) for tool in tools] or None,
                 chat_template=self.template,
                 return_assistant_tokens_mask=True,
@@ -233,6 +266,23 @@ class PromptEncoder:
             )
         (text,), (spans,) = rendered
         return text, spans
+
+    def _render_probe(self, messages: Sequence[Message]) -> str:
+        """The rendered messages; empty for a template that refuses them."""
+        try:
+            return self.render("The chat template", messages, (), prompt=False)
+        except DataError:
+            return ""
+
+    def _as_rendered(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        if not self._needs_parts:
+            return [dict(message) for message in messages]
+        return [
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            if isinstance(message["content"], str)
+            else dict(message)
+            for message in messages
+        ]
 
 
 @contextmanager

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strop.data.encoding.chat_template import NO_TEMPLATE_ARGS, PromptEncoder, Tools, require_encodable
+from strop.data.images.messages import media_of
 from strop.errors import DataError, ModelError
-from strop.types import BoolArray, IntArray, Message
+from strop.types import BoolArray, ImageReference, IntArray, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from strop.protocols import ImageProcessor
 
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 CharSpan = tuple[int, int]
@@ -55,6 +58,8 @@ class EncodedSequence:
     """[L]"""
     loss_mask: BoolArray
     """[L] True for the trained assistant tokens, including the end token of each turn."""
+    media: tuple[ImageReference, ...] = ()
+    """Images, in the order of their tokens in `token_ids`."""
 
 
 class ConversationEncoder:
@@ -65,10 +70,12 @@ class ConversationEncoder:
         tokenizer: PreTrainedTokenizerBase,
         chat_template: str,
         args: Mapping[str, Any] = NO_TEMPLATE_ARGS,
+        images: ImageProcessor | None = None,
     ) -> None:
-        """`chat_template` and `args` are those of `PromptEncoder`. Raises like it, and `ModelError` for a
-        tokenizer without an end token."""
-        self._prompts = PromptEncoder(tokenizer, chat_template, args)
+        """The arguments are those of `PromptEncoder`. Raises like it, and `ModelError` for a tokenizer without an
+        end token."""
+        self._prompts = PromptEncoder(tokenizer, chat_template, args, images)
+        self._images = images
         self._tokenizer = tokenizer
         if tokenizer.eos_token is None:
             raise ModelError(
@@ -93,10 +100,23 @@ class ConversationEncoder:
             ids = [first, *(next(others) for _ in of_one[1:])]
             owns = [own for _, own in of_one]
             encoded.append(_join(ids, owns))
+        encoded = [self._expand(one, c) for one, c in zip(encoded, conversations, strict=True)]
         for conversation, one in zip(conversations, encoded, strict=True):
             if not one.loss_mask.any() or one.loss_mask[0]:
                 raise DataError(f"{conversation.where}: the prompt or the answer is empty: it has no tokens.")
         return encoded
+
+    def _expand(self, encoded: EncodedSequence, conversation: TrainingConversation) -> EncodedSequence:
+        """The sequence with all tokens of its images, which are no targets."""
+        messages = conversation.messages[: conversation.trained_messages()[-1] + 1]
+        media = media_of(messages, conversation.where)
+        token_ids = self._prompts.expand_images(encoded.token_ids, messages, conversation.where)
+        if self._images is None or not media:
+            return encoded
+        lengths = np.ones(len(encoded.token_ids), dtype=np.int64)
+        pads = encoded.token_ids == self._images.image_token_id
+        lengths[pads] = [self._images.token_count(image.width, image.height) for image in media]
+        return EncodedSequence(token_ids, np.repeat(encoded.loss_mask, lengths), media)
 
     def _encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         if not texts:
@@ -126,10 +146,11 @@ class ConversationEncoder:
     def _plain(self, conversation: TrainingConversation) -> list[tuple[str, bool]]:
         messages = conversation.messages
         roles = [message["role"] for message in messages]
-        if roles != ["user", "assistant"] or conversation.tools:
+        texts = all(isinstance(message["content"], str) for message in messages)
+        if roles != ["user", "assistant"] or conversation.tools or not texts:
             raise DataError(
                 f"{conversation.where}: data.chat_template: none encodes a plain prompt and a plain answer "
-                f"without a template, but this row has messages of {', '.join(roles)}, or tools. Write "
+                f"without a template, but this row has messages of {', '.join(roles)}, tools or images. Write "
                 "data.chat_template: tokenizer, or the path of a Jinja file."
             )
         prompt, answer = (str(message["content"]) for message in messages)

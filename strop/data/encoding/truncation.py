@@ -13,6 +13,9 @@ from strop.types import IntArray
 
 OverlongRule = Literal["error", "filter", "left", "right", "middle"]
 
+_IMAGE_MARGIN = 2
+"""Largest number of tokens that a family of models writes between the text and an image's first or last pad token."""
+
 
 @dataclass(frozen=True, slots=True)
 class FittedPrompts:
@@ -27,11 +30,16 @@ class FittedPrompts:
 
 
 def fit_prompts(
-    prompts: Iterable[IntArray], rule: OverlongRule, limit: int, where: Callable[[int], str]
+    prompts: Iterable[IntArray],
+    rule: OverlongRule,
+    limit: int,
+    where: Callable[[int], str],
+    image_token_id: int | None = None,
 ) -> FittedPrompts:
     """Keep, truncate or filter the prompts of rows 0, 1, ...; `where` returns a row's location for messages.
 
-    Raises `DataError` for a prompt that is too long under `error`, and if no prompt is left.
+    Raises `DataError` for a prompt that is too long under `error`, if no prompt is left, and for one that could be
+    truncated only by cutting into an image, whose tokens `image_token_id` marks.
     """
     rows, kept = [], []
     too_long: list[tuple[int, int]] = []
@@ -42,7 +50,9 @@ def fit_prompts(
             too_long.append((row, len(prompt)))
             if rule == "error" or rule == "filter":
                 continue
-            prompt = truncate_prompt(prompt, rule, limit)
+            kept_tokens = truncate_prompt(np.arange(len(prompt), dtype=np.int32), rule, limit)
+            require_whole_images(prompt, kept_tokens, image_token_id, where(row))
+            prompt = prompt[kept_tokens]
         rows.append(row)
         kept.append(prompt)
     if too_long and (rule == "error" or not kept):
@@ -55,6 +65,18 @@ def fit_prompts(
             "to truncate their prompts."
         )
     return FittedPrompts(tuple(rows), tuple(kept), len(too_long))
+
+
+def require_whole_images(token_ids: IntArray, kept: IntArray, image_token_id: int | None, where: str) -> None:
+    """Raise `DataError` if truncation to the tokens at `kept` would remove a part of an image, or all of one."""
+    if image_token_id is None:
+        return
+    of_images = np.convolve(token_ids == image_token_id, np.ones(2 * _IMAGE_MARGIN + 1), mode="same") > 0
+    if of_images.sum() != of_images[kept].sum():
+        raise DataError(
+            f"{where}: {len(token_ids)} tokens are too many, and truncation to {len(kept)} would cut into an image. "
+            "Write a higher data.max_prompt_tokens, a lower data.images.max_pixels, or data.overlong: filter."
+        )
 
 
 def truncate_prompt(prompt: IntArray, rule: Literal["left", "right", "middle"], limit: int) -> IntArray:

@@ -20,6 +20,8 @@ from strop.types import IntArray, Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from strop.data.images.prompt_images import PromptImages
+
 _REPLY = "strop-reply-2f6b41"
 """Placeholder of the last reply in a rendering, to find the text after it."""
 _NEW = "strop-new-9d07c3-{}"
@@ -34,12 +36,25 @@ class TurnEncoder:
         tokenizer: PreTrainedTokenizerBase,
         chat_template: str,
         args: Mapping[str, Any] = NO_TEMPLATE_ARGS,
+        images: PromptImages | None = None,
     ) -> None:
-        """`chat_template` and `args` are those of `PromptEncoder`. Raises like it."""
-        self.prompts = PromptEncoder(tokenizer, chat_template, args)
+        """`chat_template` and `args` are those of `PromptEncoder`; `images` are those of a model that reads them.
+
+        Raises like `PromptEncoder`.
+        """
+        processor = None if images is None else images.processor
+        self.prompts = PromptEncoder(tokenizer, chat_template, args, processor)
+        self._images = images
         self.tokenizer = tokenizer
         self._added = frozenset({*tokenizer.added_tokens_decoder, tokenizer.eos_token_id})
         self._checked: set[tuple[str, ...]] = set()
+
+    def read_images(self, messages: Sequence[Message], where: str) -> tuple[Message, ...]:
+        """The messages with all their images read and stored; for a model that reads text, unchanged.
+
+        Raises `DataError` for an image that cannot be used.
+        """
+        return tuple(messages) if self._images is None else self._images.read_parts(messages, where)
 
     def encode_prompt(
         self, messages: Sequence[Message], tools: Tools = (), reply_prefix: str = ""
@@ -70,8 +85,10 @@ class TurnEncoder:
         if closing and text.lstrip().startswith(closing):
             # The model has ended its turn itself.
             ids = self._encode(text.lstrip())
-            return ids[1:] if len(ids) and ids[0] == reply_ids[-1] else self._encode(text)
-        return self._encode(text)
+            ids = ids[1:] if len(ids) and ids[0] == reply_ids[-1] else self._encode(text)
+        else:
+            ids = self._encode(text)
+        return self.prompts.expand_images(ids, new, "The conversation")
 
     def decode(self, ids: IntArray) -> str:
         """The text of a reply, without special tokens."""

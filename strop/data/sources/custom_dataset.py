@@ -40,6 +40,7 @@ class CustomDataset:
         make = ImportPath(self._name, f"data dataset {self._name!r}", "Class", (), ConfigError).load()
         paths = [section.path] if isinstance(section.path, str) else list(section.path)
         files = [path if "://" in path else str(Path(path).expanduser()) for path in paths]
+        self.folder = ""
         self._items = _instantiate(make, self._name, files, tokenizer, section.dataset.config)
         if not len(self):
             raise DataError(f"The dataset {self._name} is empty: it has no items.")

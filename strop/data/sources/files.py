@@ -51,6 +51,13 @@ class DataPath:
         else:
             self.filesystem.put_file(str(file), self.path)
 
+    @property
+    def parent(self) -> str:
+        """Path or URL of the folder of this file."""
+        parent = posixpath.dirname(self.path)
+        is_local = "file" in self.filesystem.protocol
+        return parent if is_local else str(self.filesystem.unstrip_protocol(parent))
+
     def kind(self) -> str | None:
         """`file`, `directory`, or None if nothing exists there. Raises `DataError` if access fails."""
         try:
@@ -112,7 +119,7 @@ def _read_parquet(place: DataPath) -> RowSource:
 
     with place.filesystem.open(place.path, "rb") as file:
         try:
-            return ParquetRows(place.display_path, pq.ParquetFile(file).read())
+            return ParquetRows(place.display_path, pq.ParquetFile(file).read(), place.parent)
         except pa.ArrowException as error:
             raise DataError(
                 f"{place.display_path} is not a complete Parquet file ({_first_line(error)}). Perhaps it was "
@@ -128,7 +135,7 @@ def _read_lines(place: DataPath, packed: str | None) -> RowSource:
         text = file.read()
     if packed and text:
         text = pa.input_stream(pa.py_buffer(text), compression=_CODECS[packed]).read()
-    return JsonLinesRows(place.display_path, text)
+    return JsonLinesRows(place.display_path, text, place.parent)
 
 
 def _name(path: str) -> str:

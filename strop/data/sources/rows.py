@@ -43,13 +43,19 @@ class RowSource(Protocol):
         """All rows in order, with at least the columns of these paths."""
         ...
 
+    @property
+    def folder(self) -> str:
+        """Folder or URL to which relative paths in the rows refer; empty for the working directory."""
+        ...
+
 
 class JsonLinesRows:
     """JSON Lines: the text of a file, and the offsets of its objects. Blank lines are ignored."""
 
-    def __init__(self, name: str, text: bytes) -> None:
+    def __init__(self, name: str, text: bytes, folder: str = "") -> None:
         self._name = name
         self._text = text
+        self.folder = folder
         begins, ends, numbers = [], [], []
         begin = 0
         for number, line in enumerate(BytesIO(text), start=1):
@@ -106,9 +112,10 @@ def _check_object(line: bytes, where: str) -> None:
 class ParquetRows:
     """A Parquet file in memory, as Arrow columns."""
 
-    def __init__(self, name: str, table: pa.Table) -> None:
+    def __init__(self, name: str, table: pa.Table, folder: str = "") -> None:
         self._name = name
         self._table = table
+        self.folder = folder
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -134,6 +141,7 @@ class InMemoryRows:
         self._name = name
         self._rows = rows
         self._first = first
+        self.folder = ""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -154,6 +162,7 @@ class HfDatasetRows:
     def __init__(self, name: str, dataset: datasets.Dataset) -> None:
         self._name = name
         self._dataset = dataset.with_format(None)
+        self.folder = ""
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -190,6 +199,11 @@ class DatasetRows:
         """The location of a row: its file, and the line or row in it."""
         part, inside = self._find(index)
         return part.where(inside)
+
+    def folder(self, index: int) -> str:
+        """Folder or URL to which relative paths in a row refer; empty for the working directory."""
+        part, _ = self._find(index)
+        return part.folder
 
     def scan(self, paths: Sequence[str]) -> Iterator[Row]:
         """All rows in order, with at least the columns of these paths; others may be skipped."""

@@ -113,6 +113,7 @@ def _taskset(at: str, taskset: TasksetConfig) -> dict[str, Any]:
         f"{at}.format.system_prompt": taskset.system,
         f"{at}.format.system_prompt_key": taskset.system_column,
         f"{at}.format.tools_key": taskset.tools,
+        **({f"{at}.format.image_key": taskset.images} if taskset.images else {}),
         f"{at}.format.reply_prefix": taskset.reply_prefix or None,
     }
 

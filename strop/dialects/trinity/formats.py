@@ -108,7 +108,14 @@ def _shown(foreign: ForeignValues, at: str, *, messages: bool) -> dict[str, Any]
         "system": None if messages else foreign[f"{form}.system_prompt"] or _system(foreign, at),
         "system_column": None if messages else foreign[f"{form}.system_prompt_key"],
         "tools": foreign[f"{form}.tools_key"],
+        **_images(foreign, form),
     }
+
+
+def _images(foreign: ForeignValues, form: str) -> dict[str, Any]:
+    """The column of images, which rows may lack."""
+    column = foreign[f"{form}.image_key"] if foreign.has_row(f"{form}.image_key") else None
+    return {"images": column, "optional_columns": [column]} if column else {}
 
 
 def _system(foreign: ForeignValues, at: str) -> str | None:

@@ -15,7 +15,6 @@ PACKAGED: Mapping[str, str] = {
     "toolcall_workflow": "",
     "sudoku_workflow": "",
     "thinking_budget_workflow": "",
-    "simple_mm_workflow": "a model that reads images",
     "agentscope_workflow_adapter": "the package agentscope",
     "agentscope_workflow_adapter_v1": "the package agentscope",
     "agentscope_react_workflow": "the package agentscope",

@@ -53,6 +53,7 @@ def tasks(foreign: ForeignValues) -> Mapping[str, Any]:
         _check_repeats(foreign)
         settings |= {f"data.train.{name}": v for name, v in _taskset(foreign, places[0]).items()}
         settings |= _queue(foreign)
+        settings |= {"data.images.unmarked": "start"} if foreign[f"{TASKSET}.format.image_key"] else {}
         settings |= {f"rollout.sampling.{name}": v for name, v in _sampling(foreign, TASKSET).items()}
         settings |= rewards.overlong_penalty(
             foreign, _function(foreign, TASKSET), foreign[f"{TASKSET}.reward_fn_args"] or {}
@@ -248,11 +249,17 @@ def _rows(at: str, field: str, sampling: str, repeat: str) -> tuple[KeyMapping, 
                 value_type=nullable(STRING),
                 inactive=(lambda foreign: "the taskset is trained on") if is_trained else None,
             ),
+            text(
+                f"{at}.format.image_key",
+                None,
+                f"{field}.images",
+                *(("data.images.unmarked",) if is_trained else ()),
+                note="images without a marker <image> stand at the start of the prompt",
+            ),
             *(
                 refused(f"{at}.format.{name}", default, why, supported=only(None, ""))
                 for name, default, why in (
-                    ("image_key", None, "Strop trains on text only"),
-                    ("video_key", None, "Strop trains on text only"),
+                    ("video_key", None, "Strop trains on text and images"),
                     ("workflow_key", "", "a taskset has one workflow; write one taskset for each"),
                     ("reward_fn_key", "", "a taskset has one reward; write one that chooses by the row"),
                 )

@@ -34,7 +34,8 @@ _DISTILL, _DISTILL_MATH = "on_policy_distill_workflow", "on_policy_distill_math_
 _BOXED = ("math_boxed_workflow", "math_eval_workflow", _DISTILL_MATH)
 _MATH = (_TAGGED, *_BOXED)
 _PLAIN = ("simple_workflow", _DISTILL)
-_KNOWN = (*_PLAIN, *_MATH, *PACKAGED)
+_WITH_IMAGES = "simple_mm_workflow"
+_KNOWN = (*_PLAIN, *_MATH, _WITH_IMAGES, *PACKAGED)
 _MISSPELLING = 0.85
 """Similarity from which on an unknown name is a known one, misspelled."""
 PLUGIN_FOLDERS = "TRINITY_PLUGIN_DIRS"
@@ -56,6 +57,8 @@ def workflow_of(foreign: ForeignValues, at: str, reward: str | None) -> dict[str
     if name == _TAGGED:
         tags = {"name": "math", "args": {"system": R1_PROMPT, **args}}
         return tags if reward in (None, "math_reward") else {"name": "single_turn", "args": {}}
+    if name == _WITH_IMAGES:
+        return {"name": "math", "args": {"system": _THINKING_PROMPT, **args}}
     if name is None or name in _PLAIN:
         return {"name": "single_turn", "args": args}
     if ":" in name:
@@ -145,7 +148,7 @@ def prompt_differences(at: str) -> Callable[[ForeignValues], str | None]:
             return (
                 "the request for a boxed answer is the system message, and in Trinity the end of the question"
             )
-        if name == "math_boxed_workflow" and args.get("with_think"):
+        if name == _WITH_IMAGES or (name == "math_boxed_workflow" and args.get("with_think")):
             return "the system message that asks for think tags is Strop's; format.system_prompt replaces it"
         return None
 

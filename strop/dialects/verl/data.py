@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.config.schema.data import CustomDatasetConfig, EvalTasksetConfig
 from strop.dialects.ledger.key_mapping import (
@@ -18,19 +15,15 @@ from strop.dialects.ledger.key_mapping import (
     mapped,
     no_effect,
     not_on_page,
-    refused,
     written_by,
 )
 from strop.dialects.ledger.value_types import ANY, STRING, STRING_OR_LIST, nullable, one_of
 from strop.dialects.verl import switches
+from strop.dialects.verl.images import image_columns, require_no_video, write_image_columns
 from strop.dialects.verl.serving_engine import serving_engine
 
 _MAX_SAMPLER_TOKENS = 131072
 """Default of `rollout.engine.kv_cache_tokens`, in tokens; longer sequences need a larger KV cache."""
-_IMAGES = (
-    "Strop does not train on images yet, and data.train_files has this column; remove the column from the "
-    "files if the tasks do not need the images"
-)
 
 
 def write_tasksets(run: Run) -> Mapping[str, Any]:
@@ -41,6 +34,7 @@ def write_tasksets(run: Run) -> Mapping[str, Any]:
         "data.prompt_key": train.prompt,
         "data.reward_fn_key": train.source,
         "data.val_files": None,
+        **write_image_columns(run),
         **write_custom_class(train.dataset),
         **(write_validation(run.data.eval[0]) if run.data.eval else {}),
     }
@@ -57,33 +51,6 @@ def custom_class(foreign: ForeignValues) -> Mapping[str, Any] | None:
             f"data.custom_cls.path is {path}; also write data.custom_cls.name, the name of the class in it.",
         )
     return {"name": f"{path}:{name}", "config": foreign["data"]}
-
-
-def has_no_images(foreign: ForeignValues, column: Any) -> bool:
-    """Whether no local training file has the image column. Missing files are reported when they are read."""
-    files = foreign["data.train_files"]
-    paths = [files] if isinstance(files, str) else files or []
-    return column is None or not any(column in _columns(existing_path(path)) for path in paths)
-
-
-def _columns(path: Path | None) -> list[str]:
-    """Column names of a file's first row; empty for an unreadable file, which reading the data reports."""
-    if path is None or not path.is_file():
-        return []
-    if path.suffix == ".parquet":
-        from pyarrow import ArrowInvalid
-        from pyarrow.parquet import read_schema
-
-        try:
-            return list(read_schema(path).names)
-        except (ArrowInvalid, OSError):
-            return []
-    try:
-        with path.open(encoding="utf-8") as lines:
-            row = json.loads(next(lines, "{}"))
-    except (OSError, ValueError, RecursionError):
-        return []
-    return list(row) if isinstance(row, dict) else []
 
 
 def write_custom_class(dataset: CustomDatasetConfig | None) -> Mapping[str, Any]:
@@ -109,18 +76,13 @@ def write_validation(taskset: EvalTasksetConfig) -> Mapping[str, Any]:
 
 @written_by(write_tasksets)
 def tasksets(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the training and evaluation tasksets; verl's data has the answer in `reward_model.ground_truth`.
-
-    A dataset with images under the default image column is refused too, because dropping the images would
-    change the tasks.
-    """
-    column = foreign["data.image_key"]
-    if not has_no_images(foreign, column):
-        raise foreign.error_for("data.image_key", f"data.image_key={column!r} is not supported: {_IMAGES}.")
+    """Read the training and evaluation tasksets; verl's data has the answer in `reward_model.ground_truth`."""
+    require_no_video(foreign)
     columns = {
         "prompt": foreign["data.prompt_key"],
         "answer": "reward_model.ground_truth",
         "source": foreign["data.reward_fn_key"],
+        **image_columns(foreign),
     }
     settings: dict[str, Any] = {f"data.train.{name}": column for name, column in columns.items()}
     settings["data.train.path"] = foreign["data.train_files"]
@@ -355,11 +317,14 @@ ROWS = (
         value_type=one_of("error", "left", "right", "middle"),
         inactive=switches.keep_overlong,
     ),
-    refused(
+    mapped(
         "data.image_key",
         "images",
-        _IMAGES,
-        supported=has_no_images,
+        "data.train.images",
+        "data.eval.0.images",
+        read=tasksets,
+        value_type=nullable(STRING),
+        note="images of the rows that have this column; without it in the files, prompts are text",
     ),
     mapped(
         "data.trust_remote_code",

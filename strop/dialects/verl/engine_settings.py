@@ -115,7 +115,6 @@ _SAMPLER = (
             ("scheduling_policy", "fcfs"),
             ("multi_stage_wake_up", False),
             ("skip_tokenizer_init", True),
-            ("limit_images", None),
             ("moe_load_balance_metrics_interval", 0),
             ("standalone_gpu_memory_utilization", None),
             ("update_weights_bucket_megabytes", UNSET),

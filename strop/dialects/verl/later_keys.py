@@ -23,13 +23,14 @@ from strop.dialects.verl import switches
 from strop.dialects.verl.actor_converters import schedule
 from strop.dialects.verl.data import batches, chat_template, tasksets, template_args
 from strop.dialects.verl.distillation import ROWS as DISTILLATION
+from strop.dialects.verl.images import NO_VIDEO, has_no_column
 from strop.dialects.verl.model import lora
 from strop.dialects.verl.policy_loss import LATER_ROWS as POLICY_LOSS
 from strop.dialects.verl.rollout_correction import ROWS as ROLLOUT_CORRECTION
 from strop.dialects.verl.trainer import mode, rollout_files
 
 _ACTOR, _MODEL, _ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "model", "rollout"))
-_IMAGES = "Strop trains on text"
+_IMAGES = "the model's own image processor is used, and pixels are made where they are used"
 _TOOLS_IN_PROMPTS = "data.max_prompt_length limits a prompt without the descriptions of the tools"
 _mtp = any_inactive(unless(f"{_MODEL}.mtp.enable", True), unless(f"{_MODEL}.mtp.enable_train", True))
 
@@ -96,13 +97,36 @@ _DATA = (
             ("validation_shuffle", False, "all validation prompts are evaluated, in any order"),
             ("image_patch_size", 14, _IMAGES),
             ("return_multi_modal_inputs", True, _IMAGES),
-            ("video_key", "videos", _IMAGES),
-            ("audio_key", "audios", _IMAGES),
-            ("mm_processor_kwargs.*", UNSET, _IMAGES),
             ("tool_config_path", UNSET, _TOOLS_IN_PROMPTS),
             ("function_tool_path", UNSET, _TOOLS_IN_PROMPTS),
             ("need_tools_kwargs", UNSET, "a row without tools_kwargs is no error"),
         )
+    ),
+    *(
+        refused(
+            f"data.{name}_key", f"{name}s", NO_VIDEO, supported=has_no_column, value_type=nullable(STRING)
+        )
+        for name in ("video", "audio")
+    ),
+    *(
+        mapped(
+            f"data.mm_processor_kwargs.{name}",
+            None,
+            f"data.images.{name}",
+            value_type=nullable(INTEGER),
+            note="replaces the limit of the model's image processor",
+        )
+        for name in ("min_pixels", "max_pixels")
+    ),
+    empty(
+        "data.mm_processor_kwargs.*", "of the image processor's arguments Strop has min_pixels and max_pixels"
+    ),
+    mapped(
+        f"{_ROLLOUT}.limit_images",
+        None,
+        "data.images.max_images",
+        value_type=nullable(INTEGER),
+        note="a row with more images is an error",
     ),
     mapped(
         "data.apply_chat_template_kwargs.*",

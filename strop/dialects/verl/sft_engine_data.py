@@ -11,12 +11,14 @@ from strop.dialects.ledger.key_mapping import (
     ForeignValues,
     mapped,
     no_effect,
+    refused,
     unless,
     written_by,
 )
 from strop.dialects.ledger.placement_notes import ALWAYS_PACKED
 from strop.dialects.ledger.value_types import (
     ANY,
+    STRING,
     STRING_OR_LIST,
     nullable,
     one_of,
@@ -27,6 +29,13 @@ from strop.dialects.verl.data import (
     template_args,
     write_custom_class,
     write_template_args,
+)
+from strop.dialects.verl.images import (
+    NO_VIDEO,
+    has_no_column,
+    image_columns,
+    require_no_video,
+    write_image_columns,
 )
 from strop.dialects.verl.sft_converters import (
     length_limit,
@@ -46,6 +55,7 @@ def write_conversations(run: Run) -> Mapping[str, Any]:
         "data.val_files": held_out[0].path if held_out else None,
         "data.messages_key": train.response,
         **write_row_columns(run, "data"),
+        **write_image_columns(run),
         **write_custom_class(train.dataset),
     }
 
@@ -53,7 +63,11 @@ def write_conversations(run: Run) -> Mapping[str, Any]:
 @written_by(write_conversations)
 def conversations(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the files, and the column of whole conversations, of which the assistant's turns are trained."""
+    require_no_video(foreign)
     columns: dict[str, Any] = {"response": foreign["data.messages_key"], **row_columns(foreign, "data")}
+    if images := image_columns(foreign):
+        optional = [*columns["optional_columns"], *images["optional_columns"]]
+        columns |= {**images, "optional_columns": optional}
     dataset = custom_class(foreign)
     settings: dict[str, Any] = {"algorithm.type": "sft", "data.eval": []}
     for name, files in (("train", "data.train_files"), ("val", "data.val_files")):
@@ -169,10 +183,17 @@ ROWS = (
             ("use_shm", False, "the data is read from its files"),
             ("num_workers", 8, "rows are read in this process"),
             ("ignore_input_ids_mismatch", False, "a conversation is always tokenized as a whole"),
-            ("image_key", "images", "Strop trains on text"),
-            ("video_key", "videos", "Strop trains on text"),
         )
     ),
+    mapped(
+        "data.image_key",
+        "images",
+        "data.train.images",
+        read=conversations,
+        value_type=nullable(STRING),
+        note="images of the rows that have this column; without it in the files, conversations are text",
+    ),
+    refused("data.video_key", "videos", NO_VIDEO, supported=has_no_column, value_type=nullable(STRING)),
     mapped(
         "data.apply_chat_template_kwargs.*",
         UNSET,

@@ -13,7 +13,7 @@ from strop.types import Message
 
 
 def parse_messages(value: Any) -> tuple[Message, ...]:
-    """Convert `messages`: contents become text, the arguments of tool calls objects. Raises `BadRequest`."""
+    """Convert `messages`: contents become text or parts, the arguments of tool calls objects. Raises `BadRequest`."""
     if not isinstance(value, list) or not value:
         raise BadRequest(f"messages is {quote(value)}; it must be a list of one or more messages")
     converted = [_message(message, f"messages[{number}]") for number, message in enumerate(value)]
@@ -45,7 +45,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     content = message.get("content")
     if content is None and role == "assistant":
         content = ""
-    converted = {**message, "content": _text(content, f"{where}.content"), "tool_calls": None}
+    converted = {**message, "content": _content(content, f"{where}.content"), "tool_calls": None}
     if calls:
         converted["tool_calls"] = [
             _tool_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls)
@@ -53,13 +53,30 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     return converted
 
 
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, list):
-        if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            raise BadRequest(f"{where} has a part that is not text; only text is supported here")
-        return "".join(_require(part.get("text"), str, f"{where}, text of a part") for part in content)
-    text: str = _require(content, str, where)
-    return text
+def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
+    """Text; or, if it has images, a list of parts."""
+    if not isinstance(content, list):
+        text: str = _require(content, str, where)
+        return text
+    parts = [_part(_require(part, dict, f"a part of {where}"), where) for part in content]
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(part: dict[str, Any], where: str) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind == "text":
+        return {"type": "text", "text": _require(part.get("text"), str, f"{where}, text of a part")}
+    if kind != "image_url":
+        raise BadRequest(
+            f"{where} has a part of type {quote(kind)}; only text and image_url are supported here"
+        )
+    named = _require(part.get("image_url"), dict, f"{where}, image_url of a part")
+    url = _require(named.get("url"), str, f"{where}, url of a part")
+    if not url.startswith(("data:", "http://", "https://")):
+        raise BadRequest(f"{where}: the url {quote(url)} must begin with data:image/, http:// or https://")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:

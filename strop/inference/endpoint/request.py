@@ -53,7 +53,7 @@ class ChatRequest:
 
     model: str
     messages: tuple[Message, ...]
-    """Messages for a chat template: contents are text, the arguments of tool calls are objects."""
+    """Messages for a chat template: contents are text or lists of parts, the arguments of tool calls are objects."""
     tools: Tools = ()
     max_tokens: int | None = None
     temperature: float | None = None

@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template, TemplateError
 
 from strop.config.schema.judge import JudgeConfig
+from strop.data.images.messages import content_text
 from strop.errors import RewardError
 from strop.types import Rollout, Task
 
@@ -27,11 +28,12 @@ class JudgePrompt:
 
     def request_body(self, task: Task, rollout: Rollout) -> dict[str, Any] | str:
         """Body of the chat completions request; an error message if the task lacks a template variable."""
-        user_texts = [message["content"] for message in task.messages if message["role"] == "user"]
+        prompt = [{**message, "content": content_text(message["content"])} for message in task.messages]
+        user_texts = [message["content"] for message in prompt if message["role"] == "user"]
         variables = {
-            "conversation": (*task.messages, *rollout.response_messages),
+            "conversation": (*prompt, *rollout.response_messages),
             **task.extra,
-            "prompt": task.messages,
+            "prompt": prompt,
             "question": user_texts[-1] if user_texts else "",
             "completion": rollout.text,
             "answer": task.answer,

@@ -17,6 +17,7 @@ from strop.data.offline_dataset import OfflineDataset, is_offline_taskset, load_
 from strop.errors import ConfigError
 from strop.protocols import TrainingEngine
 from strop.run.optimize.reference_logprobs import ReferenceLogprobs, reference_logprobs
+from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.colocated_policy import ColocatedPolicy, make_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import Evaluation, evaluate
 from strop.run.rollout.inference_engines import open_colocated_engine
@@ -100,8 +101,11 @@ def load_held_out(
     run: Run, tokenizer: PreTrainedTokenizerBase, reward: Callable[..., Any] | None
 ) -> HeldOutData:
     """Read and check the eval tasksets."""
+    images = load_prompt_images(run, tokenizer) if run.data.eval else None
     answers = tuple(
-        load_offline_dataset(section, run.data, tokenizer, name=section.name, seed=run.seed, shuffle=False)
+        load_offline_dataset(
+            section, run.data, tokenizer, name=section.name, seed=run.seed, shuffle=False, images=images
+        )
         for section in run.data.eval
         if is_offline_taskset(section)
     )

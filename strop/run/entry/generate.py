@@ -24,6 +24,7 @@ from strop.errors import ConfigError, DataError
 from strop.inference.registry import load_engine, running_engine
 from strop.models.loading import load_tokenizer
 from strop.run.entry.policy_only import policy_only
+from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.colocated_policy import open_colocated_policy
 from strop.run.rollout.explorer import Explorer, check_error_fraction
 from strop.run.rollout.rollout_services import UNSCORED
@@ -53,7 +54,9 @@ def generate(loaded: LoadedRun, prompts: Path, out: Path, checkpoint: Path | Non
         update={"path": str(prompts), "split": None, "subset": None, "answer": None, "source": None}
     )
     tokenizer = load_run_tokenizer(run)
-    tasks = load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False).all_tasks()
+    images = load_prompt_images(run, tokenizer)
+    taskset = load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False, images=images)
+    tasks = taskset.all_tasks()
     with _open_explorer(run, tokenizer, checkpoint) as (explorer, step):
         groups = explorer.sample(
             tasks,

@@ -35,6 +35,7 @@ from strop.run.optimize.offline_updater import OfflineUpdater
 from strop.run.optimize.policy_optimizer import PolicyOptimizer
 from strop.run.optimize.rollout_updater import RolloutUpdater
 from strop.run.optimize.teachers import check_vocabularies, require_teachers
+from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.collector import Collector
 from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import Evaluation, evaluate
@@ -118,7 +119,13 @@ def open_offline_setup(
     """Training on demonstrations or preference pairs: SFT and DPO."""
     data, trainer = run.data, run.trainer
     train = load_offline_dataset(
-        data.train, data, tokenizer, name="train", seed=run.seed, shuffle=data.shuffle
+        data.train,
+        data,
+        tokenizer,
+        name="train",
+        seed=run.seed,
+        shuffle=data.shuffle,
+        images=load_prompt_images(run, tokenizer),
     )
     held_out = load_held_out(run, tokenizer, reward)
     horizon = compute_horizon(run, train.steps_per_epoch(trainer.tasks_per_step))

@@ -10,7 +10,9 @@ from strop.config.schema import Run
 from strop.config.schema import data as schema
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.encoding.truncation import fit_prompts
-from strop.data.sources.rows import InMemoryRows
+from strop.data.images.prompt_images import PromptImages
+from strop.data.images.row_images import read_row_images
+from strop.data.sources.rows import DatasetRows, InMemoryRows
 from strop.data.sources.sql_table import is_database_url, read_table_slice
 from strop.data.taskset import to_prompt, to_task
 from strop.errors import DataError
@@ -30,7 +32,13 @@ class TaskQueue:
     Unblocked   by the program that fills the table; after `queue.timeout_seconds` it raises an error.
     """
 
-    def __init__(self, run: Run, queue: schema.TaskQueueConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self,
+        run: Run,
+        queue: schema.TaskQueueConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        images: PromptImages | None = None,
+    ) -> None:
         """Raises `DataError` if the table does not exist; it may be empty."""
         section = run.data.train
         assert isinstance(section.path, str)
@@ -45,7 +53,9 @@ class TaskQueue:
         """Number of rows read since the start, those filtered for their length included."""
         self._section = section
         self._data = run.data
-        self._encoder = PromptEncoder(tokenizer, run.data.chat_template)
+        self._images = images
+        processor = None if images is None else images.processor
+        self._encoder = PromptEncoder(tokenizer, run.data.chat_template, images=processor)
         self._steps = compute_horizon(run, 1).steps
         self._timeout_seconds = queue.timeout_seconds
         self._wait: TimedWait | None = None
@@ -94,13 +104,19 @@ class TaskQueue:
     def _tasks_of(self, rows: InMemoryRows, first: int) -> list[Task]:
         """Tasks of the rows whose prompts fit, or were truncated to fit."""
         section, rule, limit = self._section, self._data.overlong, self._data.max_prompt_tokens
-        prompts = self._encoder.encode_all(
-            [to_prompt(rows[index], rows.where(index), section) for index in range(len(rows))]
-        )
+        row_images = read_row_images(DatasetRows([rows]), section, self._data.images, self._images, "train")
+        chats = [
+            row_images.place(to_prompt(rows[index], rows.where(index), section), index)
+            for index in range(len(rows))
+        ]
+        prompts = self._encoder.encode_all(chats)
         kept = [i for i, prompt in enumerate(prompts) if rule != "filter" or len(prompt) <= limit]
-        fitted = fit_prompts((prompts[i] for i in kept), rule, limit, lambda number: rows.where(kept[number]))
+        pad = None if self._images is None else self._images.processor.image_token_id
+        fitted = fit_prompts(
+            (prompts[i] for i in kept), rule, limit, lambda number: rows.where(kept[number]), pad
+        )
         return [
-            to_task(f"train:{first + index}", rows[index], rows.where(index), section, prompt)
+            to_task(f"train:{first + index}", rows[index], chats[index], section, prompt)
             for index, prompt in zip(kept, fitted.prompts, strict=True)
         ]
 

@@ -10,6 +10,7 @@ from strop.config.schema import Run
 from strop.config.schema.data import EvalTasksetConfig
 from strop.data.offline_dataset import OfflineDataset, load_offline_dataset
 from strop.data.taskset import TaskSet, load_taskset
+from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.task_queue import TaskQueue
 from strop.types import Task
 
@@ -61,14 +62,15 @@ class RunTasks:
 def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunTasks:
     """Read and check all tasksets."""
     data = run.data
+    images = load_prompt_images(run, tokenizer)
     train: TrainTaskSource
     if data.queue is None:
-        train = load_taskset(data.train, data, tokenizer, seed=run.seed, shuffle=data.shuffle)
+        train = load_taskset(data.train, data, tokenizer, seed=run.seed, shuffle=data.shuffle, images=images)
     else:
-        train = TaskQueue(run, data.queue, tokenizer)
+        train = TaskQueue(run, data.queue, tokenizer, images)
     auxiliary = {
         section.name: load_offline_dataset(
-            section, data, tokenizer, name=section.name, seed=run.seed, shuffle=data.shuffle
+            section, data, tokenizer, name=section.name, seed=run.seed, shuffle=data.shuffle, images=images
         )
         for section in data.demonstrations
     }
@@ -79,7 +81,8 @@ def load_eval_tasks(
     run: Run, tokenizer: PreTrainedTokenizerBase, sections: Sequence[EvalTasksetConfig]
 ) -> EvalTasksets:
     """Read and check eval tasksets."""
+    images = load_prompt_images(run, tokenizer) if sections else None
     return tuple(
-        (section, load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False))
+        (section, load_taskset(section, run.data, tokenizer, seed=run.seed, shuffle=False, images=images))
         for section in sections
     )

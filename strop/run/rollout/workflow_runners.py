@@ -8,6 +8,7 @@ from strop.config.schema import Run
 from strop.config.schema.workflow import WorkflowConfig
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.protocols import InferenceEngine
+from strop.run.prompt_images import load_prompt_images
 from strop.workflows.registry import load_workflow
 from strop.workflows.runner import WorkflowRunner
 from strop.workflows.services import WorkflowServices
@@ -23,7 +24,8 @@ def make_workflow_runners(
 
     Raises `ConfigError` for a workflow that cannot be found or constructed.
     """
-    encoder = TurnEncoder(tokenizer, run.data.chat_template, run.data.chat_template_args)
+    images = load_prompt_images(run, tokenizer)
+    encoder = TurnEncoder(tokenizer, run.data.chat_template, run.data.chat_template_args, images)
 
     def runner(section: WorkflowConfig) -> WorkflowRunner:
         bound = load_workflow(section)

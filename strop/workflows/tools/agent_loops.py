@@ -100,7 +100,7 @@ class _Server:
         """Sample a reply. `max_tokens` and `stop` may be set; the run file determines all other parameters."""
         media = [name for name, value in kwargs.items() if name.endswith("_data") and value]
         if media:
-            raise InvalidWorkflowResult(f"the agent loop passed {media[0]}; Strop trains on text")
+            raise InvalidWorkflowResult(f"the agent loop passed {media[0]}; loops of verl get text only")
         unknown = sorted(sampling_params.keys() - _SAMPLING - {"max_tokens", "max_new_tokens", "stop"})
         if unknown:
             raise InvalidWorkflowResult(f"the agent loop set the sampling parameter {unknown[0]!r}")

@@ -106,17 +106,17 @@ def verl_result(returned: Any) -> ToolResult:
     """Result of verl's `execute` or of a function tool: a response, perhaps with the reward of the call and
     metrics. A response is text, a `ToolResponse`, or a value that becomes JSON.
 
-    Raises InvalidWorkflowResult for images and video.
+    Raises InvalidWorkflowResult for video.
     """
     response, reward, *_ = returned if isinstance(returned, tuple) else (returned, None)
-    if getattr(response, "image", None) or getattr(response, "video", None):
-        raise InvalidWorkflowResult("a tool returned images or video; Strop trains on text")
+    if getattr(response, "video", None):
+        raise InvalidWorkflowResult("a tool returned video; Strop trains on text and images")
     text = response if isinstance(response, str) else getattr(response, "text", response)
     if text is None:
         text = ""
     elif not isinstance(text, str):
         text = json.dumps(text, ensure_ascii=False, default=str)
-    return ToolResult(text, _reward(reward))
+    return ToolResult(text, _reward(reward), tuple(getattr(response, "image", None) or ()))
 
 
 def _instance_id(created: Any) -> str:

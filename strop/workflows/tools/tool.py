@@ -17,6 +17,8 @@ class ToolResult:
     """Text of the message that the model gets."""
     reward: float | None = None
     """Reward of the call, for reward functions; None if the tool gives none."""
+    images: tuple[Any, ...] = ()
+    """Images that the model gets before the text: encoded bytes, paths, data URLs or PIL images."""
 
 
 class ToolInstance(Protocol):

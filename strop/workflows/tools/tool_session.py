@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from strop.data.encoding.tool_calls import ToolCall
 from strop.types import Message
@@ -79,11 +79,18 @@ class ToolSession:
             {
                 "role": "tool",
                 "name": call.name,
-                "content": self._limit.apply(result.text),
+                "content": self._content(result),
                 "tool_call_id": f"call{number:05d}",
             }
             for number, (call, result) in enumerate(zip(calls, results, strict=True))
         ]
+
+    def _content(self, result: ToolResult) -> str | list[dict[str, Any]]:
+        text = self._limit.apply(result.text)
+        if not result.images:
+            return text
+        parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in result.images]
+        return [*parts, {"type": "text", "text": text}] if text else parts
 
     async def _run(self, call: ToolCall) -> ToolResult:
         if call.parse_error is not None:

@@ -78,7 +78,7 @@ class OpenAIFunctionToolCall(BaseModel):
 
 
 class ToolResponse(BaseModel):
-    """Result of a tool. Strop trains on text: a result with images or video fails the rollout."""
+    """Result of a tool. Images come before the text in the message; a result with video fails the rollout."""
 
     text: str | None = None
     image: list[Any] | None = None

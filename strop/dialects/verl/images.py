@@ -1,0 +1,74 @@
+"""Columns of images in verl's data, and of media that Strop does not train on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strop.config.paths import existing_path
+from strop.config.schema import Run
+from strop.dialects.ledger.key_mapping import ForeignValues
+
+NO_VIDEO = (
+    "Strop trains on text and images, and data.train_files has this column; remove it if no task needs it"
+)
+
+
+def image_columns(foreign: ForeignValues) -> dict[str, Any]:
+    """The column of images, which rows may lack as in verl; empty if the training files have no such column.
+
+    Of files that cannot be read here, the column is taken from a key that is set.
+    """
+    column = foreign["data.image_key"]
+    if not column:
+        return {}
+    known = _known_columns(foreign)
+    has_images = foreign.is_set("data.image_key") if known is None else column in known
+    return {"images": column, "optional_columns": [column]} if has_images else {}
+
+
+def write_image_columns(run: Run) -> Mapping[str, Any]:
+    """Write the column of images."""
+    return {"data.image_key": run.data.train.images} if run.data.train.images else {}
+
+
+def require_no_video(foreign: ForeignValues) -> None:
+    """Raise `ConfigError` if the training files have a column of videos or of audio, under its default name too."""
+    for key in ("data.video_key", "data.audio_key"):
+        if foreign.has_row(key) and not has_no_column(foreign, foreign[key]):
+            raise foreign.error_for(key, f"{key}={foreign[key]!r} is not supported: {NO_VIDEO}.")
+
+
+def has_no_column(foreign: ForeignValues, column: Any) -> bool:
+    """Whether no training file that can be read has the column. Missing files are reported when they are read."""
+    return not column or column not in (_known_columns(foreign) or ())
+
+
+def _known_columns(foreign: ForeignValues) -> frozenset[str] | None:
+    """Columns of the training files that can be read; None if none can."""
+    files = foreign["data.train_files"]
+    paths = [files] if isinstance(files, str) else files or []
+    found = [columns for path in paths if (columns := _columns(existing_path(path))) is not None]
+    return frozenset(column for columns in found for column in columns) if found else None
+
+
+def _columns(path: Path | None) -> list[str] | None:
+    """Column names of a file's first row; None for an unreadable file, which reading the data reports."""
+    if path is None or not path.is_file():
+        return None
+    if path.suffix == ".parquet":
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import read_schema
+
+        try:
+            return list(read_schema(path).names)
+        except (ArrowInvalid, OSError):
+            return None
+    try:
+        with path.open(encoding="utf-8") as lines:
+            row = json.loads(next(lines, "{}"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return list(row) if isinstance(row, dict) else None

@@ -1,0 +1,92 @@
+"""Images of a run's prompts: the model's processor, and the folder of the run that stores them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strop.config.paths import existing_path
+from strop.config.schema import Run
+from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
+from strop.data.images.prompt_images import PromptImages
+from strop.data.images.store import ImageStore, UnstoredImages
+from strop.data.offline_dataset import check_offline_images
+from strop.data.taskset import check_task_images
+from strop.errors import DataError, MissingExtraError, ModelError
+from strop.models.vision.families import IMAGE_FAMILIES
+from strop.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_prompt_images(run: Run, tokenizer: PreTrainedTokenizerBase) -> PromptImages | None:
+    """Images of the run's prompts; None for a model that reads text only.
+
+    Raises `ModelError` for a model that reads images and has no image processor.
+    """
+    from strop.models.loading import load_config
+
+    if load_config(run.model).model_type not in IMAGE_FAMILIES:
+        return None
+    return _with_processor(run, tokenizer, ImageStore(RunFolder.of(run).images))
+
+
+def image_faults(run: Run) -> Iterator[str]:
+    """Yield an error for each taskset on this machine with images that the run cannot use; loads no weights.
+
+    Tasksets and models elsewhere are not read, and neither are rows of a custom dataset class.
+    """
+    folder = existing_path(run.model.path)
+    if folder is None:
+        return
+    try:
+        images = _images_to_check(run, folder)
+    except ModelError as error:
+        yield str(error)
+        return
+    tasksets: tuple[TasksetConfig, ...] = (run.data.train, *run.data.eval, *run.data.demonstrations)
+    for section in tasksets:
+        paths = (section.path,) if isinstance(section.path, str) else section.path
+        if section.dataset is not None or not all(map(existing_path, paths)):
+            continue
+        name = section.name if isinstance(section, EvalTasksetConfig) else "train"
+        is_offline = section.response is not None or section.chosen is not None
+        check = check_offline_images if is_offline else check_task_images
+        try:
+            check(section, run.data, images, name)
+        except (DataError, MissingExtraError) as error:
+            yield str(error)
+
+
+def _images_to_check(run: Run, folder: Path) -> PromptImages | None:
+    if _model_type(folder) not in IMAGE_FAMILIES:
+        return None
+    from strop.run.tokenizer import load_run_tokenizer
+
+    return _with_processor(run, load_run_tokenizer(run), UnstoredImages(folder))
+
+
+def _model_type(folder: Path) -> str | None:
+    """`model_type` of config.json; None if it cannot be read, which loading the model reports."""
+    try:
+        found: str | None = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found
+
+
+def _with_processor(run: Run, tokenizer: PreTrainedTokenizerBase, store: ImageStore) -> PromptImages:
+    from strop.models.vision.image_processor import load_image_processor
+
+    limits = run.data.images
+    processor = load_image_processor(
+        run.model.path,
+        tokenizer,
+        min_pixels=limits.min_pixels,
+        max_pixels=limits.max_pixels,
+        trust_remote_code=run.model.trust_remote_code,
+    )
+    return PromptImages(store, processor, limits)

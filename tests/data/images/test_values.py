@@ -1,0 +1,119 @@
+"""Values of images in rows, and the folder that stores them."""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from strop.data.images.store import ImageStore
+from strop.data.images.values import image_bytes
+from strop.errors import DataError
+from tests.data.images.pictures import encoded, prompt_images
+
+RED = encoded("red")
+DATA_URL = "data:image/png;base64," + base64.b64encode(RED).decode()
+
+
+def read(value: Any, base: str = "", *, allow_urls: bool = False) -> bytes:
+    return image_bytes(value, "row 1, image 2", base=base, allow_urls=allow_urls)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        RED,
+        memoryview(RED),
+        {"bytes": RED, "path": None},
+        {"bytes": RED, "path": "name-in-the-dataset.png"},
+        {"type": "image_url", "image_url": {"url": DATA_URL, "detail": "low"}},
+        {"type": "image", "image": RED},
+        DATA_URL,
+    ],
+)
+def test_forms_that_hold_the_image(value: Any) -> None:
+    assert read(value) == RED
+
+
+def test_a_pil_image_becomes_png() -> None:
+    image = Image.open(BytesIO(encoded("red", format="JPEG")))
+    assert Image.open(BytesIO(read(image))).format == "PNG"
+
+
+def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures/a.png").write_bytes(RED)
+    for value in ("pictures/a.png", {"path": "pictures/a.png", "bytes": None}, {"image": "pictures/a.png"}):
+        assert read(value, base=str(tmp_path)) == RED
+    for value in (str(tmp_path / "pictures/a.png"), f"file://{tmp_path}/pictures/a.png"):
+        assert read(value, base="/elsewhere") == RED
+    monkeypatch.chdir(tmp_path)
+    assert read("pictures/a.png") == RED
+
+
+def test_urls_are_read_only_if_allowed() -> None:
+    import fsspec
+
+    with fsspec.open("memory://pictures/a.png", "wb") as file:
+        file.write(RED)
+    assert read("memory://pictures/a.png", allow_urls=True) == RED
+    with pytest.raises(
+        DataError, match=r"row 1, image 2 is the URL memory://pictures/a\.png, and data\.images\.allow"
+    ):
+        read("memory://pictures/a.png")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("nope.png", "row 1, image 2: there is no file nope.png"),
+        (3, "row 1, image 2 is a int. An image must be encoded bytes"),
+        ({"bytes": None, "path": None}, "row 1, image 2 has no image: its keys are bytes, path"),
+        ({"image": RED, "max_pixels": 100}, "row 1, image 2 has the key 'max_pixels'"),
+        ("data:image/png,abc", "without base64"),
+        ("data:image/png;base64,%%%", "is not base64"),
+    ],
+)
+def test_other_values_are_named_by_their_place(value: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(value)
+
+
+def test_an_image_is_stored_once(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "images")
+    first = store.add(RED, "row 1")
+    assert (first.path.read_bytes(), first.width, first.height) == (RED, 8, 4)
+    assert first.path.name == f"{first.digest}.png"
+    assert store.add(RED, "row 2") is first
+    store.add(encoded("blue"), "row 3")
+    assert len(list((tmp_path / "images").iterdir())) == 2
+
+
+def test_a_later_session_finds_the_stored_images(tmp_path: Path) -> None:
+    data = encoded((0, 0, 0, 0), mode="RGBA")  # stored in another form than it came
+    first = ImageStore(tmp_path).add(data, "row 1")
+    modified = first.path.stat().st_mtime_ns
+    second = ImageStore(tmp_path).add(data, "row 1")
+    assert (second, second.path, second.width) == (first, first.path, 8)
+    assert second.path.stat().st_mtime_ns == modified
+
+
+def test_an_image_that_a_crash_has_damaged_is_written_again(tmp_path: Path) -> None:
+    first = ImageStore(tmp_path).add(RED, "row 1")
+    first.path.write_bytes(b"")
+    assert ImageStore(tmp_path).add(RED, "row 1").path.read_bytes() == RED
+
+
+def test_limits(tmp_path: Path) -> None:
+    images = prompt_images(tmp_path, max_images=1)
+    with pytest.raises(
+        DataError, match=r"row 1: the prompt has 2 images, more than data.images.max_images \(1\)"
+    ):
+        images.read_column([RED, RED], "row 1", "")
+    with pytest.raises(DataError, match="row 1, image 1: An image is too wide"):
+        images.read_column(encoded(size=(401, 4)), "row 1", "")
+    assert images.read_column(None, "row 1", "") == ()
