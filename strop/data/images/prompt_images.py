@@ -17,7 +17,7 @@ from strop.types import ImageReference, Message
 
 @dataclass(frozen=True, slots=True)
 class PromptImages:
-    """What a run whose model reads images does with them."""
+    """Images of a run whose model reads them: storage, processor and limits."""
 
     store: ImageStore
     """Folder in which they are stored."""

@@ -16,7 +16,7 @@ from strop.errors import DataError
 _CONTENT_KEYS = ("bytes", "image", "path", "image_url", "url")
 """Keys of a mapping that hold the image; the first one that is not null counts."""
 _NEUTRAL_KEYS = ("type", "detail")
-"""Keys that a content part has beside the image."""
+"""Keys that a content part has in addition to the image."""
 
 
 def image_bytes(value: Any, where: str, *, base: str, allow_urls: bool) -> bytes:
