@@ -24,7 +24,7 @@ from strop.data.encoding.conversation_encoder import (
 )
 from strop.data.encoding.truncation import OverlongRule, require_whole_images
 from strop.data.epoch_order import EpochOrder
-from strop.data.images.prompt_images import PromptImages
+from strop.data.images.prompt_images import RunImages
 from strop.data.images.row_images import RowImages, read_row_images
 from strop.data.progress_bar import with_progress_bar
 from strop.data.sources.columns import row_tools, system_message, template_args, value_at
@@ -107,7 +107,7 @@ def load_offline_dataset(
     name: str,
     seed: int,
     shuffle: bool,
-    images: PromptImages | None = None,
+    images: RunImages | None = None,
 ) -> OfflineDataset:
     """Read, check and encode every row of a taskset with a column `response`, or `chosen` and `rejected`.
 
@@ -137,7 +137,7 @@ def load_offline_dataset(
 
 
 def check_offline_images(
-    section: TasksetConfig, data: DataConfig, images: PromptImages | None, name: str
+    section: TasksetConfig, data: DataConfig, images: RunImages | None, name: str
 ) -> None:
     """Read every row's conversations and their images. Raises `DataError` for the first that cannot be used."""
     rows = read_rows(section)
@@ -154,7 +154,7 @@ def _rows_and_answers(
     section: TasksetConfig,
     tokenizer: PreTrainedTokenizerBase,
     data: DataConfig,
-    images: PromptImages | None,
+    images: RunImages | None,
     name: str,
 ) -> tuple[DatasetRows, Iterator[list[EncodedSequence]]]:
     """The rows, and for each one training sequence or a pair of them."""

@@ -13,7 +13,7 @@ from strop.data.encoding.parallel_encoding import encode_prompts
 from strop.data.encoding.truncation import FittedPrompts, fit_prompts
 from strop.data.epoch_order import EpochOrder
 from strop.data.images.messages import media_of
-from strop.data.images.prompt_images import PromptImages
+from strop.data.images.prompt_images import RunImages
 from strop.data.images.row_images import RowImages, read_row_images
 from strop.data.progress_bar import with_progress_bar
 from strop.data.sources.columns import row_tools, system_message, value_at
@@ -116,7 +116,7 @@ def load_taskset(
     *,
     seed: int,
     shuffle: bool,
-    images: PromptImages | None = None,
+    images: RunImages | None = None,
 ) -> TaskSet:
     """Read a taskset, check every row, store every image and encode every prompt, once.
 
@@ -148,9 +148,7 @@ def load_taskset(
     return TaskSet(name, section, rows, fitted, order, row_images)
 
 
-def check_task_images(
-    section: TasksetConfig, data: DataConfig, images: PromptImages | None, name: str
-) -> None:
+def check_task_images(section: TasksetConfig, data: DataConfig, images: RunImages | None, name: str) -> None:
     """Read every row's prompt and its images. Raises `DataError` for the first that cannot be used."""
     rows = read_rows(section)
     row_images = read_row_images(rows, section, data.images, images, name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
-from strop.data.images.prompt_images import PromptImages
+from strop.data.images.prompt_images import RunImages
 from strop.data.images.store import ImageStore, UnstoredImages
 from strop.data.offline_dataset import check_offline_images
 from strop.data.taskset import check_task_images
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def load_prompt_images(run: Run, tokenizer: PreTrainedTokenizerBase) -> PromptImages | None:
+def load_prompt_images(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunImages | None:
     """Images of the run's prompts; None for a model that reads text only.
 
     Raises `ModelError` for a model that reads images and has no image processor.
@@ -61,7 +61,7 @@ def image_faults(run: Run) -> Iterator[str]:
             yield str(error)
 
 
-def _images_to_check(run: Run, folder: Path) -> PromptImages | None:
+def _images_to_check(run: Run, folder: Path) -> RunImages | None:
     if _model_type(folder) not in IMAGE_FAMILIES:
         return None
     from strop.run.tokenizer import load_run_tokenizer
@@ -78,7 +78,7 @@ def _model_type(folder: Path) -> str | None:
     return found
 
 
-def _with_processor(run: Run, tokenizer: PreTrainedTokenizerBase, store: ImageStore) -> PromptImages:
+def _with_processor(run: Run, tokenizer: PreTrainedTokenizerBase, store: ImageStore) -> RunImages:
     from strop.models.vision.image_processor import load_image_processor
 
     limits = run.data.images
@@ -89,4 +89,4 @@ def _with_processor(run: Run, tokenizer: PreTrainedTokenizerBase, store: ImageSt
         max_pixels=limits.max_pixels,
         trust_remote_code=run.model.trust_remote_code,
     )
-    return PromptImages(store, processor, limits)
+    return RunImages(store, processor, limits)

@@ -20,7 +20,7 @@ from strop.types import IntArray, Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from strop.data.images.prompt_images import PromptImages
+    from strop.data.images.prompt_images import RunImages
 
 _REPLY = "strop-reply-2f6b41"
 """Placeholder of the last reply in a rendering, to find the text after it."""
@@ -36,7 +36,7 @@ class TurnEncoder:
         tokenizer: PreTrainedTokenizerBase,
         chat_template: str,
         args: Mapping[str, Any] = NO_TEMPLATE_ARGS,
-        images: PromptImages | None = None,
+        images: RunImages | None = None,
     ) -> None:
         """`chat_template` and `args` are those of `PromptEncoder`; `images` are those of a model that reads them.
 

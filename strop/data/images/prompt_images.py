@@ -16,7 +16,7 @@ from strop.types import ImageReference, Message
 
 
 @dataclass(frozen=True, slots=True)
-class PromptImages:
+class RunImages:
     """Images of a run whose model reads them: storage, processor and limits."""
 
     store: ImageStore

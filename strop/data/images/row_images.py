@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from strop.config.schema.data import ImagesConfig, TasksetConfig
 from strop.data.encoding.chat_template import ChatPrompt
 from strop.data.images.messages import mentions_images
-from strop.data.images.prompt_images import PromptImages, column_values
+from strop.data.images.prompt_images import RunImages, column_values
 from strop.data.progress_bar import with_progress_bar
 from strop.data.sources.columns import optional_value_at
 from strop.data.sources.rows import DatasetRows
@@ -25,7 +25,7 @@ class RowImages:
     rows: DatasetRows
     columns: tuple[tuple[ImageReference, ...], ...] | None
     """Images of each row; None for a taskset without a column of images."""
-    images: PromptImages | None
+    images: RunImages | None
     """Images of the run's prompts; None if the model reads text only."""
 
     def of_column(self, number: int) -> tuple[ImageReference, ...] | None:
@@ -53,7 +53,7 @@ def read_row_images(
     rows: DatasetRows,
     section: TasksetConfig,
     settings: ImagesConfig,
-    images: PromptImages | None,
+    images: RunImages | None,
     name: str,
 ) -> RowImages:
     """Read, check and store the images of every row. Raises `DataError`, which names the row."""

@@ -10,7 +10,7 @@ from strop.config.schema import Run
 from strop.config.schema import data as schema
 from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.encoding.truncation import fit_prompts
-from strop.data.images.prompt_images import PromptImages
+from strop.data.images.prompt_images import RunImages
 from strop.data.images.row_images import read_row_images
 from strop.data.sources.rows import DatasetRows, InMemoryRows
 from strop.data.sources.sql_table import is_database_url, read_table_slice
@@ -37,7 +37,7 @@ class TaskQueue:
         run: Run,
         queue: schema.TaskQueueConfig,
         tokenizer: PreTrainedTokenizerBase,
-        images: PromptImages | None = None,
+        images: RunImages | None = None,
     ) -> None:
         """Raises `DataError` if the table does not exist; it may be empty."""
         section = run.data.train

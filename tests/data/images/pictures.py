@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from strop.config.schema.data import ImagesConfig
-from strop.data.images.prompt_images import PromptImages
+from strop.data.images.prompt_images import RunImages
 from strop.data.images.store import ImageStore
 from strop.errors import DataError
 from strop.types import ImageReference, IntArray, VisionInputs
@@ -54,6 +54,6 @@ class SquareProcessor:
         raise AssertionError("the data side needs no pixels")
 
 
-def prompt_images(folder: Path, image_token_id: int = 7, **settings: Any) -> PromptImages:
+def prompt_images(folder: Path, image_token_id: int = 7, **settings: Any) -> RunImages:
     """Images that are stored in a folder."""
-    return PromptImages(ImageStore(folder), SquareProcessor(image_token_id), ImagesConfig(**settings))
+    return RunImages(ImageStore(folder), SquareProcessor(image_token_id), ImagesConfig(**settings))

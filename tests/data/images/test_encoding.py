@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from strop.config.schema.data import DataConfig, TasksetConfig
 from strop.data.encoding.turn_encoder import TurnEncoder
-from strop.data.images.prompt_images import PromptImages
+from strop.data.images.prompt_images import RunImages
 from strop.data.offline_dataset import OfflineDataset, load_offline_dataset
 from strop.data.taskset import TaskSet, load_taskset
 from strop.errors import DataError
@@ -53,7 +53,7 @@ class Data:
         self.folder = folder
         self.pad: int = tokenizer.convert_tokens_to_ids(PAD)
 
-    def images(self, **settings: Any) -> PromptImages:
+    def images(self, **settings: Any) -> RunImages:
         return prompt_images(self.folder / "images", self.pad, **settings)
 
     def section(self, rows: list[dict[str, Any]], **section: Any) -> TasksetConfig:
