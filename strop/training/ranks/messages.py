@@ -139,9 +139,8 @@ class CountExpertTokens:
 
     def run(self, worker: Rank) -> npt.NDArray[np.float64]:
         policy: PolicyModel = worker.model(POLICY)
-        counts: npt.NDArray[np.float64] = (
-            policy.expert_counts(self.share.micro_batches(policy.device)).cpu().numpy()
-        )
+        micro_batches = self.share.micro_batches(policy.device, policy.images)
+        counts: npt.NDArray[np.float64] = policy.expert_counts(micro_batches).cpu().numpy()
         return counts
 
 
