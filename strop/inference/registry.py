@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from strop.config.schema.data import ImagesConfig
 from strop.config.schema.inference_engine import (
     AutoEngineConfig,
     InferenceEngineConfig,
@@ -52,7 +53,7 @@ class EngineType:
     attach: Callable[[Any, SharedWeights, PreTrainedTokenizerBase], InferenceEngine] | None
     """Build an engine on a model that is in this process, sharing its weights if possible; None for an engine
     that runs in a process of its own."""
-    load: Callable[[Any, ModelConfig, PreTrainedTokenizerBase, torch.device], InferenceEngine]
+    load: Callable[[Any, ModelConfig, PreTrainedTokenizerBase, torch.device, ImagesConfig], InferenceEngine]
     """Build an engine that loads the model itself, onto this device; its weights have version 0."""
 
 
@@ -63,29 +64,45 @@ def _attach_native(
 
 
 def _load_native(
-    section: NativeEngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    section: NativeEngineConfig,
+    model: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    images: ImagesConfig,
 ) -> InferenceEngine:
     loaded = load_model(model, device=device, trainable=False)
     fuse_storage(loaded)
-    images = ModelImages(model)
-    weights = model_weights(loaded, image_processor=lambda: images.processor)
+    model_images = ModelImages(model, images)
+    weights = model_weights(loaded, image_processor=lambda: model_images.processor)
     return NativeEngine.from_weights(weights, section, tokenizer)
 
 
 def _load_vllm(
-    section: VllmEngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    section: VllmEngineConfig,
+    model: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    images: ImagesConfig,
 ) -> InferenceEngine:
     return ServingEngine(VllmBackend(section, model, tokenizer))
 
 
 def _load_sglang(
-    section: SglangEngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    section: SglangEngineConfig,
+    model: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    images: ImagesConfig,
 ) -> InferenceEngine:
     return ServingEngine(SglangBackend(section, model, tokenizer, device))
 
 
 def _load_sglang_server(
-    section: SglangServerConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    section: SglangServerConfig,
+    model: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    images: ImagesConfig,
 ) -> InferenceEngine:
     return ServingEngine(SglangServerBackend(section, model, tokenizer))
 
@@ -97,7 +114,11 @@ def _attach_server(
 
 
 def _load_server(
-    section: OpenAiEngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    section: OpenAiEngineConfig,
+    model: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    images: ImagesConfig,
 ) -> InferenceEngine:
     return _server(section, load_config(model), load_generation_config(model), tokenizer)
 
@@ -159,10 +180,17 @@ def attach_engine(
 
 
 def load_engine(
-    section: EngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    section: EngineConfig,
+    model: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    images: ImagesConfig | None = None,
 ) -> InferenceEngine:
-    """Build the section's engine, which loads the model onto a device."""
-    return ENGINE_TYPES[section.type].load(section, model, tokenizer, device)
+    """Build the section's engine, which loads the model onto a device.
+
+    `images` limits the images of prompts; None leaves the limits to the model.
+    """
+    return ENGINE_TYPES[section.type].load(section, model, tokenizer, device, images or ImagesConfig())
 
 
 @contextmanager

@@ -26,7 +26,7 @@ class CriticModel(OptimizedModel):
 
     def __init__(self, spec: CriticSpec, parallelizer: Parallelizer) -> None:
         self.device = parallelizer.device
-        self.images = ModelImages(spec.model)
+        self.images = ModelImages(spec.model, spec.images)
         """Image processor of the model."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(spec.seed)

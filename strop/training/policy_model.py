@@ -43,7 +43,7 @@ class PolicyModel(OptimizedModel):
 
     def __init__(self, spec: PolicySpec, parallelizer: Parallelizer) -> None:
         self.device = parallelizer.device
-        self.images = ModelImages(spec.model)
+        self.images = ModelImages(spec.model, spec.images)
         """Image processor of the model."""
         torch.manual_seed(spec.seed)
         loaded = parallelizer.load_policy(spec.model)

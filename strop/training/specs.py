@@ -9,6 +9,7 @@ from strop.algorithms import registry
 from strop.config.schema import Run
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.critic import CriticConfig
+from strop.config.schema.data import ImagesConfig
 from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import OptimizerConfig
@@ -37,6 +38,8 @@ class PolicySpec:
     """Losses on the routers of a mixture of experts; None for none."""
     max_sequence_tokens: int
     """Maximum length of a sequence of the run."""
+    images: ImagesConfig
+    """Limits of the size of images."""
 
     @classmethod
     def of(cls, run: Run) -> PolicySpec:
@@ -52,6 +55,7 @@ class PolicySpec:
             distillation=registry.distillation_of(run.algorithm),
             router_loss=run.trainer.router_loss,
             max_sequence_tokens=run.max_sequence_tokens,
+            images=run.data.images,
         )
 
 
@@ -72,6 +76,8 @@ class CriticSpec:
     """Seed of new adapter weights."""
     model_key: str
     """Key of the model's section in the run file, for error messages."""
+    images: ImagesConfig
+    """Limits of the size of images."""
 
     @classmethod
     def of(cls, run: Run, critic: CriticConfig) -> CriticSpec:
@@ -85,4 +91,5 @@ class CriticSpec:
             checkpoint=run.checkpoint,
             seed=run.seed,
             model_key="algorithm.critic.model" if critic.model else "model",
+            images=run.data.images,
         )

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
+from strop.config.schema.data import ImagesConfig
 from strop.config.schema.model import ModelConfig
 from strop.models.loading import load_tokenizer
 from strop.models.vision.image_processor import load_image_processor
@@ -30,10 +31,11 @@ def has_images(experiences: Sequence[Experience]) -> bool:
 
 
 class ModelImages:
-    """Image processor of the model of a section."""
+    """Image processor of the model of a section, with the limits of `data.images`."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, limits: ImagesConfig) -> None:
         self._model = model
+        self._limits = limits
 
     @cached_property
     def processor(self) -> ImageProcessor:
@@ -41,6 +43,8 @@ class ModelImages:
         return load_image_processor(
             self._model.path,
             load_tokenizer(self._model),
+            min_pixels=self._limits.min_pixels,
+            max_pixels=self._limits.max_pixels,
             trust_remote_code=self._model.trust_remote_code,
         )
 

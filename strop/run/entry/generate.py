@@ -104,7 +104,7 @@ def generate_file(section: GenerationConfig) -> int:
     tokenizer = load_tokenizer(section.model)
     data = section.data
     tasks = load_taskset(data.train, data, tokenizer, seed=section.seed, shuffle=False).all_tasks()
-    engine = load_engine(section.engine, section.model, tokenizer, find_device("auto"))
+    engine = load_engine(section.engine, section.model, tokenizer, find_device("auto"), data.images)
     responses: list[list[str]] = []
     with running_engine(engine), StopSignal() as stop:
         for first in range(0, len(tasks), section.tasks_per_batch):

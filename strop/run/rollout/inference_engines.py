@@ -76,7 +76,7 @@ def open_separate_engine(run: Run, tokenizer: PreTrainedTokenizerBase) -> Iterat
     if (pool := _pool_section(run, section)) is not None:
         sampler: InferenceEngine = _pool(run, pool)
     else:
-        sampler = load_engine(section, run.model, tokenizer, explorer_device(run))
+        sampler = load_engine(section, run.model, tokenizer, explorer_device(run), run.data.images)
     with running_engine(sampler):
         yield sampler
 
@@ -202,7 +202,8 @@ class PoolEngineFactory:
             else:
                 device = torch.device("cuda", self._gpus(1)[0])
                 torch.cuda.set_device(device)
-        return load_engine(section, self.run.model, load_run_tokenizer(self.run), device)
+        tokenizer = load_run_tokenizer(self.run)
+        return load_engine(section, self.run.model, tokenizer, device, self.run.data.images)
 
     @property
     def _engines(self) -> int:

@@ -1,0 +1,105 @@
+"""Runs on images, from the data to the exported model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+import strop
+from strop.models.vision.tiny import make_vision_model
+from tests.datasets import SHARED
+from tests.models.vision.images import image, vision_model
+
+GEOMETRY = SHARED / "geometry" / "train.parquet"
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve pictures to train on, and four held out."""
+    folder = tmp_path_factory.mktemp("tasks")
+    for name, count in (("train", 12), ("test", 4)):
+        pictures = [image(folder, 32, 16, seed).path.read_bytes() for seed in range(count)]
+        rows = [{"prompt": "<image>Read.", "images": [each], "answer": "1"} for each in pictures]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+    return folder
+
+
+def run_values(tasks: Path, output: Path, **sections: Any) -> dict[str, Any]:
+    held_out = {"name": "held-out", "path": str(tasks / "test.parquet"), "images": "images"}
+    return {
+        "name": "run",
+        "output": str(output),
+        "model": {"path": str(vision_model("qwen2_5_vl"))},
+        "data": {
+            "train": {"path": str(tasks / "train.parquet"), "images": "images"},
+            "eval": [held_out],
+            "max_prompt_tokens": 40,
+            "max_response_tokens": 4,
+        },
+        "reward": f"{Path(__file__).parent / 'rewards.py'}:digit_share",
+        "algorithm": {"type": "grpo", "rollouts_per_task": 4, "kl_loss": {"coef": 0.1}},
+        "trainer": {"tasks_per_step": 4, "optimizer": {"type": "adamw", "lr": 1e-3}, "duration": "4 steps"},
+        "checkpoint": {"every": "2 steps"},
+        "record": {"monitors": [], "report": False},
+        **sections,
+    }
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_resumes_bit_for_bit_and_exports_a_model_for_images(tasks: Path, tmp_path: Path) -> None:
+    whole = strop.train(strop.load(run_values(tasks, tmp_path / "whole")))
+    resumed = strop.train(
+        strop.load(
+            run_values(
+                tasks,
+                tmp_path / "resumed",
+                resume=str(whole.folder / "checkpoints" / "step-000002"),
+            )
+        )
+    )
+    assert whole.model is not None and resumed.model is not None
+    first, second = (load_file(model / "model.safetensors") for model in (whole.model, resumed.model))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    rows = metrics(whole.folder)
+    gaps = [row["logprob_diff/mean_abs"] for row in rows if "logprob_diff/mean_abs" in row]
+    assert len(gaps) == 4 and max(gaps) < 1e-5
+    model = AutoModelForImageTextToText.from_pretrained(whole.model)
+    processor = AutoImageProcessor.from_pretrained(whole.model, backend="pil")
+    assert AutoTokenizer.from_pretrained(whole.model).chat_template
+    pixels = processor(images=[np.zeros((16, 32, 3), np.uint8)], return_tensors="pt")
+    assert model.model.get_image_features(**pixels).pooler_output
+
+
+@pytest.mark.skipif(not GEOMETRY.is_file(), reason="the geometry problems are not here")
+def test_geometry_problems_train_for_two_steps(tmp_path: Path) -> None:
+    folder = make_vision_model(tmp_path / "model", ["Find x in the triangle."] * 9, family="qwen3_vl")
+    data = {
+        "train": {"path": str(GEOMETRY), "prompt": "problem", "images": "images", "limit_tasks": 8},
+        "images": {"max_pixels": 48 * 48},
+        "max_prompt_tokens": 400,
+        "max_response_tokens": 6,
+        "overlong": "filter",
+    }
+    trainer = {"tasks_per_step": 2, "duration": "2 steps", "engine": {"device": "cpu"}}
+    values = run_values(
+        tmp_path,
+        tmp_path / "runs",
+        model={"path": str(folder)},
+        data=data,
+        reward="verl_geometry3k",
+        trainer=trainer,
+    )
+    rows = metrics(strop.train(strop.load(values)).folder)
+    assert sum("grad_norm" in row for row in rows) == 2
