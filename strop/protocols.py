@@ -68,6 +68,9 @@ class EngineCapabilities:
     """Whether prompts may contain images."""
     memory_release: bool
     """Whether `release_memory` and `restore_memory` are supported; without it both raise `InferenceError`."""
+    token_versions: bool
+    """Whether `Completion.token_versions` distinguishes tokens before and after a load; without it a completion has the
+    version of its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,7 @@ class InferenceEngine(Protocol):
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Load tensors under Hugging Face's names, adapters merged.
 
-        Running completions continue with the new weights and keep the version they began with.
+        Running completions continue with the new weights; see `EngineCapabilities.token_versions`.
         """
         ...
 

@@ -128,10 +128,13 @@ class Completion:
     those it needs."""
     finish_reason: FinishReason
     version: int
-    """Trainer step of the weights that sampled it."""
+    """Trainer step of the weights that sampled it, or its first token."""
+    token_versions: IntArray | None = None
+    """[C] Trainer step of the weights that sampled each token; None where `version` sampled all of them."""
 
     def __post_init__(self) -> None:
-        _same_length("Completion", self.token_ids, self.sampler_logprobs, *_given(self.policy_logprobs))
+        arrays = (self.sampler_logprobs, *_given(self.policy_logprobs, self.token_versions))
+        _same_length("Completion", self.token_ids, *arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +182,12 @@ class Turn:
     version: int
     media: tuple[ImageReference, ...] = ()
     """Images of the prompt, in the order of their tokens in `prompt_ids`."""
+    token_versions: IntArray | None = None
+    """[C] Version of the weights that sampled each token; None where `version` sampled all of them."""
 
     def __post_init__(self) -> None:
-        _same_length("Turn", self.completion_ids, self.sampler_logprobs, *_given(self.policy_logprobs))
+        arrays = (self.sampler_logprobs, *_given(self.policy_logprobs, self.token_versions))
+        _same_length("Turn", self.completion_ids, *arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +245,7 @@ class Rollout:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Version of the weights that sampled each turn."""
+        """Version of the weights that sampled each turn, or its first token."""
         return tuple(turn.version for turn in self.turns)
 
 
@@ -273,6 +279,10 @@ class Experience:
     status: RolloutStatus
     temperature: float
     versions: tuple[int, ...]
+    """Version of the weights that sampled each turn, or its first token."""
+    token_versions: IntArray | None = None
+    """[L] Version of the weights that sampled each target, 0 where `loss_mask` is False; None where one version
+    sampled all targets."""
     source: str = ""
     role: SegmentRole = "rl"
     turn_rewards: tuple[float, ...] | None = None
@@ -286,7 +296,11 @@ class Experience:
 
     def __post_init__(self) -> None:
         _same_length(
-            "Experience", self.token_ids, self.loss_mask, self.sampler_logprobs, *_given(self.policy_logprobs)
+            "Experience",
+            self.token_ids,
+            self.loss_mask,
+            self.sampler_logprobs,
+            *_given(self.policy_logprobs, self.token_versions),
         )
         if not self.loss_mask.any() or self.loss_mask[0]:
             raise ValueError(
@@ -555,8 +569,8 @@ class LossOutput:
     """[] each, detached: contributions to the update's value, which add up over micro-batches."""
 
 
-def _given(array: FloatArray | None) -> tuple[FloatArray, ...]:
-    return () if array is None else (array,)
+def _given(*arrays: npt.NDArray[Any] | None) -> tuple[npt.NDArray[Any], ...]:
+    return tuple(array for array in arrays if array is not None)
 
 
 def _same_length(type_name: str, first: npt.NDArray[Any], *others: npt.NDArray[Any]) -> None:

@@ -15,7 +15,7 @@ from strop.buffer import json_codec
 from strop.errors import StoreError
 from strop.types import Experience, ExperienceGroup, RolloutStatus, SegmentRole
 
-FORMAT = 3
+FORMAT = 4
 """Version of the columns, increased whenever they change; other versions are refused."""
 
 EXPERIENCE = pa.struct(
@@ -33,6 +33,7 @@ EXPERIENCE = pa.struct(
         pa.field("status", pa.string(), nullable=False),
         pa.field("temperature", pa.float64(), nullable=False),
         pa.field("versions", pa.list_(pa.int64()), nullable=False),
+        pa.field("token_versions", pa.list_(pa.int32())),
         pa.field("source", pa.string(), nullable=False),
         pa.field("role", pa.string(), nullable=False),
         pa.field("turn_rewards", pa.list_(pa.float64())),
@@ -55,6 +56,7 @@ _TOKEN_ARRAYS: dict[str, type[np.generic]] = {
     "loss_mask": np.bool_,
     "sampler_logprobs": np.float32,
     "policy_logprobs": np.float32,
+    "token_versions": np.int32,
 }
 """Columns that are arrays [L], with their dtypes."""
 _JSON = ("reward_parts", "media")

@@ -462,6 +462,20 @@ METRICS: dict[str, Metric] = {
     "staleness/max": Metric(
         "Sampler-trainer mismatch", "steps", "lower", "Maximum staleness over the step's experiences."
     ),
+    "staleness/token_mean": Metric(
+        "Sampler-trainer mismatch",
+        "steps",
+        "lower",
+        "Steps between the weights that sampled a target and the weights at the start of its training step; mean over "
+        "the step's targets.",
+    ),
+    "staleness/mixed_fraction": Metric(
+        "Sampler-trainer mismatch",
+        "fraction",
+        None,
+        "Fraction of the step's experiences that weights of several versions sampled, because a load came between "
+        "two turns or two tokens. 0 under the style fixed.",
+    ),
     "sampled_version": Metric(
         "Progress",
         "steps",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from strop.types import Experience, ExperienceGroup, FloatArray, Rollout, RolloutGroup, Turn
+from strop.types import Experience, ExperienceGroup, FloatArray, IntArray, Rollout, RolloutGroup, Turn
 
 
 def group_to_experiences(group: RolloutGroup, baseline: float | None = None) -> ExperienceGroup:
@@ -82,6 +82,7 @@ def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]
         status=rollout.status,
         temperature=rollout.sampling.temperature,
         versions=tuple(turn.version for turn in turns),
+        token_versions=_token_versions(turns, len(token_ids)),
         source=source,
         turn_rewards=rewards,
         reward_parts={name: float(value) for name, value in rollout.reward_parts.items()},
@@ -100,6 +101,16 @@ def _policy_logprobs(turns: Sequence[Turn], tokens: int) -> FloatArray | None:
         if turn.policy_logprobs is None:
             return None
         found[_completion_slice(turn)] = turn.policy_logprobs
+    return found
+
+
+def _token_versions(turns: Sequence[Turn], tokens: int) -> IntArray | None:
+    """[L]; None if one version sampled all targets."""
+    if len({turn.version for turn in turns}) == 1 and all(turn.token_versions is None for turn in turns):
+        return None
+    found = np.zeros(tokens, dtype=np.int32)
+    for turn in turns:
+        found[_completion_slice(turn)] = turn.version if turn.token_versions is None else turn.token_versions
     return found
 
 

@@ -143,6 +143,7 @@ class RecordedPolicy:
             policy_logprobs=turn.policy_logprobs,
             finish_reason=turn.finish_reason,
             version=turn.version,
+            token_versions=turn.token_versions,
         )
         return TokenResponse(f"{session.name}-{len(session.turns)}", session.decode(turn), completion)
 

@@ -52,6 +52,7 @@ def experiences(draw: st.DrawFn) -> Experience:
         status=draw(st.sampled_from(get_args(RolloutStatus))),
         temperature=draw(st.floats()),
         versions=tuple(draw(st.lists(INT64, max_size=4))),
+        token_versions=draw(st.none() | hnp.arrays(np.int32, length)),
         source=draw(st.text()),
         role=draw(st.sampled_from(get_args(SegmentRole))),
         turn_rewards=draw(st.none() | st.lists(st.floats(), min_size=turns, max_size=turns).map(tuple)),
@@ -116,7 +117,7 @@ def _stream(batch: pa.RecordBatch) -> bytes:
 def test_another_format_is_refused_with_its_number() -> None:
     schema = SCHEMA.with_metadata({"strop.groups": "99"})
     later = pa.RecordBatch.from_arrays(to_batch([make_group("a")]).columns, schema=schema)
-    with pytest.raises(StoreError, match=r"have format 99, and it reads format 3"):
+    with pytest.raises(StoreError, match=r"have format 99, and it reads format 4"):
         decode(_stream(later))
 
 

@@ -213,6 +213,37 @@ def test_load_sets_weights_and_version(subject: Subject):
     assert_sampled_by(subject.model, requests, sample(subject.engine, requests))
 
 
+def load_meanwhile(subject: Subject, seconds: float) -> list[Completion]:
+    """Completions that version 4 begins; version 5 is loaded after this time."""
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=400, ignore_eos=True))
+    subject.load_initial_weights(version=4)
+
+    async def sampled() -> list[Completion]:
+        call = asyncio.create_task(subject.engine.sample(requests))
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(subject.load_initial_weights, 5)
+        return await call
+
+    return asyncio.run(sampled())
+
+
+def test_tokens_after_a_load_have_the_new_version(subject: Subject):
+    if not subject.engine.capabilities.token_versions:
+        assert all(completion.token_versions is None for completion in load_meanwhile(subject, 0.1))
+        return
+    for seconds in (0.02, 0.1, 0.4, 1.6):
+        completions = load_meanwhile(subject, seconds)
+        if any(completion.token_versions is not None for completion in completions):
+            break
+    else:
+        pytest.fail("every load came before the first token or after the last")
+    for completion in completions:
+        assert completion.version in (4, 5) and len(completion.token_ids) == 400
+        if (versions := completion.token_versions) is not None:
+            assert versions[0] == completion.version == 4 and versions[-1] == 5
+            assert (np.diff(versions) >= 0).all()
+
+
 def test_load_path_reads_a_model_folder_or_is_refused(subject: Subject, tmp_path: Path):
     other = scaled(subject.model, 0.8)
     other.save_pretrained(tmp_path)

@@ -45,9 +45,12 @@ def request(**sampling: Any) -> SampleRequest:
     return SampleRequest("r", np.array([3, 4], dtype=np.int32), SamplingParams(**sampling), seed=2**63 + 5)
 
 
-def output(reason: str = "stop") -> Any:
+def output(reason: str = "stop", spans=((4, 0, 2),)) -> Any:
     found = SimpleNamespace(
-        token_ids=(7, 1), logprobs=SimpleNamespace(logprobs=[-0.5, -0.25]), finish_reason=reason
+        token_ids=(7, 1),
+        logprobs=SimpleNamespace(logprobs=[-0.5, -0.25]),
+        finish_reason=reason,
+        weight_versions=[SimpleNamespace(version=str(v), start=s, end=e) for v, s, e in spans],
     )
     return SimpleNamespace(outputs=[found])
 
@@ -90,7 +93,7 @@ def test_a_greedy_request_has_no_filters_and_certain_tokens():
     greedy = request(temperature=0, top_p=0.5, top_k=3, min_p=0.1)
     params = to_vllm(greedy, frozenset(), 100, LIBRARY)
     assert (params.top_p, params.top_k, params.min_p, params.seed) == (1.0, 0, 0.0, None)
-    completion = to_completion(greedy, output(), 4)
+    completion = to_completion(greedy, output())
     assert completion.sampler_logprobs.tolist() == [0, 0]
     assert completion.policy_logprobs is not None and completion.policy_logprobs.tolist() == [-0.5, -0.25]
 
@@ -110,17 +113,24 @@ def test_a_greedy_request_has_no_filters_and_certain_tokens():
 def test_the_policys_logprobs_are_known_where_nothing_changes_its_distribution(
     sampling: dict[str, Any], known: bool
 ):
-    completion = to_completion(request(**sampling), output("length"), version=4)
+    completion = to_completion(request(**sampling), output("length"))
     assert (completion.policy_logprobs is not None) == known
     assert completion.version == 4 and completion.finish_reason == "length"
 
 
 def test_a_request_that_vllm_ended_early_is_an_error():
     with pytest.raises(InferenceError, match=r"request 'r': vLLM ended it early \(abort\)"):
-        to_completion(request(), output("abort"), 0)
+        to_completion(request(), output("abort"))
 
 
 def test_a_temperature_that_vllm_would_replace_is_refused():
     check_temperature(request(temperature=0.01))
     with pytest.raises(InferenceError, match=r"temperature is 0.005; vLLM samples at 0.01 or above"):
         check_temperature(request(temperature=0.005))
+
+
+def test_tokens_of_several_versions_have_a_version_each():
+    completion = to_completion(request(), output(spans=((4, 0, 1), (5, 1, 2))))
+    assert completion.version == 4 and completion.token_versions is not None
+    assert completion.token_versions.tolist() == [4, 5]
+    assert to_completion(request(), output()).token_versions is None

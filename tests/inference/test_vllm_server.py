@@ -114,6 +114,11 @@ def test_running_completions_continue_with_the_new_weights(server, folder):
 
         completions = asyncio.run(load_meanwhile())
     assert_sampled_by(new, requests, completions, first=200)
+    for completion in completions:
+        versions = completion.token_versions
+        assert (
+            versions is not None and (versions[0], versions[-1]) == (1, 2) and (np.diff(versions) >= 0).all()
+        )
 
 
 def test_two_runs_cannot_update_one_server(server, folder):

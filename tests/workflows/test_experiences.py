@@ -51,6 +51,18 @@ def test_continued_turns_are_one_sequence_and_environment_tokens_are_not_targets
     assert experience.policy_logprobs.tolist() == [0, 0, -2, 0, 0, -2, -4]
 
 
+def test_targets_of_several_versions_have_a_version_each():
+    first, second = turn([1, 2], [3], version=4), turn([1, 2, 3, 9], [5, 6, 7], version=4)
+    (same,) = rollout_to_experiences(rollout(first, second), "")
+    assert same.token_versions is None
+    (between,) = rollout_to_experiences(rollout(first, replace(second, version=5)), "")
+    assert between.token_versions.tolist() == [0, 0, 4, 0, 5, 5, 5]
+    within = replace(second, token_versions=ints(4, 4, 6))
+    (mixed,) = rollout_to_experiences(rollout(first, within), "")
+    assert mixed.token_versions.tolist() == [0, 0, 4, 0, 4, 4, 6]
+    assert mixed.versions == (4, 4)
+
+
 def test_a_sequence_has_the_images_of_its_last_turn():
     first, second, other = (ImageReference(digest, Path(f"{digest}.png"), 4, 4) for digest in "abc")
     question = replace(turn([1, 2], [3]), media=(first,))

@@ -40,6 +40,7 @@ NATIVE_CAPABILITIES = EngineCapabilities(
     adapters=False,
     images=False,
     memory_release=True,
+    token_versions=True,
 )
 """Features of the native engine."""
 
@@ -208,7 +209,7 @@ class NativeEngine:
             raise
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Load tensors; running completions continue with them, and keep the version they began with."""
+        """Load tensors, with which running completions continue."""
         with self._between_steps():
             self._check_open()
             if self._memory_released:

@@ -124,7 +124,7 @@ class Scheduler:
             self._waiting.popleft()
         slots = self._prefill(admitted)
         first = len(self._sequences)
-        self._sequences.add(admitted, slots, self.version)
+        self._sequences.add(admitted, slots)
         self._runner.add_rows(slots)
         logits = torch.stack([self._prompts[slot].logits for slot in slots])
         if not self._runner.caches_prompts:
@@ -170,7 +170,7 @@ class Scheduler:
 
     def _sample(self, logits: torch.Tensor, first: int) -> None:
         sequences = self._sequences
-        sequences.sample_next(logits, first)
+        sequences.sample_next(logits, self.version, first)
         self._generated_tokens += len(sequences) - first
         result = sequences.find_finished(first)
         for row in result.finished.nonzero()[:, 0].tolist():

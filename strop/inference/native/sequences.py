@@ -14,6 +14,7 @@ from strop.inference.native.repetition import SeenTokenMask
 from strop.inference.native.stopping import StopStringMatcher, TokenSetTable
 from strop.inference.native.token_sampling import SamplingMetadata, build_sampling_metadata, sample_tokens
 from strop.inference.stop_tokens import effective_stop_tokens
+from strop.inference.token_versions import split_versions
 from strop.types import Completion, FloatArray
 
 
@@ -29,6 +30,8 @@ class SequenceState:
     """[N, width] float32"""
     uniforms: torch.Tensor
     """[N, width] float32 The row's own random numbers, one for each token."""
+    versions: torch.Tensor
+    """[N, width] int64 Version of the weights that sampled each token."""
     length: torch.Tensor
     """[N] int64 Number of sampled tokens."""
     max_tokens: torch.Tensor
@@ -39,8 +42,6 @@ class SequenceState:
     """[N] int64 Slot of the prompt in the cache."""
     stop_set: torch.Tensor
     """[N] int64 Row in the table of stop tokens."""
-    version: torch.Tensor
-    """[N] int64 Version of the weights that sampled the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class SequenceBatch:
     def slots(self, slots: torch.Tensor) -> None:
         self._state.prompt_slot[: len(self)] = slots
 
-    def add(self, requests: Sequence[PendingRequest], slots: Sequence[int], version: int) -> None:
+    def add(self, requests: Sequence[PendingRequest], slots: Sequence[int]) -> None:
         """Append rows that have sampled nothing yet."""
         first = len(self)
         samplings = [pending.request.sampling for pending in requests]
@@ -108,7 +109,6 @@ class SequenceBatch:
             return torch.tensor(values, dtype=torch.int64, device=self._device)
 
         state.length[added] = 0
-        state.version[added] = version
         state.prompt_slot[added] = column(slots)
         state.max_tokens[added] = column([sampling.max_tokens for sampling in samplings])
         state.min_tokens[added] = column([sampling.min_tokens for sampling in samplings])
@@ -124,8 +124,8 @@ class SequenceBatch:
         self._min_tokens_steps = max(self._min_tokens_steps, *(s.min_tokens for s in samplings))
         self._metadata = self._rows_with_stop_strings = None
 
-    def sample_next(self, logits: torch.Tensor, first: int = 0) -> None:
-        """Sample the next token of each row from `first` on, from logits [R - first, V]."""
+    def sample_next(self, logits: torch.Tensor, version: int, first: int = 0) -> None:
+        """Sample the next token of each row from `first` on, from logits [R - first, V] of this version."""
         rows, state = self._row_indices[first : len(self)], self._state
         selected = slice(first, len(self))
         length = state.length[selected]
@@ -145,6 +145,7 @@ class SequenceBatch:
         state.tokens[rows, length] = sampled.tokens
         state.sampler_logprobs[rows, length] = sampled.sampler_logprobs
         state.policy_logprobs[rows, length] = sampled.policy_logprobs
+        state.versions[rows, length] = version
         state.length[selected] += 1
         self._seen.mark(sampled.tokens, first)
         if first == 0:
@@ -170,12 +171,15 @@ class SequenceBatch:
         """Tokens and log-probs that a row has sampled."""
         state = self._state
         length = int(state.length[row])
+        versions = state.versions[row, :length].to("cpu", torch.int32).numpy().copy()
+        version, token_versions = split_versions(versions, current=0)
         return Completion(
             token_ids=state.tokens[row, :length].to("cpu", torch.int32).numpy().copy(),
             sampler_logprobs=state.sampler_logprobs[row, :length].cpu().numpy().copy(),
             policy_logprobs=state.policy_logprobs[row, :length].cpu().numpy().copy(),
             finish_reason="stop" if stopped else "length",
-            version=int(state.version[row]),
+            version=version,
+            token_versions=token_versions,
         )
 
     def compact(self, compaction: Compaction) -> None:
@@ -243,10 +247,10 @@ def _empty_state(rows: int, width: int, device: torch.device) -> SequenceState:
         sampler_logprobs=per_token(torch.float32),
         policy_logprobs=per_token(torch.float32),
         uniforms=per_token(torch.float32),
+        versions=per_token(torch.int64),
         length=per_row(),
         max_tokens=per_row(),
         min_tokens=per_row(),
         prompt_slot=per_row(),
         stop_set=per_row(),
-        version=per_row(),
     )

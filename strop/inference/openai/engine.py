@@ -40,10 +40,14 @@ SERVER_CAPABILITIES = EngineCapabilities(
     adapters=False,
     images=False,
     memory_release=False,
+    token_versions=False,
 )
 """Features of a server whose weights stay as they are."""
 UPDATED_SERVER_CAPABILITIES = replace(
-    SERVER_CAPABILITIES, weight_transports=frozenset(("tensors", "path")), converts_weights=True
+    SERVER_CAPABILITIES,
+    weight_transports=frozenset(("tensors", "path")),
+    converts_weights=True,
+    token_versions=True,
 )
 """Features of a server of vLLM whose weights are updated."""
 _PROBE = SampleRequest(
@@ -192,8 +196,8 @@ class OpenAiEngine:
     def load_path(self, path: Path, version: int) -> None:
         """Load the safetensors files of a folder, which must exist until the next load.
 
-        Running completions continue with the new weights, and keep the version they began with. Raises
-        `InferenceError` for a server whose weights are not updated, and `EngineLostError`.
+        Running completions continue with the new weights. Raises `InferenceError` for a server whose weights are not
+        updated, and `EngineLostError`.
         """
         self._thread.run(self._updated().load(path, version))
 

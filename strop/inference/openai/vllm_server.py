@@ -72,8 +72,7 @@ class VllmServer:
             labels = [str(span["version"]) for span in choice["weight_versions"]]
             foreign = [label for label in labels if not label.startswith(self._prefix)]
             if self._version is None or not foreign:
-                version = 0 if foreign else int(labels[0].removeprefix(self._prefix))
-                return _completion(request, choice, version)
+                return _completion(request, choice, "" if foreign else self._prefix)
             self._check_label(foreign[0], self._prefix)
             await self._restore()
 
@@ -135,12 +134,17 @@ class VllmServer:
             )
 
 
-def _completion(request: SampleRequest, choice: Mapping[str, Any], version: int) -> Completion:
+def _completion(request: SampleRequest, choice: Mapping[str, Any], prefix: str) -> Completion:
+    """The completion of a reply; without a prefix of the labels, its version is that of the initial weights."""
+    spans = [
+        (int(span["version"].removeprefix(prefix)) if prefix else 0, span["start"], span["end"])
+        for span in choice["weight_versions"]
+    ]
     logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
     return completed(
         request,
         np.array(choice["token_ids"], dtype=np.int32),
         np.array(logprobs, dtype=np.float32),
         choice["finish_reason"],
-        version,
+        spans,
     )

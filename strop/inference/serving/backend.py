@@ -41,7 +41,8 @@ class ServingBackend(Protocol):
     async def generate(self, request: SampleRequest, version: int) -> Completion:
         """The completion of a request; `version` is that of the weights at its start.
 
-        Aborts the request when the awaiting task is cancelled.
+        A library that reports the weights of each token (`token_versions`) ignores it. Aborts the request when the
+        awaiting task is cancelled.
         """
         ...
 
@@ -55,6 +56,10 @@ class ServingBackend(Protocol):
 
     async def discard_cache(self) -> None:
         """Discard what was computed with the old weights, the KV cache of running completions included."""
+        ...
+
+    async def set_version(self, version: int) -> None:
+        """Name the weights that were loaded, for the tokens that they sample; nothing without `token_versions`."""
         ...
 
     async def hold(self) -> None:

@@ -110,8 +110,8 @@ class ServingEngine:
     def load_path(self, path: Path, version: int) -> None:
         """Load a safetensors file, or those of a folder.
 
-        Running completions continue with the new weights, which compute their KV cache again, and keep the version
-        they began with. Raises `ModelError` if the library cannot load the file; the engine then samples no more.
+        Running completions continue with the new weights, which compute their KV cache again. Raises `ModelError` if
+        the library cannot load the file; the engine then samples no more.
         """
         self._run(self._load(lambda: self._backend.load_weights(path), version))
 
@@ -130,6 +130,7 @@ class ServingEngine:
             await self._hold()
             await change()
             await self._backend.discard_cache()
+            await self._backend.set_version(version)
             self._version = version
             if not self._paused:
                 await self._release()

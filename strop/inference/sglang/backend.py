@@ -36,6 +36,7 @@ SGLANG_CAPABILITIES = EngineCapabilities(
     adapters=False,
     images=False,
     memory_release=False,
+    token_versions=False,
 )
 """Features of the SGLang engine. Its kernels for adapters need a GPU; a model with one is loaded merged."""
 
@@ -127,6 +128,9 @@ class SglangBackend:
         """Discard the KV cache, which running completions compute again."""
         flushed = await self._front.flush_cache()
         _check((flushed.success, flushed.message))
+
+    async def set_version(self, version: int) -> None:
+        """Nothing: a completion has the version of its start."""
 
     async def hold(self) -> None:
         """Stop decoding after the current step; running completions keep their tokens."""

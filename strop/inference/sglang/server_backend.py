@@ -127,6 +127,9 @@ class SglangServerBackend:
     async def discard_cache(self) -> None:
         """Nothing to do: the server discards its cache with every load."""
 
+    async def set_version(self, version: int) -> None:
+        """Nothing: a completion has the version of its start."""
+
     async def hold(self) -> None:
         """Stop decoding after the current step; running completions keep their tokens."""
         await self._client.post("/pause_generation", {"mode": "retract"})

@@ -32,6 +32,7 @@ VLLM_CAPABILITIES = EngineCapabilities(
     adapters=False,
     images=False,
     memory_release=False,
+    token_versions=True,
 )
 """Features of the vLLM engine on a model without an adapter."""
 _ADAPTER = "policy"
@@ -88,7 +89,7 @@ class VllmBackend:
         check_temperature(request)
 
     async def generate(self, request: SampleRequest, version: int) -> Completion:
-        """The completion of a request."""
+        """The completion of a request, whose tokens vLLM labels with their versions."""
         library = self._library
         outputs = self._llm.generate(
             library.tokens_prompt(prompt_token_ids=request.prompt_ids.tolist()),
@@ -97,7 +98,7 @@ class VllmBackend:
             lora_request=self._adapter,
         )
         (output,) = [output async for output in outputs]
-        return to_completion(request, output, version)
+        return to_completion(request, output)
 
     async def load_weights(self, path: Path) -> None:
         """Have each worker load its shard of a safetensors file, or of a folder's files."""
@@ -113,6 +114,10 @@ class VllmBackend:
         """Discard the KV cache, that of running completions included."""
         await self._llm.reset_prefix_cache(reset_running_requests=True)
         await self._llm.reset_mm_cache()
+
+    async def set_version(self, version: int) -> None:
+        """Label the weights, so that vLLM reports the label with each token that they sample."""
+        await self._llm.update_weight_version(str(version))
 
     async def hold(self) -> None:
         """Stop decoding after the current step."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from strop.errors import InferenceError
 from strop.inference.stop_tokens import effective_stop_tokens
+from strop.inference.token_versions import split_versions
 from strop.inference.vllm.library import VllmLibrary
 from strop.types import Completion, FloatArray, IntArray, SampleRequest, SamplingParams
 
@@ -57,24 +59,41 @@ def sampling_arguments(request: SampleRequest, eos_ids: frozenset[int], vocab_si
     }
 
 
-def to_completion(request: SampleRequest, output: Any, version: int) -> Completion:
+def to_completion(request: SampleRequest, output: Any) -> Completion:
     """The completion of a finished request. Raises `InferenceError` for one that vLLM ended early."""
     (found,) = output.outputs
+    spans = [(_version(span.version), span.start, span.end) for span in found.weight_versions]
     return completed(
         request,
         np.asarray(found.token_ids, dtype=np.int32),
         np.asarray(found.logprobs.logprobs, dtype=np.float32),
         found.finish_reason,
-        version,
+        spans,
     )
 
 
+def _version(label: str) -> int:
+    """Version of a label of the weights; those that vLLM started with have no number."""
+    return 0 if label == "default" else int(label)
+
+
 def completed(
-    request: SampleRequest, token_ids: IntArray, logprobs: FloatArray, finish_reason: str, version: int
+    request: SampleRequest,
+    token_ids: IntArray,
+    logprobs: FloatArray,
+    finish_reason: str,
+    spans: Sequence[tuple[int, int, int]],
 ) -> Completion:
-    """The completion of vLLM's tokens and their log-probs. Raises `InferenceError` for one that it ended early."""
+    """The completion of vLLM's tokens and their log-probs; each span of tokens is (version, start, end).
+
+    Raises `InferenceError` for one that vLLM ended early.
+    """
     if finish_reason not in ("stop", "length"):
         raise InferenceError(f"request {request.id!r}: vLLM ended it early ({finish_reason})")
+    versions = np.zeros(len(token_ids), dtype=np.int32)
+    for version, start, end in spans:
+        versions[start:end] = version
+    version, token_versions = split_versions(versions, current=0)
     greedy = request.sampling.temperature == 0
     return Completion(
         token_ids=token_ids,
@@ -82,6 +101,7 @@ def completed(
         policy_logprobs=_policy_logprobs(request.sampling, logprobs),
         finish_reason=finish_reason,  # type: ignore[arg-type]
         version=version,
+        token_versions=token_versions,
     )
 
 

@@ -45,7 +45,7 @@ from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.seeds import derive_seed
-from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
+from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, IntArray, TrainingBatch
 
 
 class RolloutUpdater:
@@ -337,4 +337,18 @@ def _same_logprobs(experiences: Sequence[Experience]) -> Sequence[Experience]:
 def _staleness(experiences: Sequence[Experience], step: int) -> dict[str, float]:
     """Age, in steps, of the weights that sampled each experience, relative to the weights being trained."""
     ages = [step - 1 - min(experience.versions) for experience in experiences]
-    return {"staleness/mean": float(np.mean(ages)), "staleness/max": float(max(ages))}
+    tokens = np.concatenate([_target_versions(experience) for experience in experiences])
+    mixed = [experience.token_versions is not None for experience in experiences]
+    return {
+        "staleness/mean": float(np.mean(ages)),
+        "staleness/max": float(max(ages)),
+        "staleness/token_mean": float(np.mean(step - 1 - tokens)),
+        "staleness/mixed_fraction": float(np.mean(mixed)),
+    }
+
+
+def _target_versions(experience: Experience) -> IntArray:
+    """[K] Version of the weights that sampled each target."""
+    if experience.token_versions is None:
+        return np.full(experience.response_tokens, experience.versions[0], dtype=np.int32)
+    return experience.token_versions[experience.loss_mask]

@@ -1,0 +1,16 @@
+"""Versions of the weights that sampled the tokens of one completion."""
+
+from __future__ import annotations
+
+from strop.types import IntArray
+
+
+def split_versions(versions: IntArray, current: int) -> tuple[int, IntArray | None]:
+    """`version` and `token_versions` of a completion, from the version of each token [C].
+
+    `current` is the version of a completion without tokens.
+    """
+    if len(versions) == 0:
+        return current, None
+    first = int(versions[0])
+    return first, None if (versions == first).all() else versions
