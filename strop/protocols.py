@@ -200,6 +200,12 @@ class InferenceEngine(Protocol):
         """Receive weights from rank 0 of a process group; returns when all tensors have arrived."""
         ...
 
+    @property
+    def processed_tokens(self) -> int | None:
+        """Prompt and sampled tokens computed so far; while requests are running, an engine at which the number stands
+        still has stopped working. None for an engine that does not count them."""
+        ...
+
     def take_statistics(self) -> EngineStatistics | None:
         """Load since the last call; None for an engine that does not record it."""
         ...

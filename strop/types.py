@@ -153,6 +153,10 @@ class EngineStatistics:
     """Number of those tokens that were found there and not computed again."""
     preemptions: int
     """Requests whose KV cache was given to others, and computed again later."""
+    sampled_tokens: int = 0
+    """Tokens that were sampled."""
+    busy_seconds: float = 0.0
+    """Time with running requests, summed over the engines."""
 
     def combined_with(self, other: EngineStatistics) -> EngineStatistics:
         """Statistics of two engines over the same period, or of one engine over two."""
@@ -163,6 +167,8 @@ class EngineStatistics:
             self.prompt_tokens + other.prompt_tokens,
             self.cached_prompt_tokens + other.cached_prompt_tokens,
             self.preemptions + other.preemptions,
+            self.sampled_tokens + other.sampled_tokens,
+            self.busy_seconds + other.busy_seconds,
         )
 
 

@@ -399,6 +399,12 @@ METRICS: dict[str, Metric] = {
         "lower",
         "Mean over targets of the square of this difference; it grows if a few tokens differ much.",
     ),
+    "engine/tokens_per_second": Metric(
+        "Speed and memory",
+        "tokens per second",
+        "higher",
+        "Tokens that a serving engine sampled per second with running requests; the mean over several engines.",
+    ),
     "engine/max_running": Metric(
         "Speed and memory",
         "requests",

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any
 
 from strop.errors import WorkerDiedError
 from strop.workers.child_process import describe_exit, spawn_module
 from strop.workers.silence import SilenceClock
-from strop.workers.worker import WorkerTarget
+from strop.workers.worker import WorkerTarget, last_lines
 
 _CHILD_MODULE = "strop.workers.local_worker_main"
 _PIPE_BYTES = 1 << 20
@@ -22,17 +24,26 @@ _PIPE_BYTES = 1 << 20
 class LocalWorker:
     """A `Worker` at the other end of a pipe. Only its parent sends it pickles."""
 
-    def __init__(self, name: str, serve: WorkerTarget) -> None:
+    def __init__(self, name: str, serve: WorkerTarget, log: Path | None = None) -> None:
+        """`log` is the file to which the process appends its output; None is this process's console."""
         self.name = name
+        self._log = log
         self._connection: Connection[Any, Any]
         self._connection, child_end = Pipe()
         heartbeats, child_heartbeats = os.pipe()
         os.set_blocking(heartbeats, False)
         self._heartbeats = os.fdopen(heartbeats, "rb", buffering=0)
         self._silence = SilenceClock()
-        with child_end, os.fdopen(child_heartbeats, "wb"):
+        with child_end, os.fdopen(child_heartbeats, "wb"), _opened(log) as output:
             descriptors = [child_end.fileno(), child_heartbeats]
-            self._process = spawn_module(_CHILD_MODULE, *map(str, descriptors), name, pass_fds=descriptors)
+            self._process = spawn_module(
+                _CHILD_MODULE,
+                *map(str, descriptors),
+                name,
+                pass_fds=descriptors,
+                stdout=output,
+                stderr=output,
+            )
         self.pid = self._process.pid
         self._group_ended = False
         self.send(serve)
@@ -70,6 +81,10 @@ class LocalWorker:
         self._end_group()
         self._process.wait()
 
+    def last_output(self) -> str:
+        """See `Worker`."""
+        return last_lines(self._log)
+
     def _end_group(self) -> None:
         """Kill the process and all that it started, once: later another group may have its number."""
         if not self._group_ended:
@@ -81,3 +96,14 @@ class LocalWorker:
         code = self._process.wait()
         self._end_group()
         return WorkerDiedError(self.name, describe_exit(code), killed=code < 0)
+
+
+@contextmanager
+def _opened(log: Path | None) -> Iterator[int | None]:
+    """Descriptor of a log file, opened to append to it; None without a file."""
+    if log is None:
+        yield None
+        return
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        yield file.fileno()

@@ -18,7 +18,7 @@ from strop.workers.network import node_address
 from strop.workers.ray_runtime import describe_free_resources, import_ray
 from strop.workers.silence import SilenceClock
 from strop.workers.waiting import TimedWait
-from strop.workers.worker import WorkerTarget
+from strop.workers.worker import WorkerTarget, last_lines
 
 _RETRY_SECONDS = 0.5
 _NAME_RELEASE_SECONDS = 15.0
@@ -46,6 +46,11 @@ class ActorLog:
                 stream.flush()
                 os.dup2(file.fileno(), stream.fileno())
 
+    def last_output(self, name: str) -> str:
+        """The last lines of an actor's log file; of the node that wrote last, with a folder per node."""
+        files = (self.run_folder / "log").glob(f"*/{name}.log" if self.per_node else f"{name}.log")
+        return last_lines(max(files, key=lambda file: file.stat().st_mtime, default=None))
+
 
 class RayWorker:
     """A `Worker` on any node of the cluster. Ray ends it when the process that started it ends."""
@@ -59,14 +64,22 @@ class RayWorker:
         gpus: float,
         timeout_seconds: float,
         log: ActorLog | None = None,
+        node_id: str | None = None,
     ) -> None:
-        """Raises PlacementError if no node has enough free resources in time, ConfigError if another actor
-        keeps the name."""
+        """`node_id` is Ray's id of the preferred node.
+
+        Raises PlacementError if no node has enough free resources in time, ConfigError if another actor keeps the name.
+        """
         self.name = name
+        self._log = log
         self._ray = import_ray()
         wait = TimedWait(timeout_seconds)
         options = self._ray.remote(_WorkerActor).options(
-            name=name, num_cpus=cpus, num_gpus=gpus, max_concurrency=3
+            name=name,
+            num_cpus=cpus,
+            num_gpus=gpus,
+            max_concurrency=3,
+            scheduling_strategy=self._strategy(node_id),
         )
         self._actor = self._create_actor(options, log, timeout_seconds)
         try:
@@ -120,6 +133,10 @@ class RayWorker:
         """See `Worker`."""
         self._ray.kill(self._actor)
 
+    def last_output(self) -> str:
+        """See `Worker`."""
+        return "" if self._log is None else self._log.last_output(self.name)
+
     def _request_next(self) -> Any:
         if self._pending_reference is None:
             self._pending_reference = self._actor.take.remote()
@@ -131,6 +148,15 @@ class RayWorker:
         except self._ray.exceptions.RayActorError as error:
             reason = f"with its actor: {str(error).splitlines()[0].rstrip('.')}"
             raise WorkerDiedError(self.name, reason, killed=True) from error
+
+    @staticmethod
+    def _strategy(node_id: str | None) -> Any:
+        """Ray's own strategy, or one that prefers a node."""
+        if node_id is None:
+            return "DEFAULT"
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return NodeAffinitySchedulingStrategy(node_id, soft=True)
 
     def _create_actor(self, options: Any, log: ActorLog | None, timeout_seconds: float) -> Any:
         """Retries while an actor of the same name, from an earlier start of the run, is still being ended."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import assert_never
 
 from strop.workers.local_worker import LocalWorker
@@ -13,6 +15,9 @@ from strop.workers.worker import Worker, WorkerTarget
 @dataclass(frozen=True, slots=True)
 class LocalPlacement:
     """A process of this machine."""
+
+    logs: Path | None = None
+    """Folder of the workers' output, one file `<name>.log` each; None leaves the output to this process's console."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class RayPlacement:
     """Longest wait for a node with these resources."""
     prefix: str = ""
     """Prefix of the actor's name, before the worker's name."""
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """Ray's id of the preferred node, by the worker's name; if that node is lost or full, another one is used."""
     log: ActorLog | None = None
     """The log file for the actor's output; None leaves its output to Ray."""
 
@@ -42,7 +49,7 @@ def start_worker(name: str, serve: WorkerTarget, placement: WorkerPlacement) -> 
     """
     match placement:
         case LocalPlacement():
-            return LocalWorker(name, serve)
+            return LocalWorker(name, serve, placement.logs and placement.logs / f"{name}.log")
         case RayPlacement():
             return RayWorker(
                 f"{placement.prefix}{name}",
@@ -51,6 +58,7 @@ def start_worker(name: str, serve: WorkerTarget, placement: WorkerPlacement) -> 
                 gpus=placement.gpus,
                 timeout_seconds=placement.start_timeout_seconds,
                 log=placement.log,
+                node_id=placement.nodes.get(name),
             )
         case _:
             assert_never(placement)

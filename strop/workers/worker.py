@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -53,3 +54,20 @@ class Worker(Protocol):
     def kill(self) -> None:
         """Kill the process, whatever it is doing."""
         ...
+
+    def last_output(self) -> str:
+        """The last lines of the process's log file; empty if it has none that this process sees."""
+        ...
+
+
+_TAIL_BYTES, _TAIL_LINES = 16384, 20
+
+
+def last_lines(file: Path | None) -> str:
+    """The last lines of a log file; empty without a file."""
+    if file is None or not file.is_file():
+        return ""
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+        lines = opened.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-_TAIL_LINES:])

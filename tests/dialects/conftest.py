@@ -16,7 +16,7 @@ __all__ = ["run_file", "trinity_file"]
 @pytest.fixture
 def trinity_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Write `t.yaml` in an empty folder and simulate a machine without a GPU."""
-    monkeypatch.setattr("strop.dialects.verl.trainer.count_cuda_devices", lambda: 0)
+    monkeypatch.setattr("strop.dialects.verl.gpus.count_cuda_devices", lambda: 0)
     for name in ("STROP_HERE", "TRINITY_CHECKPOINT_ROOT_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)

@@ -21,7 +21,7 @@ UNKNOWN, TYPE, REFUSED, PLACEMENT = FaultKind
 @pytest.fixture(autouse=True)
 def one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STROP_HERE", raising=False)
-    monkeypatch.setattr("strop.dialects.verl.trainer.count_cuda_devices", lambda: 0)
+    monkeypatch.setattr("strop.dialects.verl.gpus.count_cuda_devices", lambda: 0)
     monkeypatch.setattr("strop.config.load.loader.count_cuda_devices", lambda: 0)
 
 

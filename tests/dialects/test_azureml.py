@@ -39,7 +39,7 @@ NEEDED = {
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("strop.dialects.verl.trainer.count_cuda_devices", lambda: 0)
+    monkeypatch.setattr("strop.dialects.verl.gpus.count_cuda_devices", lambda: 0)
     monkeypatch.delenv("STROP_HERE", raising=False)
     monkeypatch.chdir(tmp_path)
     Path("ds.json").write_text('{"zero_optimization": {"stage": 3}}')

@@ -38,7 +38,7 @@ BASE = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4")
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strop.dialects.verl.trainer.count_cuda_devices", lambda: 0)
+    monkeypatch.setattr("strop.dialects.verl.gpus.count_cuda_devices", lambda: 0)
     monkeypatch.delenv("STROP_HERE", raising=False)
 
 
@@ -417,7 +417,7 @@ def test_available_placement_is_accepted(override: str) -> None:
 
 
 def test_one_gpu_is_accepted_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strop.dialects.verl.trainer.count_cuda_devices", lambda: 1)
+    monkeypatch.setattr("strop.dialects.verl.gpus.count_cuda_devices", lambda: 1)
     assert read("trainer.n_gpus_per_node=1").overridden == ()
     with pytest.raises(PlacementError):
         read("trainer.n_gpus_per_node=8")

@@ -52,6 +52,7 @@ class VllmFactory:
             tensor_parallel=self.tensor_parallel,
             max_model_len=512,
             enforce_eager=True,
+            sleep_level=2,
             engine_kwargs={"kv_cache_memory_bytes": 2**26, "block_size": 32},
         )
         tokenizer = AutoTokenizer.from_pretrained(self.folder)

@@ -26,6 +26,7 @@ class StubEngine:
     capabilities = replace(NATIVE_CAPABILITIES, adapters=True)
     adapter = ""
     version = 0
+    processed_tokens = 0
 
     def start(self) -> None:
         (self.folder / f"start-{len(list(self.folder.iterdir()))}").touch()

@@ -7,7 +7,8 @@ from strop.types import EngineStatistics
 
 
 def test_the_scheduler_s_steps_are_added_up_until_they_are_taken():
-    recorder = StatisticsRecorder()
+    clock = iter([0.0, 1.0, 3.0, 3.5])
+    recorder = StatisticsRecorder(lambda: next(clock))
     for running, waiting, usage, preempted in ((4, 9, 0.2, 0), (8, 1, 0.7, 2)):
         prefix = SimpleNamespace(queries=32, hits=16)
         scheduler = SimpleNamespace(
@@ -16,7 +17,11 @@ def test_the_scheduler_s_steps_are_added_up_until_they_are_taken():
             kv_cache_usage=usage,
             prefix_cache_stats=prefix,
         )
-        recorder.record(scheduler, SimpleNamespace(num_preempted_reqs=preempted), mm_cache_stats=None)
+        iteration = SimpleNamespace(
+            num_preempted_reqs=preempted, num_prompt_tokens=10, num_generation_tokens=4
+        )
+        recorder.record(scheduler, iteration, mm_cache_stats=None)
     recorder.record(None, None)
-    assert recorder.take() == EngineStatistics(8, 9, 0.7, 64, 32, 2)
+    assert recorder.take() == EngineStatistics(8, 9, 0.7, 64, 32, 2, sampled_tokens=8, busy_seconds=2.5)
+    assert recorder.processed_tokens == 28
     assert recorder.take() == EngineStatistics(0, 0, 0.0, 0, 0, 0)

@@ -55,6 +55,16 @@ def test_one_two_and_three_engines_give_the_same_run_together_and_apart(values):
         assert_close(*weights, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", [None, {"engines": 1}], ids=["one process", "pool"])
+def test_engines_that_release_their_memory_during_updates_give_the_same_run(values, pool):
+    kept = strop.train(strop.load(values(name="kept", rollout__pool=pool)))
+    released = strop.train(
+        strop.load(values(name="released", rollout={"pool": pool, "release_memory": True}))
+    )
+    assert rows_of(released.folder) == rows_of(kept.folder)
+
+
 @pytest.mark.faults
 def test_engines_end_with_a_run_that_is_killed_and_it_goes_on_with_others(values, tmp_path):
     whole = strop.train(strop.load(values(name="whole", rollout__pool={"engines": 2})))

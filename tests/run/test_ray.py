@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+from dataclasses import replace
 from ipaddress import ip_address
 
 import pytest
@@ -13,10 +15,17 @@ import strop
 from strop.config.load.loader import load_values
 from strop.config.schema import Run
 from strop.errors import ConfigError, PlacementError
-from strop.run.distributed.placement import engine_gpus, role_gpus
+from strop.run.distributed.placement import (
+    engine_gpus,
+    engine_placement,
+    planned_nodes,
+    rank_placement,
+    role_gpus,
+)
 from strop.run.distributed.ray_actor import CLUSTER_MARKER, RayRoleSpec
 from strop.run.distributed.role import RoleSpec
 from strop.workers.address import Address
+from strop.workers.start import start_worker
 
 from .groups_by_id import states as states_of
 from .test_distributed import rows_of
@@ -174,7 +183,7 @@ def test_gpus_are_divided(values, nodes, per_node, ranks, expected):
     cluster = {"type": "ray", "nodes": nodes, "gpus_per_node": per_node}
     engine = {"type": "fsdp2", "ranks": ranks}
     run = Run.model_validate(values(cluster=cluster, trainer__engine=engine))
-    assert tuple(role_gpus(run, run.cluster).values()) == (0, *expected)
+    assert tuple(role_gpus(run).values()) == (0, *expected)
 
 
 @pytest.mark.parametrize(
@@ -185,19 +194,57 @@ def test_gpus_are_divided_where_the_explorer_has_several_engines(values, nodes, 
     cluster = {"type": "ray", "nodes": nodes, "gpus_per_node": per_node}
     pool = {"rollout__pool": {"engines": engines}, "trainer__engine": {"type": "fsdp2", "ranks": 1}}
     run = Run.model_validate(values(cluster=cluster, **pool))
-    each = role_gpus(run, run.cluster)
-    assert (each["explorer"], each["trainer"], engine_gpus(run, run.cluster)) == expected
+    each = role_gpus(run)
+    assert (each["explorer"], each["trainer"], engine_gpus(run)) == expected
     more = Run.model_validate(values(cluster=cluster, **pool, rollout__pool__engines=8))
     if nodes * per_node > 1:
-        with pytest.raises(PlacementError, match=r"its engines 8 more \(rollout\.pool\.engines\)"):
-            role_gpus(more, more.cluster)
+        with pytest.raises(PlacementError, match=r"and 8 engines \(rollout\.pool\.engines\) 8"):
+            role_gpus(more)
+
+
+def report_gpus(channel):
+    """A worker's target: sends the GPUs that its process sees, and Ray's id of its node."""
+    channel.send((os.environ["CUDA_VISIBLE_DEVICES"], ray.get_runtime_context().get_node_id()))
+    channel.receive()
+
+
+@pytest.mark.slow
+def test_actors_see_the_planned_gpus(values, cluster):
+    """Logical GPUs: 4 ranks fill the first node with GPUs by address, and two engines of 2 GPUs the second node."""
+    added = [cluster.cluster.add_node(num_cpus=4, num_gpus=4) for _ in range(2)]
+    run = Run.model_validate(
+        values(
+            cluster=cluster.section(nodes=2, gpus_per_node=4),
+            trainer__engine={"type": "fsdp2", "ranks": 4},
+            rollout={"engine": {"type": "vllm", "tensor_parallel": 2}, "pool": {"engines": 2}},
+        )
+    )
+    names = {"rank": [f"rank-{number}" for number in (1, 2, 3)], "engine": ["engine-0", "engine-1"]}
+    with cluster.joined():
+        trainer = replace(rank_placement(run), nodes={"trainer": planned_nodes(run)["trainer"]})
+        workers = {"trainer": start_worker("trainer", report_gpus, trainer)}
+        for kind, placement in (("rank", rank_placement(run)), ("engine", engine_placement(run))):
+            workers |= {name: start_worker(name, report_gpus, placement) for name in names[kind]}
+        seen = {name: worker.receive() for name, worker in workers.items()}
+        for worker in workers.values():
+            worker.kill()
+    for node in added:
+        cluster.cluster.remove_node(node)
+    ranks = [seen[name] for name in ("trainer", *names["rank"])]
+    assert sorted(gpus for gpus, _ in ranks) == ["0", "1", "2", "3"]
+    engines = [seen[name] for name in names["engine"]]
+    assert sorted(sorted(gpus.split(",")) for gpus, _ in engines) == [["0", "1"], ["2", "3"]]
+    (of_ranks,), (of_engines,) = {node for _, node in ranks}, {node for _, node in engines}
+    assert {of_ranks, of_engines} == {node.node_id for node in added}
 
 
 def test_ranks_without_gpus_for_them_are_refused(values):
     cluster = {"type": "ray", "nodes": 1, "gpus_per_node": 4}
     run = Run.model_validate(values(cluster=cluster, trainer__engine={"type": "fsdp2", "ranks": 4}))
-    with pytest.raises(PlacementError, match="have 4 in all; the trainer needs 4"):
-        role_gpus(run, run.cluster)
+    with pytest.raises(
+        PlacementError, match=r"needs 4 GPUs .*, and the explorer one; there is 1 node with 4 GPUs"
+    ):
+        role_gpus(run)
 
 
 def test_a_node_that_does_not_see_the_runs_folder_is_refused(tmp_path):

@@ -57,11 +57,13 @@ class MemoryNeed:
         """Memory in its own phase."""
         return self.needed if self.fraction is None else int(self.fraction * gpu_bytes)
 
+    def least(self, gpu_bytes: int) -> int:
+        """Memory in its own phase without the working memory, which is an estimate: what it certainly takes."""
+        return self.resident if self.fraction is None else self.active(gpu_bytes)
+
     def idle(self, gpu_bytes: int) -> int:
         """Memory outside its own phase."""
-        if self.is_released:
-            return 0
-        return self.resident if self.fraction is None else self.active(gpu_bytes)
+        return 0 if self.is_released else self.least(gpu_bytes)
 
 
 def trained_model(

@@ -147,7 +147,7 @@ def _too_few(request: PlacementRequest, machine: Machine) -> PlacementError:
 
 
 def _check_memory(plan: PlacementPlan) -> None:
-    """Raise PlacementError for an engine that its own share cannot hold, and for a GPU that is over-committed."""
+    """Raise PlacementError for an engine that its own share cannot hold, and for a GPU without enough memory."""
     for placed in plan.processes:
         need, available = placed.process.memory, placed.node.gpu_bytes
         if need is None or available is None or need.fraction is None:
@@ -161,12 +161,12 @@ def _check_memory(plan: PlacementPlan) -> None:
                 "tensor_parallel."
             )
     for node, gpu, on_gpu in used_gpus(plan):
-        used = gpu_memory(plan, on_gpu)
+        used = least_memory(plan, on_gpu)
         if used is not None and node.gpu_bytes is not None and used > node.gpu_bytes:
             raise PlacementError(
                 f"GPU {gpu} of {node.name} has {_gib(node.gpu_bytes)}, and {_names(on_gpu)} need {_gib(used)} at the "
-                "same time. Write more ranks or a smaller trainer.microbatch, a smaller "
-                "rollout.engine.gpu_memory_utilization or kv_cache_tokens, or use more GPUs."
+                "same time, activations not counted. Write more ranks, a smaller "
+                "rollout.engine.gpu_memory_utilization or `rollout.release_memory: true`, or use more GPUs."
             )
 
 
@@ -179,17 +179,17 @@ def used_gpus(plan: PlacementPlan) -> Iterator[tuple[Node, int, list[PlacedProce
                 yield node, gpu, on_gpu
 
 
-def gpu_memory(plan: PlacementPlan, on_gpu: Sequence[PlacedProcess]) -> int | None:
-    """Largest memory that a GPU's processes need at the same time; None if one of them is unknown."""
+def least_memory(plan: PlacementPlan, on_gpu: Sequence[PlacedProcess]) -> int | None:
+    """Memory that a GPU's processes certainly take at the same time; None if one of them is unknown."""
     available = on_gpu[0].node.gpu_bytes
     needs = [(placed.process.role == "trainer", placed.process.memory) for placed in on_gpu]
     if available is None or any(need is None for _, need in needs):
         return None
     known = [(trains, need) for trains, need in needs if need is not None]
     if not plan.in_turns:
-        return sum(need.active(available) for _, need in known)
+        return sum(need.least(available) for _, need in known)
     return max(
-        sum(need.active(available) if trains == training else need.idle(available) for trains, need in known)
+        sum(need.least(available) if trains == training else need.idle(available) for trains, need in known)
         for training in (True, False)
     )
 

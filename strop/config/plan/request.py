@@ -68,8 +68,8 @@ def request_of(run: Run, machine: Machine) -> PlacementRequest:
     """The request of a run to a machine. Raises PlacementError for an engine that cannot be split as it says."""
     engine = _engine(run, machine)
     offline = isinstance(run.algorithm, SftConfig | DpoConfig)
-    samplers = () if offline or run.mode == "train" else tuple(_samplers(run, engine))
-    ranks = () if run.mode == "explore" else tuple(_ranks(run, engine, samples=not samplers and not offline))
+    samplers = () if offline else tuple(_samplers(run, engine))
+    ranks = tuple(_ranks(run, engine, samples=not samplers and not offline))
     return PlacementRequest(
         ranks=ranks,
         samplers=samplers,
@@ -148,7 +148,9 @@ def _samplers(run: Run, engine: _PlannedEngine) -> Iterator[ProcessRequest]:
         for each in range(number):
             yield ProcessRequest(f"engine {each}", "engine", engine.devices, _split(engine), need)
         return
-    need = _native_memory(run, engine) if isinstance(engine, NativeEngineConfig) else None
+    if isinstance(engine, ServerConnectionConfig):  # the server has GPUs of its own
+        return
+    need = _native_memory(run, engine)
     if run.rollout.pool is not None:
         for each in range(run.rollout.pool.engines):
             yield ProcessRequest(f"engine {each}", "engine", 1, ("sampler",), need)

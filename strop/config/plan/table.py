@@ -8,7 +8,7 @@ from strop.config.plan.machine import GIB, Machine, described_machine, this_mach
 from strop.config.plan.planner import PlacedProcess, PlacementPlan, plan_placement
 from strop.config.plan.request import request_of
 from strop.config.schema.cluster import RayClusterConfig
-from strop.config.schema.run import Run
+from strop.config.schema.run import SINGLE_ROLE_MODES, Run
 from strop.errors import PlacementError
 
 HEADER = ("node", "GPU", "process", "has", "memory per GPU")
@@ -16,8 +16,21 @@ HEADER = ("node", "GPU", "process", "has", "memory per GPU")
 
 def plan_run(run: Run) -> PlacementPlan:
     """The plan of a run on its machine. Raises PlacementError."""
-    machine = machine_of(run)
-    return plan_placement(request_of(run, machine), machine)
+    return plan_on(run, machine_of(run))
+
+
+def plan_on(run: Run, machine: Machine) -> PlacementPlan:
+    """The plan of a run on a machine; of one role alone if the other role, which a command of its own starts, is not on
+    a machine with enough GPUs for both. Raises PlacementError.
+    """
+    request = request_of(run, machine)
+    if run.mode in SINGLE_ROLE_MODES:
+        try:
+            return plan_placement(replace(request, colocated=False), machine)
+        except PlacementError:
+            trains = run.mode == "train"
+            request = replace(request, samplers=()) if trains else replace(request, ranks=())
+    return plan_placement(request, machine)
 
 
 def machine_of(run: Run) -> Machine:

@@ -22,6 +22,12 @@ class NativeEngineConfig(Section):
     """Capacity of the KV cache, in tokens; sequences that do not fit wait, and none is dropped."""
     max_sequences: int = Field(256, gt=0)
     """Maximum number of concurrent completions; further requests queue."""
+    start_timeout_seconds: float = Field(1800.0, gt=0, le=MAX_SECONDS)
+    """Maximum duration of the start of an engine in a process of its own; after it the run stops with an error and the
+    last lines of the engine's output."""
+    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    """Maximum time without a token while requests are running, for an engine in a process of its own; after it the
+    process is restarted, and its requests are repeated."""
 
 
 class ServingEngineConfig(Section):
@@ -44,6 +50,12 @@ class ServingEngineConfig(Section):
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the library's own class of arguments, by name: vLLM's `AsyncEngineArgs`, SGLang's
     `ServerArgs`."""
+    start_timeout_seconds: float = Field(1800.0, gt=0, le=MAX_SECONDS)
+    """Maximum duration of the start of an engine in a process of its own; after it the run stops with an error and the
+    last lines of the engine's output."""
+    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    """Maximum time without a token while requests are running, for an engine in a process of its own; after it the
+    process is restarted, and its requests are repeated."""
     max_logprob_gap: float = Field(0.05, gt=0)
     """Maximum mean difference, in nats, between the engine's and the trainer's log-probs of a probe after each
     load of weights; above it the run stops with an error."""
@@ -91,6 +103,9 @@ class VllmEngineConfig(ServingEngineConfig):
     adapter is loaded."""
     seed: int | None = Field(None, ge=0)
     """Seed of the engine; each request has a seed of its own."""
+    sleep_level: Literal[1, 2] | None = None
+    """Level of vLLM's sleep while `rollout.release_memory` frees its memory: 1 moves the weights to the CPU's memory,
+    2 discards them, since the next load brings all. If omitted, 2, and 1 where only a LoRA adapter is loaded."""
 
     @property
     def memory_fraction(self) -> float | None:

@@ -99,8 +99,8 @@ class RolloutConfig(Section):
     """Whether engines in processes of their own share the GPUs of the trainer's ranks; null where there are too few
     GPUs for both."""
     release_memory: bool | None = None
-    """Whether engines in processes of their own free their memory while the trainer works, where explorer and trainer
-    take turns in one run; null where `colocated` is true."""
+    """Whether the engines free their KV cache, and their copy of the weights, while the trainer works; explorer and
+    trainer must be one process. Null where `colocated` is true."""
     workflow: WorkflowConfigOrName = WorkflowConfig()
     """Workflow that turns a task into a rollout; an eval taskset may have its own."""
     sampling: SamplingConfig = SamplingConfig()

@@ -19,6 +19,7 @@ from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.cluster import ClusterConfig, LocalClusterConfig, RayClusterConfig
 from strop.config.schema.data import DataConfig
 from strop.config.schema.group_baselines import GrpoConfig
+from strop.config.schema.inference_engine import ServerConnectionConfig, SglangEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.record import EvaluateConfig, RecordConfig
 from strop.config.schema.reward import RewardConfig, RewardConfigOrShorthand
@@ -32,6 +33,8 @@ from strop.config.schema.synchronizer import (
 )
 from strop.config.schema.trainer import TrainerConfig
 
+_KEEPS_MEMORY = SglangEngineConfig | ServerConnectionConfig
+"""Engines that do not release their memory."""
 SINGLE_ROLE_MODES = ("train", "explore")
 """Modes that run one role, explorer or trainer; the other role is another process."""
 
@@ -142,9 +145,11 @@ class Run(Section):
 
     @property
     def releases_engine_memory(self) -> bool:
-        """Whether engines in processes of their own free their memory while the trainer works."""
+        """Whether the engines free their memory while the trainer works."""
         released = self.rollout.release_memory
-        return bool(self.rollout.colocated if released is None else released) and not self.is_distributed
+        if released is None:
+            released = self.rollout.colocated and not isinstance(self.rollout.engine, _KEEPS_MEMORY)
+        return bool(released) and not self.is_distributed
 
     @property
     def max_sequence_tokens(self) -> int:

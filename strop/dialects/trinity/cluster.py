@@ -23,7 +23,7 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.placement_notes import ONE_MACHINE
 from strop.dialects.ledger.value_types import STRING, nullable
 from strop.dialects.trinity.presets import is_offline
-from strop.dialects.verl.trainer import one_gpu
+from strop.dialects.verl.gpus import one_gpu
 
 _NODES, _GPUS = "cluster.node_num", "cluster.gpu_per_node"
 _NAMESPACE, _TIMELINE, _BY_NODE = "ray_namespace", "monitor.enable_ray_timeline", "log.group_by_node"

@@ -34,9 +34,9 @@ from strop.dialects.ledger.reader import apply_converters, check_values, usage_n
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
 from strop.dialects.verl.data import all_tokens
+from strop.dialects.verl.gpus import one_gpu
 from strop.dialects.verl.hydra import read_command_line
 from strop.dialects.verl.shipped import GENERATION
-from strop.dialects.verl.trainer import one_gpu
 from strop.errors import ConfigError
 
 _NO_RAY = "a single process runs, without Ray"

@@ -17,6 +17,7 @@ from strop.dialects.verl import (
     critic,
     data,
     engine_settings,
+    gpus,
     later_keys,
     later_reward_keys,
     megatron_optimizer,
@@ -50,7 +51,8 @@ _ROWS = (
     *multi_turn.ROWS,
     *misplaced_keys.ROWS,
 )
-LEDGER = Ledger("verl", dated((*_ROWS, *aliases(_ROWS, OTHER_NAMES | misplaced_keys.NAMES))))
+_ALIASES = aliases(_ROWS, OTHER_NAMES | misplaced_keys.NAMES)
+LEDGER = Ledger("verl", dated(map(gpus.with_gpus, (*_ROWS, *_ALIASES))))
 
 
 def read_verl(

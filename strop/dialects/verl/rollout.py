@@ -21,7 +21,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import NATIVE_SAMPLER, NO_SHARDS, TRAINER_MICRO_BATCHES
 from strop.dialects.ledger.value_types import INTEGER, NUMBER, STRING, nullable, one_of
-from strop.dialects.verl import switches
+from strop.dialects.verl import gpus, switches
 from strop.dialects.verl.data import all_tokens, tasksets
 from strop.dialects.verl.serving_engine import (
     DTYPES,
@@ -135,7 +135,7 @@ ROWS = (
         read=sampling,
     ),
     serving_option("enforce_eager", True, native=only(True)),
-    placement("actor_rollout_ref.rollout.free_cache_engine", True, NATIVE_SAMPLER, supported=only(True)),
+    gpus.RELEASE,
     placement(
         "actor_rollout_ref.rollout.load_format",
         "dummy_dtensor",

@@ -7,6 +7,7 @@ set, the native sampler answers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from strop.config.schema import Run
@@ -62,6 +63,14 @@ def serving_engine(foreign: ForeignValues) -> str | None:
     key = f"{_ROLLOUT}.name"
     asked = foreign.is_set(key) and foreign[key] in _OPTIONS and not foreign.here
     return foreign[key] if asked else None
+
+
+def devices_per_engine(foreign: ForeignValues) -> int:
+    """Number of GPUs of one engine; 1 for the native sampler."""
+    name = serving_engine(foreign)
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+    passed = () if name is None else _OPTIONS[name].keys() & sizes
+    return prod(int(foreign[f"{_ROLLOUT}.{size}"]) for size in passed)
 
 
 def with_serving(native: SupportCheck) -> SupportCheck:

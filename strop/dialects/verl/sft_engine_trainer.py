@@ -36,6 +36,7 @@ from strop.dialects.ledger.value_types import (
 )
 from strop.dialects.verl import sft_engine_data, sft_engine_optimizer, switches
 from strop.dialects.verl.checkpoint_contents import checkpoint_contents_rows
+from strop.dialects.verl.gpus import one_gpu
 from strop.dialects.verl.hydra import read_command_line
 from strop.dialects.verl.sft_converters import (
     DTYPES,
@@ -46,7 +47,7 @@ from strop.dialects.verl.sft_converters import (
 from strop.dialects.verl.sft_engine_optimizer import is_empty
 from strop.dialects.verl.sft_intervals import INTERVALS
 from strop.dialects.verl.shipped import SFT_ENGINE
-from strop.dialects.verl.trainer import duration, folder, lacking_monitors, monitors, one_gpu, resume
+from strop.dialects.verl.trainer import duration, folder, lacking_monitors, monitors, resume
 
 _mtp = unless("model.mtp.enable", True)
 

@@ -32,6 +32,7 @@ from strop.dialects.ledger.value_types import (
     one_of,
 )
 from strop.dialects.verl.data import custom_class_rows
+from strop.dialects.verl.gpus import one_gpu
 from strop.dialects.verl.hydra import read_command_line
 from strop.dialects.verl.sft_converters import (
     DTYPES,
@@ -49,7 +50,7 @@ from strop.dialects.verl.sft_converters import (
 from strop.dialects.verl.sft_engine_trainer import read_engine_trainer, uses_engine
 from strop.dialects.verl.sft_intervals import INTERVALS
 from strop.dialects.verl.shipped import SFT
-from strop.dialects.verl.trainer import duration_in_epochs, folder, lacking_monitors, monitors, one_gpu
+from strop.dialects.verl.trainer import duration_in_epochs, folder, lacking_monitors, monitors
 
 _conversation = unless("data.multiturn.enable", True)
 _columns = unless("data.multiturn.enable", False)

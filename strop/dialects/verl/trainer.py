@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from strop.config.load.placement import count_cuda_devices
 from strop.config.schema import Run
 from strop.config.schema.record import MonitorName
 from strop.config.step_arithmetic import to_steps
@@ -20,9 +19,8 @@ from strop.dialects.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.dialects.ledger.placement_notes import ONE_GPU, ONE_MACHINE
 from strop.dialects.ledger.value_types import INTEGER, STRING, STRING_OR_LIST, nullable, one_of
-from strop.dialects.verl import switches
+from strop.dialects.verl import gpus, switches
 from strop.dialects.verl.critic_converters import critic
 
 _MONITORS = get_args(MonitorName)
@@ -241,11 +239,6 @@ def checkpoint_mirror(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"checkpoint.mirror": foreign["trainer.default_hdfs_dir"] if wrote else None}
 
 
-def one_gpu(foreign: ForeignValues, value: Any) -> bool:
-    """Check that supports one GPU on a machine that has a GPU, because a single process trains."""
-    return bool(value == 1) and count_cuda_devices() > 0
-
-
 ROWS = (
     mapped("trainer.total_epochs", 30, "trainer.duration", read=duration),
     mapped("trainer.project_name", "verl_examples", "project", read=folder),
@@ -265,13 +258,8 @@ ROWS = (
         "record.eval_answers",
         note="number of responses shown in TensorBoard and in report.html",
     ),
-    placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
-    placement(
-        "trainer.n_gpus_per_node",
-        8,
-        ONE_GPU,
-        supported=one_gpu,
-    ),
+    gpus.NODES,
+    gpus.GPUS,
     mapped(
         "trainer.save_freq", -1, "checkpoint.every", read=checkpointing, note="counts steps; -1 means never"
     ),

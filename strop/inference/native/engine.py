@@ -143,6 +143,12 @@ class NativeEngine:
         """Counters and current load, for a display to poll."""
         return self._scheduler.stats
 
+    @property
+    def processed_tokens(self) -> int:
+        """Prompt and sampled tokens computed so far."""
+        stats = self._scheduler.stats
+        return stats.prompt_tokens + stats.generated_tokens
+
     def start(self) -> None:
         """Nothing to do: the engine accepts requests after construction."""
         self._check_open()

@@ -211,6 +211,11 @@ class OpenAiEngine:
             "a server cannot join a process group; receive the weights in this process and pass the tensors to load"
         )
 
+    @property
+    def processed_tokens(self) -> None:
+        """None: the server's work is not seen."""
+        return None
+
     def take_statistics(self) -> None:
         """None: a server has statistics of its own."""
 

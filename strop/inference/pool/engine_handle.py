@@ -6,12 +6,10 @@ weights into it, and submits all unanswered requests again.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import assert_never
 
@@ -27,15 +25,22 @@ from strop.inference.pool.messages import (
     EngineReply,
     LoadAdapter,
     LoadWeights,
+    ProgressReport,
     RequestCompleted,
     SetMemory,
     SetRunning,
     StatisticsTaken,
-    SubmitRequests,
     TakeStatistics,
 )
-from strop.protocols import InferenceEngine
-from strop.types import Completion, EngineStatistics, SampleRequest
+from strop.inference.pool.pool_request import (
+    EngineSpec,
+    PoolRequest,
+    RequestBatch,
+    set_result,
+    submit_message,
+)
+from strop.inference.pool.progress import ProgressWatch
+from strop.types import Completion, EngineStatistics
 from strop.workers.restarts import RestartBudget
 from strop.workers.start import WorkerPlacement, start_worker
 from strop.workers.worker import Worker
@@ -43,52 +48,26 @@ from strop.workers.worker import Worker
 log = logging.getLogger("strop.inference")
 
 _TIMEOUT_SECONDS = 1800.0
-"""Maximum time for an engine to be created, to load weights, or to release or restore memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSpec:
-    """Specification of one engine in a pool."""
-
-    name: str
-    """Name of the process in logs; unique in the pool."""
-    create: Callable[[], InferenceEngine]
-    """Builds the engine; called in the engine's own process, to which it is pickled."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PoolRequest:
-    """A pending request of a pool."""
-
-    request_id: int
-    """Unique id in the pool."""
-    request: SampleRequest
-    future: asyncio.Future[Completion]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
-    """Requests that were submitted together.
-
-    After a restart they are submitted together again, the completed ones too: the same requests then share
-    a batch, and the roundings are the same.
-    """
-
-    requests: dict[int, PoolRequest]
-    """Requests by id, without cancelled ones."""
+"""Maximum time for an engine to load weights, or to release or restore memory."""
 
 
 class EngineHandle:
     """One engine process. Any thread may call; futures are resolved in their own event loops."""
 
-    def __init__(self, spec: EngineSpec, placement: WorkerPlacement, max_restarts: int) -> None:
-        """Start the process. Raises `PlacementError` if no node of a cluster has capacity for it."""
+    def __init__(
+        self, spec: EngineSpec, placement: WorkerPlacement, max_restarts: int, hang_timeout_seconds: float
+    ) -> None:
+        """Start the process, which is restarted if it dies, or makes no progress for `hang_timeout_seconds`.
+
+        Raises `PlacementError` if no node of a cluster has capacity for it.
+        """
         self.name = spec.name
         self._create = spec.create
         self._placement = placement
         self._restarts = RestartBudget(max_restarts)
+        self._progress = ProgressWatch(hang_timeout_seconds)
         self._changed = Condition()
-        self._pending: dict[int, _Batch] = {}
+        self._pending: dict[int, RequestBatch] = {}
         """Batch of each unanswered request, by request id."""
         self._load: LoadWeights | None = None
         """Latest load, repeated after a restart."""
@@ -102,6 +81,8 @@ class EngineHandle:
         self._completed_command = -1
         """Highest id of a completed command."""
         self._created: EngineCreated | None = None
+        self._is_created = False
+        """Whether the engine of the current process has been created."""
         self._running = True
         self._fault: StropError | None = None
         self._closed = False
@@ -109,9 +90,17 @@ class EngineHandle:
         self._thread = Thread(target=self._receive_replies, name=self.name, daemon=True)
         self._thread.start()
 
-    def wait_created(self) -> EngineCreated:
-        """Wait until the engine has been created. Raises the error of its creation."""
-        self._wait(lambda: self._created is not None)
+    @property
+    def processed_tokens(self) -> int:
+        """Tokens that the current process has reported."""
+        return self._progress.processed_tokens
+
+    def wait_created(self, timeout_seconds: float) -> EngineCreated:
+        """Wait until the engine has been created.
+
+        Raises the error of its creation, or EngineLostError after the timeout, with the last lines of its output.
+        """
+        self._wait(lambda: self._created is not None, timeout_seconds)
         assert self._created is not None
         return self._created
 
@@ -150,15 +139,17 @@ class EngineHandle:
 
     def submit(self, requests: Sequence[PoolRequest]) -> None:
         """Submit requests that are admitted together."""
-        batch = _Batch({pending.request_id: pending for pending in requests})
+        batch = RequestBatch({pending.request_id: pending for pending in requests})
         with self._changed:
+            if not self._pending:
+                self._progress.restart()
             self._pending |= dict.fromkeys(batch.requests, batch)
             if self._closed:
                 self._fail_pending(_closed_error())
             elif self._fault is not None:
                 self._fail_pending(EngineLostError(str(self._fault)))
             else:
-                self._send(_submit_message(batch))
+                self._send(submit_message(batch))
 
     def cancel(self, request_ids: Sequence[int]) -> None:
         """Cancel requests that are pending."""
@@ -171,6 +162,7 @@ class EngineHandle:
         """Pause or resume decoding."""
         with self._changed:
             self._running = running
+            self._progress.restart()
             self._send(SetRunning(running))
 
     def kill(self) -> None:
@@ -186,7 +178,7 @@ class EngineHandle:
     def _start_worker(self) -> Worker:
         worker = start_worker(self.name, run_engine_worker, self._placement)
         with suppress(WorkerDiedError):  # `_receive_replies` handles it
-            worker.send(CreateEngine(self._create))
+            worker.send(CreateEngine(self._create, self._progress.report_seconds))
         return worker
 
     def _send(self, message: EngineCommand) -> None:
@@ -206,6 +198,8 @@ class EngineHandle:
 
     def _receive_one(self, worker: Worker) -> Worker | None:
         """Handle one reply; returns the process to receive from next, None if there is none."""
+        while not worker.poll(self._progress.report_seconds):
+            self._kill_if_hanging(worker)
         try:
             reply: EngineReply = worker.receive()
         except WorkerDiedError as death:
@@ -213,23 +207,53 @@ class EngineHandle:
         with self._changed:
             self._handle(reply)
             self._changed.notify_all()
+        self._kill_if_hanging(worker)
         return worker
+
+    def _kill_if_hanging(self, worker: Worker) -> None:
+        """Kill a process that makes no progress with its requests; it is then restarted like one that died."""
+        with self._changed:
+            is_busy = bool(self._pending) and self._is_created and self._running and not self._is_commanded
+            if not self._progress.is_hanging(is_busy=is_busy):
+                return
+            log.warning(
+                "%s has made no progress for %g s with %d requests pending (rollout.engine.hang_timeout_seconds). "
+                "Killing it.",
+                self.name,
+                self._progress.timeout_seconds,
+                len(self._pending),
+            )
+            self._progress.restart()
+        worker.kill()
+
+    @property
+    def _is_commanded(self) -> bool:
+        """Whether the process loads weights, releases memory or has no memory: it then samples nothing."""
+        commands = (self._load, self._adapter, self._memory, self._statistics_command)
+        last = max((command.command_id for command in commands if command is not None), default=-1)
+        is_released = self._memory is not None and self._memory.released
+        return is_released or self._completed_command < last
 
     def _handle(self, reply: EngineReply) -> None:
         match reply:
             case EngineCreated():
-                self._created = reply
+                self._created, self._is_created = reply, True
+                self._progress.restart()
+            case ProgressReport():
+                self._progress.observe(reply.processed_tokens)
             case CommandCompleted():
+                self._progress.restart()
                 self._completed_command = max(self._completed_command, reply.command_id)
             case StatisticsTaken():
                 self._statistics_command, self._statistics = None, reply.statistics
                 self._completed_command = max(self._completed_command, reply.command_id)
             case RequestCompleted():
+                self._progress.restart()
                 self._resolve(reply.request_id, reply.completion)
             case EngineFailure():
                 error = reply.failure.to_error(self.name, InferenceError)
                 if reply.request_id is None:
-                    self._give_up(error)
+                    self._give_up(error if self._is_created else type(error)(f"{error}{self._output()}"))
                 else:
                     self._resolve(reply.request_id, error)
             case _:
@@ -237,7 +261,7 @@ class EngineHandle:
 
     def _resolve(self, request_id: int, result: Completion | StropError) -> None:
         if request_id in self._pending:  # after a restart a request may be answered twice
-            _set_result(self._pending.pop(request_id).requests[request_id], result)
+            set_result(self._pending.pop(request_id).requests[request_id], result)
 
     def _restart(self, old: Worker, death: WorkerDiedError) -> Worker | None:
         """Start a new process after the old one died; None if the limit is reached.
@@ -257,6 +281,7 @@ class EngineHandle:
             self._restarts.restarts,
             self._restarts.max_restarts,
         )
+        self._is_created = False
         old.kill()  # on Ray this frees its name
         worker = self._start_worker()
         with self._changed:
@@ -277,7 +302,7 @@ class EngineHandle:
         ]
         if not self._running:
             messages.append(SetRunning(running=False))
-        return [*messages, *map(_submit_message, dict.fromkeys(self._pending.values()))]
+        return [*messages, *map(submit_message, dict.fromkeys(self._pending.values()))]
 
     def _give_up(self, fault: StropError) -> None:
         """Raise the fault in all pending and future calls; the process is killed."""
@@ -292,34 +317,20 @@ class EngineHandle:
         for request_id in tuple(self._pending):
             self._resolve(request_id, error)
 
-    def _wait(self, is_done: Callable[[], bool]) -> None:
+    def _wait(self, is_done: Callable[[], bool], timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
         with self._changed:
             in_time = self._changed.wait_for(
-                lambda: self._fault is not None or is_done(), timeout=_TIMEOUT_SECONDS
+                lambda: self._fault is not None or is_done(), timeout=timeout_seconds
             )
             if self._fault is not None:
                 raise self._fault
         if not in_time:
-            raise EngineLostError(f"{self.name} has not replied for {_TIMEOUT_SECONDS:.0f} s.")
+            raise EngineLostError(f"{self.name} has not replied for {timeout_seconds:g} s.{self._output()}")
 
-
-def _submit_message(batch: _Batch) -> SubmitRequests:
-    return SubmitRequests({request_id: pending.request for request_id, pending in batch.requests.items()})
-
-
-def _set_result(pending: PoolRequest, result: Completion | StropError) -> None:
-    future = pending.future
-
-    def set_result() -> None:
-        if future.done():
-            return
-        if isinstance(result, StropError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-    with suppress(RuntimeError):  # the loop has been closed
-        future.get_loop().call_soon_threadsafe(set_result)
+    def _output(self) -> str:
+        """The last lines of the process's output, for an error message; empty without a log file."""
+        lines = "" if self._worker is None else self._worker.last_output()
+        return f" The last lines of its output:\n{lines}" if lines else ""
 
 
 def _closed_error() -> InferenceError:

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from strop.errors import InferenceError
-from strop.inference.pool.engine_handle import EngineHandle, EngineSpec, PoolRequest
+from strop.inference.pool.engine_handle import EngineHandle
 from strop.inference.pool.messages import EngineCreated, LoadAdapter, LoadWeights, SetMemory, TakeStatistics
+from strop.inference.pool.pool_request import EngineSpec, PoolRequest
 from strop.protocols import EngineCapabilities, WeightBroadcast
 from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.shared_file import SharedFile
@@ -35,8 +36,19 @@ class EnginePool:
     device = torch.device("cpu")
     """Device from which `load` takes tensors without a detour: it writes them into a shared file."""
 
-    def __init__(self, specs: Sequence[EngineSpec], placement: WorkerPlacement, max_restarts: int) -> None:
-        """A pool of these engines, not yet started; each is restarted at most `max_restarts` times."""
+    def __init__(
+        self,
+        specs: Sequence[EngineSpec],
+        placement: WorkerPlacement,
+        max_restarts: int,
+        hang_timeout_seconds: float = 600.0,
+        start_timeout_seconds: float = 1800.0,
+    ) -> None:
+        """A pool of these engines, not yet started; each may take `start_timeout_seconds` to start, and is restarted at
+        most `max_restarts` times, after its end or after `hang_timeout_seconds` without progress.
+        """
+        self._start_timeout_seconds = start_timeout_seconds
+        self._hang_timeout_seconds = hang_timeout_seconds
         self._specs = tuple(specs)
         self._placement = placement
         self._max_restarts = max_restarts
@@ -76,8 +88,10 @@ class EnginePool:
             return
         try:
             for spec in self._specs:
-                self._engines.append(EngineHandle(spec, self._placement, self._max_restarts))
-            created = [engine.wait_created() for engine in self._engines]
+                self._engines.append(
+                    EngineHandle(spec, self._placement, self._max_restarts, self._hang_timeout_seconds)
+                )
+            created = [engine.wait_created(self._start_timeout_seconds) for engine in self._engines]
         except BaseException:
             self.close()
             raise
@@ -159,6 +173,11 @@ class EnginePool:
             "a pool of engines cannot join a process group; receive the weights in this process and pass the "
             "tensors to load"
         )
+
+    @property
+    def processed_tokens(self) -> int:
+        """Tokens that the engines' current processes have reported."""
+        return sum(engine.processed_tokens for engine in self._engines)
 
     def take_statistics(self) -> EngineStatistics | None:
         """Load of all engines since the last call; None if they do not record it."""

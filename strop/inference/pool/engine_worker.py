@@ -25,6 +25,7 @@ from strop.inference.pool.messages import (
     EngineReply,
     LoadAdapter,
     LoadWeights,
+    ProgressReport,
     RequestCompleted,
     SetMemory,
     SetRunning,
@@ -55,6 +56,7 @@ class _EngineWorker:
         """Messages of the pool; an exception is the last one."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Running requests by id."""
+        self._reporting: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Handle messages until the pool disconnects."""
@@ -95,6 +97,7 @@ class _EngineWorker:
                 self._created = message.create()
                 self._engine.start()
                 self._reply(EngineCreated(self._engine.describe(), self._engine.capabilities))
+                self._reporting = asyncio.create_task(self._report_progress(message.progress_seconds))
             case LoadWeights():
                 self._load(message.weights, message.version)
                 self._reply(CommandCompleted(message.command_id))
@@ -137,6 +140,12 @@ class _EngineWorker:
             self._inbox.put_nowait(error)
         except Exception as error:  # noqa: BLE001  (sent to the pool, which raises it)
             self._reply(EngineFailure(request_id, RemoteFailure.from_exception(error)))
+
+    async def _report_progress(self, interval: float) -> None:
+        while True:
+            await asyncio.sleep(interval)
+            if self._tasks:
+                self._reply(ProgressReport(self._engine.processed_tokens))
 
     def _forget_task(self, request_id: int, _: asyncio.Task[None]) -> None:
         del self._tasks[request_id]

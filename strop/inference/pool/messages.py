@@ -18,6 +18,8 @@ class CreateEngine:
 
     create: Callable[[], InferenceEngine]
     """Builds the engine in its process."""
+    progress_seconds: float
+    """Interval of the reports of progress while requests are running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,5 +145,15 @@ class EngineFailure:
     failure: RemoteFailure
 
 
-EngineReply = EngineCreated | CommandCompleted | StatisticsTaken | RequestCompleted | EngineFailure
+@dataclass(frozen=True, slots=True)
+class ProgressReport:
+    """Progress of the engine, sent while requests are running."""
+
+    processed_tokens: int | None
+    """Prompt and sampled tokens that the engine has computed so far; None if it does not count them."""
+
+
+EngineReply = (
+    EngineCreated | CommandCompleted | StatisticsTaken | RequestCompleted | ProgressReport | EngineFailure
+)
 """A message from an engine to the pool."""

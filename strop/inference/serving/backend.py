@@ -70,6 +70,24 @@ class ServingBackend(Protocol):
         """Continue decoding."""
         ...
 
+    async def sleep(self) -> None:
+        """Free the KV cache and the weights, where `memory_release` is a capability."""
+        ...
+
+    async def wake_up(self) -> None:
+        """Allocate what `sleep` freed; decoding is held."""
+        ...
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the weights are there after `wake_up`; otherwise the next load brings all of them."""
+        ...
+
+    @property
+    def processed_tokens(self) -> int | None:
+        """See `InferenceEngine`."""
+        ...
+
     def take_statistics(self) -> EngineStatistics:
         """Load since the last call."""
         ...

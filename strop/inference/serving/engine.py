@@ -42,6 +42,10 @@ class ServingEngine:
         """Set while new requests are passed to the library; they wait while the engine is paused."""
         self._admitting.set()
         self._paused = False
+        self._memory_released = False
+        self._has_weights = True
+        self._running = 0
+        """Number of requests that the library has."""
         self._fault: str | None = None
         """Reason why the weights are unusable; None while they are complete."""
         self._started = False
@@ -93,7 +97,11 @@ class ServingEngine:
 
     async def _sample(self, request: SampleRequest) -> Completion:
         await self._admitting.wait()
-        return await self._guarded(self._backend.generate(request, self._version))
+        self._running += 1
+        try:
+            return await self._guarded(self._backend.generate(request, self._version))
+        finally:
+            self._running -= 1
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Load tensors through a file in shared memory; see `load_path`."""
@@ -126,14 +134,15 @@ class ServingEngine:
 
     async def _load(self, change: Callable[[], Coroutine[Any, Any, None]], version: int) -> None:
         """Change the weights between two steps, and discard what was computed with the old ones."""
+        if self._memory_released:
+            raise InferenceError("load was called after release_memory; call restore_memory first")
         try:
             await self._hold()
             await change()
             await self._backend.discard_cache()
             await self._backend.set_version(version)
-            self._version = version
-            if not self._paused:
-                await self._release()
+            self._version, self._has_weights = version, True
+            await self._continue()
         except Exception as error:
             if (lost := self._backend.lost(error)) is not None:
                 raise lost from error
@@ -160,23 +169,50 @@ class ServingEngine:
     def resume(self) -> None:
         """Continue decoding."""
         self._paused = False
-        self._run(self._release())
+        self._run(self._continue())
 
     async def _hold(self) -> None:
         self._admitting.clear()
         await self._backend.hold()
 
-    async def _release(self) -> None:
-        await self._backend.release()
-        self._admitting.set()
+    async def _continue(self) -> None:
+        """Decode and admit requests again, unless the engine is paused, or has no memory or no weights."""
+        if not self._paused and not self._memory_released and self._has_weights:
+            await self._backend.release()
+            self._admitting.set()
 
     def release_memory(self) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise InferenceError(f"the {self._backend.name} engine cannot release its memory")
+        """Free the KV cache and the weights. Raises `InferenceError` while completions are running."""
+        self._check_memory_release()
+        if self._running:
+            raise InferenceError(
+                f"release_memory was called with {self._running} completions running; await or cancel them first"
+            )
+        if not self._memory_released:
+            self._memory_released = True
+            self._has_weights = self._has_weights and self._backend.keeps_weights
+            self._admitting.clear()
+            self._run(self._backend.sleep())
 
     def restore_memory(self) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise InferenceError(f"the {self._backend.name} engine cannot release its memory")
+        """Accept work again; if weights were freed, requests wait until `load` has given all of them."""
+        self._check_memory_release()
+        if self._memory_released:
+            self._memory_released = False
+            self._run(self._wake())
+
+    async def _wake(self) -> None:
+        await self._backend.wake_up()
+        await self._continue()
+
+    def _check_memory_release(self) -> None:
+        if not self.capabilities.memory_release:
+            raise InferenceError(f"this {self._backend.name} engine cannot release its memory")
+
+    @property
+    def processed_tokens(self) -> int | None:
+        """Prompt and sampled tokens computed so far; None for a library that does not report them."""
+        return self._backend.processed_tokens
 
     def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:

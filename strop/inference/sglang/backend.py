@@ -140,6 +140,24 @@ class SglangBackend:
         """Continue decoding."""
         await self._front.continue_generation(self._library.resume())
 
+    async def sleep(self) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError("the SGLang engine cannot release its memory")
+
+    async def wake_up(self) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError("the SGLang engine cannot release its memory")
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the weights are there after `wake_up`."""
+        return True
+
+    @property
+    def processed_tokens(self) -> None:
+        """None: SGLang reports tokens with completions only."""
+        return None
+
     def take_statistics(self) -> EngineStatistics:
         """Load since the last call."""
         return self._recorder.take()

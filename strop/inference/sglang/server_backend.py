@@ -138,6 +138,24 @@ class SglangServerBackend:
         """Continue decoding."""
         await self._client.post("/continue_generation", {})
 
+    async def sleep(self) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError("the SGLang server does not release its memory")
+
+    async def wake_up(self) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError("the SGLang server does not release its memory")
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the weights are there after `wake_up`."""
+        return True
+
+    @property
+    def processed_tokens(self) -> None:
+        """None: the server's work is not seen."""
+        return None
+
     def take_statistics(self) -> EngineStatistics:
         """Load since the last call, without that of the server's scheduler."""
         return self._statistics.take()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+import torch
+
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.inference.serving.arguments import (
@@ -52,6 +54,8 @@ def engine_arguments(section: VllmEngineConfig, model: ModelConfig) -> dict[str,
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
     if section.devices > 1:
         arguments["distributed_executor_backend"] = "mp"
+    if section.sleep_level is not None and torch.cuda.is_available():
+        arguments["enable_sleep_mode"] = True
     if section.limit_mm_per_prompt:
         arguments["limit_mm_per_prompt"] = section.limit_mm_per_prompt
     return arguments | given_options(section, _BY_FIELD)

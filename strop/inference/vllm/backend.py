@@ -52,7 +52,11 @@ class VllmBackend:
         self._model_type = config.model_type
         self._vocab_size = int(config.get_text_config().vocab_size)
         self._eos_ids = eos_token_ids(config, load_generation_config(model), tokenizer)
-        self.capabilities = replace(VLLM_CAPABILITIES, adapters=loads_adapters(section, model))
+        self.capabilities = replace(
+            VLLM_CAPABILITIES,
+            adapters=loads_adapters(section, model),
+            memory_release=section.sleep_level is not None,
+        )
         self._recorder = StatisticsRecorder()
         self._request_numbers = itertools.count()
         self._library: VllmLibrary
@@ -126,6 +130,25 @@ class VllmBackend:
     async def release(self) -> None:
         """Continue decoding."""
         await self._llm.resume_generation()
+
+    async def sleep(self) -> None:
+        """Put vLLM to sleep, which on the CPU frees nothing."""
+        await self._llm.sleep(level=self._section.sleep_level)
+
+    async def wake_up(self) -> None:
+        """Wake vLLM up; decoding is held."""
+        await self._llm.wake_up()
+        await self.hold()
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether sleep moves the weights to the CPU's memory."""
+        return self._section.sleep_level == 1
+
+    @property
+    def processed_tokens(self) -> int:
+        """Prompt and sampled tokens computed so far."""
+        return self._recorder.processed_tokens
 
     def take_statistics(self) -> EngineStatistics:
         """Load since the last call."""

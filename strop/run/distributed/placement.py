@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
+from strop.config.plan.planner import PlacedProcess, PlacementPlan
+from strop.config.plan.table import plan_run
 from strop.config.schema import Run
 from strop.config.schema.buffer import PriorityBufferConfig, QueueBufferConfig
 from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
-from strop.errors import PlacementError
 from strop.run.distributed.role import RoleName
 from strop.runs.folder import RunFolder
 from strop.workers.network import LOOPBACK, node_address
-from strop.workers.ray_runtime import is_on_ray
+from strop.workers.ray_runtime import import_ray, is_on_ray
 from strop.workers.ray_worker import ActorLog
-from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement
+from strop.workers.start import LOCAL, LocalPlacement, RayPlacement, WorkerPlacement
 
 ROLE_CPUS: Mapping[RoleName, float] = {"buffer": 0, "explorer": 1, "trainer": 1}
 """CPUs reserved for each role; the buffer needs next to none."""
@@ -46,52 +47,80 @@ def actor_name(run: Run, section: RayClusterConfig, role: RoleName) -> str:
             assert_never(role)
 
 
-def role_gpus(run: Run, section: RayClusterConfig) -> Mapping[RoleName, float]:
-    """GPUs of each role's actor.
-
-    The trainer has one, and so has each of its other ranks. The explorer has one; with a pool of engines it
-    has none, and each engine has one. A single GPU of the whole cluster is shared by explorer and trainer.
-
-    Raises PlacementError if the cluster has too few.
+def role_gpus(run: Run) -> Mapping[RoleName, float]:
+    """GPUs of each role's actor, from the placement plan: of the trainer's first rank, and of the explorer unless its
+    engines are actors of their own. Raises PlacementError if the cluster has too few.
     """
-    available = section.nodes * section.gpus_per_node
-    pool, ranks = run.rollout.pool, run.trainer.engine.ranks
-    if available == 0 or run.trainer.engine.device == "cpu":
-        return {"buffer": 0, "explorer": 0, "trainer": 0}
-    if available == 1 and ranks == 1:
-        return {"buffer": 0, "explorer": 0 if pool else 0.5, "trainer": 0.5}
-    engines = pool.engines if pool else 1
-    if available < ranks + engines:
-        more = f"its engines {engines} more (rollout.pool.engines)" if pool else "the explorer one more"
-        raise PlacementError(
-            f"cluster: {section.nodes} nodes of {section.gpus_per_node} GPUs have {available} in all; the "
-            f"trainer needs {ranks} (trainer.engine.ranks), and {more}. Write fewer of them, or more nodes."
-        )
-    return {"buffer": 0, "explorer": 0 if pool else 1, "trainer": 1}
+    plan = plan_run(run)
+    explorers = [placed for placed in plan.samplers if placed.process.role == "explorer"]
+    return {
+        "buffer": 0,
+        "explorer": _actor_gpus(plan, explorers[0]) if explorers else 0,
+        "trainer": _actor_gpus(plan, plan.processes[0]),
+    }
 
 
-def engine_gpus(run: Run, section: RayClusterConfig) -> float:
-    """GPUs of each engine of the explorer's pool."""
-    available, pool = section.nodes * section.gpus_per_node, run.rollout.pool
-    if pool is None or available == 0 or run.trainer.engine.device == "cpu":
-        return 0
-    return 0.5 / pool.engines if available == 1 and run.trainer.engine.ranks == 1 else 1
+def engine_gpus(run: Run) -> float:
+    """GPUs of the actor of each engine; 0 for a connection to a server."""
+    plan = plan_run(run)
+    return _actor_gpus(plan, plan.samplers[0]) if plan.samplers else 0
 
 
-def actor_placement(run: Run, section: RayClusterConfig, gpus: float, *, cpus: float = 1) -> RayPlacement:
-    """The placement of an actor with these resources, whose output goes into the run's folder."""
+def _actor_gpus(plan: PlacementPlan, placed: PlacedProcess) -> float:
+    """Number of GPUs of an actor; explorer and trainer each have half of a single GPU that they share."""
+    if not plan.is_shared:
+        return len(placed.gpus)
+    return 0.5 if placed.process.role == "trainer" else 0.5 / len(plan.samplers)
+
+
+def planned_nodes(run: Run) -> Mapping[str, str]:
+    """Ray's id of the planned node of each process, by the process's name in the plan; empty for one node, or if this
+    process belongs to no cluster. The plan's first node is the first one by address of those with enough GPUs.
+    """
+    section = run.cluster
+    if not isinstance(section, RayClusterConfig) or section.nodes == 1 or not section.gpus_per_node:
+        return {}
+    nodes = [
+        (node["NodeManagerAddress"], node["NodeID"])
+        for node in import_ray().nodes()
+        if node["Alive"] and node["Resources"].get("GPU", 0) >= section.gpus_per_node
+    ]
+    plan = plan_run(run)
+    ids = {
+        planned.name: node_id
+        for planned, (_, node_id) in zip(plan.machine.nodes, sorted(nodes), strict=False)
+    }
+    return {
+        placed.process.name: ids[placed.node.name] for placed in plan.processes if placed.node.name in ids
+    }
+
+
+def actor_placement(
+    run: Run,
+    section: RayClusterConfig,
+    gpus: float,
+    *,
+    cpus: float = 1,
+    nodes: Mapping[str, str] | None = None,
+) -> RayPlacement:
+    """The placement of actors with these resources, whose output goes into the run's folder.
+
+    `nodes` has Ray's id of the preferred node by the actor's name.
+    """
     log = ActorLog(RunFolder.of(run).path.absolute(), section.logs_by_node)
-    return RayPlacement(cpus, gpus, start_timeout_seconds=section.start_timeout_seconds, log=log)
+    timeout = section.start_timeout_seconds
+    return RayPlacement(cpus, gpus, start_timeout_seconds=timeout, log=log, nodes=nodes or {})
 
 
 def engine_placement(run: Run) -> WorkerPlacement:
-    """The placement of the engines of the explorer's pool."""
+    """The placement of the engines that are processes of their own; their output goes into the run's folder."""
     section = run.cluster
     if not isinstance(section, RayClusterConfig) or not is_on_ray():
-        return LOCAL
-    return replace(
-        actor_placement(run, section, engine_gpus(run, section)), prefix=f"{section.explorer_name}-"
-    )
+        folder = RunFolder.of(run).path.absolute()
+        return LocalPlacement(folder / "log") if folder.is_dir() else LOCAL
+    nodes = {name.replace(" ", "-"): node for name, node in planned_nodes(run).items()}
+    placement = actor_placement(run, section, engine_gpus(run), nodes=nodes)
+    return replace(placement, prefix=f"{section.explorer_name}-")
 
 
 def rank_placement(run: Run) -> WorkerPlacement:
@@ -99,6 +128,8 @@ def rank_placement(run: Run) -> WorkerPlacement:
     section = run.cluster
     if not isinstance(section, RayClusterConfig) or not is_on_ray():
         return LOCAL
-    return replace(
-        actor_placement(run, section, role_gpus(run, section)["trainer"]), prefix=f"{section.trainer_name}-"
-    )
+    nodes = {
+        name.removeprefix("trainer ").replace(" ", "-"): node for name, node in planned_nodes(run).items()
+    }
+    placement = actor_placement(run, section, role_gpus(run)["trainer"], nodes=nodes)
+    return replace(placement, prefix=f"{section.trainer_name}-")

@@ -11,10 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from uuid import uuid4
 
+from strop.config.plan.table import plan_run
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayClusterConfig
 from strop.errors import MissingExtraError, PlacementError
-from strop.run.distributed.placement import ROLE_CPUS, actor_name, actor_placement, role_gpus
+from strop.run.distributed.placement import ROLE_CPUS, actor_name, actor_placement, planned_nodes, role_gpus
 from strop.run.distributed.ray_actor import CLUSTER_MARKER, RayRoleSpec
 from strop.run.distributed.ray_role import RayRoleProcess
 from strop.run.distributed.role import RoleSpec
@@ -39,16 +40,19 @@ def open_ray_roles(
     Raises MissingExtraError without Ray, PlacementError for a cluster that cannot be reached or has too few
     resources, and ConfigError if another actor keeps a name.
     """
-    gpus = role_gpus(run, section)
+    gpus = role_gpus(run)
     folder = RunFolder.of(run).path.absolute()
     with reporting_write_errors(folder):
         atomic_write(folder / CLUSTER_MARKER, marker := uuid4().hex)
     with _connected(run, section) as ray:
         _wait_for_resources(ray, run, section)
+        nodes = planned_nodes(run)
         roles = []
         for spec in specs:
-            placement = actor_placement(run, section, gpus[spec.name], cpus=ROLE_CPUS[spec.name])
             name = actor_name(run, section, spec.name)
+            preferred = {name: nodes[spec.name]} if spec.name in nodes else {}
+            cpus = ROLE_CPUS[spec.name]
+            placement = actor_placement(run, section, gpus[spec.name], cpus=cpus, nodes=preferred)
             start = partial(RayRoleProcess, RayRoleSpec(spec, folder, marker), serve, name, placement)
             roles.append(RoleSupervisor(spec.name, start, max_restarts))
         yield roles
@@ -100,8 +104,8 @@ def _check_reachable(address: str | None) -> None:
 
 def _wait_for_resources(ray: ModuleType, run: Run, section: RayClusterConfig) -> None:
     """Wait for nodes, because a cluster at an address may still be growing. Raises PlacementError."""
-    pool = run.rollout.pool
-    cpus = 1 + run.trainer.engine.ranks + (pool.engines if pool else 0)
+    engines = sum(placed.process.role == "engine" for placed in plan_run(run).processes)
+    cpus = 1 + run.trainer.engine.ranks + engines
 
     def resources() -> tuple[int, int, float]:
         """Living nodes, those of them with enough GPUs, and the CPUs of all."""
@@ -125,7 +129,7 @@ def _wait_for_resources(ray: ModuleType, run: Run, section: RayClusterConfig) ->
             f"cluster.gpus_per_node. {_OR_HERE}"
         )
     raise PlacementError(
-        f"cluster: the run needs {cpus} CPUs, one for the explorer and for each engine of its pool, and "
+        f"cluster: the run needs {cpus} CPUs, one for the explorer and for each of its engines, and "
         f"one for each of the trainer's ranks; the cluster's {alive} nodes have {found:g} in all. "
         f"Start more nodes with `ray start --address=...`, or write fewer ranks and engines. {_OR_HERE}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from strop.protocols import InferenceEngine
 from strop.run.state.run_state import RunState
 from strop.sync.publish import LocalSynchronizer, Publisher
 
@@ -14,6 +15,10 @@ class WeightPublisher(Protocol):
 
     def start(self, state: RunState) -> None:
         """Called before the first step, with the state that the run starts from."""
+        ...
+
+    def begin_update(self) -> None:
+        """Called before the updates of each step; nothing samples in this process until `publish`."""
         ...
 
     def publish(self, step: int) -> Mapping[str, float]:
@@ -26,16 +31,25 @@ class WeightPublisher(Protocol):
 
 
 class ColocatedPublisher:
-    """Publishes each step's weights to the inference engine of this process."""
+    """Publishes each step's weights to the inference engine of this process, or of processes that it started."""
 
-    def __init__(self, synchronizer: LocalSynchronizer) -> None:
+    def __init__(self, synchronizer: LocalSynchronizer, released: InferenceEngine | None = None) -> None:
+        """`released` is the engine if its memory is to be free during the updates of each step."""
         self._synchronizer = synchronizer
+        self._released = released
 
     def start(self, state: RunState) -> None:
         """Nothing: the engine has the initial weights."""
 
+    def begin_update(self) -> None:
+        """Release the engine's memory."""
+        if self._released is not None:
+            self._released.release_memory()
+
     def publish(self, step: int) -> Mapping[str, float]:
-        """Publish the weights of step `step`."""
+        """Restore the engine's memory, and publish the weights of step `step`."""
+        if self._released is not None:
+            self._released.restore_memory()
         return self._synchronizer.publish(step)
 
     def finish(self) -> None:
@@ -55,6 +69,9 @@ class RemotePublisher:
         self._publisher.report_shortfall(state.group_offset)
         self._publisher.announce_start()
         self._publisher.after_step(state.step, self._steps)
+
+    def begin_update(self) -> None:
+        """Nothing: the explorer continues to sample."""
 
     def publish(self, step: int) -> Mapping[str, float]:
         """Publish the weights of step `step`, where the style asks for it."""

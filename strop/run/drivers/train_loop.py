@@ -195,6 +195,8 @@ class TrainLoop:
         fetched = time.perf_counter()
         if batch.rollouts:
             self._callbacks.on_rollouts(batch.rollouts)
+        if self._setup.publisher is not None:
+            self._setup.publisher.begin_update()
         result = phase.updater.update(batch, step=step, updates_done=self._state.updates)
         phase.source.mark_trained(batch)
         metrics = batch.metrics | result.metrics

@@ -7,6 +7,7 @@ from typing import Any
 
 from strop.config.checks.engine import fixed_weights_fault
 from strop.config.load.loader import LoadedRun
+from strop.config.plan.table import plan_run
 from strop.config.save import folder_mode
 from strop.config.schema import Run
 from strop.errors import ConfigError, Interrupted
@@ -48,6 +49,8 @@ def start_run(
         raise ConfigError(f"{fault}.")
     if callbacks:
         _require_training_loop(run)
+    if run.mode != "bench":
+        plan_run(run)
     folder = RunFolder.of(run)
     try:
         permissions = folder_mode(run)

@@ -101,7 +101,9 @@ def open_rollout_setup(
             phases=_phases(run, algorithm, policy.engine, critic, tasks, horizon, lr_schedule, source),
             lr_schedule=lr_schedule,
             snapshot=partial(_snapshot, run, policy.engine, critic),
-            publisher=ColocatedPublisher(policy.synchronizer),
+            publisher=ColocatedPublisher(
+                policy.synchronizer, policy.sampler if run.releases_engine_memory else None
+            ),
             evaluate=_evaluate_tasksets(run, policy.explorer, tasks) if tasks.eval else None,
             stop=stop,
             notes=(*tasks.notes(), *policy.notes),

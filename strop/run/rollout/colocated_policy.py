@@ -33,6 +33,8 @@ class ColocatedPolicy:
 
     engine: TrainingEngine
     explorer: Explorer
+    sampler: InferenceEngine
+    """Engine that the explorer samples from."""
     synchronizer: LocalSynchronizer
     state: RunState
     """State of the run whose weights the policy has."""
@@ -84,6 +86,7 @@ def make_colocated_policy(
     policy = ColocatedPolicy(
         engine=engine,
         explorer=Explorer(runners, helpers.rewards, helpers.event_loop, stop, seed=run.seed),
+        sampler=sampler,
         synchronizer=_synchronizer(run, engine, sampler, tokenizer, helpers.event_loop),
         state=state,
         stop=stop,

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from strop.config.plan.machine import uniform_machine
+from strop.config.plan.table import plan_on
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
-from strop.config.schema.cluster import LocalClusterConfig
+from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
 from strop.config.schema.inference_engine import (
     OpenAiEngineConfig,
+    ServerConnectionConfig,
     ServingEngineConfig,
     SglangEngineConfig,
     SglangServerConfig,
@@ -37,6 +41,8 @@ from strop.protocols import InferenceEngine, TrainingEngine
 from strop.run.distributed.placement import engine_placement
 from strop.run.tokenizer import load_run_tokenizer
 from strop.training.device import find_device
+from strop.workers.ray_runtime import is_on_ray
+from strop.workers.start import RayPlacement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -82,16 +88,23 @@ def open_separate_engine(run: Run, tokenizer: PreTrainedTokenizerBase) -> Iterat
 
 
 def run_engine(run: Run) -> EngineChoice:
-    """The run's engine on this machine, with the maximum length of its sequences, or its name at a server."""
+    """The run's engine on this machine, with the maximum length of its sequences and vLLM's level of sleep, or its name
+    at a server."""
     choice = choose_engine(run.rollout.engine)
     section = choice.section
     if isinstance(section, OpenAiEngineConfig):
         holder = section.holder or f"{run.project}/{run.name}"
         return replace(choice, section=section.model_copy(update={"holder": holder}))
-    if not isinstance(section, ServingEngineConfig) or section.sequence_limit is not None:
+    if not isinstance(section, ServingEngineConfig):
         return choice
-    field = _LENGTH_FIELDS[section.type]
-    return replace(choice, section=section.model_copy(update={field: run.max_sequence_tokens}))
+    derived: dict[str, int | None] = {}
+    if section.sequence_limit is None:
+        derived[_LENGTH_FIELDS[section.type]] = run.max_sequence_tokens
+    if isinstance(section, VllmEngineConfig):
+        loads_adapter = run.model.lora is not None and not section.merge_lora
+        level = section.sleep_level or (1 if loads_adapter else 2)
+        derived["sleep_level"] = level if run.releases_engine_memory else None
+    return replace(choice, section=section.model_copy(update=derived))
 
 
 def engine_notes(run: Run) -> tuple[str, ...]:
@@ -178,9 +191,15 @@ def explorer_device(run: Run) -> torch.device:
         )
     if gpus == 0:
         return device
-    device = torch.device("cuda", ranks if gpus > ranks else 0)
+    own = isinstance(run.cluster, RayClusterConfig) and is_on_ray()  # an actor sees its own GPU only
+    device = torch.device("cuda", 0 if own else _sampler_gpus(run, gpus)[0][0])
     torch.cuda.set_device(device)
     return device
+
+
+def _sampler_gpus(run: Run, gpus: int) -> list[tuple[int, ...]]:
+    """Planned GPUs of the explorer, or of each engine, of the `gpus` that torch finds on this machine."""
+    return [placed.gpus for placed in plan_on(run, uniform_machine(1, gpus)).samplers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,43 +207,50 @@ class PoolEngineFactory:
     """Builds one of a pool's engines, in the engine's process."""
 
     run: Run
-    number: int
-    """Index of the engine in the pool."""
+    gpus: tuple[int, ...]
+    """Numbers of its GPUs of those that its process sees; empty on the CPU."""
+    engines: int
+    """Number of engines of the run."""
 
     def __call__(self) -> InferenceEngine:
         """Load the tokenizer and the model."""
         section = run_engine(self.run).section
-        torch.set_num_threads(max(1, torch.get_num_threads() // self._engines))
+        torch.set_num_threads(max(1, torch.get_num_threads() // self.engines))
         device = find_device(self.run.trainer.engine.device)
-        if device.type == "cuda":
-            if isinstance(section, ServingEngineConfig):
-                os.environ["CUDA_VISIBLE_DEVICES"] = self._visible_gpus(section.devices)
-            else:
-                device = torch.device("cuda", self._gpus(1)[0])
-                torch.cuda.set_device(device)
+        if self.gpus and isinstance(section, ServingEngineConfig):
+            os.environ["CUDA_VISIBLE_DEVICES"] = _visible(self.gpus)
+        elif self.gpus:
+            device = torch.device("cuda", self.gpus[0])
+            torch.cuda.set_device(device)
         tokenizer = load_run_tokenizer(self.run)
         return load_engine(section, self.run.model, tokenizer, device, self.run.data.images)
 
-    @property
-    def _engines(self) -> int:
-        return self.run.rollout.pool.engines if self.run.rollout.pool else 1
 
-    def _gpus(self, number: int) -> list[int]:
-        """`number` GPUs after those of the trainer's ranks if there are enough, else of all; a Ray actor sees only
-        its own."""
-        gpus, ranks = torch.cuda.device_count(), self.run.trainer.engine.ranks
-        first = ranks if gpus >= ranks + self._engines * number else 0
-        return [(first + self.number * number + each) % gpus for each in range(number)]
-
-    def _visible_gpus(self, number: int) -> str:
-        """The value of CUDA_VISIBLE_DEVICES for the processes of one serving engine."""
-        inherited = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = inherited.split(",") if inherited else list(map(str, range(torch.cuda.device_count())))
-        return ",".join(names[gpu] for gpu in self._gpus(number))
+def _visible(gpus: Sequence[int]) -> str:
+    """The value of CUDA_VISIBLE_DEVICES for processes that see only some of this process's GPUs."""
+    inherited = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = inherited.split(",") if inherited else list(map(str, range(torch.cuda.device_count())))
+    return ",".join(names[gpu] for gpu in gpus)
 
 
 def _pool(run: Run, section: EnginePoolConfig) -> EnginePool:
+    placement, engine = engine_placement(run), run_engine(run).section
+    if isinstance(placement, RayPlacement):
+        each = [tuple(range(math.ceil(placement.gpus)))] * section.engines
+    elif find_device(run.trainer.engine.device).type == "cpu" or isinstance(engine, ServerConnectionConfig):
+        each = [()] * section.engines
+    else:
+        each = _sampler_gpus(run, torch.cuda.device_count())
     specs = [
-        EngineSpec(f"engine-{number}", PoolEngineFactory(run, number)) for number in range(section.engines)
+        EngineSpec(f"engine-{number}", PoolEngineFactory(run, gpus, section.engines))
+        for number, gpus in enumerate(each)
     ]
-    return EnginePool(specs, engine_placement(run), section.max_restarts)
+    if isinstance(engine, ServerConnectionConfig):
+        return EnginePool(specs, placement, section.max_restarts)
+    return EnginePool(
+        specs,
+        placement,
+        section.max_restarts,
+        hang_timeout_seconds=engine.hang_timeout_seconds,
+        start_timeout_seconds=engine.start_timeout_seconds,
+    )

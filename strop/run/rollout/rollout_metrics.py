@@ -102,7 +102,10 @@ def engine_metrics(engine: InferenceEngine) -> dict[str, float]:
     statistics = engine.take_statistics()
     if statistics is None:
         return {}
-    return {
+    speed = {}
+    if statistics.busy_seconds > 0:
+        speed["engine/tokens_per_second"] = statistics.sampled_tokens / statistics.busy_seconds
+    return speed | {
         "engine/max_running": float(statistics.max_running),
         "engine/max_waiting": float(statistics.max_waiting),
         "engine/max_kv_usage": statistics.max_kv_usage,

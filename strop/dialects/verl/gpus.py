@@ -1,0 +1,163 @@
+"""Ledger rows of verl's GPUs: `trainer.nnodes` and `trainer.n_gpus_per_node`.
+
+verl trains and samples on the same GPUs in turns (its hybrid engine). Where they are set and the machine has them, the
+trainer has a rank on each of them and the serving engines share them. Several nodes are a Ray cluster, whose GPUs are
+divided: half of them for the engines, the others for the ranks. All other placement keys then need no replacement: they
+change memory and speed only, and a notice says what is done instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from strop.config.load.placement import count_cuda_devices
+from strop.config.plan.machine import described_machine
+from strop.config.schema import Run
+from strop.config.schema.cluster import RayClusterConfig
+from strop.dialects.ledger.key_mapping import (
+    ForeignValues,
+    KeyMapping,
+    SupportCheck,
+    mapped,
+    only,
+    placement,
+    written_by,
+)
+from strop.dialects.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE
+from strop.dialects.ledger.value_types import BOOLEAN
+from strop.dialects.verl.serving_engine import devices_per_engine, serving_engine
+
+_NODES, _GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
+_RELEASE = "actor_rollout_ref.rollout.free_cache_engine"
+_HARDWARE = (
+    _NODES,
+    _GPUS,
+    "actor_rollout_ref.rollout.name",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.pipeline_model_parallel_size",
+)
+"""Keys that ask for hardware or an engine; where it lacks, no notice replaces it."""
+_RELEASING = ("vllm",)
+"""Engines that free their memory between two phases."""
+_SHARDED = "the trainer's ranks hold shards of the model (FSDP2)"
+
+
+def uses_gpus(foreign: ForeignValues) -> bool:
+    """Whether the run uses the GPUs that the configuration asks for: they are set and present, and `--here` does not
+    replace them."""
+    return foreign.is_set(_GPUS) and not foreign.here and _are_present(foreign)
+
+
+def _are_present(foreign: ForeignValues) -> bool:
+    """One node's GPUs are those of this machine; several nodes are a Ray cluster, which the start of the run checks."""
+    nodes, gpus = foreign[_NODES], foreign[_GPUS]
+    if nodes == 1:
+        return bool(0 < gpus <= count_cuda_devices())
+    machine = described_machine()
+    if machine is None:
+        return bool(os.environ.get("RAY_ADDRESS"))
+    return sum(node.gpus >= gpus for node in machine.nodes) >= nodes
+
+
+def write_gpus(run: Run) -> Mapping[str, Any]:
+    """Write the number of GPUs of a cluster, or of the trainer's ranks that share them with the engines."""
+    if isinstance(run.cluster, RayClusterConfig):
+        return {_NODES: run.cluster.nodes, _GPUS: run.cluster.gpus_per_node}
+    if not run.rollout.colocated:
+        return {}
+    return {_GPUS: run.trainer.engine.ranks, _RELEASE: run.releases_engine_memory}
+
+
+@written_by(write_gpus)
+def gpus(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the GPUs: ranks of the trainer, and the number of engines."""
+    if not uses_gpus(foreign):
+        return {}
+    nodes, per_node = foreign[_NODES], foreign[_GPUS]
+    each = devices_per_engine(foreign)
+    if each > per_node:
+        raise foreign.error_for(
+            "actor_rollout_ref.rollout.tensor_model_parallel_size",
+            f"each engine needs {each} GPUs of one node (tensor_model_parallel_size x "
+            f"pipeline_model_parallel_size), and {_GPUS} is {per_node}; write smaller sizes.",
+        )
+    if nodes == 1:
+        return _on_one_node(per_node, each, serving_engine(foreign), bool(foreign[_RELEASE]))
+    total = nodes * per_node
+    engines = max(1, min(total // 2 // each, nodes * (per_node // each)))
+    settings: dict[str, Any] = {
+        "cluster.type": "ray",
+        "cluster.address": "auto",
+        "cluster.nodes": nodes,
+        "cluster.gpus_per_node": per_node,
+        "rollout.pool.engines": engines,
+    }
+    return settings | _ranks(total - engines * each)
+
+
+def _on_one_node(gpus: int, each: int, engine: str | None, releases: bool) -> dict[str, Any]:
+    if engine is None:
+        return _ranks(gpus)
+    sharing = {
+        "rollout.pool.engines": gpus // each,
+        "rollout.colocated": True,
+        "rollout.release_memory": releases and engine in _RELEASING,
+    }
+    return _ranks(gpus) | sharing
+
+
+def _ranks(number: int) -> dict[str, Any]:
+    return {} if number == 1 else {"trainer.engine.type": "fsdp2", "trainer.engine.ranks": number}
+
+
+def one_gpu(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports one GPU on a machine that has a GPU, because a single process trains."""
+    return bool(value == 1) and count_cuda_devices() > 0
+
+
+def _or_present(native: SupportCheck) -> SupportCheck:
+    return lambda foreign, value: uses_gpus(foreign) or native(foreign, value)
+
+
+def with_gpus(row: KeyMapping) -> KeyMapping:
+    """The row of a key that needs no replacement where the run uses its GPUs; a notice says what is done instead."""
+    native = row.supported
+    if row.disposition != "placement" or row.key in _HARDWARE or native is None:
+        return row
+
+    def notice(foreign: ForeignValues) -> str | None:
+        if not uses_gpus(foreign) or native(foreign, foreign[row.key]):
+            return None
+        return f"without effect: {_SHARDED if row.note == NO_SHARDS else row.note}"
+
+    return replace(row, supported=_or_present(native), warn=notice)
+
+
+def _not_shared(foreign: ForeignValues) -> str | None:
+    if uses_gpus(foreign) and serving_engine(foreign) in _RELEASING and foreign[_NODES] == 1:
+        return None
+    return "no engine of vLLM shares GPUs with the trainer"
+
+
+RELEASE = mapped(
+    _RELEASE, True, "rollout.release_memory", read=gpus, value_type=BOOLEAN, inactive=_not_shared
+)
+NODES = placement(
+    _NODES,
+    1,
+    f"{ONE_MACHINE}; several nodes need a running Ray cluster (RAY_ADDRESS)",
+    supported=_or_present(only(1)),
+    fields=("cluster.type", "cluster.nodes"),
+    read=gpus,
+)
+GPUS = placement(
+    _GPUS,
+    8,
+    f"{ONE_GPU}; a rank of the trainer on each of them needs a machine that has this number of GPUs",
+    supported=_or_present(one_gpu),
+    fields=("trainer.engine", "rollout.pool.engines", "rollout.colocated", "cluster.gpus_per_node"),
+    read=gpus,
+)
