@@ -28,9 +28,10 @@ def inspect_data(run: Run) -> Iterator[str]:
     if run.data.queue is None:
         rows = _rows("train", run.data.train)
         yield _training_line(run, rows) if rows is not None else _unread("train", run.data.train)
-    for section in (*run.data.demonstrations, *run.data.eval):
-        rows = _rows(section.name, section)
-        yield f"{section.name}: {len(rows)} rows" if rows is not None else _unread(section.name, section)
+    others: list[tuple[str, TasksetConfig]] = [(each.name, each) for each in run.data.demonstrations]
+    for name, section in others + [(each.name, each) for each in run.data.eval]:
+        rows = _rows(name, section)
+        yield f"{name}: {len(rows)} rows" if rows is not None else _unread(name, section)
 
 
 def _training_line(run: Run, rows: DatasetRows) -> str:
