@@ -99,7 +99,7 @@ def build_on_meta(
             contexts.enter_context(torch.random.fork_rng(devices=[]))
             contexts.enter_context(no_init_weights())
             contexts.enter_context(init_empty_weights(include_buffers=False))
-            model: PreTrainedModel = kind.from_config(  # type: ignore[no-untyped-call]
+            model: PreTrainedModel = kind.from_config(
                 config, dtype=getattr(torch, dtype), trust_remote_code=section.trust_remote_code
             )
     except LOAD_ERRORS as error:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from strop.inference.endpoint.response import ChatModel
-from strop.inference.endpoint.server import EndpointServer
+from strop.inference.endpoint.server import EndpointModel, EndpointServer
 
 GOOD = {"model": "tiny", "messages": [{"role": "user", "content": "two and two"}], "max_tokens": 2}
 """A valid request."""
@@ -61,7 +60,7 @@ class Client:
 
 
 @contextmanager
-def open_endpoint(models: Mapping[str, ChatModel]) -> Iterator[Client]:
+def open_endpoint(models: Mapping[str, EndpointModel]) -> Iterator[Client]:
     """An endpoint that serves these models."""
     with closing(EndpointServer()) as endpoint, endpoint.register(models) as access:
         port = urlsplit(access.url).port

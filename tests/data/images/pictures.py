@@ -53,6 +53,9 @@ class SquareProcessor:
     def process(self, media: Sequence[ImageReference]) -> VisionInputs:
         raise AssertionError("the data side needs no pixels")
 
+    def placeholder(self) -> VisionInputs:
+        raise AssertionError("the data side needs no pixels")
+
 
 def prompt_images(folder: Path, image_token_id: int = 7, **settings: Any) -> RunImages:
     """Images that are stored in a folder."""
