@@ -10,8 +10,10 @@ import resource
 import sys
 
 from strop.inference.endpoint import connections
+from strop.inference.endpoint.errors import BadRequest
 from strop.inference.endpoint.request import ChatRequest
 from strop.inference.endpoint.response import ChatResponse
+from strop.inference.endpoint.token_completions import TokenRequest, TokenResponse
 from tests.inference.endpoints import open_endpoint
 
 
@@ -20,6 +22,9 @@ class Fixed:
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
         return ChatResponse("1", "four", "stop", 1, 1)
+
+    async def complete(self, request: TokenRequest) -> TokenResponse:
+        raise BadRequest("this model chats only")
 
 
 def main() -> None:
