@@ -122,6 +122,7 @@ def test_own_file_on_top_of_a_shipped_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["engine=[1,2]"], "has a value that is not text"),
         (["engine=huge"], "Available options in 'engine'.*big.*dp"),
         (["optin@worker.optim=big"], "there is no config group optin; write a dotted key"),
         (["+new=1", "~old"], "old is not written"),

@@ -71,6 +71,11 @@ def _compose(
             )
     except (HydraException, ValueError) as error:
         raise ConfigError(f"{_name(selection, primary)}: {' '.join(str(error).split())}") from None
+    except TypeError:  # Hydra takes the options of a group in a list for text
+        raise ConfigError(
+            f"{_name(selection, primary)}: the list of options of a config group, in an override or a defaults list, "
+            "has a value that is not text. Write names of configurations."
+        ) from None
     tree = ConfigTree()
     for item in found.defaults:
         source = repository.tree(item.config_path or "")
