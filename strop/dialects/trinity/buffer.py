@@ -16,7 +16,7 @@ from strop.dialects.ledger.key_mapping import (
     written_by,
 )
 from strop.dialects.ledger.value_types import INTEGER, nullable
-from strop.dialects.trinity import experience_buffer, sample_strategy, tasksets
+from strop.dialects.trinity import experience_buffer, sample_strategy, taskset_rows
 from strop.dialects.trinity.buffer_writer import write_batches, write_duration
 from strop.dialects.trinity.packaged_workflows import TRAINS_ON_VERDICTS
 from strop.dialects.trinity.presets import (
@@ -152,12 +152,12 @@ _SIZES = (
 )
 ROWS: tuple[KeyMapping, ...] = (
     *unstated_defaults(*_SIZES),
-    *tasksets.ROWS,
+    *taskset_rows.ROWS,
     *experience_buffer.ROWS,
     *sample_strategy.ROWS,
-    tasksets.WORKFLOW,
-    tasksets.REWARD,
-    *tasksets.DEFAULTS,
+    taskset_rows.WORKFLOW,
+    taskset_rows.REWARD,
+    *taskset_rows.DEFAULTS,
     *not_on_page(
         mapped(
             _EXPERT_FRACTION,

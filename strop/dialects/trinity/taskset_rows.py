@@ -1,0 +1,279 @@
+"""Ledger rows of Trinity's `buffer.explorer_input`: training and evaluation tasksets, their workflows and
+rewards."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    KeyMapping,
+    also_inactive,
+    always,
+    mapped,
+    no_effect,
+    not_on_page,
+    only,
+    placement,
+    refused,
+)
+from strop.dialects.ledger.value_types import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    MAPPING,
+    MAPPING_LIST,
+    NUMBER,
+    STRING,
+    nullable,
+    one_of,
+)
+from strop.dialects.trinity import formats, rewards, workflows
+from strop.dialects.trinity.buffer_writer import EVAL, TASKSET
+from strop.dialects.trinity.presets import only_sampled
+from strop.dialects.trinity.tasksets import tasks
+from strop.dialects.trinity.workflows import INPUT
+
+_SELECTORS = ("task_selector", "data_selector")
+"""Both names of the section with the order of the tasks."""
+_SET_BY_TRINITY = (
+    "index",
+    "is_eval",
+    "batch_size",
+    "total_epochs",
+    "total_steps",
+    "ray_namespace",
+    "capacity",
+)
+_text = partial(mapped, read=tasks, value_type=nullable(STRING))
+
+
+def _random(foreign: ForeignValues) -> str | None:
+    if "random" in (foreign[f"{TASKSET}.{name}.selector_type"] for name in _SELECTORS):
+        return "Strop draws each task once in an epoch, in a random order"
+    return None
+
+
+def _rows(at: str, field: str, sampling: str, repeat: str) -> tuple[KeyMapping, ...]:
+    """The rows of the taskset at the key `at`. `field`, `sampling` and `repeat` are the run-file fields of its
+    rows, its sampling parameters and its number of rollouts per task."""
+    is_trained = field == "data.train"
+    workflow = "rollout.workflow" if is_trained else f"{field}.workflow"
+    function = "reward.functions.0" if is_trained else f"{field}.reward.functions.0"
+    return (
+        *_source_rows(at, field, is_trained),
+        mapped(f"{at}.repeat_times", None, repeat, read=tasks, value_type=nullable(INTEGER)),
+        *formats.rows(at, tasks, field, answer="answer"),
+        mapped(
+            f"{at}.rollout_args.temperature",
+            None,
+            f"{sampling}.temperature",
+            read=tasks,
+            value_type=nullable(NUMBER),
+            note="null means 1.0",
+        ),
+        workflows.type_row(at, workflow, tasks),
+        _text(f"{at}.default_reward_fn_type", None, f"{function}.function"),
+        workflows.args_row(at, workflow, tasks),
+        *formats.prefix_row(at, tasks, field),
+        *not_on_page(
+            no_effect(
+                f"{at}.enable_progress_bar",
+                False,
+                "tasks are read without a progress bar",
+                value_type=nullable(BOOLEAN),
+            ),
+            mapped(
+                f"{at}.default_eval_workflow_type",
+                None,
+                workflow,
+                read=tasks,
+                value_type=nullable(STRING),
+                inactive=(lambda foreign: "the taskset is trained on") if is_trained else None,
+            ),
+            *_column_rows(at, field, is_trained),
+            *_order_rows(at, is_trained),
+            *_rows_without_effect(at),
+            *_rollout_rows(at, sampling, repeat),
+            mapped(
+                f"{at}.reward_fn_args",
+                None,
+                f"{function}.args",
+                read=tasks,
+                value_type=nullable(MAPPING),
+                note="keyword arguments of the reward function",
+            ),
+        ),
+    )
+
+
+def _source_rows(at: str, field: str, is_trained: bool) -> tuple[KeyMapping, ...]:
+    """The location of the taskset's rows."""
+    return (
+        _text(f"{at}.name", None, f"{field}.table", note="the table name for tasks in a database")
+        if is_trained
+        else _text(
+            f"{at}.name",
+            None,
+            f"{field}.name",
+            f"{field}.table",
+            note="also the table name for tasks in a database",
+        ),
+        mapped(
+            f"{at}.storage_type",
+            None,
+            f"{field}.path",
+            *(("data.queue",) if is_trained else ()),
+            read=tasks,
+            value_type=nullable(one_of("file", "sql", "queue")),
+            note="sql is a table of a SQLite or PostgreSQL database; queue is a table that other processes fill during "
+            "the run",
+        ),
+        _text(f"{at}.path", None, f"{field}.path"),
+        _text(f"{at}.subset_name", None, f"{field}.subset"),
+        _text(f"{at}.split", None, f"{field}.split", note="ignored for a single file"),
+    )
+
+
+def _column_rows(at: str, field: str, is_trained: bool) -> tuple[KeyMapping, ...]:
+    """The columns of `format` that the page does not have."""
+    return (
+        _text(
+            f"{at}.format.image_key",
+            None,
+            f"{field}.images",
+            *(("data.images.unmarked",) if is_trained else ()),
+            note="images without a marker <image> stand at the start of the prompt",
+        ),
+        *(
+            refused(f"{at}.format.{name}", default, why, supported=only(None, ""))
+            for name, default, why in (
+                ("video_key", None, "Strop trains on text and images"),
+                ("workflow_key", "", "a taskset has one workflow; write one taskset for each"),
+                ("reward_fn_key", "", "a taskset has one reward; write one that chooses by the row"),
+            )
+        ),
+    )
+
+
+def _order_rows(at: str, is_trained: bool) -> tuple[KeyMapping, ...]:
+    """The order of the tasks."""
+    return (
+        *(
+            mapped(
+                f"{at}.{section}.selector_type",
+                None,
+                "data.shuffle",
+                read=tasks,
+                value_type=nullable(one_of("sequential", "shuffle", "random")),
+                warn=_random,
+                inactive=None
+                if is_trained
+                else (lambda foreign: "evaluations read all tasks in their order"),
+                note="sequential; shuffle and random give each epoch an order of its own",
+            )
+            for section in _SELECTORS
+        ),
+        *(
+            no_effect(
+                f"{at}.{section}.{name}",
+                UNSET,
+                "a shuffled order is drawn from the run's seed",
+                value_type=ANY,
+            )
+            for section in _SELECTORS
+            for name in ("seed", "feature_keys", "kwargs")
+        ),
+    )
+
+
+def _rows_without_effect(at: str) -> tuple[KeyMapping, ...]:
+    return (
+        *(
+            no_effect(f"{at}.{name}", default, "a database is read with Strop's own retries", value_type=ANY)
+            for name, default in (("max_retry_times", 3), ("max_retry_interval", 1))
+        ),
+        *(
+            no_effect(f"{at}.{name}", UNSET, "Trinity sets it itself", value_type=ANY)
+            for name in _SET_BY_TRINITY
+        ),
+    )
+
+
+def _rollout_rows(at: str, sampling: str, repeat: str) -> tuple[KeyMapping, ...]:
+    """The keys of `rollout_args` that the page does not have."""
+    return (
+        refused(
+            f"{at}.rollout_args.max_tokens",
+            None,
+            "write model.max_response_tokens, with the same value",
+            supported=lambda foreign, value: value in (None, foreign["model.max_response_tokens"]),
+        ),
+        mapped(
+            f"{at}.rollout_args.top_p", None, f"{sampling}.top_p", read=tasks, value_type=nullable(NUMBER)
+        ),
+        mapped(
+            f"{at}.rollout_args.top_k", None, f"{sampling}.top_k", read=tasks, value_type=nullable(INTEGER)
+        ),
+        placement(
+            f"{at}.rollout_args.logprobs",
+            None,
+            "log-probs are always recorded",
+            supported=always,
+            value_type=ANY,
+        ),
+        mapped(
+            f"{at}.rollout_args.n",
+            None,
+            repeat,
+            read=tasks,
+            value_type=nullable(INTEGER),
+            note="older name of repeat_times",
+        ),
+    )
+
+
+ROWS: tuple[KeyMapping, ...] = (
+    *(
+        also_inactive(row, only_sampled)
+        for row in _rows(TASKSET, "data.train", "rollout.sampling", "algorithm.rollouts_per_task")
+    ),
+    mapped(EVAL, None, "data.eval", read=tasks, value_type=nullable(MAPPING_LIST)),
+    *_rows(f"{EVAL}.0", "data.eval.0", "data.eval.0.sampling", "data.eval.0.rollouts_per_task"),
+)
+REWARD = mapped(
+    "buffer.default_reward_fn_type",
+    None,
+    "reward.functions.0.function",
+    read=tasks,
+    value_type=nullable(STRING),
+    note=f"{', '.join(rewards.REWARDS)}, or file.py:function",
+)
+WORKFLOW = workflows.type_row("buffer", "rollout.workflow", tasks)
+DEFAULTS = not_on_page(
+    workflows.type_row(INPUT, "rollout.workflow", tasks),
+    mapped(
+        f"{INPUT}.default_eval_workflow_type",
+        None,
+        "data.eval.0.workflow",
+        read=tasks,
+        value_type=nullable(STRING),
+        note="of evaluation tasksets without their own",
+    ),
+    mapped(
+        f"{INPUT}.default_reward_fn_type",
+        None,
+        "reward.functions.0.function",
+        read=tasks,
+        value_type=nullable(STRING),
+    ),
+    _text(f"{INPUT}.system_prompt", None, "data.train.system"),
+    _text(f"{INPUT}.reply_prefix", None, "data.train.reply_prefix"),
+    refused(
+        f"{INPUT}.tasksets",
+        [],
+        "a run trains on one taskset; join the files and write taskset",
+        supported=lambda foreign, value: not value,
+    ),
+)
