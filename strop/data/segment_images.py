@@ -65,7 +65,8 @@ def image_spans(
     if len(pads) != sum(counts):
         raise DataError(
             f"Experience {experience.id} has {len(pads)} image tokens, but its {len(counts)} images have "
-            f"{sum(counts)}. Was it made with other values of data.min_pixels, data.max_pixels, or with another model?"
+            f"{sum(counts)}. Was it made with other values of data.images.min_pixels and max_pixels, or with another "
+            "model?"
         )
     used = 0
     for reference, count in zip(experience.media, counts, strict=True):

@@ -31,6 +31,7 @@ from strop.inference.vllm.library import is_vllm_installed
 from strop.models.fused_storage import fuse_storage
 from strop.models.loading import load_config, load_generation_config, load_model
 from strop.models.shared_weights import model_weights
+from strop.models.vision.embedding import takes_images
 from strop.models.vision.model_images import ModelImages
 from strop.protocols import InferenceEngine, SharedWeights
 from strop.workers.cleanup import cleanup
@@ -150,8 +151,8 @@ class EngineChoice:
     """Reason for the choice, where the section says `auto`; otherwise empty."""
 
 
-def choose_engine(section: InferenceEngineConfig) -> EngineChoice:
-    """Decide `rollout.engine: auto` on this machine; other sections are unchanged."""
+def choose_engine(section: InferenceEngineConfig, model: ModelConfig) -> EngineChoice:
+    """Decide `rollout.engine: auto` for a model on this machine; other sections are unchanged."""
     if not isinstance(section, AutoEngineConfig):
         return EngineChoice(section, "")
     if not torch.cuda.is_available():
@@ -160,6 +161,11 @@ def choose_engine(section: InferenceEngineConfig) -> EngineChoice:
         return EngineChoice(
             section.native,
             "rollout.engine: auto uses the native sampler: vLLM is not installed (pip install 'strop[vllm]')",
+        )
+    if takes_images(load_config(model)):
+        return EngineChoice(
+            section.native,
+            "rollout.engine: auto uses the native sampler: the model takes images, and the vLLM engine refuses them",
         )
     return EngineChoice(section.vllm, "rollout.engine: auto uses vLLM: there is a GPU")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.config.image_families import IMAGE_FAMILIES, folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
@@ -15,7 +15,6 @@ from strop.data.images.store import ImageStore, UnstoredImages
 from strop.data.offline_dataset import check_offline_images
 from strop.data.taskset import check_task_images
 from strop.errors import DataError, MissingExtraError, ModelError
-from strop.models.vision.families import IMAGE_FAMILIES
 from strop.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -62,20 +61,11 @@ def image_faults(run: Run) -> Iterator[str]:
 
 
 def _images_to_check(run: Run, folder: Path) -> RunImages | None:
-    if _model_type(folder) not in IMAGE_FAMILIES:
+    if not folder_takes_images(run.model.path):
         return None
     from strop.run.tokenizer import load_run_tokenizer
 
     return _with_processor(run, load_run_tokenizer(run), UnstoredImages(folder))
-
-
-def _model_type(folder: Path) -> str | None:
-    """`model_type` of config.json; None if it cannot be read, which loading the model reports."""
-    try:
-        found: str | None = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return found
 
 
 def _with_processor(run: Run, tokenizer: PreTrainedTokenizerBase, store: ImageStore) -> RunImages:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 from strop.config.effective_reward import configured_rewards
+from strop.config.image_families import folder_takes_images
 from strop.config.plan import memory
 from strop.config.plan.machine import Machine, described_machine
 from strop.config.plan.memory import MemoryNeed
@@ -86,7 +87,8 @@ def _engine(run: Run, machine: Machine) -> _PlannedEngine:
     if not isinstance(section, AutoEngineConfig):
         return section
     has_vllm = described_machine() is not None or find_spec("vllm") is not None
-    return section.vllm if machine.gpus and has_vllm else section.native
+    uses_vllm = machine.gpus and has_vllm and not folder_takes_images(run.model.path)
+    return section.vllm if uses_vllm else section.native
 
 
 def _ranks(run: Run, engine: _PlannedEngine, *, samples: bool) -> Iterator[ProcessRequest]:

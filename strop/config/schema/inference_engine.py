@@ -218,7 +218,7 @@ class OpenAiEngineConfig(ServerConnectionConfig):
 
 
 class AutoEngineConfig(Section):
-    """vLLM if this machine has a GPU and vLLM is installed, otherwise the native sampler."""
+    """vLLM if this machine has a GPU, vLLM is installed and the model takes no images, otherwise the native sampler."""
 
     type: Literal["auto"] = "auto"
     native: NativeEngineConfig = NativeEngineConfig()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from strop.config.image_families import IMAGE_FAMILIES
 from strop.errors import ModelError
-from strop.models.vision.families import IMAGE_FAMILIES
 from strop.types import VisionInputs
 
 

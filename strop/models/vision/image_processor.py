@@ -13,8 +13,8 @@ from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
+from strop.config.image_families import GRID_FAMILIES, IMAGE_FAMILIES
 from strop.errors import DataError, ModelError
-from strop.models.vision.families import GRID_FAMILIES, IMAGE_FAMILIES
 from strop.models.vision.mrope import mrope_positions
 from strop.models.vision.pixels import ProcessedImages, concatenate_inputs, decode_image
 from strop.protocols import ImageProcessor
@@ -44,7 +44,7 @@ def load_image_processor(
     if config.model_type not in IMAGE_FAMILIES:
         raise ModelError(
             f"model.path: {model_path} is a {config.model_type} model, and images need one of these families: "
-            f"{', '.join(sorted(IMAGE_FAMILIES))}. Use such a model, or remove data.image_key."
+            f"{', '.join(sorted(IMAGE_FAMILIES))}. Use such a model, or remove `images` from the tasksets under data."
         )
     try:
         processor = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ def load_image_processor(
         return GridImageProcessor(config, processor, min_pixels=min_pixels, max_pixels=max_pixels)
     if min_pixels or max_pixels:
         raise ModelError(
-            f"data.min_pixels and data.max_pixels: {config.model_type} models scale every image to a size of their "
+            f"data.images.min_pixels and max_pixels: {config.model_type} models scale every image to a size of their "
             f"own. Remove them; the size is in {model_path}/preprocessor_config.json."
         )
     return TileImageProcessor(config, processor, tokenizer)

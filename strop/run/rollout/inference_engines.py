@@ -90,7 +90,7 @@ def open_separate_engine(run: Run, tokenizer: PreTrainedTokenizerBase) -> Iterat
 def run_engine(run: Run) -> EngineChoice:
     """The run's engine on this machine, with the maximum length of its sequences and vLLM's level of sleep, or its name
     at a server."""
-    choice = choose_engine(run.rollout.engine)
+    choice = choose_engine(run.rollout.engine, run.model)
     section = choice.section
     if isinstance(section, OpenAiEngineConfig):
         holder = section.holder or f"{run.project}/{run.name}"
@@ -109,7 +109,7 @@ def run_engine(run: Run) -> EngineChoice:
 
 def engine_notes(run: Run) -> tuple[str, ...]:
     """Notes for the console: the choice of `rollout.engine: auto`, and what the engine does not do itself."""
-    choice = choose_engine(run.rollout.engine)
+    choice = choose_engine(run.rollout.engine, run.model)
     notes = [choice.reason] if choice.reason else []
     match choice.section:
         case VllmEngineConfig() as section:

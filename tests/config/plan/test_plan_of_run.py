@@ -69,6 +69,17 @@ def test_memory_of_a_seven_billion_model_by_hand() -> None:
     assert engine.working == 2 * 28 * 4 * 128 * 4096 * 2 // 2
 
 
+@pytest.mark.parametrize(("family", "contents"), [("qwen2", "vLLM"), ("qwen2_5_vl", "sampler")])
+def test_auto_plans_the_native_sampler_for_a_model_that_takes_images(
+    folder: Path, family: str, contents: str
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": family}))
+    with on_machine(parse_machine("2xH100-80GB")):
+        plan = plan_run(run(folder, rollout={"engine": "auto"}))
+    assert contents in [content for placed in plan.processes for content in placed.process.contents]
+
+
 def test_tensor_parallel_must_divide_the_heads(folder: Path) -> None:
     asked = run(folder, rollout={"engine": {"type": "vllm", "tensor_parallel": 4}})
     with (

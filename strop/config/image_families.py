@@ -1,0 +1,27 @@
+"""Model families whose prompts may contain images. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+
+from strop.config.paths import existing_path
+
+GRID_FAMILIES = frozenset(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
+"""Values of `model_type` with one run of tokens per image, a grid of patches and three-dimensional positions."""
+TILE_FAMILIES = frozenset(("idefics3", "smolvlm"))
+"""Values of `model_type` that cut an image into tiles of one size, with tokens between them."""
+IMAGE_FAMILIES = GRID_FAMILIES | TILE_FAMILIES
+"""Values of `model_type` in config.json for which Strop accepts images."""
+
+
+def folder_takes_images(path: str) -> bool:
+    """Whether a model folder on this machine is of such a family.
+
+    False for a name on the Hub, and for a config.json that cannot be read, which loading the model reports.
+    """
+    folder = existing_path(path)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") in IMAGE_FAMILIES

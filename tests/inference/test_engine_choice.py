@@ -1,0 +1,40 @@
+"""Decision of `rollout.engine: auto`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from strop.config.schema.inference_engine import AutoEngineConfig
+from strop.config.schema.model import ModelConfig
+from strop.inference import registry
+
+
+@pytest.mark.parametrize(
+    ("family", "gpu", "installed", "engine", "reason"),
+    [
+        ("qwen2", True, True, "vllm", "there is a GPU"),
+        ("qwen2", False, True, "native", "no GPU"),
+        ("qwen2", True, False, "native", "not installed"),
+        ("qwen2_5_vl", True, True, "native", "takes images"),
+    ],
+)
+def test_auto_chooses_vllm_on_a_gpu_for_models_of_text(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    gpu: bool,
+    installed: bool,
+    engine: str,
+    reason: str,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    (tmp_path / "model.safetensors").touch()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(registry, "is_vllm_installed", lambda: installed)
+    choice = registry.choose_engine(AutoEngineConfig(), ModelConfig(path=str(tmp_path)))
+    assert choice.section.type == engine
+    assert reason in choice.reason
