@@ -26,6 +26,8 @@ _FIELDS = ("rollout.workflow.name", "rollout.workflow.args")
 _FORMATS = {"hermes": "hermes", "llama3_json": "json", "qwen3_coder": "qwen3_coder", "gpt-oss": "gpt_oss"}
 _BUILT_IN_LOOPS = ("single_turn_agent", "tool_agent")
 _SAME_TOKENS = "each turn continues the tokens of the one before; nothing is tokenized again"
+_ACTIVE_WHERE_SET = ("actor_rollout_ref.rollout.mode", "actor_rollout_ref.rollout.name")
+"""Keys that mean something else where they are set to their default than where they are not set."""
 _DEFAULT_CALLS = 1
 _DEFAULT_OUTPUT = 256
 
@@ -58,7 +60,23 @@ def write_workflow(run: Run) -> Mapping[str, Any]:
         f"{_TURNS}.format": names.get(args.get("form", "hermes"), "hermes"),
         f"{_AGENT}.default_agent_loop": workflow.args.get("default_agent", "tool_agent"),
         f"{_AGENT}.agent_loop_config_path": workflow.args.get("agent_loops"),
+        **_agent_configuration(workflow.args.get("config", {})),
     }
+
+
+def _agent_configuration(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration that the user's agent loops get. It is written as it is, because a loop may read any
+    key, also one that the run itself does not use."""
+    return {key: value for key, value in _keys_of(config).items() if key not in _ACTIVE_WHERE_SET}
+
+
+def _keys_of(config: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` -> `{"a.b": 1}`."""
+    values: dict[str, Any] = {}
+    for name, value in config.items():
+        key = f"{section}{name}"
+        values |= _keys_of(value, f"{key}.") if isinstance(value, Mapping) and value else {key: value}
+    return values
 
 
 @written_by(write_workflow)
@@ -92,8 +110,9 @@ def workflow(foreign: ForeignValues) -> Mapping[str, Any]:
     }
     args: dict[str, Any] = {"default_agent": loop, "tools": {**_tools(foreign), **limits}}
     if loops is not None:
-        config = {name: foreign[f"actor_rollout_ref.{name}"] for name in ("model", "rollout")}
-        args |= {"agent_loops": loops, "config": {"data": foreign["data"], "actor_rollout_ref": config}}
+        model, rollout = foreign["actor_rollout_ref.model"], foreign["actor_rollout_ref.rollout"]
+        sections = {"model": model, "rollout": {**rollout, "mode": "async"}}
+        args |= {"agent_loops": loops, "config": {"data": foreign["data"], "actor_rollout_ref": sections}}
     return {"rollout.workflow": {"name": "verl_agents", "args": args}}
 
 

@@ -30,8 +30,9 @@ BY_SOURCE = "verl_by_source"
 """Built-in reward with verl's extraction rules and values for each of its data sources."""
 _ARGUMENTS = "custom_reward_function.reward_kwargs"
 _LATER = {"version": "0.9"}
-_LATER_KEY = "reward.num_workers"
-"""Key without effect that only later versions have, so that a converted configuration is of one."""
+_LATER_KEY = "data.dataloader_num_workers"
+"""Key without effect that all later versions have and the seed page's does not, so that a converted configuration
+is of a later version, but not of the latest ones, in which other keys have another meaning."""
 
 
 def write_reward(run: Run) -> Mapping[str, Any]:
