@@ -1,16 +1,27 @@
-"""Reading weights for an inference engine from safetensors files."""
+"""Safetensors files from which an inference engine loads weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 
 from strop.errors import ModelError
+from strop.workers.shared_file import SharedFile
+from strop.workers.start import WorkerPlacement
+
+
+def share_weights(weights: Iterable[tuple[str, torch.Tensor]], placement: WorkerPlacement) -> SharedFile:
+    """A safetensors file with these tensors in shared memory, for readers of a placement."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights}
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    return SharedFile(partial(save_file, tensors), size, placement)
 
 
 def read_weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -73,20 +73,8 @@ def make_model(
 
     folder.mkdir(parents=True, exist_ok=True)
     size = make_tokenizer(folder, corpus, vocab_size)
-    values = {
-        "vocab_size": (size + 7) // 8 * 8,
-        "hidden_size": hidden_size,
-        "intermediate_size": hidden_size * 8 // 3 // 8 * 8,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": hidden_size // heads,
-        "max_position_embeddings": max_tokens,
-        "tie_word_embeddings": tied,
-        "bos_token_id": None,
-        "eos_token_id": SPECIAL_TOKENS.index("<|end|>"),
-        "pad_token_id": SPECIAL_TOKENS.index("<|pad|>"),
-    }
+    values = decoder_values(size, hidden_size, layers, heads, kv_heads, max_tokens)
+    values["tie_word_embeddings"] = tied
     config = AutoConfig.for_model(family, **values | options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -94,6 +82,25 @@ def make_model(
     with silence_transformers():
         model.save_pretrained(folder)
     return folder
+
+
+def decoder_values(
+    vocab_size: int, hidden_size: int, layers: int, heads: int, kv_heads: int, max_tokens: int
+) -> dict[str, Any]:
+    """Values of a decoder's config.json, with the special tokens of `make_tokenizer`."""
+    return {
+        "vocab_size": (vocab_size + 7) // 8 * 8,
+        "hidden_size": hidden_size,
+        "intermediate_size": hidden_size * 8 // 3 // 8 * 8,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden_size // heads,
+        "max_position_embeddings": max_tokens,
+        "bos_token_id": None,
+        "eos_token_id": SPECIAL_TOKENS.index("<|end|>"),
+        "pad_token_id": SPECIAL_TOKENS.index("<|pad|>"),
+    }
 
 
 def read_corpus(files: Iterable[Path]) -> Iterator[str]:

@@ -25,7 +25,7 @@ class DaemonThreadPool:
         self._is_closed = False
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        """Queue a call; for one thread at a time. A call whose future is cancelled before its start is skipped."""
+        """Queue a call, from one thread at a time. A call whose future is cancelled before its start is skipped."""
         future: Future[T] = Future()
 
         def call() -> None:

@@ -47,6 +47,8 @@ class MemoryNeed:
     """Fraction of the GPU that the process reserves, whatever it needs; None for what it needs."""
     is_released: bool = False
     """Whether it frees all of its memory outside its own phase."""
+    fraction_key: str = ""
+    """Key of `fraction` in the run file, for messages."""
 
     @property
     def needed(self) -> int:

@@ -155,7 +155,7 @@ def _check_memory(plan: PlacementPlan) -> None:
         given = need.active(available)
         if given < need.needed:
             raise PlacementError(
-                f"rollout.engine.gpu_memory_utilization {need.fraction:g} of {_gib(available)} gives "
+                f"{need.fraction_key} {need.fraction:g} of {_gib(available)} gives "
                 f"{placed.process.name} {_gib(given)} on each GPU; its weights need {_gib(need.resident)}, and the KV "
                 f"cache of one sequence of maximum length {_gib(need.working)}. Write a larger fraction or "
                 "tensor_parallel."
@@ -165,8 +165,8 @@ def _check_memory(plan: PlacementPlan) -> None:
         if used is not None and node.gpu_bytes is not None and used > node.gpu_bytes:
             raise PlacementError(
                 f"GPU {gpu} of {node.name} has {_gib(node.gpu_bytes)}, and {_names(on_gpu)} need {_gib(used)} at the "
-                "same time, activations not counted. Write more ranks, a smaller "
-                "rollout.engine.gpu_memory_utilization or `rollout.release_memory: true`, or use more GPUs."
+                "same time, activations not counted. Write more ranks, a smaller fraction of memory for the engines "
+                "(gpu_memory_utilization, mem_fraction_static) or `rollout.release_memory: true`, or use more GPUs."
             )
 
 

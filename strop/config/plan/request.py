@@ -198,7 +198,12 @@ def _serving_memory(run: Run, engine: ServingEngineConfig) -> MemoryNeed | None:
     dtype = engine.dtype if engine.dtype != "model" else run.model.compute_dtype or run.model.dtype
     need = memory.engine(size, dtype, engine.devices, engine.sequence_limit or run.max_sequence_tokens)
     fraction = engine.memory_fraction or _SERVING_FRACTION
-    return replace(need, fraction=fraction, is_released=run.releases_engine_memory)
+    return replace(
+        need,
+        fraction=fraction,
+        fraction_key=f"rollout.engine.{engine.memory_field}",
+        is_released=run.releases_engine_memory,
+    )
 
 
 def _services(run: Run) -> Iterator[tuple[str, MemoryNeed | None]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -35,6 +34,10 @@ class ServingEngineConfig(Section):
 
     library: ClassVar[str]
     """Name of the library in messages."""
+    memory_field: ClassVar[str]
+    """Field of `memory_fraction`."""
+    length_field: ClassVar[str]
+    """Field of `sequence_limit`."""
 
     dtype: Literal["model", "float32", "bfloat16", "float16"] = "model"
     """Data type of the weights and of the computation; `model` is the trainer's compute type."""
@@ -66,14 +69,16 @@ class ServingEngineConfig(Section):
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
-    @abstractmethod
     def memory_fraction(self) -> float | None:
         """Fraction of each GPU's memory for weights and KV cache; None for the library's default."""
+        fraction: float | None = getattr(self, self.memory_field)
+        return fraction
 
     @property
-    @abstractmethod
     def sequence_limit(self) -> int | None:
         """Maximum length of a prompt with its completion, in tokens; None for the run's longest sequence."""
+        limit: int | None = getattr(self, self.length_field)
+        return limit
 
 
 class VllmEngineConfig(ServingEngineConfig):
@@ -81,6 +86,8 @@ class VllmEngineConfig(ServingEngineConfig):
     default."""
 
     library = "vLLM"
+    memory_field = "gpu_memory_utilization"
+    length_field = "max_model_len"
     type: Literal["vllm"] = "vllm"
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Fraction of each GPU's memory for weights and KV cache."""
@@ -107,22 +114,14 @@ class VllmEngineConfig(ServingEngineConfig):
     """Level of vLLM's sleep while `rollout.release_memory` frees its memory: 1 moves the weights to the CPU's memory,
     2 discards them, since the next load brings all. If omitted, 2, and 1 where only a LoRA adapter is loaded."""
 
-    @property
-    def memory_fraction(self) -> float | None:
-        """`gpu_memory_utilization`."""
-        return self.gpu_memory_utilization
-
-    @property
-    def sequence_limit(self) -> int | None:
-        """`max_model_len`."""
-        return self.max_model_len
-
 
 class SglangEngineConfig(ServingEngineConfig):
     """SGLang, in a process of its own with its own copy of the model, a LoRA adapter merged. Without a value, an option
     has SGLang's default."""
 
     library = "SGLang"
+    memory_field = "mem_fraction_static"
+    length_field = "context_length"
     type: Literal["sglang"] = "sglang"
     mem_fraction_static: float | None = Field(None, gt=0, lt=1)
     """Fraction of each GPU's memory for weights and KV cache."""
@@ -147,16 +146,6 @@ class SglangEngineConfig(ServingEngineConfig):
     draw depends on the requests before it."""
     seed: int = Field(0, ge=0)
     """Seed of the engine's draws."""
-
-    @property
-    def memory_fraction(self) -> float | None:
-        """`mem_fraction_static`."""
-        return self.mem_fraction_static
-
-    @property
-    def sequence_limit(self) -> int | None:
-        """`context_length`."""
-        return self.context_length
 
 
 class ServerConnectionConfig(Section):

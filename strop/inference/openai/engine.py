@@ -6,13 +6,11 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from strop.config.schema.inference_engine import OpenAiEngineConfig
 from strop.errors import EngineLostError, InferenceError
@@ -21,6 +19,7 @@ from strop.inference.openai.vllm_server import VllmServer
 from strop.inference.request_validation import validate_request
 from strop.inference.server_client import ServerClient
 from strop.inference.stop_tokens import effective_stop_tokens
+from strop.inference.weight_files import share_weights
 from strop.protocols import EngineCapabilities, WeightBroadcast
 from strop.types import Completion, IntArray, SampleRequest, SamplingParams
 from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
@@ -184,9 +183,7 @@ class OpenAiEngine:
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Load tensors through a file in shared memory; see `load_path`."""
         server = self._updated()
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights}
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        shared = SharedFile(partial(_write, tensors), size, LOCAL)
+        shared = share_weights(weights, LOCAL)
         with shared.handle.open() as path:
             self._thread.run(server.load(path, version))
         old, self._weights = self._weights, shared
@@ -253,7 +250,3 @@ class OpenAiEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise InferenceError("the inference engine has been closed")
-
-
-def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    save_file(tensors, path)

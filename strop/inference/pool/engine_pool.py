@@ -6,17 +6,17 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from itertools import count
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from strop.errors import InferenceError
 from strop.inference.pool.engine_handle import EngineHandle
 from strop.inference.pool.messages import EngineCreated, LoadAdapter, LoadWeights, SetMemory, TakeStatistics
 from strop.inference.pool.pool_request import EngineSpec, PoolRequest
+from strop.inference.weight_files import share_weights
 from strop.protocols import EngineCapabilities, WeightBroadcast
 from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.shared_file import SharedFile
@@ -134,9 +134,7 @@ class EnginePool:
         Raises `ModelError` for weights of another model, and `EngineLostError`.
         """
         self._check_can_load()
-        tensors = {name: tensor.detach().contiguous() for name, tensor in weights}
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        shared = SharedFile(partial(_write, tensors), size, self._placement)
+        shared = share_weights(weights, self._placement)
         old, self._weights = self._weights, shared
         self._load(LoadWeights(shared.handle, version, next(self._ids)))
         if old is not None:
@@ -285,7 +283,3 @@ class EnginePool:
                 unanswered.setdefault(engine, []).append(pending.request_id)
         for engine, request_ids in unanswered.items():
             engine.cancel(request_ids)
-
-
-def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    save_file(tensors, path)

@@ -51,7 +51,7 @@ def submit_message(batch: RequestBatch) -> SubmitRequests:
 
 
 def set_result(pending: PoolRequest, result: Completion | StropError) -> None:
-    """Resolve a request\'s future in its own event loop; any thread may call."""
+    """Resolve a request's future in its own event loop; any thread may call."""
     future = pending.future
 
     def resolve() -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import save_file
 
 from strop.errors import InferenceError, ModelError
 from strop.inference.serving.backend import ServingBackend
+from strop.inference.weight_files import share_weights
 from strop.protocols import EngineCapabilities, WeightBroadcast
 from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
-from strop.workers.shared_file import SharedFile
 from strop.workers.start import LOCAL
 
 T = TypeVar("T")
@@ -106,9 +104,7 @@ class ServingEngine:
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Load tensors through a file in shared memory; see `load_path`."""
         self._check_started()
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights}
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        shared = SharedFile(partial(_write, tensors), size, LOCAL)
+        shared = share_weights(weights, LOCAL)
         try:
             with shared.handle.open() as path:
                 self.load_path(path, version)
@@ -241,7 +237,3 @@ class ServingEngine:
         self._check_open()
         if not self._started:
             raise InferenceError(f"the {self._backend.name} engine has not been started; call start first")
-
-
-def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    save_file(tensors, path)

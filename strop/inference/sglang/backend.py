@@ -20,28 +20,15 @@ from strop.inference.sglang.arguments import (
     engine_arguments,
 )
 from strop.inference.sglang.converter import RequestConverter
+from strop.inference.sglang.features import SglangFeatures
 from strop.inference.sglang.library import SglangLibrary, import_sglang
-from strop.inference.sglang.statistics import CompletionStatistics
-from strop.protocols import EngineCapabilities
-from strop.types import Completion, EngineStatistics, SampleRequest
+from strop.types import Completion, SampleRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SGLANG_CAPABILITIES = EngineCapabilities(
-    weight_transports=frozenset(("tensors", "path")),
-    determinism="none",
-    filtered_policy_logprobs=False,
-    converts_weights=True,
-    adapters=False,
-    images=False,
-    memory_release=False,
-    token_versions=False,
-)
-"""Features of the SGLang engine. Its kernels for adapters need a GPU; a model with one is loaded merged."""
 
-
-class SglangBackend:
+class SglangBackend(SglangFeatures):
     """SGLang's front end, which runs in the event loop of a serving engine.
 
     If one of SGLang's processes ends, SGLang ends this process too; a pool then starts the engine again.
@@ -56,15 +43,13 @@ class SglangBackend:
         tokenizer: PreTrainedTokenizerBase,
         device: torch.device,
     ) -> None:
+        super().__init__()
         self._section = section
         self._model = model
         self._on_cpu = device.type == "cpu"
         self._converter = RequestConverter(model, tokenizer)
-        self.capabilities = replace(
-            SGLANG_CAPABILITIES,
-            determinism="batch_invariant" if section.deterministic else "none",
-        )
-        self._recorder = CompletionStatistics()
+        if section.deterministic:
+            self.capabilities = replace(self.capabilities, determinism="batch_invariant")
         self._library: SglangLibrary
         self._engine: Any
         self._front: Any
@@ -104,7 +89,7 @@ class SglangBackend:
         arguments = self._library.generate(**self._converter.arguments(request))
         outputs = self._front.generate_request(arguments, None)
         (output,) = [output async for output in outputs]
-        self._recorder.record(output["meta_info"], await self._front.get_loads())
+        self._statistics.record(output["meta_info"], await self._front.get_loads())
         return self._converter.completion(request, output, version)
 
     async def load_weights(self, path: Path) -> None:
@@ -120,17 +105,10 @@ class SglangBackend:
                 raise ModelError(report.read_text(encoding="utf-8"))
         _check(await front.end_weight_update(library.end_update()))
 
-    async def load_adapter(self, folder: Path, version: int) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise InferenceError("the SGLang engine loads merged weights")
-
     async def discard_cache(self) -> None:
         """Discard the KV cache, which running completions compute again."""
         flushed = await self._front.flush_cache()
         _check((flushed.success, flushed.message))
-
-    async def set_version(self, version: int) -> None:
-        """Nothing: a completion has the version of its start."""
 
     async def hold(self) -> None:
         """Stop decoding after the current step; running completions keep their tokens."""
@@ -139,28 +117,6 @@ class SglangBackend:
     async def release(self) -> None:
         """Continue decoding."""
         await self._front.continue_generation(self._library.resume())
-
-    async def sleep(self) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise InferenceError("the SGLang engine cannot release its memory")
-
-    async def wake_up(self) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise InferenceError("the SGLang engine cannot release its memory")
-
-    @property
-    def keeps_weights(self) -> bool:
-        """Whether the weights are there after `wake_up`."""
-        return True
-
-    @property
-    def processed_tokens(self) -> None:
-        """None: SGLang reports tokens with completions only."""
-        return None
-
-    def take_statistics(self) -> EngineStatistics:
-        """Load since the last call."""
-        return self._recorder.take()
 
     def lost(self, error: Exception) -> EngineLostError | None:
         """None: SGLang ends this process when it loses one of its own."""

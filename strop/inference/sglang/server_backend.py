@@ -16,19 +16,18 @@ from strop.config.schema.inference_engine import SglangServerConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.server_client import ServerClient, ServerRejectionError
-from strop.inference.sglang.backend import SGLANG_CAPABILITIES
 from strop.inference.sglang.converter import RequestConverter
+from strop.inference.sglang.features import SglangFeatures
 from strop.inference.sglang.requests import is_filtered
-from strop.inference.sglang.statistics import CompletionStatistics
 from strop.inference.weight_files import checkpoint_weights, read_weights
-from strop.types import Completion, EngineStatistics, SampleRequest
+from strop.types import Completion, SampleRequest
 from strop.workers.shared_file import temporary_parent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class SglangServerBackend:
+class SglangServerBackend(SglangFeatures):
     """Requests to an SGLang server.
 
     The engine marks each load of weights with its own id, which the server returns with every completion: a
@@ -40,16 +39,15 @@ class SglangServerBackend:
     def __init__(
         self, section: SglangServerConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase
     ) -> None:
+        super().__init__()
         self._section = section
         self._model = model
         self._converter = RequestConverter(model, tokenizer)
         self._client = ServerClient(section)
-        self._statistics = CompletionStatistics()
         self._id = uuid4().hex
         self._loads = itertools.count()
         self._info: Mapping[str, Any] = {}
         """The server's description of itself."""
-        self.capabilities = SGLANG_CAPABILITIES
 
     async def start(self) -> None:
         """Connect, and have the server load the run's model.
@@ -66,7 +64,7 @@ class SglangServerBackend:
             await self._client.close()
             raise
         if self._info["enable_deterministic_inference"]:
-            self.capabilities = replace(SGLANG_CAPABILITIES, determinism="batch_invariant")
+            self.capabilities = replace(self.capabilities, determinism="batch_invariant")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -120,15 +118,8 @@ class SglangServerBackend:
         except ServerRejectionError as error:
             raise ModelError(f"{error}. The server must be able to read {path}.") from error
 
-    async def load_adapter(self, folder: Path, version: int) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise InferenceError("the SGLang server loads merged weights")
-
     async def discard_cache(self) -> None:
         """Nothing to do: the server discards its cache with every load."""
-
-    async def set_version(self, version: int) -> None:
-        """Nothing: a completion has the version of its start."""
 
     async def hold(self) -> None:
         """Stop decoding after the current step; running completions keep their tokens."""
@@ -137,28 +128,6 @@ class SglangServerBackend:
     async def release(self) -> None:
         """Continue decoding."""
         await self._client.post("/continue_generation", {})
-
-    async def sleep(self) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise InferenceError("the SGLang server does not release its memory")
-
-    async def wake_up(self) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise InferenceError("the SGLang server does not release its memory")
-
-    @property
-    def keeps_weights(self) -> bool:
-        """Whether the weights are there after `wake_up`."""
-        return True
-
-    @property
-    def processed_tokens(self) -> None:
-        """None: the server's work is not seen."""
-        return None
-
-    def take_statistics(self) -> EngineStatistics:
-        """Load since the last call, without that of the server's scheduler."""
-        return self._statistics.take()
 
     def lost(self, error: Exception) -> EngineLostError | None:
         """The error itself if the server does not respond."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from strop.models.tiny import SPECIAL_TOKENS, make_tokenizer
+from strop.models.tiny import decoder_values, make_tokenizer
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>\n"
@@ -50,20 +50,8 @@ def make_vision_model(
     folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer(folder, corpus, vocab_size)
     ids, size = _add_image_tokens(folder, family)
-    text = {
-        "vocab_size": (size + 7) // 8 * 8,
-        "hidden_size": hidden_size,
-        "intermediate_size": hidden_size * 8 // 3 // 8 * 8,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": hidden_size // heads,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": SPECIAL_TOKENS.index("<|end|>"),
-        "pad_token_id": SPECIAL_TOKENS.index("<|pad|>"),
-    }
+    text = decoder_values(size, hidden_size, layers, heads, kv_heads, max_tokens=4096)
+    text["tie_word_embeddings"] = True
     vision = {"patch_size": patch_size, "hidden_size": vision_size, "num_heads": 4, "depth": vision_layers}
     values = _smolvlm(text, vision, ids) if family == "smolvlm" else _qwen(family, text, vision, ids)
     config = AutoConfig.for_model(family, **values, tie_word_embeddings=True)

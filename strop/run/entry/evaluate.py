@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
@@ -21,11 +21,14 @@ from strop.run.rollout.colocated_policy import open_colocated_policy, restore_en
 from strop.run.rollout.evaluation import evaluate as evaluate_tasksets
 from strop.run.rollout.rollout_services import reward_sources
 from strop.run.rollout.server_explorer import open_server_explorer, samples_from_server
-from strop.run.rollout.tasks import load_eval_tasks
+from strop.run.rollout.tasks import EvalTasksets, load_eval_tasks
 from strop.run.tokenizer import load_run_tokenizer
 from strop.training.backends.registry import open_training_engines
 from strop.training.checkpoints import checkpoint as checkpoints
 from strop.workers.signals import StopSignal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def evaluate(
@@ -94,10 +97,7 @@ def _open_sampling(
     run: Run, reward: Callable[..., Any] | None, stop: StopSignal
 ) -> Iterator[EvaluateCheckpoint]:
     """Evaluation of a run with rollouts."""
-    require_reward(run, reward)
-    require_known_sources(run)
-    tokenizer = load_run_tokenizer(run)
-    tasks = load_eval_tasks(run, tokenizer, run.data.eval)
+    tokenizer, tasks = _load_tasks(run, reward)
     with (
         open_training_engines(policy_only(run)) as engines,
         open_colocated_policy(run, engines, tokenizer, reward_sources(run, reward), None, stop) as policy,
@@ -116,10 +116,7 @@ def _open_server(
     run: Run, reward: Callable[..., Any] | None, stop: StopSignal
 ) -> Iterator[EvaluateCheckpoint]:
     """Evaluation of the model that a server has, without loading the run's."""
-    require_reward(run, reward)
-    require_known_sources(run)
-    tokenizer = load_run_tokenizer(run)
-    tasks = load_eval_tasks(run, tokenizer, run.data.eval)
+    tokenizer, tasks = _load_tasks(run, reward)
     with open_server_explorer(run, tokenizer, reward_sources(run, reward), stop) as explorer:
 
         def evaluate_checkpoint(checkpoint: Path | None) -> CheckpointMetrics:
@@ -131,6 +128,14 @@ def _open_server(
             return CheckpointMetrics(0, evaluate_tasksets(run, explorer, tasks, step=0).metrics)
 
         yield evaluate_checkpoint
+
+
+def _load_tasks(run: Run, reward: Callable[..., Any] | None) -> tuple[PreTrainedTokenizerBase, EvalTasksets]:
+    """Tokenizer and eval tasks of a run that is scored by its reward."""
+    require_reward(run, reward)
+    require_known_sources(run)
+    tokenizer = load_run_tokenizer(run)
+    return tokenizer, load_eval_tasks(run, tokenizer, run.data.eval)
 
 
 def _restore(engine: TrainingEngine, checkpoint: Path | None) -> int:

@@ -49,7 +49,7 @@ def generate(loaded: LoadedRun, prompts: Path, out: Path, checkpoint: Path | Non
     """
     run = loaded.run
     if checkpoint is not None:
-        _check(run, checkpoint)
+        _check_checkpoint(run, checkpoint)
     section = run.data.train.model_copy(
         update={"path": str(prompts), "split": None, "subset": None, "answer": None, "source": None}
     )
@@ -71,7 +71,7 @@ def generate(loaded: LoadedRun, prompts: Path, out: Path, checkpoint: Path | Non
     return len(groups)
 
 
-def _check(run: Run, checkpoint: Path) -> None:
+def _check_checkpoint(run: Run, checkpoint: Path) -> None:
     if samples_from_server(run):
         raise ConfigError(
             f"{checkpoint} cannot be sampled on a server (rollout.engine.type openai), which has weights of its own. "

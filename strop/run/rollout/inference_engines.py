@@ -47,11 +47,6 @@ from strop.workers.start import RayPlacement
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
-_LENGTH_FIELDS = {"vllm": "max_model_len", "sglang": "context_length"}
-"""Field of `sequence_limit`, by type of engine."""
-
-
 _UNREPEATED_DRAWS = (
     "sampling: SGLang's draws depend on the requests before them, so the same run samples other responses the next "
     "time (rollout.engine.deterministic on a GPU)"
@@ -99,7 +94,7 @@ def run_engine(run: Run) -> EngineChoice:
         return choice
     derived: dict[str, int | None] = {}
     if section.sequence_limit is None:
-        derived[_LENGTH_FIELDS[section.type]] = run.max_sequence_tokens
+        derived[section.length_field] = run.max_sequence_tokens
     if isinstance(section, VllmEngineConfig):
         loads_adapter = run.model.lora is not None and not section.merge_lora
         level = section.sleep_level or (1 if loads_adapter else 2)

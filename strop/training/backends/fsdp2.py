@@ -129,13 +129,14 @@ class Fsdp2Engine(_ShardedEngine):
         """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself."""
         counts = counts or GlobalCounts.of(batch.experiences)
         shares = self._shares(batch, self._plan(batch.experiences))
-        load = None
+        expert_load = None
         if self.policy.needs_expert_load:
-            load = (
-                sum(self._group.run_each([CountExpertTokens(share) for share in shares])) / counts.all_tokens
-            )
+            tokens = sum(self._group.run_each([CountExpertTokens(share) for share in shares]))
+            expert_load = tokens / counts.all_tokens
         return sum_metrics(
-            self._group.run_each([PolicyForwardBackward(share, loss, counts, load) for share in shares])
+            self._group.run_each(
+                [PolicyForwardBackward(share, loss, counts, expert_load) for share in shares]
+            )
         )
 
     def evaluate_loss(self, batch: TrainingBatch, loss: LossSpec) -> Mapping[str, float]:

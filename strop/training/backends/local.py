@@ -39,9 +39,9 @@ class LocalEngine:
     ) -> Mapping[str, float]:
         """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself."""
         counts = counts or GlobalCounts.of(batch.experiences)
-        load = None
+        expert_load = None
         if self.policy.needs_expert_load:
-            load = self.policy.expert_counts(self._micro_batches(batch)) / counts.all_tokens
+            expert_load = self.policy.expert_counts(self._micro_batches(batch)) / counts.all_tokens
         return self.policy.forward_backward(
             self._micro_batches(batch),
             loss.build(),
@@ -49,7 +49,7 @@ class LocalEngine:
             entropy=loss.needs_entropy,
             divergence=loss.needs_divergence,
             teacher_divergence=loss.teacher_divergence,
-            expert_load=load,
+            expert_load=expert_load,
         )
 
     def evaluate_loss(self, batch: TrainingBatch, loss: LossSpec) -> Mapping[str, float]:

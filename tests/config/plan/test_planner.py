@@ -140,9 +140,9 @@ GPU = uniform_machine(1, 2, 80 * GIB)
             r"2 GPUs \(trainer.engine.ranks\), and 1 eng",
         ),
         (
-            request(1, 1, engine_memory=MemoryNeed(14 * GIB, 3 * GIB, 0.2)),
+            request(1, 1, engine_memory=MemoryNeed(14 * GIB, 3 * GIB, 0.2, fraction_key="the.key")),
             GPU,
-            r"utilization 0\.2 of 80\.0 GiB gives engine 0 16\.0 GiB .*weights need 14\.0 GiB.*length 3\.0 GiB",
+            r"the\.key 0\.2 of 80\.0 GiB gives engine 0 16\.0 GiB .*weights need 14\.0 GiB.*length 3\.0 GiB",
         ),
         (
             request(2, 2, rank_memory=MemoryNeed(60 * GIB, 9 * GIB), engine_memory=MemoryNeed(0, 0, 0.5)),
