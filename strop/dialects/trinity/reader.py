@@ -18,7 +18,7 @@ from strop.dialects.ledger.reader import read_dialect
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import MAPPING, STRING, nullable
 from strop.dialects.trinity import (
-    algorithm,
+    algorithm_rows,
     buffer,
     cluster,
     explorer,
@@ -36,7 +36,7 @@ LEDGER = Ledger(
     "trinity",
     (
         *general.GLOBAL,
-        *algorithm.ROWS,
+        *algorithm_rows.ROWS,
         *general.MONITOR,
         *model.MODEL,
         *cluster.ROWS,

@@ -18,7 +18,8 @@ from strop.dialects.ledger.value_types import (
 )
 from strop.dialects.trl import batches
 from strop.dialects.trl import grpo_converters as converters
-from strop.dialects.trl.shared import batch_rows, dataset_rows, model_rows, training_rows
+from strop.dialects.trl.shared import batch_rows, dataset_rows, model_rows
+from strop.dialects.trl.training_arguments import training_rows
 
 _LOSSES = ("dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo")
 _LACKING_LOSSES = ("luspo", "vespo")

@@ -22,7 +22,8 @@ from strop.dialects.ledger.table import Ledger
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, nullable, one_of
 from strop.dialects.trl import batches
 from strop.dialects.trl.run_settings import is_evaluated, taskset, write_dataset
-from strop.dialects.trl.shared import batch_rows, dataset_rows, model_rows, training_rows
+from strop.dialects.trl.shared import batch_rows, dataset_rows, model_rows
+from strop.dialects.trl.training_arguments import training_rows
 from strop.errors import ConfigError
 
 _PAIRS: dict[str, Any] = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "answer": None}

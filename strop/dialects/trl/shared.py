@@ -1,8 +1,6 @@
-"""Ledger rows that TRL's trainers share: transformers' TrainingArguments, ModelConfig and ScriptArguments."""
+"""Ledger rows that TRL's trainers share: ModelConfig, ScriptArguments and the batch sizes."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from strop.dialects.ledger.key_mapping import (
     UNSET,
@@ -12,23 +10,12 @@ from strop.dialects.ledger.key_mapping import (
     always,
     mapped,
     no_effect,
-    only,
     placement,
     refused,
 )
-from strop.dialects.ledger.placement_notes import NO_DEEPSPEED, NO_SHARDS, OWN_KERNELS
-from strop.dialects.ledger.value_types import (
-    ANY,
-    BOOLEAN,
-    INTEGER,
-    MAPPING,
-    NUMBER,
-    STRING,
-    STRING_OR_LIST,
-    nullable,
-    one_of,
-)
-from strop.dialects.trl import batches, optimization, run_settings
+from strop.dialects.ledger.placement_notes import OWN_KERNELS
+from strop.dialects.ledger.value_types import ANY, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
+from strop.dialects.trl import optimization, run_settings
 
 _OPTION_OF_LORA = run_settings.without_peft
 
@@ -47,6 +34,32 @@ def model_rows() -> tuple[KeyMapping, ...]:
             note="dtype of the parameters",
         ),
         placement("attn_implementation", None, OWN_KERNELS, supported=always, value_type=ANY),
+        *_adapter_rows(),
+        refused("load_in_8bit", False, "Strop trains on weights that are not quantized"),
+        refused("load_in_4bit", False, "Strop trains on weights that are not quantized"),
+        *(
+            no_effect(key, default, "it is an option of load_in_4bit", value_type=ANY)
+            for key, default in (
+                ("bnb_4bit_quant_type", "nf4"),
+                ("use_bnb_nested_quant", False),
+                ("bnb_4bit_quant_storage", None),
+            )
+        ),
+        mapped("trust_remote_code", False, "model.trust_remote_code"),
+        refused("model_init_kwargs", None, "write the keys of ModelConfig, such as dtype"),
+        mapped(
+            "router_aux_loss_coef",
+            0.0,
+            "trainer.router_loss.balance_coef",
+            "trainer.router_loss.balance_over",
+            read=run_settings.router_loss,
+            note="TRL adds 0.001 times the loss to a mixture of experts where the key is not written; write it",
+        ),
+    )
+
+
+def _adapter_rows() -> tuple[KeyMapping, ...]:
+    return (
         mapped("use_peft", False, "model.lora", read=run_settings.lora),
         mapped("lora_r", 16, "model.lora.rank", read=run_settings.lora, inactive=_OPTION_OF_LORA),
         mapped(
@@ -76,26 +89,6 @@ def model_rows() -> tuple[KeyMapping, ...]:
                 ("use_dora", False, "Strop has LoRA adapters without a magnitude vector"),
             )
         ),
-        refused("load_in_8bit", False, "Strop trains on weights that are not quantized"),
-        refused("load_in_4bit", False, "Strop trains on weights that are not quantized"),
-        *(
-            no_effect(key, default, "it is an option of load_in_4bit", value_type=ANY)
-            for key, default in (
-                ("bnb_4bit_quant_type", "nf4"),
-                ("use_bnb_nested_quant", False),
-                ("bnb_4bit_quant_storage", None),
-            )
-        ),
-        mapped("trust_remote_code", False, "model.trust_remote_code"),
-        refused("model_init_kwargs", None, "write the keys of ModelConfig, such as dtype"),
-        mapped(
-            "router_aux_loss_coef",
-            0.0,
-            "trainer.router_loss.balance_coef",
-            "trainer.router_loss.balance_over",
-            read=run_settings.router_loss,
-            note="TRL adds 0.001 times the loss to a mixture of experts where the key is not written; write it",
-        ),
     )
 
 
@@ -119,160 +112,6 @@ def dataset_rows(read: ReadFunction, warn: InactiveCheck | None = None) -> tuple
     )
 
 
-def _optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
-    adam = optimization.not_adamw
-    return (
-        mapped("learning_rate", learning_rate, "trainer.optimizer.lr", read=optimization.optimizer),
-        mapped(
-            "optim",
-            "adamw_torch_fused",
-            "trainer.optimizer.type",
-            "trainer.optimizer.fused",
-            read=optimization.optimizer,
-            value_type=one_of(*optimization.OPTIMIZERS),
-        ),
-        mapped("weight_decay", 0.0, "trainer.optimizer.weight_decay", read=optimization.optimizer),
-        mapped("adam_beta1", 0.9, "trainer.optimizer.betas", read=optimization.optimizer, inactive=adam),
-        mapped("adam_beta2", 0.999, "trainer.optimizer.betas", read=optimization.optimizer, inactive=adam),
-        mapped("adam_epsilon", 1e-8, "trainer.optimizer.eps", read=optimization.optimizer, inactive=adam),
-        refused("optim_args", None, "write the options of trainer.optimizer in a run file"),
-        refused("optim_target_modules", None, "galore_adamw projects all matrices of the layers"),
-        mapped(
-            "max_grad_norm", 1.0, "trainer.max_grad_norm", read=optimization.grad_norm, note="0 is no bound"
-        ),
-        mapped(
-            "lr_scheduler_type",
-            "linear",
-            "trainer.schedule.type",
-            read=optimization.schedule,
-            value_type=one_of(*optimization.SCHEDULES),
-            note="counts updates",
-        ),
-        mapped(
-            "lr_scheduler_kwargs",
-            None,
-            "trainer.schedule.min_ratio",
-            "trainer.schedule.cycles",
-            "trainer.schedule.power",
-            "trainer.schedule.timescale",
-            read=optimization.schedule,
-            value_type=nullable(MAPPING),
-            note="num_cycles, min_lr, min_lr_rate, lr_end, power, timescale",
-        ),
-        mapped(
-            "warmup_steps",
-            0,
-            "trainer.schedule.warmup",
-            read=optimization.schedule,
-            value_type=NUMBER,
-            inactive=optimization.no_warmup,
-            note="updates; below 1 a fraction of the run",
-        ),
-        mapped(
-            "warmup_ratio",
-            None,
-            "trainer.schedule.warmup",
-            read=optimization.schedule,
-            value_type=nullable(NUMBER),
-            inactive=optimization.no_warmup,
-            deprecated="write warmup_steps, which may be a fraction",
-        ),
-        mapped(
-            "bf16",
-            None,
-            "model.compute_dtype",
-            read=optimization.precision,
-            value_type=nullable(BOOLEAN),
-            note="mixed precision; null is true",
-        ),
-        refused("fp16", False, "Strop computes in bfloat16 or float32; write bf16"),
-        refused("label_smoothing_factor", 0.0, "its losses have no label smoothing"),
-        refused("neftune_noise_alpha", None, "Strop trains without noise in embeddings"),
-        mapped("gradient_checkpointing", True, "model.gradient_checkpointing"),
-    )
-
-
-def _interval_rows() -> tuple[KeyMapping, ...]:
-    saving, evaluation = batches.saving, run_settings.evaluation
-    off = run_settings.without_evaluation
-    return (
-        mapped(
-            "num_train_epochs",
-            3.0,
-            "trainer.duration",
-            read=batches.duration,
-            inactive=batches.epochs_overridden,
-        ),
-        mapped("max_steps", -1, "trainer.duration", read=batches.duration, note="counts updates"),
-        mapped(
-            "save_strategy",
-            "steps",
-            "checkpoint.every",
-            read=saving,
-            value_type=one_of("no", "steps", "epoch"),
-        ),
-        mapped(
-            "save_steps",
-            500,
-            "checkpoint.every",
-            read=saving,
-            value_type=NUMBER,
-            inactive=run_settings.saves_not_by_steps,
-            note="counts updates",
-        ),
-        mapped(
-            "save_total_limit",
-            None,
-            "checkpoint.keep",
-            read=saving,
-            value_type=nullable(INTEGER),
-            note="null keeps all",
-        ),
-        mapped("save_only_model", False, "checkpoint.save_optimizer", read=saving),
-        refused("load_best_model_at_end", False, "write checkpoint.best in a run file"),
-        no_effect("metric_for_best_model", None, "it is an option of load_best_model_at_end", value_type=ANY),
-        no_effect("greater_is_better", None, "it is an option of load_best_model_at_end", value_type=ANY),
-        mapped(
-            "eval_strategy",
-            "no",
-            "evaluate.every",
-            read=evaluation,
-            value_type=one_of("no", "steps", "epoch"),
-        ),
-        mapped(
-            "eval_steps",
-            None,
-            "evaluate.every",
-            read=evaluation,
-            value_type=nullable(NUMBER),
-            inactive=run_settings.not_by_steps,
-            note="counts updates; null means logging_steps",
-        ),
-        mapped("eval_on_start", False, "evaluate.at_start", read=evaluation, inactive=off),
-        refused("eval_delay", 0, "evaluations start at the first interval", inactive=off),
-        no_effect("logging_steps", 10, "Strop always writes the metrics of every step", value_type=NUMBER),
-    )
-
-
-def _name_rows() -> tuple[KeyMapping, ...]:
-    return (
-        mapped("output_dir", None, "folder", read=run_settings.names, value_type=nullable(STRING)),
-        mapped("run_name", None, "name", read=run_settings.names, value_type=nullable(STRING)),
-        mapped("project", "huggingface", "project", read=run_settings.names),
-        mapped(
-            "report_to",
-            "none",
-            "record.monitors",
-            read=run_settings.monitors,
-            value_type=nullable(STRING_OR_LIST),
-            note="in addition to the console",
-        ),
-        mapped("seed", 42, "seed"),
-        refused("data_seed", None, "write seed, which also orders the tasks"),
-        no_effect("env.*", UNSET, "set environment variables before the command", value_type=ANY),
-    )
-
-
 def batch_rows(read: ReadFunction, *fields: str) -> tuple[KeyMapping, ...]:
     """The batch sizes; `fields` are the run-file fields of the whole batch."""
     return (
@@ -286,154 +125,5 @@ def batch_rows(read: ReadFunction, *fields: str) -> tuple[KeyMapping, ...]:
             *fields,
             read=read,
             note="accelerate's option; its processes multiply the batch",
-        ),
-    )
-
-
-_WITHOUT_EFFECT: tuple[tuple[str, dict[str, Any]], ...] = (
-    (
-        "Strop always writes its metrics, progress and log",
-        {
-            "logging_strategy": "steps",
-            "logging_first_step": False,
-            "log_on_each_node": True,
-            "logging_nan_inf_filter": True,
-            "log_level": "passive",
-            "log_level_replica": "warning",
-            "disable_tqdm": None,
-            "include_num_input_tokens_seen": "no",
-            "skip_memory_metrics": True,
-        },
-    ),
-    (
-        "Strop has no Trackio monitor",
-        dict.fromkeys(("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")),
-    ),
-    (
-        "Strop evaluates rewards, or the loss of held-out rows",
-        {
-            "eval_do_concat_batches": True,
-            "eval_use_gather_object": False,
-            "include_for_metrics": [],
-            "eval_accumulation_steps": None,
-            "batch_eval_metrics": False,
-            "prediction_loss_only": False,
-            "do_eval": False,
-            "do_train": False,
-            "do_predict": False,
-        },
-    ),
-    (
-        "the run folder is local",
-        {
-            "hub_private_repo": None,
-            "hub_model_id": None,
-            "hub_strategy": "every_save",
-            "hub_always_push": False,
-            "hub_revision": None,
-            "hub_token": None,
-        },
-    ),
-    (
-        "Strop reads data in processes of its own",
-        {
-            "dataloader_num_workers": 0,
-            "dataloader_pin_memory": True,
-            "dataset_num_proc": None,
-            "dataloader_persistent_workers": False,
-            "dataloader_prefetch_factor": None,
-            "dataloader_multiprocessing_context": None,
-            "dataloader_in_order": True,
-            "remove_unused_columns": True,
-            "label_names": None,
-            "length_column_name": "length",
-        },
-    ),
-    (
-        "losses are divided by counts over the whole batch",
-        {"average_tokens_across_devices": True},
-    ),
-    (
-        "a checkpoint is written whole, and a run resumes exactly",
-        {
-            "save_on_each_node": False,
-            "enable_jit_checkpoint": False,
-            "ignore_data_skip": False,
-            "restore_callback_states_from_checkpoint": False,
-            "full_determinism": False,
-        },
-    ),
-    (
-        "sequences are packed without padding",
-        {"pad_to_multiple_of": "auto", "pad_token": None, "padding_free": False},
-    ),
-)
-_PLACEMENT: tuple[tuple[str, dict[str, Any]], ...] = (
-    (
-        OWN_KERNELS,
-        {
-            "use_liger_kernel": False,
-            "torch_compile": False,
-            "torch_compile_backend": None,
-            "torch_compile_mode": None,
-            "tf32": None,
-            "liger_kernel_config": None,
-        },
-    ),
-    (NO_DEEPSPEED, {"deepspeed": None}),
-    (NO_SHARDS, {"fsdp": None, "fsdp_config": None, "parallelism_config": None}),
-    ("a single process trains", {"accelerator_config": None, "accelerate_config": None}),
-    ("activations stay on the device", {"activation_offloading": False}),
-)
-_ALWAYS_PLACED: dict[str, Any] = {
-    "ddp_find_unused_parameters": None,
-    "ddp_bucket_cap_mb": None,
-    "ddp_broadcast_buffers": None,
-    "ddp_static_graph": None,
-    "ddp_backend": None,
-    "ddp_timeout": 1800,
-    "local_rank": -1,
-    "gradient_checkpointing_kwargs": None,
-    "activation_checkpointing": None,
-    "debug": "",
-    "activation_checkpointing_kwargs": None,
-    "torch_empty_cache_steps": None,
-    "use_cache": False,
-    "per_device_eval_batch_size": 8,
-    "bf16_full_eval": False,
-    "fp16_full_eval": False,
-    "use_cpu": False,
-    "auto_find_batch_size": False,
-    "ds3_gather_for_generation": True,
-    "cache_implementation": None,
-}
-
-
-def training_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
-    """TrainingArguments, apart from the batch sizes."""
-    return (
-        *_name_rows(),
-        *_optimization_rows(learning_rate),
-        *_interval_rows(),
-        refused("resume_from_checkpoint", None, "run the same command again to resume a run"),
-        refused("push_to_hub", False, "upload the folder `model` of the run when it has ended"),
-        refused(
-            "train_sampling_strategy",
-            "random",
-            "Strop shuffles the tasks of each epoch; write data.shuffle in a run file",
-        ),
-        *(
-            no_effect(key, default, why, value_type=ANY)
-            for why, keys in _WITHOUT_EFFECT
-            for key, default in keys.items()
-        ),
-        *(
-            placement(key, default, why, supported=only(default), value_type=ANY)
-            for why, keys in _PLACEMENT
-            for key, default in keys.items()
-        ),
-        *(
-            placement(key, default, "it changes no result", supported=always, value_type=ANY)
-            for key, default in _ALWAYS_PLACED.items()
         ),
     )

@@ -1,0 +1,253 @@
+"""Ledger rows of Trinity's `algorithm` section; defaults depend on `algorithm_type`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    KeyMapping,
+    mapped,
+    never,
+    not_on_page,
+    only,
+    refused,
+)
+from strop.dialects.ledger.value_types import BOOLEAN, INTEGER, NUMBER, nullable, one_of
+from strop.dialects.trinity import distillation, later_keys, policy_loss, presets, sample_strategy
+from strop.dialects.trinity.algorithm import ARGS, KL, KL_LOSS, MIXED, OF_STEPS, algorithm, entropy, kl
+
+
+def _held_by_itself(foreign: ForeignValues) -> str | None:
+    return {
+        "dpo": "algorithm_type is dpo, whose loss already includes the reference model",
+        "sft": "algorithm_type is sft, which has no KL term",
+    }.get(presets.algorithm_type(foreign))
+
+
+def _no_kl(key: str) -> Any:
+    def inactive(foreign: ForeignValues) -> str | None:
+        name = presets.option(
+            foreign, key, presets.preset(foreign).kl_loss if key == "kl_loss_fn" else "none"
+        )
+        return _held_by_itself(foreign) or (f"{key} is none" if name == "none" else None)
+
+    return inactive
+
+
+TYPE: tuple[KeyMapping, ...] = (
+    mapped(
+        "algorithm.algorithm_type",
+        "ppo",
+        "algorithm.type",
+        read=algorithm,
+        value_type=one_of(*presets.PRESETS),
+    ),
+    mapped(
+        "algorithm.repeat_times",
+        None,
+        "algorithm.rollouts_per_task",
+        read=algorithm,
+        value_type=nullable(INTEGER),
+        inactive=presets.only_sampled,
+        note="by algorithm_type: multi_step_grpo, mix, mix_chord, on_policy_distill and jsd 8, ppo and raft 1, "
+        "the others 2",
+    ),
+)
+FUNCTIONS: tuple[KeyMapping, ...] = (
+    sample_strategy.STRATEGY,
+    mapped(
+        "algorithm.advantage_fn",
+        None,
+        "algorithm.type",
+        read=algorithm,
+        value_type=nullable(one_of(*(name for name in presets.ADVANTAGES if name != "raft"))),
+        inactive=presets.only_sampled,
+        note="default by algorithm_type; another value selects the algorithm with these advantages; ppo has a critic",
+    ),
+    mapped(
+        "algorithm.kl_penalty_fn",
+        None,
+        "algorithm.kl_reward",
+        "algorithm.kl_reward.estimator",
+        read=kl,
+        value_type=nullable(one_of(*KL)),
+        inactive=_held_by_itself,
+        note="null means none",
+    ),
+    mapped(
+        "algorithm.kl_loss_fn",
+        None,
+        "algorithm.kl_loss",
+        "algorithm.kl_loss.estimator",
+        "algorithm.kl_loss.weight_by_ratio",
+        "algorithm.kl_loss.max_ratio",
+        read=kl,
+        value_type=nullable(one_of(*KL_LOSS)),
+        inactive=_held_by_itself,
+        note="null means k2, except under sft; corrected_k3: k3 times the ratio, which is at most 2",
+    ),
+    mapped(
+        "algorithm.entropy_loss_fn",
+        None,
+        "algorithm.entropy_coef",
+        read=entropy,
+        value_type=nullable(one_of("default", "mix", "none")),
+        inactive=presets.only_sampled,
+    ),
+)
+ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
+    mapped(MIXED, 0.1, "algorithm.mu", read=algorithm, inactive=presets.only_types("mix")),
+    *(
+        mapped(f"{MIXED}_{name}", default, field, read=algorithm, inactive=presets.only_types("mix_chord"))
+        for name, default, field in (
+            ("peak", 0.1, "algorithm.mu"),
+            ("valley", 0.1, "algorithm.mu_schedule.final"),
+            ("warmup_steps", 0, "algorithm.mu_schedule.warmup_steps"),
+            ("decay_steps", 0, "algorithm.mu_schedule.decay_steps"),
+        )
+    ),
+    mapped(
+        "algorithm.policy_loss_fn_args.enable_phi_function",
+        True,
+        "algorithm.expert_weight",
+        read=algorithm,
+        inactive=presets.only_types("mix_chord"),
+    ),
+    mapped(
+        f"{ARGS}.std_normalize",
+        None,
+        "algorithm.divide_by_std",
+        read=algorithm,
+        value_type=nullable(BOOLEAN),
+        inactive=presets.only_advantages("rec"),
+        note="null means false",
+    ),
+    mapped(
+        f"{ARGS}.std_cal_level",
+        "group",
+        "algorithm.std_over",
+        read=algorithm,
+        value_type=one_of("group", "batch"),
+        inactive=presets.only_advantages("grpo", "step_wise_grpo", "multi_step_grpo"),
+    ),
+    mapped(
+        f"{ARGS}.std_threshold",
+        None,
+        "algorithm.min_reward_std",
+        read=algorithm,
+        value_type=nullable(NUMBER),
+        inactive=presets.only_advantages("grpo", "step_wise_grpo", "multi_step_grpo"),
+        note="a step trains on the groups that are left; Trinity fills the batch from later ones",
+    ),
+    mapped(
+        f"{ARGS}.enable_step_norm",
+        False,
+        "algorithm.divide_by_sequences",
+        read=algorithm,
+        inactive=presets.only_advantages(*OF_STEPS),
+    ),
+    mapped(
+        f"{ARGS}.baseline_shift",
+        -0.1,
+        "algorithm.baseline_shift",
+        read=algorithm,
+        inactive=presets.only_advantages("asymre"),
+    ),
+    *(
+        refused(f"{ARGS}.{name}", default, why, supported=only(default, None))
+        for name, default, why in (
+            ("duplicate_experiences", False, "each rollout is trained on once; remove it"),
+            ("rank_penalty", None, "Strop ranks no rewards; remove it"),
+            ("drop", None, "all rollouts of a group are trained on; remove it"),
+        )
+    ),
+    mapped(
+        "algorithm.policy_loss_fn_args.beta",
+        0.1,
+        "algorithm.beta",
+        read=algorithm,
+        inactive=presets.only_types("dpo"),
+    ),
+    mapped(
+        "algorithm.policy_loss_fn_args.label_smoothing",
+        0.0,
+        "algorithm.label_smoothing",
+        read=algorithm,
+        inactive=presets.only_types("dpo"),
+    ),
+    mapped(
+        f"{ARGS}.epsilon",
+        1e-6,
+        "algorithm.std_epsilon",
+        read=algorithm,
+        inactive=presets.only_advantages("grpo", "step_wise_grpo", "multi_step_grpo", "rec", "clipb"),
+    ),
+    mapped(
+        f"{ARGS}.mu",
+        2.5,
+        "algorithm.entropy_filter.deviations",
+        read=algorithm,
+        inactive=presets.only_advantages("clipb"),
+    ),
+    mapped(
+        f"{ARGS}.gamma",
+        1.0,
+        "algorithm.gamma",
+        read=algorithm,
+        inactive=presets.only_advantages("ppo", "reinforceplusplus"),
+    ),
+    mapped(f"{ARGS}.lam", 1.0, "algorithm.lam", read=algorithm, inactive=presets.only_advantages("ppo")),
+    mapped(
+        f"{ARGS}.opmd_baseline",
+        "mean",
+        "algorithm.baseline",
+        read=algorithm,
+        value_type=one_of("mean", "logavgexp"),
+        inactive=presets.only_advantages("opmd"),
+    ),
+    mapped(
+        f"{ARGS}.tau",
+        1.0,
+        "algorithm.baseline.tau",
+        read=algorithm,
+        inactive=presets.only_advantages("opmd"),
+    ),
+    *distillation.rows(algorithm),
+    refused(f"{ARGS}.*", UNSET, "unknown argument of the advantage function; remove it", supported=never),
+    mapped(
+        "algorithm.kl_penalty_fn_args.kl_coef",
+        0.001,
+        "algorithm.kl_reward.coef",
+        read=kl,
+        inactive=_no_kl("kl_penalty_fn"),
+    ),
+    mapped(
+        "algorithm.kl_loss_fn_args.kl_coef",
+        0.001,
+        "algorithm.kl_loss.coef",
+        read=kl,
+        inactive=_no_kl("kl_loss_fn"),
+    ),
+    *not_on_page(
+        *(
+            refused(
+                f"algorithm.{name}_args.adaptive",
+                False,
+                "Trinity's adaptive coefficient ends with an error; write false",
+                supported=only(False),
+                inactive=_no_kl(name),
+            )
+            for name in ("kl_penalty_fn", "kl_loss_fn")
+        )
+    ),
+    mapped(
+        "algorithm.entropy_loss_fn_args.entropy_coef",
+        0.0,
+        "algorithm.entropy_coef",
+        read=entropy,
+        inactive=presets.only_sampled,
+    ),
+)
+ROWS = (*TYPE, *FUNCTIONS, *later_keys.OPTIMIZER, *ARGUMENTS, *policy_loss.ROWS)
