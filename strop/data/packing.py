@@ -112,13 +112,7 @@ def build_micro_batch(
 ) -> MicroBatch:
     """The tensors of one planned micro-batch. Values where `loss_mask` is False become 0."""
     experiences = batch.experiences
-    segment_images = None
-    if any(experiences[segment.source].media for segment in plan):
-        if image_processor is None:
-            raise ValueError("a batch with images was packed without the model's image processor")
-        segment_images = SegmentImages(
-            [(experiences[s.source], s.start, s.stop) for s in plan], image_processor
-        )
+    segment_images = _segment_images(plan, experiences, image_processor)
 
     def gather(arrays: Iterable[npt.NDArray[Any]], dtype: type) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(list(arrays), dtype=dtype)).to(device)
@@ -169,6 +163,17 @@ def build_micro_batch(
         else gather((cut(selected[s.source], s) for s in plan), np.bool_) & loss_mask,
         images=None if segment_images is None else segment_images.packed(device),
     )
+
+
+def _segment_images(
+    plan: MicroBatchPlan, experiences: Sequence[Experience], processor: ImageProcessor | None
+) -> SegmentImages | None:
+    """The images of a micro-batch; None if it has none."""
+    if not any(experiences[segment.source].media for segment in plan):
+        return None
+    if processor is None:
+        raise ValueError("a batch with images was packed without the model's image processor")
+    return SegmentImages([(experiences[s.source], s.start, s.stop) for s in plan], processor)
 
 
 def unpack(

@@ -27,6 +27,16 @@ _TRL_PROGRAMS: Mapping[str, TrlProgram] = {"trl": "grpo", "trl-sft": "sft", "trl
 _TRINITY_SECTIONS = ("explorer", "checkpoint_root_dir")
 """Top-level keys of a Trinity file that a run file does not have."""
 
+_OTHER_PROGRAMS = {
+    "verl-eval": "this file is verl's evaluation.yaml, which scores a file of responses without training. Run it "
+    "with: strop verl eval --config {path} (--explain describes what it does)",
+    "verl-generate": "this file is verl's generation.yaml, which generates responses to prompts without training. "
+    "Run it with: strop verl generate --config {path}",
+    "verl-merge": "these keys are options of verl's model merger, which reads no file. Run: strop verl merge "
+    "--local_dir FOLDER --target_dir FOLDER",
+}
+"""The errors for dialects of programs that do not train."""
+
 
 def read_any(
     path: Path, overrides: Sequence[str] = (), *, here: bool = False, dialect: str | None = None
@@ -40,10 +50,8 @@ def read_any(
     if isinstance(tree.values.get("jobs"), dict):
         raise ConfigError(
             f"{tree.sources[('jobs',)]}: this file is an AzureML pipeline, which `az ml job create` runs in "
-            "a "
-            "workspace. For Strop, write the inputs of one of its jobs, as a file of `input: value` lines or "
-            "as "
-            "strop component NAME --input value."
+            "a workspace. For Strop, write the inputs of one of its jobs, as a file of `input: value` lines or "
+            "as strop component NAME --input value."
         )
     dialect = dialect or detect_dialect(tree)
     if dialect not in ("strop", *LEDGERS):
@@ -56,21 +64,8 @@ def read_any(
             return Job(read_verl(overrides, config=path, here=here, key_owner=key_owner_hint))
         case "verl-sft" | "verl-sft-engine":
             return Job(read_verl_sft(overrides, config=path, here=here, key_owner=key_owner_hint))
-        case "verl-eval":
-            raise ConfigError(
-                f"{path}: this file is verl's evaluation.yaml, which scores a file of responses without "
-                f"training. Run it with: strop verl eval --config {path} (--explain describes what it does)"
-            )
-        case "verl-generate":
-            raise ConfigError(
-                f"{path}: this file is verl's generation.yaml, which generates responses to prompts without "
-                f"training. Run it with: strop verl generate --config {path}"
-            )
-        case "verl-merge":
-            raise ConfigError(
-                f"{path}: these keys are options of verl's model merger, which reads no file. Run: "
-                "strop verl merge --local_dir FOLDER --target_dir FOLDER"
-            )
+        case "verl-eval" | "verl-generate" | "verl-merge":
+            raise ConfigError(f"{path}: {_OTHER_PROGRAMS[dialect].format(path=path)}")
         case "trinity":
             return Job(read_trinity(path, overrides, here=here, key_owner=key_owner_hint))
         case "trl" | "trl-sft" | "trl-dpo":
