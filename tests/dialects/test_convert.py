@@ -176,6 +176,8 @@ def test_trinity_page_to_verl(tmp_path: Path) -> None:
         "use_dynamic_bsz": True,
         "ppo_max_token_len_per_gpu": 8192,
         "clip_ratio": 0.3,
+        "clip_ratio_low": 0.3,
+        "clip_ratio_high": 0.3,
         "use_kl_loss": True,
         "kl_loss_type": "mse",
         "optim": {"lr": 5e-7, "warmup_style": "cosine"},

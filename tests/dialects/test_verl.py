@@ -461,7 +461,8 @@ def test_page_as_a_file(tmp_path: Path) -> None:
     written = {item.key for item in loaded.overridden}
     assert {"trainer.n_gpus_per_node", f"{ROLLOUT}.name", f"{ACTOR}.use_torch_compile"} <= written
     assert any("without clearml, which Strop does not have yet" in note for note in loaded.notes)
-    assert loaded.run == read("trainer.default_local_dir=checkpoints/verl_examples/gsm8k", *TRUSTED).run
+    written_too = ("trainer.default_local_dir=checkpoints/verl_examples/gsm8k", "data.image_key=images")
+    assert loaded.run == read(*written_too, *TRUSTED).run
 
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.parquet"])

@@ -41,7 +41,7 @@ def test_values_and_gradients(
     reference = FrozenStates(
         torch.randn(len(hidden), 32), make("phi").get_output_embeddings(), logit_transform(model)
     )
-    monkeypatch.setattr(logprobs, "packed_forward", lambda *_: hidden)
+    monkeypatch.setattr(logprobs, "packed_outputs", lambda *_, **__: (hidden, ()))
     outputs = token_outputs(model, micro_batch, entropy=True, reference=reference)
 
     targets = micro_batch.loss_mask.nonzero()[:, 0]

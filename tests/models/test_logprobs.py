@@ -45,7 +45,7 @@ def test_values_and_gradients(
     (micro_batch,) = packed(some_experiences(), share_prompts=True)
     torch.manual_seed(0)
     hidden = torch.randn(len(micro_batch.token_ids), 32, requires_grad=True)
-    monkeypatch.setattr(logprobs, "packed_forward", lambda *_: hidden)
+    monkeypatch.setattr(logprobs, "packed_outputs", lambda *_, **__: (hidden, ()))
     outputs = token_outputs(model, micro_batch, entropy=True)
     targets = micro_batch.loss_mask.nonzero()[:, 0]
     expected = plain(

@@ -80,7 +80,7 @@ def test_values_and_gradients(
     hidden = torch.randn(len(micro_batch.token_ids), 32, requires_grad=True)
     head = nn.Linear(24, 70, bias=False)
     teacher = FrozenStates(2 * torch.randn(len(hidden), 24), head, temperature=0.8)
-    monkeypatch.setattr(logprobs, "packed_forward", lambda *_: hidden)
+    monkeypatch.setattr(logprobs, "packed_outputs", lambda *_, **__: (hidden, ()))
     outputs = token_outputs(model, micro_batch, entropy=False, teacher=Comparison(teacher, read(section)))
 
     targets = micro_batch.loss_mask.nonzero()[:, 0]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from strop.errors import RewardError
+from strop.pipelines.experience_pipeline import make_pipeline
 from strop.run.drivers.continuous_explorer import ContinuousExplorer
 from strop.run.rollout.collector import GroupSettings
 from strop.run.rollout.explorer import Explorer
@@ -167,7 +168,7 @@ def explore(
     explorer = Explorer({"train": runner}, {"train": FakeRewards(log)}, event_loop, StopSignal(), seed=1)
     buffer = FakeBuffer()
     subscriber = FakeSubscriber(buffer, 2, max_staleness)
-    settings = GroupSettings(2, 3, SAMPLING, None, None, 0.1)
+    settings = GroupSettings(2, 3, SAMPLING, None, None, 0.1, make_pipeline(()))
     loop = ContinuousExplorer(
         progress,
         settings,

@@ -184,6 +184,7 @@ def test_rollouts_as_parquet(tmp_path: Path) -> None:
         "source": "sums",
         "prompt": "[system]\nBe brief.\n\n[user]\n2+2?",
         "answer": "4",
+        "images": [],
         "text": "answer 0 & <b>bold</b>",
         "messages": None,
         "reward": 1.0,

@@ -27,11 +27,14 @@ from strop.algorithms.loss_spec import LossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.config.schema import Run
 from strop.config.schema.algorithm import SftConfig
+from strop.config.schema.data import ImagesConfig
+from strop.config.schema.model import ModelConfig
 from strop.config.units import Amount
 from strop.data.packing import pack, plan_micro_batches
 from strop.errors import CheckpointError, PlacementError, TrainingError
 from strop.models.meta_loading import MetaLoadingUnsupported, build_on_meta
 from strop.models.tiny import make_model
+from strop.models.vision.model_images import ModelImages
 from strop.protocols import TrainingEngine
 from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine
 from strop.training.backends.local import LocalCriticEngine, LocalEngine
@@ -306,7 +309,8 @@ def test_each_rank_gets_its_own_experiences_and_makes_the_micro_batches_of_one_p
     plans = plan_micro_batches(batch.experiences, LIMIT, share_prompts=True)
     shares = plan_rank_shares(batch, plans, 3)
     assert sorted(n for share in shares for n in share.numbers) == list(range(len(batch.experiences)))
-    built = [list(share.micro_batches(torch.device("cpu"))) for share in shares]
+    images = ModelImages(ModelConfig(path="none"), ImagesConfig())
+    built = [list(share.micro_batches(torch.device("cpu"), images)) for share in shares]
     assert len({len(each) for each in built}) == 1
     for found, expected in zip(interleave(built), whole, strict=False):
         for field in fields(MicroBatch):

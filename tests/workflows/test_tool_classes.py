@@ -12,6 +12,7 @@ import yaml
 from strop.config.schema.workflow import WorkflowConfig
 from strop.errors import ConfigError
 from strop.workflows.registry import load_workflow
+from strop.workflows.result import InvalidWorkflowResult
 from strop.workflows.tools.class_tool import ClassTool, verl_result
 from strop.workflows.tools.config_file import check_classes
 from strop.workflows.tools.tool_session import OutputLimit
@@ -235,8 +236,9 @@ def test_results_of_tools():
     assert verl_result(("text", None, None)).reward is None
     assert verl_result((ToolResponse(text="text"), 2, {})).reward == 2.0
     assert verl_result(ToolResponse()).text == ""
-    with pytest.raises(ValueError, match="images or video"):
-        verl_result(ToolResponse(image=[1]))
+    assert verl_result(ToolResponse(text="see", image=[1])).images == (1,)
+    with pytest.raises(InvalidWorkflowResult, match="returned video"):
+        verl_result(ToolResponse(video=[1]))
 
 
 def test_the_gsm8k_tool_by_hand():
