@@ -138,8 +138,8 @@ _ENGINE = (
     *(
         refused(f"engine.{name}", UNSET, f"{why}; write 0", supported=is_empty)
         for name, why in (
-            ("override_transformer_config.moe_aux_loss_coeff", "Strop adds no such loss"),
-            ("override_transformer_config.moe_z_loss_coeff", "Strop adds no such loss"),
+            ("override_transformer_config.moe_aux_loss_coeff", "a run file has it as trainer.router_loss"),
+            ("override_transformer_config.moe_z_loss_coeff", "a run file has it as trainer.router_loss"),
             ("override_transformer_config.attention_dropout", "Strop trains without dropout"),
             ("override_transformer_config.hidden_dropout", "Strop trains without dropout"),
             ("qat.enable", "Strop has no quantization-aware training"),
