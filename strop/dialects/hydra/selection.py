@@ -36,10 +36,6 @@ class ConfigSelection:
         name = self.file.name if self.file is not None else self.name or default
         return name.removesuffix(".yaml").removesuffix(".yml")
 
-    def is_default(self) -> bool:
-        """Whether nothing is selected."""
-        return self == ConfigSelection()
-
 
 def select(file: Path | None, selection: ConfigSelection | None) -> ConfigSelection:
     """The selection with a file, if one is given."""

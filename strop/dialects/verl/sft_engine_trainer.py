@@ -34,7 +34,7 @@ from strop.dialects.ledger.value_types import (
     nullable,
     one_of,
 )
-from strop.dialects.verl import sft_engine_data, sft_engine_optimizer, switches
+from strop.dialects.verl import sft_engine_data, sft_engine_optimizer
 from strop.dialects.verl.checkpoint_contents import checkpoint_contents_rows
 from strop.dialects.verl.gpus import one_gpu
 from strop.dialects.verl.hydra import read_command_line
@@ -45,9 +45,9 @@ from strop.dialects.verl.sft_converters import (
     without_lora,
 )
 from strop.dialects.verl.sft_engine_optimizer import is_empty
-from strop.dialects.verl.sft_intervals import INTERVALS
+from strop.dialects.verl.sft_intervals import FOLDERS, INTERVALS
 from strop.dialects.verl.shipped import SFT_ENGINE
-from strop.dialects.verl.trainer import duration, folder, lacking_monitors, monitors, resume
+from strop.dialects.verl.trainer import RESUME, duration, lacking_monitors, monitors
 
 _mtp = unless("model.mtp.enable", True)
 
@@ -152,17 +152,7 @@ _ENGINE = (
 )
 _TRAINER = (
     *INTERVALS,
-    mapped(
-        "trainer.default_local_dir",
-        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
-        "folder",
-        "output",
-        read=folder,
-        value_type=STRING,
-    ),
-    mapped("trainer.default_hdfs_dir", None, "checkpoint.mirror", value_type=nullable(STRING)),
-    mapped("trainer.project_name", "gsm8k-sft", "project", read=folder),
-    mapped("trainer.experiment_name", "test", "name", read=folder),
+    *FOLDERS,
     mapped("trainer.total_epochs", 4, "trainer.duration", read=duration),
     mapped(
         "trainer.total_training_steps",
@@ -181,21 +171,7 @@ _TRAINER = (
         warn=lacking_monitors,
     ),
     mapped("trainer.seed", 1, "seed", read=INTERVALS[0].read),
-    mapped(
-        "trainer.resume_mode",
-        "auto",
-        "resume",
-        read=resume,
-        value_type=one_of("auto", "disable", "resume_path"),
-    ),
-    mapped(
-        "trainer.resume_from_path",
-        None,
-        "resume",
-        read=resume,
-        value_type=nullable(STRING),
-        inactive=switches.resume_path,
-    ),
+    *RESUME,
     placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
     placement("trainer.n_gpus_per_node", 1, ONE_GPU, supported=one_gpu),
     placement("trainer.balance_batch", True, "a single process needs no balancing", supported=only(True)),

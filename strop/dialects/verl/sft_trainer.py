@@ -48,9 +48,9 @@ from strop.dialects.verl.sft_converters import (
     without_lora,
 )
 from strop.dialects.verl.sft_engine_trainer import read_engine_trainer, uses_engine
-from strop.dialects.verl.sft_intervals import INTERVALS
+from strop.dialects.verl.sft_intervals import FOLDERS, INTERVALS
 from strop.dialects.verl.shipped import SFT
-from strop.dialects.verl.trainer import duration_in_epochs, folder, lacking_monitors, monitors
+from strop.dialects.verl.trainer import duration_in_epochs, lacking_monitors, monitors
 
 _conversation = unless("data.multiturn.enable", True)
 _columns = unless("data.multiturn.enable", False)
@@ -240,17 +240,7 @@ _TRAINER = not_on_page(
         )
     ),
     refused("trainer.resume_path", None, "a run resumes from its own folder; leave it null"),
-    mapped(
-        "trainer.default_local_dir",
-        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
-        "folder",
-        "output",
-        read=folder,
-        value_type=STRING,
-    ),
-    mapped("trainer.default_hdfs_dir", None, "checkpoint.mirror", value_type=nullable(STRING)),
-    mapped("trainer.project_name", "gsm8k-sft", "project", read=folder),
-    mapped("trainer.experiment_name", "test", "name", read=folder),
+    *FOLDERS,
     mapped("trainer.total_epochs", 4, "trainer.duration", read=duration_in_epochs),
     mapped(
         "trainer.total_training_steps",

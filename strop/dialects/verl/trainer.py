@@ -239,6 +239,31 @@ def checkpoint_mirror(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"checkpoint.mirror": foreign["trainer.default_hdfs_dir"] if wrote else None}
 
 
+FOLDER = mapped(
+    "trainer.default_local_dir",
+    "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
+    "folder",
+    "output",
+    read=folder,
+    value_type=STRING,
+)
+RESUME = (
+    mapped(
+        "trainer.resume_mode",
+        "auto",
+        "resume",
+        read=resume,
+        value_type=one_of("auto", "disable", "resume_path"),
+    ),
+    mapped(
+        "trainer.resume_from_path",
+        None,
+        "resume",
+        read=resume,
+        value_type=nullable(STRING),
+        inactive=switches.resume_path,
+    ),
+)
 ROWS = (
     mapped("trainer.total_epochs", 30, "trainer.duration", read=duration),
     mapped("trainer.project_name", "verl_examples", "project", read=folder),
@@ -280,29 +305,8 @@ ROWS = (
         value_type=nullable(STRING),
         note="a path or an fsspec URL; takes effect only where it is set",
     ),
-    mapped(
-        "trainer.default_local_dir",
-        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
-        "folder",
-        "output",
-        read=folder,
-        value_type=STRING,
-    ),
-    mapped(
-        "trainer.resume_mode",
-        "auto",
-        "resume",
-        read=resume,
-        value_type=one_of("auto", "disable", "resume_path"),
-    ),
-    mapped(
-        "trainer.resume_from_path",
-        None,
-        "resume",
-        read=resume,
-        value_type=nullable(STRING),
-        inactive=switches.resume_path,
-    ),
+    FOLDER,
+    *RESUME,
     mapped("trainer.remove_previous_ckpt_in_save", False, "checkpoint.keep", read=max_checkpoints),
     refused(
         "trainer.del_local_ckpt_after_load",
