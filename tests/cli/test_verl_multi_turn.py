@@ -30,6 +30,7 @@ def command_line(folder: Path) -> list[str]:
     return [word.replace("$folder", str(folder)) for word in shlex.split(command) if word != "$@"]
 
 
+@pytest.mark.slow
 def test_a_check_reads_the_file_of_tools(made: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     tools = made / "mcp.yaml"

@@ -35,6 +35,7 @@ def start(tmp_path: Path, values: dict, *overrides: str) -> subprocess.Popen:
     )
 
 
+@pytest.mark.slow
 def test_a_stopped_and_resumed_run_equals_the_run_in_one_process(values, tmp_path):
     reference = strop.train(strop.load(values(name="one")))
     run = values(name="two", synchronizer="checkpoint")

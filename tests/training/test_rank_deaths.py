@@ -97,21 +97,17 @@ except StropError as error:
 """
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("how", "ranks"),
     [
         ("stopped", 2),
-        *(
-            pytest.param(how, ranks, marks=pytest.mark.faults)
-            for how, ranks in [
-                ("stopped", 3),
-                ("in", 2),
-                ("in", 3),
-                ("after", 2),
-                ("between", 2),
-                ("between", 3),
-            ]
-        ),
+        ("stopped", 3),
+        ("in", 2),
+        ("in", 3),
+        ("after", 2),
+        ("between", 2),
+        ("between", 3),
     ],
 )
 def test_a_rank_that_hangs_is_named(how: str, ranks: int) -> None:

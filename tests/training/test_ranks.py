@@ -362,6 +362,7 @@ for fault in test_ranks.FAULTS:
 """
 
 
+@pytest.mark.slow
 def test_the_error_of_another_rank_is_raised_by_the_first(model_folder, tmp_path):
     """Even while the first rank is in a collective operation, which would wait for the other rank.
 

@@ -91,6 +91,7 @@ def pair() -> Iterator[RankGroup]:
         yield group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("router_loss", [BOTH, {"z_coef": 0.1}])
 def test_two_ranks_learn_what_one_process_learns(pair: RankGroup, folder: Path, router_loss: Any) -> None:
     one = the_run(folder, router_loss)
