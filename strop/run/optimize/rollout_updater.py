@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from strop.algorithms import registry
@@ -38,6 +37,7 @@ from strop.run.optimize.minibatches import (
 )
 from strop.run.optimize.off_policy_counts import count_kept, importance_weights, mean_importance_weight
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
+from strop.run.optimize.staleness_metrics import staleness_metrics
 from strop.run.optimize.step_logprobs import StepLogprobs, compute_step_logprobs
 from strop.run.optimize.teachers import require_teachers
 from strop.run.optimize.token_selection import select_update_tokens
@@ -45,7 +45,7 @@ from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.seeds import derive_seed
-from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, IntArray, TrainingBatch
+from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
 
 
 class RolloutUpdater:
@@ -146,7 +146,7 @@ class RolloutUpdater:
         if rows:
             metrics |= mean_metrics(rows)
         metrics |= {
-            **_staleness(experiences, step),
+            **staleness_metrics(experiences, step),
             "updates": float(len(rows)),
             "time/logprobs_seconds": logprobs_ended - started,
             "time/update_seconds": time.perf_counter() - updates_started,
@@ -332,23 +332,3 @@ def _same_logprobs(experiences: Sequence[Experience]) -> Sequence[Experience]:
     if all(experience.policy_logprobs is not None for experience in experiences):
         return experiences
     return [replace(experience, policy_logprobs=None) for experience in experiences]
-
-
-def _staleness(experiences: Sequence[Experience], step: int) -> dict[str, float]:
-    """Age, in steps, of the weights that sampled each experience, relative to the weights being trained."""
-    ages = [step - 1 - min(experience.versions) for experience in experiences]
-    tokens = np.concatenate([_target_versions(experience) for experience in experiences])
-    mixed = [experience.token_versions is not None for experience in experiences]
-    return {
-        "staleness/mean": float(np.mean(ages)),
-        "staleness/max": float(max(ages)),
-        "staleness/token_mean": float(np.mean(step - 1 - tokens)),
-        "staleness/mixed_fraction": float(np.mean(mixed)),
-    }
-
-
-def _target_versions(experience: Experience) -> IntArray:
-    """[K] Version of the weights that sampled each target."""
-    if experience.token_versions is None:
-        return np.full(experience.response_tokens, experience.versions[0], dtype=np.int32)
-    return experience.token_versions[experience.loss_mask]
