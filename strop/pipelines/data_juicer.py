@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from strop.config.schema.pipeline import DataJuicerConfig
+from strop.data.images.messages import content_text
 from strop.errors import ConfigError, RolloutError
 from strop.types import Rollout, RolloutGroup, Task
 
@@ -76,7 +77,7 @@ class DataJuicer:
 
 
 def _row(rollout: Rollout, task: Task) -> dict[str, Any]:
-    prompt = "\n".join(str(message["content"]) for message in task.messages)
+    prompt = "\n".join(str(content_text(message["content"])) for message in task.messages)
     return {
         "index": rollout.index,
         "prompt_text": prompt,
