@@ -170,6 +170,10 @@ class Chat:
         """Text of a call's completion, without special tokens."""
         return self._session.decode(turn)
 
+    def decode_with_marks(self, turn: Turn) -> str:
+        """Text of a turn's completion, with its special tokens except the one at its end."""
+        return self._session.decode_with_marks(turn)
+
     def count_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
         """Number of tokens of the prompt that `complete` would sample from."""
         return len(self._recorded.open(to_messages(messages, "The workflow's prompt"), tools).token_ids)

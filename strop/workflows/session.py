@@ -91,10 +91,14 @@ class RolloutSession:
         """Text of a turn's completion."""
         return self._encoder.decode(turn.completion_ids)
 
+    def decode_with_marks(self, turn: Turn) -> str:
+        """Text of a turn's completion, with its special tokens except the one at its end."""
+        return self._encoder.decode_with_marks(turn.completion_ids)
+
     def parse(self, turn: Turn, parser: ChatReplyParser, tools: Tools) -> ChatReply:
         """Reasoning, content and tool calls of a turn's completion."""
-        decode = self._encoder.decode_with_marks if parser.keeps_special_tokens else self._encoder.decode
-        return parser.parse(decode(turn.completion_ids), tools, self.template)
+        decode = self.decode_with_marks if parser.keeps_special_tokens else self.decode
+        return parser.parse(decode(turn), tools, self.template)
 
     def decode_response(self, conversation: Conversation) -> str:
         """Text after the prompt: all replies, and the messages between them."""

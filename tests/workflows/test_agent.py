@@ -336,3 +336,11 @@ def test_concurrent_rollouts_are_separate(world, user_file):
         assert rollout.text == f"task {n}"
         assert len(rollout.turns) == 2
         assert all(f"task {n}" in world.tokenizer.decode(turn.prompt_ids) for turn in rollout.turns)
+
+
+def test_the_workflow_tools_reads_marks_without_the_end_token(tool_world):
+    text = '[TOOL_CALLS][{"name": "calculator", "arguments": {"expression": "3 + 4"}}]'
+    rollout = tool_world.run(
+        tool_world.says(text, "it is 7"), "tools", {"form": "mistral"}, max_sequence_tokens=3000
+    )
+    assert (rollout.error, rollout.text, len(rollout.turns)) == (None, "it is 7", 2)

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from strop.data.encoding.tool_calls import ToolCall, ToolCallFormat, parse_reply, tool_call_format
+from strop.data.encoding.tool_calls import (
+    FORMATS_WITH_SPECIAL_TOKENS,
+    ToolCall,
+    ToolCallFormat,
+    parse_reply,
+    tool_call_format,
+)
 
 ReasoningParser = Literal["none", "deepseek_r1", "qwen3"]
 """`deepseek_r1`: everything before </think>, whose opening tag may be in the prompt; without </think> the whole reply.
 `qwen3`: the text between <think> and </think>; a reply without tags has no reasoning. `none`: reasoning stays in the
 content."""
-_SPECIAL_MARKS: tuple[ToolCallFormat, ...] = ("mistral", "deepseek", "gpt_oss")
-"""Formats whose marks may be special tokens, which a decoded reply lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class ChatReplyParser:
     @property
     def keeps_special_tokens(self) -> bool:
         """Whether the text must be decoded with special tokens."""
-        return self.tool_calls in _SPECIAL_MARKS
+        return self.tool_calls in FORMATS_WITH_SPECIAL_TOKENS
 
     def parse(self, text: str, tools: Sequence[Any], template: str | None) -> ChatReply:
         """Parse a reply. Without tools, or if a call cannot be parsed, calls stay in the content."""

@@ -14,6 +14,8 @@ JSON, the format of Llama 3; `qwen3_coder`: <function=name> and <parameter=name>
 of Qwen3-Coder and Qwen3.5; `mistral`: [TOOL_CALLS] before a list of JSON objects, or before each name with [ARGS]
 before its arguments; `deepseek`: the tokens of DeepSeek-V3 and V3.1 around each name and its JSON; `gpt_oss`: messages
 to functions.name in the Harmony format of gpt-oss, with its special tokens."""
+FORMATS_WITH_SPECIAL_TOKENS: tuple[ToolCallFormat, ...] = ("mistral", "deepseek", "gpt_oss")
+"""Formats whose marks may be special tokens, which a decoded reply lacks."""
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>\s*|$)", re.DOTALL)

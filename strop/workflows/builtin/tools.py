@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from strop.data.encoding.tool_calls import ParsedReply, ToolCallFormat, parse_reply, tool_call_format
+from strop.data.encoding.tool_calls import (
+    FORMATS_WITH_SPECIAL_TOKENS,
+    ParsedReply,
+    ToolCallFormat,
+    parse_reply,
+    tool_call_format,
+)
 from strop.errors import ConfigError
 from strop.types import Message, Task
 from strop.workflows.chat import Chat
@@ -156,9 +162,9 @@ class ToolCallingWorkflow:
         )
 
     def _parse(self, text: str, form: ToolCallFormat, chat: Chat) -> ParsedReply:
-        if form == "gpt_oss":
+        if form in FORMATS_WITH_SPECIAL_TOKENS:
             assert chat.turn is not None
-            text = str(chat.tokenizer.decode(chat.turn.completion_ids.tolist(), skip_special_tokens=False))
+            text = chat.decode_with_marks(chat.turn)
         reply = parse_reply(text, form, chat.tools)
         if not self._ignores_malformed:
             return reply
