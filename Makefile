@@ -25,7 +25,7 @@ else
 endif
 
 slow: .venv/dev  ## learning tests, fault tests and long end-to-end tests, which CI runs too
-	$(BIN)/pytest -n 2 -m "learning or faults or slow" $(ARGS)
+	$(BIN)/pytest -n 3 --dist worksteal -m "learning or faults or slow" $(ARGS)
 
 engines: .venv-vllm/ready .venv-sglang/ready  ## tests on vLLM's CPU build and on SGLang, in environments of their own
 	.venv-vllm/bin/pytest -m engines tests/inference tests/run $(ARGS)
