@@ -105,7 +105,7 @@ def uninterrupted(request, tiny, tmp_path_factory):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("uninterrupted", "number"),
-    [(kind, n) for kind, default in (("grpo", 4), ("sft", 2), ("dpo", 2)) for n in range(kills(default))],
+    [(kind, n) for kind, default in (("grpo", 2), ("sft", 1), ("dpo", 1)) for n in range(kills(default))],
     indirect=["uninterrupted"],
 )
 def test_a_killed_run_resumes_to_the_same_end(uninterrupted, number):

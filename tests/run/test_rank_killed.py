@@ -94,7 +94,7 @@ def next_rank_process(process, before: set[int]) -> psutil.Process:
     raise AssertionError("rank 1 was not started")
 
 
-DELAYS = (0.0, 1.0, 2.0, 3.0, 4.0)
+DELAYS = (0.0, 1.0, 2.0, 3.0, 4.0) if kills(0) else (0.0, 2.0, 4.0)
 """Seconds after the start of its process at which a rank is killed: while it starts, joins, loads and trains."""
 
 
