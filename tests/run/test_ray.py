@@ -137,15 +137,15 @@ class OtherActor:
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("cpus", "name", "match"),
+    ("cpus", "name", "timeout", "match"),
     [
-        (4, "other", r"no node had 1 CPUs and 0 GPUs free for explorer within 2 s; free now: 0 CPUs"),
-        (1, "explorer", r"another run has an actor 'explorer' in this namespace\. Write another"),
+        (4, "other", 2, r"no node had 1 CPUs and 0 GPUs free for explorer within 2 s; free now: 0 CPUs"),
+        (1, "explorer", 60, r"another run has an actor 'explorer' in this namespace\. Write another"),
     ],
     ids=["full", "name"],
 )
 def test_a_cluster_without_free_resources_or_with_a_taken_name_is_refused(
-    values, tmp_path, cluster, cpus, name, match
+    values, tmp_path, cluster, cpus, name, timeout, match
 ):
     with cluster.joined():
         cluster.wait_until_free()
@@ -153,7 +153,7 @@ def test_a_cluster_without_free_resources_or_with_a_taken_name_is_refused(
         names = [name, *(f"sitting-{number}" for number in range(1, cpus))]
         others = [ray.remote(OtherActor).options(name=one, **options).remote() for one in names]
         ray.get([other.__ray_ready__.remote() for other in others])
-        process = start(tmp_path, values(cluster=cluster.section(start_timeout_seconds=2)))
+        process = start(tmp_path, values(cluster=cluster.section(start_timeout_seconds=timeout)))
         output, _ = process.communicate(timeout=120)
         for other in others:
             ray.kill(other)
