@@ -139,7 +139,7 @@ class OtherActor:
 @pytest.mark.parametrize(
     ("cpus", "name", "timeout", "match"),
     [
-        (4, "other", 2, r"no node had 1 CPUs and 0 GPUs free for explorer within 2 s; free now: 0 CPUs"),
+        (4, "other", 10, r"no node had 1 CPUs and 0 GPUs free for explorer within 10 s; free now: 0 CPUs"),
         (1, "explorer", 60, r"another run has an actor 'explorer' in this namespace\. Write another"),
     ],
     ids=["full", "name"],
