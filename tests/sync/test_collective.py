@@ -33,6 +33,7 @@ from strop.sync.publish import Publisher, Subscriber
 from strop.sync.staleness_policy import VersionWindow
 from strop.sync.transport import GROUP_SHORTFALL, OLDEST_NEEDED, REQUESTED, VersionGone
 from strop.workers.address import Address
+from strop.workers.waiting import wait_until
 
 from .test_publish import Sampler, Trainer
 from .trainer_process import BUCKETS, WEIGHTS
@@ -228,6 +229,10 @@ for _ in receiver.read(1):
 
 def test_an_explorer_killed_during_a_transfer_does_not_block_others(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 80_000)
+
+    def said() -> list[str]:
+        return [record.message for record in caplog.records if record.name == "strop.sync"]
+
     with sender_and_receiver(tmp_path) as (sender, receiver):
         sender.write(1, WEIGHTS.items())
         process = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60)
@@ -235,9 +240,10 @@ def test_an_explorer_killed_during_a_transfer_does_not_block_others(tmp_path, mo
         sampler = RecordingSampler()
         assert make_subscriber(receiver, sampler).load_newest(VersionWindow(1, 1)) == 1
         assert all(torch.equal(sampler.weights[name], tensor) for name, tensor in WEIGHTS.items())
+        # The thread of the lost connection logs it when it is scheduled; closing the sender would end it before.
+        wait_until(said, "the warning", timeout_seconds=60, interval_seconds=0.01)
         sender.write(2, WEIGHTS.items())  # raises errors of the server's threads
-    said = [record.message for record in caplog.records if record.name == "strop.sync"]
-    assert said == [
+    assert said() == [
         "The connection to the explorer was lost during the transfer of version 1 of the weights; the explorer "
         "gets them again when it is back."
     ]
