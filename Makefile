@@ -16,7 +16,7 @@ quickstart: .venv/base
 # Four processes on two cores, because a test waits for other processes half of its time.
 FAST := -n 4 --dist worksteal -m "not learning and not faults and not slow" --durations=20
 
-test: .venv/dev  ## the fast tests; without ARGS with line coverage and its floor
+test: .venv/dev  ## the fast tests; without ARGS with line coverage and its minimum
 ifeq ($(ARGS),)
 	$(BIN)/python -m slipcover --source strop --json --out .coverage.json -m pytest $(FAST)
 	$(BIN)/python tools/check_coverage.py .coverage.json

@@ -29,6 +29,15 @@ def remember_secret(name: str, value: str) -> None:
         _found[value] = f"${{oc.env:{name}}}"
 
 
+def read_secret(name: str) -> str | None:
+    """The value of an environment variable that holds a secret, remembered; None if it is not set or empty."""
+    value = os.environ.get(name)
+    if not value:
+        return None
+    remember_secret(name, value)
+    return value
+
+
 def forget_environment() -> None:
     """Forget all values, at the start of a command."""
     _found.clear()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from strop.config.environment_values import remember_secret
+from strop.config.environment_values import read_secret
 from strop.config.schema.inference_engine import ServerConnectionConfig
 from strop.errors import EngineLostError, InferenceError, MissingExtraError
 from strop.workers.http_retries import FATAL_STATUSES, RETRYABLE_STATUSES, retry_wait_seconds
@@ -128,13 +127,12 @@ class _RetryableError(Exception):
 def _api_key(section: ServerConnectionConfig) -> str | None:
     if section.api_key_env is None:
         return None
-    key = os.environ.get(section.api_key_env)
-    if not key:
+    key = read_secret(section.api_key_env)
+    if key is None:
         raise InferenceError(
             f"rollout.engine.api_key_env: the environment variable {section.api_key_env} is not set; it holds the "
             "server's API key. Set it, or write api_key_env: null if the server requires none."
         )
-    remember_secret(section.api_key_env, key)
     return key
 
 

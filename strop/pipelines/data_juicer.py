@@ -6,9 +6,9 @@ import json
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -17,6 +17,8 @@ from strop.data.images.messages import content_text
 from strop.errors import ConfigError, RolloutError
 from strop.types import Rollout, RolloutGroup, Task
 
+T = TypeVar("T")
+_MAX_QUOTE_BYTES = 200
 _STATS = "__dj__stats__"
 """Column in which Data-Juicer's operators write their statistics."""
 
@@ -29,7 +31,7 @@ class DataJuicer:
     """
 
     def __init__(self, section: DataJuicerConfig) -> None:
-        """Raises ConfigError if the service does not answer, or does not accept the operators."""
+        """Raises ConfigError if the service does not answer, is another, or does not accept the operators."""
         self._url = section.url.rstrip("/")
         self._timeout = section.timeout_seconds
         request = {
@@ -39,7 +41,8 @@ class DataJuicer:
             "pipeline_type": "experience",
         }
         try:
-            self._session = json.loads(self._post("create", _json(request), "application/json"))["session_id"]
+            answer = self._post("create", _json(request), "application/json")
+            self._session = self._parse(answer, lambda content: str(json.loads(content)["session_id"]))
         except RolloutError as error:
             raise ConfigError(
                 f"{error} Start the service with python -m trinity.service.data_juicer.server.server, and write its "
@@ -54,13 +57,23 @@ class DataJuicer:
         boundary = uuid.uuid4().hex
         body = _multipart(boundary, self._session, _to_arrow(rows))
         answer = self._post("process_experience", body, f"multipart/form-data; boundary={boundary}")
-        stats = {int(row["index"]): row.get(_STATS) or {} for row in _from_arrow(answer)}
+        stats = self._parse(answer, _stats_by_index)
         kept = tuple(
             replace(rollout, info={**rollout.info, **stats[rollout.index]})
             for rollout in group.rollouts
             if rollout.index in stats
         )
         return replace(group, rollouts=kept) if kept else None
+
+    def _parse(self, answer: bytes, parse: Callable[[bytes], T]) -> T:
+        """Raises RolloutError for an answer that Trinity's service does not give."""
+        try:
+            return parse(answer)
+        except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            raise self._failed(f"it answers {answer[:_MAX_QUOTE_BYTES]!r}") from error
+
+    def _failed(self, reason: str) -> RolloutError:
+        return RolloutError(f"buffer.pipeline: the Data-Juicer service at {self._url} failed: {reason}.")
 
     def _post(self, path: str, body: bytes, content_type: str) -> bytes:
         """Raises RolloutError."""
@@ -73,7 +86,7 @@ class DataJuicer:
             reason = f"{error.code} {error.read()[:500].decode(errors='replace')}"
         except OSError as error:
             reason = str(error)
-        raise RolloutError(f"buffer.pipeline: the Data-Juicer service at {self._url} failed: {reason}.")
+        raise self._failed(reason)
 
 
 def _row(rollout: Rollout, task: Task) -> dict[str, Any]:
@@ -99,10 +112,10 @@ def _to_arrow(rows: list[dict[str, Any]]) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def _from_arrow(content: bytes) -> list[dict[str, Any]]:
+def _stats_by_index(content: bytes) -> dict[int, dict[str, Any]]:
+    """The statistics of the rows that the service kept, by the index of the rollout."""
     with pa.ipc.open_stream(content) as reader:
-        rows: list[dict[str, Any]] = reader.read_all().to_pylist()
-        return rows
+        return {int(row["index"]): row.get(_STATS) or {} for row in reader.read_all().to_pylist()}
 
 
 def _multipart(boundary: str, session: str, arrow: bytes) -> bytes:

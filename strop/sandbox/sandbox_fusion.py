@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import random
 import secrets
 import time
 import urllib.error
@@ -17,13 +16,13 @@ from strop.config.schema.sandbox import SandboxFusionConfig
 from strop.errors import SandboxError
 from strop.printable import printable
 from strop.sandbox.protocol import IsolationLevel, Program, ProgramResult
+from strop.workers.http_retries import RETRYABLE_STATUSES, retry_wait_seconds
 
 _ROUND_TRIP_SECONDS = 5.0
 """Time for the transfer and the server's queue, in addition to the program's own time."""
 _MAX_ANSWER_BYTES = 16_000_000
 _MAX_REASON_CHARS = 500
 _BACKOFF_SECONDS = 0.5
-_REPEATED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _WRONG_ADDRESS_STATUSES = frozenset({404, 405})
 _END = """
 import io as _strop_io
@@ -78,14 +77,14 @@ class SandboxFusion:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 break
-            pause = _BACKOFF_SECONDS * 2**attempt * random.uniform(1, 2)
+            retry_after = None
             try:
                 answer = self._post(request, remaining)
             except urllib.error.HTTPError as error:
                 reason = _status_reason(error)
-                if error.code not in _REPEATED_STATUSES:
+                if error.code not in RETRYABLE_STATUSES:
                     break
-                pause = max(pause, _retry_after(error))
+                retry_after = error.headers.get("Retry-After")
             except (OSError, http.client.HTTPException, ValueError) as error:
                 reason = f"it does not answer ({type(error).__name__}: {error})"
             else:
@@ -96,6 +95,7 @@ class SandboxFusion:
                 message = str(answer.get("message")).replace(request["code"], "(the program)")
                 reason = f"it reports {answer.get('status')}: {message[:_MAX_REASON_CHARS]}"
             if attempt < self._config.retries:
+                pause = retry_wait_seconds(attempt, _BACKOFF_SECONDS, retry_after)
                 time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
         raise SandboxError(
             f"The SandboxFusion server at reward.sandbox.url ({self._config.url}) runs no program: {printable(reason)}."
@@ -127,9 +127,3 @@ def _status_reason(error: urllib.error.HTTPError) -> str:
     if error.code in _WRONG_ADDRESS_STATUSES:
         reason += " (the address of the server's function ends in /run_code)"
     return reason
-
-
-def _retry_after(error: urllib.error.HTTPError) -> float:
-    """Seconds of the header `Retry-After`; 0 without one, or for a date."""
-    value = error.headers.get("Retry-After", "")
-    return float(value) if value.isdecimal() else 0.0

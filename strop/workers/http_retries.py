@@ -14,11 +14,11 @@ _MAX_WAIT_SECONDS = 60.0
 def retry_wait_seconds(attempt: int, backoff_seconds: float, retry_after: str | None = None) -> float:
     """Wait after a failed attempt, counted from 0: `backoff_seconds`, doubled with each attempt.
 
-    The server's header `Retry-After` takes precedence if it is a number. The wait is random within 20 %, so that
-    concurrent requests do not all come again at the same moment.
+    The server's header `Retry-After` takes precedence if it is a number. The wait is up to 20 % longer at
+    random, so that concurrent requests do not all come again at the same moment.
     """
     wait = _seconds(retry_after) or backoff_seconds * 2**attempt
-    return min(wait, _MAX_WAIT_SECONDS) * random.uniform(0.8, 1.2)
+    return min(wait, _MAX_WAIT_SECONDS) * random.uniform(1.0, 1.2)
 
 
 def _seconds(retry_after: str | None) -> float | None:

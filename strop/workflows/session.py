@@ -97,7 +97,7 @@ class RolloutSession:
 
     def parse(self, turn: Turn, parser: ChatReplyParser, tools: Tools) -> ChatReply:
         """Reasoning, content and tool calls of a turn's completion."""
-        decode = self.decode_with_marks if parser.keeps_special_tokens else self.decode
+        decode = self.decode_with_marks if parser.keeps_special_tokens(self.template) else self.decode
         return parser.parse(decode(turn), tools, self.template)
 
     def decode_response(self, conversation: Conversation) -> str:

@@ -134,3 +134,10 @@ def test_calls_are_read_from_the_content_after_the_reasoning():
     assert json.loads(ADD_JSON)["name"] == reply.calls[0].name
     unasked = ChatReplyParser("hermes", "qwen3").parse(text, (), None)
     assert unasked.content == f"<tool_call>\n{ADD_JSON}\n</tool_call>"
+
+
+def test_auto_keeps_the_special_tokens_that_the_templates_format_needs():
+    assert ChatReplyParser().keeps_special_tokens("<|start|>assistant<|channel|>analysis<|message|>")
+    assert not ChatReplyParser().keeps_special_tokens("<tool_call>")
+    assert not ChatReplyParser().keeps_special_tokens(None)
+    assert ChatReplyParser(tool_calls="mistral").keeps_special_tokens(None)

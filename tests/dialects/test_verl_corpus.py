@@ -1,4 +1,4 @@
-"""Contract test of real verl command lines: at least as many are read as when the floor was set, none ends in
+"""Contract test of real verl command lines: at least as many are read as when the minimum was set, none ends in
 a traceback, and every refusal is a message about a key that the command line has."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strop.dialects.verl.sft_trainer import read_verl_sft
 from strop.errors import ConfigError
 
 CORPORA = Path(__file__).parents[3] / "shared" / "configs"
-FLOORS = {"verl-2025-06": 41, "verl-2026-08": 70}
+MINIMUMS = {"verl-2025-06": 41, "verl-2026-08": 70}
 OPTIONS = {"--config-path": "path", "--config-name": "name", "--config-dir": "folder"}
 
 
@@ -37,7 +37,7 @@ def read(command: str, words: list[str]) -> None:
             read_verl_eval(overrides, selection=selection)
 
 
-@pytest.mark.parametrize("corpus", FLOORS)
+@pytest.mark.parametrize("corpus", MINIMUMS)
 def test_real_command_lines(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = CORPORA / f"{corpus}.jsonl"
     if not file.exists():
@@ -56,4 +56,4 @@ def test_real_command_lines(corpus: str, tmp_path: Path, monkeypatch: pytest.Mon
             assert str(error), row["id"]
         else:
             count += 1
-    assert count >= FLOORS[corpus], f"{count} of {len(rows)} command lines are read"
+    assert count >= MINIMUMS[corpus], f"{count} of {len(rows)} command lines are read"

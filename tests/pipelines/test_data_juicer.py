@@ -27,12 +27,16 @@ class Service(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/create":
             type(self).config = json.loads(body)
-            self._answer(b'{"session_id": "s1"}', 400 if self.config["config_path"] == "bad" else 200)
+            answer = b"<html></html>" if self.config["config_path"] == "other" else b'{"session_id": "s1"}'
+            self._answer(answer, 400 if self.config["config_path"] == "bad" else 200)
             return
         found = re.search(rb"octet-stream\r\n\r\n(.*)\r\n--", body, re.DOTALL)
         assert found is not None and b'name="session_id"\r\n\r\ns1\r\n' in body
         if self.config["config_path"] == "fail":
             self._answer(b"no such operator", 500)
+            return
+        if self.config["config_path"] == "no arrow":
+            self._answer(b"{}")
             return
         with pa.ipc.open_stream(found[1]) as reader:
             rows = [row for row in reader.read_all().to_pylist() if row["reward"] > 0]
@@ -90,3 +94,7 @@ def test_a_service_that_fails(url: str) -> None:
         DataJuicer(DataJuicerConfig(url=url, config="fail"))(group(1.0))
     with pytest.raises(ConfigError, match="Start the service"):
         DataJuicer(DataJuicerConfig(url="http://127.0.0.1:1", config="x"))
+    with pytest.raises(ConfigError, match=r"answers b'<html></html>'.*Start the service"):
+        DataJuicer(DataJuicerConfig(url=url, config="other"))
+    with pytest.raises(RolloutError, match=r"failed: it answers b'\{\}'"):
+        DataJuicer(DataJuicerConfig(url=url, config="no arrow"))(group(1.0))

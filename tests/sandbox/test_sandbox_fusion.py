@@ -85,7 +85,7 @@ def test_the_pause_that_the_server_asks_for_is_kept(
     monkeypatch.setattr(sandbox_fusion, "time", clock)
     server.failures[:] = [429, 503]
     assert sandbox.run(Program("print(1)"), 30).completed
-    assert pauses[0] == 1.0 and 0 < pauses[1] < 1, "Retry-After: 1, and none"
+    assert 1.0 <= pauses[0] <= 1.2 and 0 < pauses[1] < 1, "Retry-After: 1, and none"
 
 
 def test_a_server_that_runs_no_program(server: StandIn, sandbox: Sandbox) -> None:

@@ -38,20 +38,21 @@ class ChatReplyParser:
     """Format of tool calls; `auto` is that of the chat template."""
     reasoning: ReasoningParser = "none"
 
-    @property
-    def keeps_special_tokens(self) -> bool:
+    def keeps_special_tokens(self, template: str | None) -> bool:
         """Whether the text must be decoded with special tokens."""
-        return self.tool_calls in FORMATS_WITH_SPECIAL_TOKENS
+        return self._format(template) in FORMATS_WITH_SPECIAL_TOKENS
 
     def parse(self, text: str, tools: Sequence[Any], template: str | None) -> ChatReply:
         """Parse a reply. Without tools, or if a call cannot be parsed, calls stay in the content."""
         reasoning, content = split_reasoning(text, self.reasoning)
         if tools:
-            form = tool_call_format(template) if self.tool_calls == "auto" else self.tool_calls
-            reply = parse_reply(content, form, tools)
+            reply = parse_reply(content, self._format(template), tools)
             if all(call.parse_error is None for call in reply.calls):
                 return ChatReply(reasoning, reply.content, reply.calls)
         return ChatReply(reasoning, content, ())
+
+    def _format(self, template: str | None) -> ToolCallFormat:
+        return tool_call_format(template) if self.tool_calls == "auto" else self.tool_calls
 
 
 def split_reasoning(text: str, parser: ReasoningParser) -> tuple[str | None, str]:

@@ -45,7 +45,7 @@ from strop.dialects.verl.sft_converters import (
     without_lora,
 )
 from strop.dialects.verl.sft_engine_optimizer import is_empty
-from strop.dialects.verl.sft_intervals import FOLDERS, INTERVALS
+from strop.dialects.verl.sft_run_rows import FOLDERS, INTERVALS
 from strop.dialects.verl.shipped import SFT_ENGINE
 from strop.dialects.verl.trainer import RESUME, duration, lacking_monitors, monitors
 

@@ -48,7 +48,7 @@ from strop.dialects.verl.sft_converters import (
     without_lora,
 )
 from strop.dialects.verl.sft_engine_trainer import read_engine_trainer, uses_engine
-from strop.dialects.verl.sft_intervals import FOLDERS, INTERVALS
+from strop.dialects.verl.sft_run_rows import FOLDERS, INTERVALS
 from strop.dialects.verl.shipped import SFT
 from strop.dialects.verl.trainer import duration_in_epochs, lacking_monitors, monitors
 

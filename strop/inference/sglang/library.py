@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,11 +35,6 @@ class SglangLibrary:
     end_update: Any
     serialize: Any
     """Function that serializes named tensors for `update`."""
-
-
-def is_sglang_installed() -> bool:
-    """Whether SGLang can be imported, without importing it."""
-    return importlib.util.find_spec("sglang") is not None
 
 
 def import_sglang(*, on_cpu: bool, processes: int) -> SglangLibrary:

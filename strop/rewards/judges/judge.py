@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from strop.config.environment_values import remember_secret
+from strop.config.environment_values import read_secret
 from strop.config.schema.judge import JudgeCallsConfig, JudgeConfig
 from strop.errors import RewardError
 from strop.rewards.judges.chat_client import ChatCompletionsClient, RequestRejectedError
@@ -169,11 +168,10 @@ def _auxiliary_endpoint(section: JudgeConfig, auxiliary: tuple[str, str] | None)
 def _api_key(section: JudgeConfig) -> str | None:
     if section.api_key_env is None:
         return None
-    key = os.environ.get(section.api_key_env)
-    if not key:
+    key = read_secret(section.api_key_env)
+    if key is None:
         raise RewardError(
             f"reward {section.name!r}: the environment variable {section.api_key_env} is not set; it holds "
             "the key of the judge's endpoint. Set it, or write api_key_env: null if the endpoint needs no key."
         )
-    remember_secret(section.api_key_env, key)
     return key
