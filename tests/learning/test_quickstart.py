@@ -1,4 +1,7 @@
-"""The main job learns: held-out accuracy starts below 0.5 and ends at 0.9 or more, for any seed."""
+"""The main job learns: held-out accuracy starts below 0.5 and ends at 0.9 or more.
+
+One seed; `make evidence ARGS=learning` runs three.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,9 @@ HELD_OUT = "eval/held-out/reward"
 
 @pytest.mark.learning
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_quickstart_learns_two_digit_sums(seed, tmp_path):
+def test_the_quickstart_learns_two_digit_sums(tmp_path):
     done = subprocess.run(
-        [sys.executable, str(QUICKSTART), "--seed", str(seed), "--out", str(tmp_path / "quickstart")],
+        [sys.executable, str(QUICKSTART), "--seed", "1", "--out", str(tmp_path / "quickstart")],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
