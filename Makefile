@@ -31,7 +31,7 @@ engines: .venv-vllm/ready .venv-sglang/ready  ## tests on vLLM's CPU build and o
 	.venv-vllm/bin/pytest -m engines tests/inference tests/run $(ARGS)
 	.venv-sglang/bin/python -m pytest -m engines -k sglang tests/inference tests/run $(ARGS)
 
-check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages
+check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages, links of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -41,16 +41,19 @@ check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated
 	$(BIN)/python tools/check_words.py
 	$(BIN)/codespell
 	$(BIN)/python -m strop.dialects.reference --check
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -b dummy docs build/docs
 
 evidence: .venv/bench  ## measurements that take too long for CI; updates the tables in docs/
 	$(BIN)/python benchmarks/evidence.py $(ARGS)
 
-docs: .venv/base  ## pages that are generated from the code
+docs: .venv/dev  ## pages that are generated from the code, and the documentation site in site/
 	$(BIN)/python -m strop.runs.metrics > docs/metrics.md
 	$(BIN)/python -m strop.dialects.reference
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet docs site
+	@echo "The documentation is in site/index.html."
 
 clean:
-	rm -rf .venv .venv-vllm .venv-sglang build dist runs
+	rm -rf .venv .venv-vllm .venv-sglang build dist runs site
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Strop needs Python 3.11 or newer; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'

@@ -84,7 +84,7 @@ class _Writer:
         text += ["A list; the fields of an item are:"] if "list" in type_of(field) else []
         bases = [base for base in _bases(kinds[0]) if base in self._homes]
         text += [f"It has the fields of {self._link(self._homes[base])}, and:" for base in bases]
-        yield from self._heading(".".join(path), ".".join(path), "##" if len(path) == 1 else "###")
+        yield from self._heading(".".join(path), ".".join(path), _heading_mark(path))
         yield from (" ".join(text), "")
         if "type" in kinds[0].model_fields:
             yield from self._kinds(path, kinds)
@@ -95,6 +95,7 @@ class _Writer:
 
     def _kinds(self, path: Path, kinds: tuple[Kind, ...]) -> Iterator[str]:
         name = ".".join(path)
+        mark = _heading_mark(path) + "#"
         bases = list(dict.fromkeys(base for kind in kinds for base in _bases(kind)))
         numbers = {base: f"{name}:{number}" for number, base in enumerate(bases, 1)}
         rows = []
@@ -105,12 +106,12 @@ class _Writer:
             rows.append((inline_code(label), _sentence(kind.__doc__ or ""), ", ".join(fields)))
         yield from table(("type", "description", "fields"), rows)
         for base in bases:
-            yield from self._heading(numbers[base], f"{name}, shared {numbers[base][-1]}", "####")
+            yield from self._heading(numbers[base], f"{name}, shared {numbers[base][-1]}", mark)
             yield from (_sentence(base.__doc__ or ""), "", *self._fields(path, base, _own(base)))
         for kind in kinds:
             label = kind.model_fields["type"].default
             if _own(kind):
-                yield from self._heading(f"{name}:{label}", f"{name}: {label}", "####")
+                yield from self._heading(f"{name}:{label}", f"{name}: {label}", mark)
                 yield from (_sentence(kind.__doc__ or ""), "", *self._fields(path, kind, _own(kind)))
 
     def _inside(self, path: Path, kinds: tuple[Kind, ...]) -> Iterator[str]:
@@ -184,6 +185,10 @@ def _own(kind: Kind) -> list[str]:
     """Return the fields that a class declares itself, except `type`."""
     declared = get_annotations(kind)
     return [name for name in kind.model_fields if name in declared and name != "type"]
+
+
+def _heading_mark(path: Path) -> str:
+    return "##" if len(path) == 1 else "###"
 
 
 def _sentence(text: str) -> str:
