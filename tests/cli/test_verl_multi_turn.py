@@ -38,7 +38,7 @@ def test_a_check_reads_the_file_of_tools(made: Path, cli: Cli, monkeypatch: pyte
     key = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
     line = [word for word in command_line(made) if not word.startswith(key)]
     result = cli(*line, f"{key}={tools}", "--check")
-    assert result.exit_code == 2 and "an MCP server" in result.stderr
+    assert result.exit_code == 2 and "mcp.mcp_servers_config_path" in result.stderr
 
 
 @pytest.mark.slow

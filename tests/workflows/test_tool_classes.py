@@ -358,7 +358,7 @@ def test_the_gsm8k_interaction(tool_world, tmp_path):
     ("entry", "told"),
     [
         ({"class_name": "verl.tools.search_tool.SearchTool"}, "a class of verl, which is not installed"),
-        ({"class_name": "mine.py:T", "config": {"type": "mcp"}}, "an MCP server"),
+        ({"class_name": "mine.py:T", "mcp": {}}, "the section mcp is for config.type mcp"),
         ({"class_name": "mine.py:T", "config": {"type": "other"}}, "write native"),
         ({"class_name": "mine.py:T", "schema": {}}, "unknown key 'schema'"),
         ({"config": {}}, "needs a class_name"),
@@ -379,7 +379,7 @@ def test_wrong_configuration_files(tmp_path, entry, told):
     ("entry", "told"),
     [
         ({"class_name": "verl.tools.search_tool.SearchTool"}, "a class of verl, which is not installed"),
-        ({"class_name": "mine.py:T", "config": {"type": "mcp"}}, "an MCP server"),
+        ({"class_name": "mine.py:T", "config": {"type": "other"}}, "write native"),
         ({"config": {}}, "needs a class_name"),
     ],
 )

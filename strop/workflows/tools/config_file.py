@@ -4,6 +4,9 @@ tools:
   - class_name: package.module.Class     # or file.py:Class
     config: {type: native, ...}          # passed to the class
     tool_schema: {type: function, function: {name: ..., description: ..., parameters: {...}}}
+  - class_name: verl.tools.mcp_base_tool.MCPBaseTool
+    config: {type: mcp}
+    mcp: {mcp_servers_config_path: servers.json}
 interaction:
   - class_name: package.module.Class
     name: teacher                        # default: the class's name without "Interaction", in lower case
@@ -13,7 +16,7 @@ interaction:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from strop.config.load.yaml_file import read_yaml
 from strop.config.paths import expand_user
 from strop.config.user_code import construct
 from strop.errors import ConfigError
+from strop.workflows.mcp.config_entry import is_mcp_entry, load_mcp_tools, read_mcp_entry
 from strop.workflows.tools.class_tool import ClassTool, Lifetime, verl_result
 from strop.workflows.tools.function_tool import FunctionTool, function_schema
 from strop.workflows.tools.tool import Tool
@@ -32,27 +36,34 @@ from strop.workflows.verl_interface.function_tool import FunctionToolMark, funct
 from strop.workflows.verl_interface.gsm8k_interaction import Gsm8kInteraction
 from strop.workflows.verl_interface.gsm8k_tool import Gsm8kTool
 from strop.workflows.verl_interface.imports import is_verl_installed, load_class, load_file
+from strop.workflows.verl_interface.mcp_tool import MCPBaseTool, MCPSearchTool
 from strop.workflows.verl_interface.sandbox_tool import SandboxTool
 from strop.workflows.verl_interface.schemas import OpenAIFunctionToolSchema
 
 COUNTERPARTS: Mapping[str, Callable[..., Any]] = {
     "verl.tools.gsm8k_tool.Gsm8kTool": Gsm8kTool,
     "verl.tools.sandbox_fusion_tools.SandboxFusionTool": SandboxTool,
+    "verl.tools.mcp_base_tool.MCPBaseTool": MCPBaseTool,
+    "verl.tools.mcp_search_tool.MCPSearchTool": MCPSearchTool,
     "verl.interactions.gsm8k_interaction.Gsm8kInteraction": Gsm8kInteraction,
 }
 """Classes of verl, each with Strop's own class that stands for it."""
-_TOOL_KEYS = ("class_name", "config", "tool_schema")
+_TOOL_KEYS = ("class_name", "config", "tool_schema", "mcp")
 _INTERACTION_KEYS = ("class_name", "name", "config")
 
 
 def load_tools(path: str, lifetime: Lifetime) -> list[Tool]:
     """The tools of a configuration file. Raises ConfigError."""
-    return [_load_tool(entry, where, lifetime) for entry, where in _entries(path, "tools", _TOOL_KEYS)]
+    return [
+        ClassTool(tool, lifetime)
+        for entry, where in _entries(path, "tools", _TOOL_KEYS)
+        for tool in _load_tools(entry, where)
+    ]
 
 
 def check_classes(tool_config: str | None, interaction_config: str | None) -> None:
     """Raise ConfigError for a file that cannot be read, an entry that is not accepted, or a class of verl that
-    neither verl nor Strop has here. Classes of the user are not imported."""
+    neither verl nor Strop has here. Classes of the user are not imported, and no server is asked."""
     for path, section, keys in (
         (tool_config, "tools", _TOOL_KEYS),
         (interaction_config, "interaction", _INTERACTION_KEYS),
@@ -60,6 +71,8 @@ def check_classes(tool_config: str | None, interaction_config: str | None) -> No
         for entry, where in [] if path is None else _entries(path, section, keys):
             if entry["class_name"].startswith("verl."):
                 _find_class(entry["class_name"], where)
+            if section == "tools" and is_mcp_entry(entry):
+                read_mcp_entry(entry, where)
 
 
 def load_function_tools(path: str) -> list[Tool]:
@@ -107,20 +120,20 @@ def _entries(path: str, section: str, keys: tuple[str, ...]) -> list[tuple[dict[
         if not isinstance(entry, dict) or not isinstance(entry.get("class_name"), str):
             raise ConfigError(f"{where}: an entry of {section} needs a class_name, such as mine.py:Class.")
         kind = (entry.get("config") or {}).get("type", "native")
-        if kind == "mcp" or "mcp" in entry:
-            raise ConfigError(
-                f"{where}: {entry['class_name']} calls tools of an MCP server, and Strop has no client of that "
-                "protocol. Write a tool class of type native, or a function, that calls the server."
-            )
-        if kind != "native":
-            raise ConfigError(f"{where}: config.type is {kind!r}; write native.")
+        if kind not in ("native", "mcp"):
+            raise ConfigError(f"{where}: config.type is {kind!r}; write native or mcp.")
         if unknown := sorted(entry.keys() - {*keys}):
             raise ConfigError(f"{where}: unknown key {unknown[0]!r}; an entry has {', '.join(keys)}.")
         checked.append((entry, where))
     return checked
 
 
-def _load_tool(entry: Mapping[str, Any], where: str, lifetime: Lifetime) -> Tool:
+def _load_tools(entry: Mapping[str, Any], where: str) -> Sequence[Any]:
+    """The tool objects of an entry: one, or those of MCP servers."""
+    if is_mcp_entry(entry):
+        return load_mcp_tools(entry, _find_class(entry["class_name"], where), where)
+    if "mcp" in entry:
+        raise ConfigError(f"{where}: the section mcp is for config.type mcp, which is not written.")
     schema = entry.get("tool_schema")
     try:
         description = None if schema is None else OpenAIFunctionToolSchema.model_validate(schema)
@@ -129,10 +142,9 @@ def _load_tool(entry: Mapping[str, Any], where: str, lifetime: Lifetime) -> Tool
         at = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{where}: tool_schema.{at}: {first['msg']}.") from None
     make = _find_class(entry["class_name"], where)
-    tool = construct(
-        make, where, ConfigError, config=dict(entry.get("config") or {}), tool_schema=description
-    )
-    return ClassTool(tool, lifetime)
+    return [
+        construct(make, where, ConfigError, config=dict(entry.get("config") or {}), tool_schema=description)
+    ]
 
 
 def _find_class(name: str, where: str) -> Callable[..., Any]:

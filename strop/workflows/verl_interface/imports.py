@@ -21,6 +21,7 @@ from strop.workflows.verl_interface.base_interaction import BaseInteraction
 from strop.workflows.verl_interface.base_tool import BaseTool
 from strop.workflows.verl_interface.gsm8k_interaction import Gsm8kInteraction
 from strop.workflows.verl_interface.gsm8k_tool import Gsm8kTool
+from strop.workflows.verl_interface.mcp_tool import MCPBaseTool, MCPSearchTool
 from strop.workflows.verl_interface.sandbox_tool import SandboxTool
 
 _SCHEMAS = {name: value for name, value in vars(schemas).items() if name.startswith(("OpenAI", "Tool"))}
@@ -31,6 +32,8 @@ _PROVIDED = {
     "verl.tools.function_tool": {"function_tool": function_tool.function_tool},
     "verl.tools.gsm8k_tool": {"Gsm8kTool": Gsm8kTool},
     "verl.tools.sandbox_fusion_tools": {"SandboxFusionTool": SandboxTool},
+    "verl.tools.mcp_base_tool": {"MCPBaseTool": MCPBaseTool},
+    "verl.tools.mcp_search_tool": {"MCPSearchTool": MCPSearchTool},
     "verl.interactions.base": {"BaseInteraction": BaseInteraction},
     "verl.interactions.gsm8k_interaction": {"Gsm8kInteraction": Gsm8kInteraction},
     "verl.experimental.agent_loop.agent_loop": {name: getattr(agent_loop, name) for name in _LOOPS},

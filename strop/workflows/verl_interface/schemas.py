@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class OpenAIFunctionPropertySchema(BaseModel):
-    """Description of one parameter; further keys of JSON Schema, such as `items`, are kept."""
+    """Description of one parameter; further keys of JSON Schema, such as `items` or `anyOf`, are kept."""
 
     model_config = ConfigDict(extra="allow")
 
-    type: str | list[str]
+    type: str | list[str] | None = None
     description: str | None = None
     enum: list[Any] | None = None
 

@@ -1,0 +1,182 @@
+"""Client of MCP servers: lists their tools, and calls them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from strop.errors import ConfigError, MissingExtraError
+from strop.workers.event_loop_thread import EventLoopThread
+from strop.workflows.mcp.rate_limit import RateLimit
+from strop.workflows.mcp.servers import McpServer
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp_types import CallToolResult
+
+_START_SECONDS = 60.0
+"""Maximum time until a server has answered the handshake."""
+_READ_SECONDS = 300.0
+"""Maximum time between two parts of an HTTP response, which a server may hold open."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpTool:
+    """A tool of a server."""
+
+    server: McpServer
+    name: str
+    """Name at the server."""
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON Schema of its arguments."""
+
+    @property
+    def public_name(self) -> str:
+        """Name by which the model calls it."""
+        return f"{self.server.prefix}{self.name}"
+
+
+def require_mcp(where: str) -> None:
+    """Raise MissingExtraError if the package mcp is not installed."""
+    if find_spec("mcp") is None:
+        raise MissingExtraError(
+            f"{where}: the tools of MCP servers need the package mcp: pip install 'strop[mcp]'"
+        )
+
+
+def list_tools(servers: Sequence[McpServer], where: str) -> list[McpTool]:
+    """The tools of all servers. Each server is started or connected for this alone.
+
+    Raises ConfigError for a server that does not answer; `where` is the place that names the servers.
+    """
+    thread = EventLoopThread("mcp-tools")
+    try:
+        return [tool for server in servers for tool in thread.run(_tools_of(server, where))]
+    finally:
+        thread.close()
+
+
+class McpClient:
+    """Sessions with servers, one for each server, which all rollouts share.
+
+    A session opens with the first call, in the event loop of the caller, and ends with that loop. One that is lost
+    opens again with the next call.
+    """
+
+    def __init__(self, calls_per_second: float) -> None:
+        self._limit = RateLimit(calls_per_second)
+        self._sessions: dict[str, _Session] = {}
+
+    async def call(self, tool: McpTool, arguments: Mapping[str, Any], seconds: float) -> CallToolResult:
+        """Call a tool, within `seconds` after the server has started. Raises what the server or the client raises."""
+        await self._limit.wait()
+        session = self._sessions.get(tool.server.name)
+        if session is None or not session.is_usable:
+            session = self._sessions[tool.server.name] = _Session(tool.server)
+        return await session.call(tool.name, arguments, seconds)
+
+
+class _Session:
+    """One connection, which a task holds from its handshake to its end."""
+
+    def __init__(self, server: McpServer) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lost = asyncio.Event()
+        self._opened: asyncio.Future[Client] = self._loop.create_future()
+        self._task = self._loop.create_task(self._hold(server))
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether calls of the running event loop can use it."""
+        alive = not self._lost.is_set() and not self._task.done()
+        return alive and self._loop is asyncio.get_running_loop()
+
+    async def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> CallToolResult:
+        client = await asyncio.shield(self._opened)
+        from mcp import MCPError
+
+        try:
+            return await client.call_tool(name, dict(arguments), read_timeout_seconds=seconds)
+        except MCPError as error:
+            if _is_lost(error):
+                self._lost.set()
+            raise
+        except Exception:
+            self._lost.set()
+            raise
+
+    async def _hold(self, server: McpServer) -> None:
+        try:
+            async with _connect(server) as client:
+                self._opened.set_result(client)
+                await self._lost.wait()
+        except Exception as error:  # noqa: BLE001 - every call that waits for the session raises it
+            if not self._opened.done():
+                self._opened.set_exception(_first_error(error))
+        finally:
+            self._opened.cancel()
+
+
+async def _tools_of(server: McpServer, where: str) -> list[McpTool]:
+    try:
+        async with _connect(server) as client:
+            listed = await client.list_tools()
+            found = list(listed.tools)
+            while listed.next_cursor is not None:
+                listed = await client.list_tools(cursor=listed.next_cursor)
+                found += listed.tools
+    except Exception as error:
+        reason = _first_error(error)
+        raise ConfigError(
+            f"{where}: the MCP server {server.name!r} ({server.url or server.command}) does not answer: "
+            f"{type(reason).__name__}: {reason}."
+        ) from error
+    return [McpTool(server, tool.name, tool.description or "", tool.input_schema) for tool in found]
+
+
+@asynccontextmanager
+async def _connect(server: McpServer) -> AsyncIterator[Client]:
+    """A client after its handshake. Raises TimeoutError if the server takes too long."""
+    from httpx2 import AsyncClient, Timeout
+    from mcp import Client, StdioServerParameters
+    from mcp.client.sse import sse_client
+    from mcp.client.stdio import stdio_client
+    from mcp.client.streamable_http import streamable_http_client
+
+    async with AsyncExitStack() as opened:
+        limit = await opened.enter_async_context(asyncio.timeout(_START_SECONDS))
+        if server.transport == "stdio":
+            process = StdioServerParameters(
+                command=server.command, args=list(server.args), env=dict(server.env), cwd=server.cwd
+            )
+            transport = stdio_client(process)
+        elif server.transport == "sse":
+            transport = sse_client(server.url, headers=dict(server.headers))
+        else:
+            http_client = AsyncClient(
+                headers=server.headers, timeout=Timeout(_START_SECONDS, read=_READ_SECONDS)
+            )
+            transport = streamable_http_client(
+                server.url, http_client=await opened.enter_async_context(http_client)
+            )
+        client = await opened.enter_async_context(Client(transport, read_timeout_seconds=_START_SECONDS))
+        limit.reschedule(None)
+        yield client
+
+
+def _is_lost(error: Any) -> bool:
+    from mcp_types import CONNECTION_CLOSED
+
+    return bool(error.code == CONNECTION_CLOSED)
+
+
+def _first_error(error: BaseException) -> BaseException:
+    """The first error of a group of errors, which task groups raise."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

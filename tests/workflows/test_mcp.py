@@ -1,0 +1,198 @@
+"""Tools of MCP servers, called by the workflow `tools`: the file of servers, and real servers of the package mcp."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from strop.config.schema.workflow import WorkflowConfig
+from strop.errors import ConfigError, MissingExtraError
+from strop.workflows.mcp.config_entry import read_mcp_entry
+from strop.workflows.mcp.rate_limit import RateLimit
+from strop.workflows.mcp.servers import read_servers
+from strop.workflows.registry import load_workflow
+from strop.workflows.tools.config_file import check_classes
+from strop.workflows.verl_interface.mcp_tool import MCPBaseTool, MCPSearchTool
+from strop.workflows.verl_interface.schemas import OpenAIFunctionToolSchema
+
+SERVER = Path(__file__).parent / "mcp_calculator.py"
+STDIO = {"command": sys.executable, "args": [str(SERVER)]}
+LOUD = """
+from verl.tools.mcp_base_tool import MCPBaseTool
+
+class Loud(MCPBaseTool):
+    def _parse_tool_result(self, content):
+        text, metrics = super()._parse_tool_result(content)
+        return text.upper(), metrics
+"""
+
+
+@pytest.fixture
+def entry(tmp_path, monkeypatch):
+    """Writes a file of servers and a tool file with one entry; returns the tool file and the entry."""
+    monkeypatch.setattr("strop.workflows.mcp.client.find_spec", lambda name: name)
+
+    def write(servers, class_name="verl.tools.mcp_base_tool.MCPBaseTool", selected=None, **config):
+        (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}))
+        section = {"mcp_servers_config_path": str(tmp_path / "servers.json"), "tool_selected_list": selected}
+        made = {"class_name": class_name, "config": {"type": "mcp", **config}, "mcp": section}
+        (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [made]}))
+        return str(tmp_path / "tools.yaml"), made
+
+    return write
+
+
+def test_transports_and_prefixes_are_those_of_verl(entry):
+    servers = {
+        "calc": {"command": "python", "args": ["server.py", 1], "env": {"N": 2}},
+        "old": {"url": "https://host/sse"},
+        "new": {"url": "https://host/mcp", "headers": {"X": "1"}, "auth": "key"},
+        "token": {"url": "https://host/mcp", "auth_token": "secret"},
+        "chosen": {"url": "https://host/sse", "transport": "streamable-http"},
+    }
+    _, made = entry(servers)
+    read = {server.name: server for server in read_mcp_entry(made, "here").servers}
+    assert {name: server.transport for name, server in read.items()} == {
+        "calc": "stdio",
+        "old": "sse",
+        "new": "http",
+        "token": "sse",
+        "chosen": "http",
+    }
+    assert (read["calc"].args, read["calc"].env) == (("server.py", "1"), {"N": "2"})
+    assert read["new"].headers == {"X": "1", "Authorization": "Bearer key"}
+    assert read["token"].headers == {"Authorization": "Bearer secret"} and "secret" not in str(read["token"])
+    assert [server.prefix for server in read.values()] == ["calc_", "old_", "new_", "", "chosen_"]
+    alone, _ = entry({"calc": STDIO}), None
+    assert read_mcp_entry(alone[1], "here").servers[0].prefix == ""
+
+
+@pytest.mark.parametrize(
+    ("servers", "told"),
+    [
+        ({}, "has no servers"),
+        ({"a": {"args": []}}, "needs either `command`"),
+        ({"a": {"command": "x", "url": "y"}}, "needs either `command`"),
+        ({"a": {"command": "x", "arg": []}}, "unknown key 'arg'; did you mean 'args'"),
+        ({"a": {"command": "x", "args": "y"}}, "args is str; write a list"),
+        ({"a": {"command": "x", "transport": "http"}}, "its transport is stdio"),
+        ({"a": {"url": "x", "type": "stdio"}}, "its transport is http or sse"),
+        ({"a": {"url": "x", "transport": "carrier pigeon"}}, "write stdio, sse or http"),
+        ({"a": {"url": "x", "auth": "oauth"}}, "asks a person to log in"),
+    ],
+)
+def test_wrong_files_of_servers(entry, servers, told):
+    file, made = entry(servers)
+    with pytest.raises(ConfigError, match=told):
+        read_servers(made["mcp"]["mcp_servers_config_path"], "here")
+    with pytest.raises(ConfigError, match=told) as raised:
+        check_classes(file, None)
+    assert file in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"mcp": {}}, "needs mcp.mcp_servers_config_path"),
+        ({"mcp": {"mcp_servers_config_path": "none.json"}}, "none.json cannot be read"),
+        ({"mcp": {"mcp_servers_config_path": "x", "retries": 3}}, "unknown key mcp.retries"),
+        ({"mcp": {"mcp_servers_config_path": "x", "tool_selected_list": "add"}}, "write a list of names"),
+        ({"tool_schema": {}}, "the server describes its tools"),
+        ({"config": {"type": "mcp", "rate_limit": 0}}, "config.rate_limit is 0; write a number above 0"),
+        ({"config": {"type": "mcp", "timeout": "30"}}, "config.timeout is '30'"),
+    ],
+)
+def test_wrong_entries(entry, changes, told):
+    _, made = entry({"calc": STDIO})
+    with pytest.raises(ConfigError, match=told):
+        read_mcp_entry({**made, **changes}, "here")
+
+
+def test_a_missing_package_is_one_line(entry, monkeypatch):
+    file, _ = entry({"calc": STDIO})
+    monkeypatch.setattr("strop.workflows.mcp.client.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'strop\[mcp\]'"):
+        check_classes(file, None)
+
+
+def test_the_rate_limit_is_a_bucket_of_one_second():
+    """Two calls per second: two at once, then one each half second; a pause fills the bucket with two."""
+    limit = RateLimit(2.0)
+    assert [limit.reserve(10.0) for _ in range(4)] == [0.0, 0.0, 0.5, 1.0]
+    assert limit.reserve(11.0) == 0.5
+    assert [limit.reserve(100.0) for _ in range(3)] == [0.0, 0.0, 0.5]
+    slow = RateLimit(0.5)
+    assert [slow.reserve(0.0) for _ in range(3)] == [0.0, 2.0, 4.0]
+
+
+def text(value):
+    return SimpleNamespace(type="text", text=value)
+
+
+def test_results_become_text():
+    schema = OpenAIFunctionToolSchema.model_validate(
+        {"type": "function", "function": {"name": "f", "description": ""}}
+    )
+    image = SimpleNamespace(type="image", data="")
+    assert MCPBaseTool({}, schema)._parse_tool_result([text("a"), image, text("b")]) == ("a b", {})
+    found = "{'query': 'cats', 'results': [{'title': 'one'}, {'title': 'two'}]}"
+    shown, metrics = MCPSearchTool({}, schema)._parse_tool_result([text(found), text("nothing")])
+    assert shown == '[{"title": "one"}, {"title": "two"}]'
+    assert metrics == {"queries": ["cats", ""], "query_count": 2, "total_results": 2}
+
+
+def call(name, **arguments):
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def test_a_rollout_calls_a_process_and_a_url(tool_world, entry, user_file):
+    pytest.importorskip("mcp")
+    http = subprocess.Popen([sys.executable, SERVER, "http"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert http.stdout is not None
+        url = f"http://127.0.0.1:{http.stdout.readline().strip()}/mcp"
+        file, _ = entry(
+            {"near": STDIO, "far": {"url": url}},
+            f"{user_file(LOUD)}:Loud",
+            selected=["near_add", "near_fail", "far_add"],
+        )
+        texts = [
+            call("near_add", a=1, b=2) + call("far_add", a=3),
+            call("near_fail") + call("far_fail"),
+            "done",
+        ]
+        engine = tool_world.says(*texts)
+        rollout = tool_world.run(engine, "tools", {"tool_config": file}, max_sequence_tokens=6000)
+    finally:
+        http.kill()
+        http.wait()
+    assert rollout.error is None
+    near, far, fail, none = (m["content"] for m in rollout.response_messages if m["role"] == "tool")
+    assert (near, far) == ("SUM 3", "SUM 3")
+    assert "NEVER WORKS" in fail and "there is no tool 'far_fail'" in none
+    prompt = tool_world.tokenizer.decode(engine.requests[0].prompt_ids)
+    assert "Add two numbers." in prompt and "near_add" in prompt and "far_fail" not in prompt
+
+
+def test_faults_of_real_servers(entry):
+    pytest.importorskip("mcp")
+
+    def told(servers, **options):
+        file, _ = entry(servers, **options)
+        with pytest.raises(ConfigError) as raised:
+            load_workflow(WorkflowConfig(name="tools", args={"tool_config": file}))
+        return str(raised.value)
+
+    assert "the MCP server 'gone' (nonesuch) does not answer: FileNotFoundError" in told(
+        {"gone": {"command": "nonesuch"}}
+    )
+    assert "does not answer: MCPError" in told({"ends": {"command": sys.executable, "args": ["-c", "pass"]}})
+    assert "has 'ad', which no server has; did you mean 'add'? Their tools are add, fail" in told(
+        {"calc": STDIO}, selected=["ad"]
+    )
