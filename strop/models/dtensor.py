@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -27,9 +28,8 @@ def distribute_like(
     `rows` returns the rows from one number to before another; it is called for this rank's rows only.
     """
     mesh = like.device_mesh
-    share = -(-like.shape[0] // mesh.size())  # the last ranks may have fewer, or none
-    first = min(mesh.get_local_rank() * share, like.shape[0])
-    own = rows(first, min(first + share, like.shape[0])).to(device or like.device)
+    (count, *_), (first, *_) = compute_local_shape_and_global_offset(like.shape, mesh, like.placements)
+    own = rows(first, first + count).to(device or like.device)
     return DTensor.from_local(
         own, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )

@@ -208,9 +208,19 @@ def _prepare_for_training(
     model: PreTrainedModel, section: ModelConfig, *, trainable: bool
 ) -> PreTrainedModel:
     enable_packed_attention(model)
-    if section.gradient_checkpointing and trainable:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if trainable:
+        enable_gradient_checkpointing(model, section)
     return model
+
+
+def enable_gradient_checkpointing(model: PreTrainedModel, section: ModelConfig) -> None:
+    """Recompute layers in the backward pass as the section says; without a GPU there is nothing to offload."""
+    if section.gradient_checkpointing:
+        model.gradient_checkpointing_enable(
+            {"use_reentrant": False},
+            every_n_layers=section.gradient_checkpointing_interval,
+            offload=section.activation_offload and torch.cuda.is_available(),
+        )
 
 
 def load_tokenizer(section: ModelConfig) -> PreTrainedTokenizerBase:

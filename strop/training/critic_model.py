@@ -12,7 +12,7 @@ from strop.models.packed_attention.forward import can_share_prompts
 from strop.models.value_model import token_values
 from strop.models.vision.model_images import ModelImages
 from strop.protocols import ValueLossFn
-from strop.training.optimized_model import OptimizedModel, sum_metrics
+from strop.training.optimized_model import OptimizedModel, mark_last, sum_metrics
 from strop.training.parallel.parallelize import Parallelizer
 from strop.training.specs import CriticSpec
 from strop.types import GlobalCounts, MicroBatch
@@ -39,6 +39,7 @@ class CriticModel(OptimizedModel):
             loaded.model,
             spec.optimizer,
             compute_copy=loaded.compute_copy,
+            before_backward=loaded.before_backward,
             max_grad_norm=spec.max_grad_norm,
             checkpoint=spec.checkpoint,
             model_key=spec.model_key,
@@ -55,9 +56,10 @@ class CriticModel(OptimizedModel):
         """
         self.train()
         rows = []
-        for micro_batch in micro_batches:
+        for micro_batch, is_last in mark_last(micro_batches):
             values = self._call(token_values, micro_batch)
-            rows.append(self.backward(loss_fn(micro_batch, values, counts), micro_batch, counts))
+            result = loss_fn(micro_batch, values, counts)
+            rows.append(self.backward(result, micro_batch, counts, is_last=is_last))
         return sum_metrics(rows)
 
     @torch.no_grad()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -40,13 +40,15 @@ class OptimizedModel:
         optimizer: OptimizerConfig,
         *,
         compute_copy: ComputeCopy | None,
+        before_backward: Callable[[bool], None],
         max_grad_norm: float | None,
         checkpoint: CheckpointConfig,
         model_key: str,
         trainer_key: str,
     ) -> None:
-        """`compute_copy` runs forward and backward passes in place of `model`. `model_key` and `trainer_key`
-        are the keys of the model's and the trainer's section in the run file, for error messages."""
+        """`compute_copy` runs forward and backward passes in place of `model`. `before_backward` is that of
+        `LoadedModel`. `model_key` and `trainer_key` are the keys of the model's and the trainer's section in the run
+        file, for error messages."""
         self.master = model
         """Model whose parameters the optimizer updates, in `dtype`."""
         self._compute_copy = compute_copy
@@ -61,6 +63,7 @@ class OptimizedModel:
         if optimizer.fused_backward:
             computing = trainable_parameters(self.model)
             self._fused = FusedBackward(self._optimizer, self._parameters, computing)
+        self._before_backward = before_backward
         self._max_grad_norm = max_grad_norm
         self._checkpoint = checkpoint
         self._model_key, self._trainer_key = model_key, trainer_key
@@ -73,9 +76,11 @@ class OptimizedModel:
             self._averaging.train()
             self._refresh()
 
-    def backward(self, result: LossOutput, micro_batch: MicroBatch, counts: GlobalCounts) -> dict[str, float]:
+    def backward(
+        self, result: LossOutput, micro_batch: MicroBatch, counts: GlobalCounts, *, is_last: bool
+    ) -> dict[str, float]:
         """Add one micro-batch's gradient; returns the loss's metrics and `loss` itself. A fused optimizer
-        updates the weights here.
+        updates the weights here. `is_last` is whether this is the last micro-batch of a `forward_backward`.
 
         Raises TrainingError for a loss that is NaN or infinite, before any gradient of it is added, and for a
         micro-batch that is not the whole update where the optimizer is fused.
@@ -86,6 +91,7 @@ class OptimizedModel:
             raise TrainingError(_not_finite(metrics, micro_batch, self._trainer_key))
         if self._fused:
             require_single_micro_batch(micro_batch, counts)
+        self._before_backward(is_last)
         result.loss.backward()  # type: ignore[no-untyped-call]
         if self._compute_copy and not self._fused:
             self._compute_copy.collect_gradients()
@@ -178,6 +184,17 @@ class OptimizedModel:
                 f"advantages, or lower the learning rate ({self._trainer_key}.optimizer.lr)."
             )
         return float(norm)
+
+
+def mark_last(micro_batches: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, bool]]:
+    """The micro-batches, each with whether it is the last one."""
+    previous: MicroBatch | None = None
+    for micro_batch in micro_batches:
+        if previous is not None:
+            yield previous, False
+        previous = micro_batch
+    if previous is not None:
+        yield previous, True
 
 
 def sum_metrics(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:

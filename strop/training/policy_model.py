@@ -28,7 +28,7 @@ from strop.protocols import LossFn, SharedWeights
 from strop.training.checkpoints.file_names import RNG_FILE
 from strop.training.checkpoints.snapshot import LocalSnapshot
 from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
-from strop.training.optimized_model import OptimizedModel, sum_metrics
+from strop.training.optimized_model import OptimizedModel, mark_last, sum_metrics
 from strop.training.parallel.parallelize import ModelCall, Parallelizer
 from strop.training.specs import PolicySpec
 from strop.training.teachers import Teachers
@@ -53,6 +53,7 @@ class PolicyModel(OptimizedModel):
             loaded.model,
             spec.optimizer,
             compute_copy=loaded.compute_copy,
+            before_backward=loaded.before_backward,
             max_grad_norm=spec.max_grad_norm,
             checkpoint=spec.checkpoint,
             model_key="model",
@@ -95,7 +96,7 @@ class PolicyModel(OptimizedModel):
         """
         self.train()
         rows = []
-        for micro_batch in micro_batches:
+        for micro_batch, is_last in mark_last(micro_batches):
             reference = self._reference_states(micro_batch) if divergence else None
             teacher = None
             if teacher_divergence is not None:
@@ -113,7 +114,7 @@ class PolicyModel(OptimizedModel):
                 weights = micro_batch.sequences_of_token()
                 routers = self._router_loss(outputs.router_logits, weights, expert_load, counts)
                 result = add_losses(result, routers)
-            rows.append(self.backward(result, micro_batch, counts))
+            rows.append(self.backward(result, micro_batch, counts, is_last=is_last))
         return sum_metrics(rows)
 
     @property

@@ -14,6 +14,7 @@ from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import OptimizerConfig
 from strop.config.schema.router_loss import RouterLossConfig
+from strop.config.schema.training_engine import TrainingEngineConfig
 from strop.config.units import Amount
 
 
@@ -40,6 +41,8 @@ class PolicySpec:
     """Maximum length of a sequence of the run."""
     images: ImagesConfig
     """Limits of the size of images."""
+    engine: TrainingEngineConfig
+    """Division of the model over ranks."""
 
     @classmethod
     def of(cls, run: Run) -> PolicySpec:
@@ -56,6 +59,7 @@ class PolicySpec:
             router_loss=run.trainer.router_loss,
             max_sequence_tokens=run.max_sequence_tokens,
             images=run.data.images,
+            engine=run.trainer.engine,
         )
 
 
@@ -78,6 +82,8 @@ class CriticSpec:
     """Key of the model's section in the run file, for error messages."""
     images: ImagesConfig
     """Limits of the size of images."""
+    engine: TrainingEngineConfig
+    """Division of the model over ranks."""
 
     @classmethod
     def of(cls, run: Run, critic: CriticConfig) -> CriticSpec:
@@ -92,4 +98,5 @@ class CriticSpec:
             seed=run.seed,
             model_key="algorithm.critic.model" if critic.model else "model",
             images=run.data.images,
+            engine=run.trainer.engine,
         )

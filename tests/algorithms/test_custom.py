@@ -21,7 +21,6 @@ from strop.models.tiny import make_model
 from strop.runs.metrics import metric_of
 from strop.training.backends.fsdp2 import Fsdp2Engine
 from strop.training.backends.local import LocalEngine
-from strop.training.parallel.mesh import ParallelDims
 from strop.training.ranks.group import RankGroup
 from strop.types import TrainingBatch
 from tests.training.test_local_engine import batch_of, make_run
@@ -111,7 +110,7 @@ def test_grpo_written_as_custom_trains_the_same_weights(folder: Path) -> None:
     run = make_run(folder)
     ranked = make_run(folder, trainer={"engine": {"type": "fsdp2", "device": "cpu"}})
     results = [train(LocalEngine(run), LossSpec(config, 64)) for config in (GrpoConfig(), CUSTOM)]
-    with closing(RankGroup(ParallelDims(dp=2), "cpu")) as group:
+    with closing(RankGroup(2, "cpu")) as group:
         for config in (GrpoConfig(), CUSTOM):
             results.append(train(Fsdp2Engine(group, ranked), LossSpec(config, 64)))
     for built_in, custom in (results[:2], results[2:]):

@@ -10,7 +10,7 @@ import pytest
 from strop.config.schema.buffer import QueueBufferConfig
 from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
-from strop.config.schema.trainer import Fsdp2EngineConfig, LocalEngineConfig
+from strop.config.schema.training_engine import Fsdp2EngineConfig, LocalEngineConfig
 from strop.dialects.ledger.overrides import config_tree_from_overrides
 from strop.dialects.ledger.reader import read_ignoring_placement
 from strop.dialects.ledger.writer import write_dialect

@@ -17,7 +17,6 @@ from strop.data.packing import plan_micro_batches
 from strop.protocols import TrainingEngine
 from strop.training.backends.fsdp2 import Fsdp2Engine
 from strop.training.backends.local import LocalEngine
-from strop.training.parallel.mesh import ParallelDims
 from strop.training.ranks.group import RankGroup
 from strop.training.ranks.share import plan_rank_shares
 from strop.types import TrainingBatch
@@ -37,7 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[RankGroup]:
-    with closing(RankGroup(ParallelDims(dp=2), "cpu")) as group:
+    with closing(RankGroup(2, "cpu")) as group:
         yield group
 
 

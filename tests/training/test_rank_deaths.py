@@ -18,14 +18,13 @@ SCRIPT = """
 import sys
 from contextlib import closing
 from strop.errors import StropError
-from strop.training.parallel.mesh import ParallelDims
 from strop.training.ranks import remote_rank
 from strop.training.ranks.group import RankGroup
 from tests.training import dying_ranks
 
 remote_rank.run_rank_worker = getattr(dying_ranks, sys.argv[1])
 try:
-    with closing(RankGroup(ParallelDims(dp=int(sys.argv[2])), "cpu")) as group:
+    with closing(RankGroup(int(sys.argv[2]), "cpu")) as group:
         assert group.run(dying_ranks.Collective(False)) == [float(sys.argv[2])] * int(sys.argv[2])
         group.run(dying_ranks.Collective(True))
 except StropError as error:
@@ -79,13 +78,12 @@ HANGS = """
 import os, signal, sys
 from contextlib import closing
 from strop.errors import StropError
-from strop.training.parallel.mesh import ParallelDims
 from strop.training.ranks.group import RankGroup
 from tests.training import dying_ranks
 
 how, ranks = sys.argv[1], int(sys.argv[2])
 try:
-    with closing(RankGroup(ParallelDims(dp=ranks), "cpu", hang_timeout_seconds=6.0)) as group:
+    with closing(RankGroup(ranks, "cpu", hang_timeout_seconds=6.0)) as group:
         group.run(dying_ranks.Collective(False))
         if how == "between":
             os.kill(group._remote[-1]._worker.pid, signal.SIGSTOP)

@@ -31,14 +31,13 @@ from strop.config.schema.data import ImagesConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.units import Amount
 from strop.data.packing import pack, plan_micro_batches
-from strop.errors import CheckpointError, PlacementError, TrainingError
+from strop.errors import CheckpointError, TrainingError
 from strop.models.meta_loading import MetaLoadingUnsupported, build_on_meta
 from strop.models.tiny import make_model
 from strop.models.vision.model_images import ModelImages
 from strop.protocols import TrainingEngine
 from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine
 from strop.training.backends.local import LocalCriticEngine, LocalEngine
-from strop.training.parallel.mesh import ParallelDims
 from strop.training.ranks.group import RankGroup
 from strop.training.ranks.messages import (
     POLICY,
@@ -76,14 +75,14 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[RankGroup]:
-    with closing(RankGroup(ParallelDims(dp=2), "cpu")) as group:
+    with closing(RankGroup(2, "cpu")) as group:
         yield group
 
 
-def the_run(folder: Path, model: Any = None, algorithm: Any = "grpo", engine: Any = "fsdp2") -> Run:
+def the_run(folder: Path, model: Any = None, algorithm: Any = "grpo", **engine: Any) -> Run:
     trainer = {
         "optimizer": {"type": "adamw", "lr": 0.01},
-        "engine": {"type": engine, "device": "cpu"},
+        "engine": {"type": "fsdp2", "device": "cpu", **engine},
         "microbatch": "60 tokens",
     }
     return make_run(folder, model or {}, trainer=trainer, algorithm=algorithm)
@@ -296,13 +295,6 @@ class Die:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_mesh_dimensions_that_are_not_supported_are_refused_by_name():
-    with pytest.raises(PlacementError, match=r"sequence parallelism \(sp\) is 2"):
-        ParallelDims(dp=1, sp=2)
-    with pytest.raises(PlacementError, match=r"tensor parallelism \(tp\) is 4"):
-        ParallelDims(dp=2, tp=4)
-
-
 def test_each_rank_gets_its_own_experiences_and_makes_the_micro_batches_of_one_process():
     batch = batch_of()
     whole = pack(batch, LIMIT, share_prompts=True, device="cpu")
@@ -347,12 +339,11 @@ from contextlib import closing
 from pathlib import Path
 from strop.errors import StropError
 from strop.training.backends.fsdp2 import Fsdp2Engine
-from strop.training.parallel.mesh import ParallelDims
 from strop.training.ranks.group import RankGroup
 from tests.training import test_ranks
 
 for fault in test_ranks.FAULTS:
-    with closing(RankGroup(ParallelDims(dp=2), "cpu")) as group:
+    with closing(RankGroup(2, "cpu")) as group:
         engine = Fsdp2Engine(group, test_ranks.the_run(Path(sys.argv[1])))
         try:
             with group.on_others(getattr(test_ranks, fault)()):

@@ -16,7 +16,6 @@ from strop.errors import ModelError
 from strop.models.tiny import make_model
 from strop.training.backends.fsdp2 import Fsdp2Engine
 from strop.training.backends.local import LocalEngine
-from strop.training.parallel.mesh import ParallelDims
 from strop.training.ranks.group import RankGroup
 from strop.types import TrainingBatch
 from strop.workers.cleanup import closing
@@ -87,7 +86,7 @@ def test_micro_batches_change_nothing(folder: Path, over: str) -> None:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[RankGroup]:
-    with closing(RankGroup(ParallelDims(dp=2), "cpu")) as group:
+    with closing(RankGroup(2, "cpu")) as group:
         yield group
 
 

@@ -23,7 +23,6 @@ from strop.training.checkpoints.file_names import (
     shard_file_name,
 )
 from strop.training.checkpoints.sharded_tensors import ShardedTensors
-from strop.training.parallel.mesh import ParallelDims
 from strop.training.ranks.group import RankGroup
 from tests.training.test_local_engine import make_run
 from tests.training.test_ranks import LORA, close, learn, the_run, weights
@@ -41,7 +40,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[RankGroup]:
-    with closing(RankGroup(ParallelDims(dp=2), "cpu")) as group:
+    with closing(RankGroup(2, "cpu")) as group:
         yield group
 
 

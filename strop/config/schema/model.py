@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field
@@ -53,5 +54,19 @@ class ModelConfig(Section):
     in the Qwen-VL families. With `lora` they are frozen anyway."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, about a third more computation."""
+    gradient_checkpointing_interval: int = Field(1, gt=0)
+    """Distance between recomputed layers: 1 recomputes every layer, 2 every second one."""
+    activation_offload: bool = False
+    """Move the inputs of recomputed layers from the GPU to the CPU's memory until the backward pass."""
     trust_remote_code: bool = False
     """Run Python code from the model folder."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if not self.gradient_checkpointing and (
+            self.activation_offload or self.gradient_checkpointing_interval > 1
+        ):
+            yield (
+                "activation_offload and gradient_checkpointing_interval are settings of recomputed layers; write "
+                "gradient_checkpointing: true, or remove them"
+            )

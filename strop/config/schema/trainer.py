@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -22,33 +22,12 @@ from strop.config.schema.optimizer import (
 )
 from strop.config.schema.router_loss import RouterLossConfig
 from strop.config.schema.schedule import ConstantScheduleConfig, ScheduleConfig
-from strop.config.units import MAX_SECONDS, Amount, Duration, MicroBatchSize, RunLimit
-
-
-class LocalEngineConfig(Section):
-    """One process, on the CPU or on one GPU."""
-
-    type: Literal["local"] = "local"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the model; `auto` is the GPU if there is one, otherwise the CPU."""
-
-    @property
-    def ranks(self) -> int:
-        """The number of processes, which is 1."""
-        return 1
-
-
-class Fsdp2EngineConfig(Section):
-    """Several processes, each with a shard of every parameter, gradient and optimizer state (FSDP2)."""
-
-    type: Literal["fsdp2"] = "fsdp2"
-    ranks: int = Field(2, gt=0)
-    """Number of processes, including the run's own; on GPUs each process has its own GPU."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the ranks; `auto` is one GPU per rank if there are GPUs, otherwise the CPU."""
-    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
-    """Maximum time, in seconds, for which the other ranks wait for a rank that is stopped or makes no progress; then
-    the run ends with exit code 75, or restarts its trainer."""
+from strop.config.schema.training_engine import (
+    Fsdp2EngineConfig,
+    LocalEngineConfig,
+    TrainingEngineConfig,
+)
+from strop.config.units import Amount, Duration, MicroBatchSize, RunLimit
 
 
 class TrainerConfig(Section):
@@ -82,10 +61,7 @@ class TrainerConfig(Section):
     """Maximum norm of the gradient; larger gradients are scaled down to it. Null for no limit."""
     router_loss: RouterLossConfig | None = None
     """Losses on the routers of a mixture of experts; null for none."""
-    engine: Annotated[
-        Annotated[LocalEngineConfig | Fsdp2EngineConfig, Field(discriminator="type")],
-        type_shorthand("local"),
-    ] = LocalEngineConfig()
+    engine: Annotated[TrainingEngineConfig, type_shorthand("local")] = LocalEngineConfig()
     """Training engine, which runs the model's forward and backward passes and the optimizer."""
 
     @property

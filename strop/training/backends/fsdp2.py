@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from strop.algorithms.loss_spec import LossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.config.schema import Run
 from strop.config.schema.critic import CriticConfig
-from strop.config.schema.trainer import Fsdp2EngineConfig
+from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.config.units import Amount
 from strop.data.packing import MicroBatchPlan, plan_micro_batches
 from strop.protocols import CriticEngine, SharedWeights, TrainingEngine
@@ -42,6 +43,7 @@ from strop.training.ranks.messages import (
     LoadCheckpoint,
     OptimizerStep,
     PolicyForwardBackward,
+    RankMessage,
     SetLr,
     SetWeightDecay,
     TokenQuantity,
@@ -54,12 +56,21 @@ from strop.workers.cleanup import closing
 from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement
 
 
+def describe_mesh(dims: ParallelDims, kind: str) -> str:
+    """Description of how a model is divided over ranks, which are `kind` (processes or GPUs)."""
+    parts = [f"sharded over {dims.shard_ranks} {kind} (FSDP2)"]
+    if dims.replicate > 1:
+        parts.append(f"{dims.replicate} replicas")
+    return ", ".join(parts)
+
+
 class _ShardedEngine:
     """Operations that the policy's and the critic's engine share."""
 
     def __init__(self, group: RankGroup, model: str, spec: PolicySpec | CriticSpec) -> None:
         self._group = group
         self._model = model
+        self._dims = ParallelDims.of(spec.engine)
         self._microbatch: Amount = spec.microbatch
         self._save_concurrency = spec.checkpoint.save_concurrency
         self.supports_shared_prompts: bool = group.worker.model(model).supports_shared_prompts
@@ -90,9 +101,13 @@ class _ShardedEngine:
 
     def _shares(self, batch: TrainingBatch, plans: Sequence[MicroBatchPlan]) -> list[RankShare]:
         """The share of each rank; the ranks of one data-parallel rank get the same."""
-        dims = self._group.dims
-        shares = plan_rank_shares(batch, plans, dims.dp)
-        return [shares[dims.data_rank(rank)] for rank in range(dims.ranks)]
+        shares = plan_rank_shares(batch, plans, self._dims.dp)
+        return [shares[self._dims.data_rank(rank)] for rank in range(self._dims.ranks)]
+
+    def _run_shares(self, messages: Sequence[RankMessage]) -> list[Any]:
+        """Run each rank's message; the results by data-parallel rank."""
+        results = self._group.run_each(messages)
+        return [results[rank] for rank in self._dims.leaders()]
 
     def _token_values(
         self, experiences: Sequence[Experience], quantity: TokenQuantity, check: Callable[[], None]
@@ -100,9 +115,9 @@ class _ShardedEngine:
         """[L] of each experience; the ranks compute one micro-batch each at a time, with `check` in between."""
         batch, plans = TrainingBatch(experiences), self._plan(experiences)
         found: dict[int, FloatArray] = {}
-        for start in range(0, len(plans), self._group.dims.dp):
-            shares = self._shares(batch, plans[start : start + self._group.dims.dp])
-            for values in self._group.run_each([ComputeTokenValues(share, quantity) for share in shares]):
+        for start in range(0, len(plans), self._dims.dp):
+            shares = self._shares(batch, plans[start : start + self._dims.dp])
+            for values in self._run_shares([ComputeTokenValues(share, quantity) for share in shares]):
                 found |= values
             check()
         return [found[number] for number in range(len(experiences))]
@@ -121,7 +136,7 @@ class Fsdp2Engine(_ShardedEngine):
         self._dtype: torch.dtype = getattr(torch, run.model.compute_dtype or run.model.dtype)
         kind = "processes" if group.device.type == "cpu" else "GPUs"
         note = f"; {self.policy.note}" if self.policy.note else ""
-        self.description = f"sharded over {group.dims.ranks} {kind} (FSDP2){note}"
+        self.description = f"{describe_mesh(self._dims, kind)}{note}"
 
     def forward_backward(
         self, batch: TrainingBatch, loss: LossSpec, counts: GlobalCounts | None = None
@@ -131,19 +146,17 @@ class Fsdp2Engine(_ShardedEngine):
         shares = self._shares(batch, self._plan(batch.experiences))
         expert_load = None
         if self.policy.needs_expert_load:
-            tokens = sum(self._group.run_each([CountExpertTokens(share) for share in shares]))
+            tokens = sum(self._run_shares([CountExpertTokens(share) for share in shares]))
             expert_load = tokens / counts.all_tokens
         return sum_metrics(
-            self._group.run_each(
-                [PolicyForwardBackward(share, loss, counts, expert_load) for share in shares]
-            )
+            self._run_shares([PolicyForwardBackward(share, loss, counts, expert_load) for share in shares])
         )
 
     def evaluate_loss(self, batch: TrainingBatch, loss: LossSpec) -> Mapping[str, float]:
         """The loss over a batch and its metrics, without a gradient."""
         counts = GlobalCounts.of(batch.experiences)
         shares = self._shares(batch, self._plan(batch.experiences))
-        rows = self._group.run_each([EvaluateLoss(share, loss, counts) for share in shares])
+        rows = self._run_shares([EvaluateLoss(share, loss, counts) for share in shares])
         return sum_metrics(interleave(rows))
 
     def set_weight_decay(self, weight_decay: float) -> None:
@@ -223,9 +236,7 @@ class Fsdp2CriticEngine(_ShardedEngine):
         """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself."""
         counts = counts or GlobalCounts.of(batch.experiences)
         shares = self._shares(batch, self._plan(batch.experiences))
-        return sum_metrics(
-            self._group.run_each([CriticForwardBackward(share, loss, counts) for share in shares])
-        )
+        return sum_metrics(self._run_shares([CriticForwardBackward(share, loss, counts) for share in shares]))
 
     def values(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: value of the state before each target, under the current weights."""
@@ -256,9 +267,9 @@ def open_fsdp2(run: Run, placement: WorkerPlacement = LOCAL) -> Iterator[Fsdp2Ba
     """
     section = run.trainer.engine
     assert isinstance(section, Fsdp2EngineConfig)
-    dims = ParallelDims(dp=section.ranks)
-    local_ranks = 1 if isinstance(placement, RayPlacement) else dims.ranks
+    ParallelDims.of(section)  # raises for sizes that do not fit
+    local_ranks = 1 if isinstance(placement, RayPlacement) else section.ranks
     device = find_rank_device_type(section.device, local_ranks)
-    group = RankGroup(dims, device, placement, hang_timeout_seconds=section.hang_timeout_seconds)
+    group = RankGroup(section.ranks, device, placement, hang_timeout_seconds=section.hang_timeout_seconds)
     with closing(group):
         yield Fsdp2Backend(run, group)

@@ -7,7 +7,7 @@ own rows of the weights; a model for which that is not possible is read whole by
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,19 +16,26 @@ import torch
 import torch.export
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.training_engine import Fsdp2EngineConfig, WrapPolicyConfig
+from strop.errors import ModelError
 from strop.models.dtensor import distribute_like
-from strop.models.loading import load_model
+from strop.models.loading import enable_gradient_checkpointing, load_model
 from strop.models.logprobs import check_logits
 from strop.models.meta_loading import MetaLoadingUnsupported, WeightFiles, build_on_meta
 from strop.models.packed_attention.forward import base_model, enable_packed_attention
 from strop.models.shared_weights import plain_name
 from strop.models.value_model import HeadInit, ValueModel, load_value_model
-from strop.training.parallel.mesh import ParallelDims
 from strop.training.parallel.parallelize import LoadedModel, ModelCall, with_adapter
 from strop.types import TokenOutputs
 
@@ -41,81 +48,110 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Fsdp2Parallelizer:
-    """Loads models in equal shards on all data-parallel ranks; every rank calls the same methods."""
+    """Loads models in equal shards on all ranks of a replica; every rank calls the same methods."""
 
     device: torch.device
     mesh: DeviceMesh
-    """The data-parallel dimension of the ranks' mesh."""
-
-    @classmethod
-    def on_ranks(cls, device: torch.device, dims: ParallelDims) -> Fsdp2Parallelizer:
-        """`device` is this rank's own."""
-        return cls(device, dims.build_mesh(device.type)["dp"])
+    """Mesh of all ranks, as `ParallelDims.build_mesh` builds it."""
+    engine: Fsdp2EngineConfig
 
     def load_policy(self, section: ModelConfig) -> LoadedModel:
-        policy = _precision(section)
         try:
             base, weights = build_on_meta(section)
         except MetaLoadingUnsupported as reason:
             model = with_adapter(load_model(section, device=_CPU), section)
-            return LoadedModel(model, model, self._shard(model, model, policy), note=_whole_note(reason))
-        _enable_gradient_checkpointing(base, section)
+            return self._trained(
+                model, model, self._shard_trained(model, model, section), _whole_note(reason)
+            )
+        enable_gradient_checkpointing(base, section)
         model = _with_adapter_on_meta(base, section)
-        call = self._shard(model, model, policy)
-        self._read_shards(base, weights)
-        call(_check_and_enable_packing)
-        return LoadedModel(model, model, call)
+        root = self._shard_trained(model, model, section)
+        self._read_shards(base, weights, offload=self.engine.cpu_offload)
+        with torch.no_grad():
+            root(_check_and_enable_packing)
+        return self._trained(model, model, root)
 
     def load_reference(self, section: ModelConfig) -> ModelCall:
+        offload = self.engine.reference_cpu_offload
         # Its root is not resharded: the head is used in the forward pass of another model.
-        shard = partial(self._shard, policy=MixedPrecisionPolicy(), reshard=False)
+        shard = partial(
+            self._shard, policy=MixedPrecisionPolicy(), offload=offload, reshard=True, reshard_root=False
+        )
         try:
             base, weights = build_on_meta(section, trainable=False)
         except MetaLoadingUnsupported:
             model = load_model(section, device=_CPU, trainable=False)
             return shard(model, model)
-        call = shard(base, base)
-        self._read_shards(base, weights)
-        call(_check_and_enable_packing)
-        return call
+        root = shard(base, base)
+        self._read_shards(base, weights, offload=offload)
+        root(_check_and_enable_packing)
+        return root
 
     def load_critic(self, section: ModelConfig, head: HeadInit) -> LoadedModel:
-        policy = _precision(section)
         try:
             base, weights = build_on_meta(section, headless=True)
         except MetaLoadingUnsupported as reason:
             model = load_value_model(section, head=head, device=_CPU)
-            call = self._shard(model, model.decoder, policy)
-            return LoadedModel(model, model.decoder, call, note=_whole_note(reason))
-        _enable_gradient_checkpointing(base, section)
+            root = self._shard_trained(model, model.decoder, section)
+            return self._trained(model, model.decoder, root, _whole_note(reason))
+        enable_gradient_checkpointing(base, section)
         decoder = _with_adapter_on_meta(base, section)
         model = ValueModel(decoder, base.config, head, getattr(torch, section.dtype), _CPU)
-        call = self._shard(model, model.decoder, policy)
-        self._read_shards(base, weights)
-        call(_enable_decoder_packing)
-        return LoadedModel(model, model.decoder, call)
+        root = self._shard_trained(model, model.decoder, section)
+        self._read_shards(base, weights, offload=self.engine.cpu_offload)
+        with torch.no_grad():
+            root(_enable_decoder_packing)
+        return self._trained(model, model.decoder, root)
+
+    def _trained(self, model: nn.Module, decoder: nn.Module, root: _FsdpRoot, note: str = "") -> LoadedModel:
+        sync = partial(_set_gradient_sync, root, self.engine)
+        return LoadedModel(model, decoder, root, note=note, before_backward=sync)
+
+    def _shard_trained(self, model: nn.Module, decoder: nn.Module, section: ModelConfig) -> _FsdpRoot:
+        policy = MixedPrecisionPolicy()
+        if section.compute_dtype not in (None, section.dtype):
+            dtypes = (section.compute_dtype, self.engine.reduce_dtype)
+            policy = MixedPrecisionPolicy(*(getattr(torch, str(dtype)) for dtype in dtypes))
+        reshard = self.engine.reshard_after_forward
+        return self._shard(
+            model, decoder, policy, offload=self.engine.cpu_offload, reshard=reshard, reshard_root=reshard
+        )
 
     def _shard(
-        self, model: nn.Module, decoder: nn.Module, policy: MixedPrecisionPolicy, *, reshard: bool = True
-    ) -> ModelCall:
-        base = base_model(decoder)
-        names = set(base._no_split_modules or ())
-        for module in reversed(list(base.modules())):  # inner modules first: some families name nested ones
-            if type(module).__name__ in names:
-                fully_shard(module, mesh=self.mesh, mp_policy=policy)
-        root = _FsdpRoot(model)
+        self,
+        model: nn.Module,
+        decoder: nn.Module,
+        policy: MixedPrecisionPolicy,
+        *,
+        offload: bool,
+        reshard: bool,
+        reshard_root: bool,
+    ) -> _FsdpRoot:
+        """Shard the modules that the wrap policy names, and what is around them."""
+        pinned = self.device.type == "cuda"
+        shard = partial(
+            fully_shard,
+            mesh=self.mesh["replicate", "shard"] if self.mesh["replicate"].size() > 1 else self.mesh["shard"],
+            offload_policy=CPUOffloadPolicy(pin_memory=pinned) if offload else OffloadPolicy(),
+        )
+        wrapped = find_wrapped_modules(base_model(decoder), self.engine.wrap)
+        for module in reversed(wrapped):  # inner modules first: some families name nested ones
+            shard(module, mp_policy=policy, reshard_after_forward=reshard)
+        root = _FsdpRoot(model, keeps_parameters=not reshard)
         # Inputs stay as they are: advantages and log-probs of a micro-batch are float32.
         outermost = replace(policy, cast_forward_inputs=False)
-        fully_shard(root, mesh=self.mesh, mp_policy=outermost, reshard_after_forward=reshard)
+        shard(root, mp_policy=outermost, reshard_after_forward=reshard_root)
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 # A loss is divided by a count over all ranks, so gradients are added and not averaged.
                 module.set_force_sum_reduction_for_comms(True)
                 module.set_gradient_divide_factor(1.0)
+        _set_forward_prefetch(wrapped, self.engine.forward_prefetch)
         return root
 
-    def _read_shards(self, base: PreTrainedModel, weights: WeightFiles) -> None:
+    def _read_shards(self, base: PreTrainedModel, weights: WeightFiles, *, offload: bool) -> None:
         """Replace each parameter on the meta device by this rank's rows of it."""
+        device = _CPU if offload else self.device
         read: dict[int, nn.Parameter] = {}
         for name, parameter in list(base.named_parameters(remove_duplicate=False)):
             if not parameter.is_meta:
@@ -123,7 +159,7 @@ class Fsdp2Parallelizer:
             if id(parameter) not in read:
                 assert isinstance(parameter, DTensor)
                 rows = partial(_rows, weights, plain_name(name), parameter.dtype)
-                shard = distribute_like(rows, parameter, self.device)
+                shard = distribute_like(rows, parameter, device)
                 read[id(parameter)] = nn.Parameter(shard, requires_grad=parameter.requires_grad)
             owner, _, attribute = name.rpartition(".")
             setattr(base.get_submodule(owner), attribute, read[id(parameter)])
@@ -132,9 +168,19 @@ class Fsdp2Parallelizer:
 class _FsdpRoot(nn.Module):
     """Module around which FSDP gathers parameters; any function of the model can be called inside."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, keeps_parameters: bool) -> None:
+        """`keeps_parameters` is whether gathered parameters are kept for a backward pass."""
         super().__init__()
         self.model = model
+        self._keeps_parameters = keeps_parameters
+
+    def __call__(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        result: T = super().__call__(function, *args, **kwargs)
+        if self._keeps_parameters and not torch.is_grad_enabled():  # no backward pass frees them
+            for module in self.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+        return result
 
     def forward(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return function(self.model, *args, **kwargs)
@@ -144,19 +190,38 @@ def _rows(weights: WeightFiles, name: str, dtype: torch.dtype, first: int, end: 
     return weights.read_rows(name, first, end).to(dtype)
 
 
-def _precision(section: ModelConfig) -> MixedPrecisionPolicy:
-    if section.compute_dtype in (None, section.dtype):
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(getattr(torch, section.compute_dtype), torch.float32)
+def find_wrapped_modules(base: PreTrainedModel, section: WrapPolicyConfig) -> list[nn.Module]:
+    """Modules whose parameters are gathered together, in the model's order. Raises ModelError if none has a class that
+    the section names."""
+    names = set(section.layers or base._no_split_modules or ())
+    named = [module for module in base.modules() if type(module).__name__ in names]
+    if section.layers and not named:
+        layers = ", ".join(base._no_split_modules or ()) or "unknown"
+        raise ModelError(
+            f"trainer.engine.wrap.layers: {type(base).__name__} has no module of the classes "
+            f"{', '.join(section.layers)}. Its decoder layers are {layers}; remove the key to use them."
+        )
+    return [
+        module for module in named if sum(p.numel() for p in module.parameters()) >= section.min_parameters
+    ]
+
+
+def _set_forward_prefetch(wrapped: Sequence[nn.Module], ahead: int) -> None:
+    modules = [module for module in wrapped if isinstance(module, FSDPModule)]
+    for i, module in enumerate(modules):
+        module.set_modules_to_forward_prefetch(modules[i + 1 : i + 1 + ahead])
+
+
+def _set_gradient_sync(root: nn.Module, engine: Fsdp2EngineConfig, is_last: bool) -> None:
+    """Choose what the next backward pass sums gradients over: the ranks of a replica if due, replicas if it is the
+    last one."""
+    assert isinstance(root, FSDPModule)
+    root.set_requires_gradient_sync(is_last or engine.gradient_sync == "each_microbatch")
+    root.set_requires_all_reduce(is_last)
 
 
 def _whole_note(reason: Exception) -> str:
     return f"every rank read the whole model, since {reason}"
-
-
-def _enable_gradient_checkpointing(base: PreTrainedModel, section: ModelConfig) -> None:
-    if section.gradient_checkpointing:
-        base.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def _check_and_enable_packing(model: nn.Module) -> None:

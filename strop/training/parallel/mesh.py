@@ -1,4 +1,4 @@
-"""Dimensions of parallel training, and the device mesh of its ranks."""
+"""Dimensions of parallel training, and the device meshes of its ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from strop.config.schema.training_engine import Fsdp2EngineConfig, TrainingEngineConfig
 from strop.errors import PlacementError
 
 _LONG_NAMES = {"sp": "sequence parallelism", "tp": "tensor parallelism"}
@@ -13,13 +14,16 @@ _LONG_NAMES = {"sp": "sequence parallelism", "tp": "tensor parallelism"}
 
 @dataclass(frozen=True, slots=True)
 class ParallelDims:
-    """Sizes of the mesh's dimensions; their product is the number of ranks.
+    """Sizes of the dimensions of parallel training; their product is the number of ranks.
 
-    Raises PlacementError for dimensions that are not supported yet.
+    Raises PlacementError for dimensions that are not supported yet, and for replicas that do not divide the
+    data-parallel ranks.
     """
 
     dp: int
-    """Data-parallel size: ranks that train on different experiences and each hold a shard of the model."""
+    """Data-parallel size: ranks that train on different experiences."""
+    replicate: int = 1
+    """Number of replicas of the model among the data-parallel ranks; a replica is sharded over its ranks."""
     sp: int = 1
     """Sequence-parallel size: ranks that get the same experiences and split their tokens."""
     tp: int = 1
@@ -31,16 +35,44 @@ class ParallelDims:
                 raise PlacementError(
                     f"trainer.engine: {meaning} ({name}) is {getattr(self, name)}, and only 1 is supported."
                 )
+        if self.dp % self.replicate:
+            raise PlacementError(
+                f"trainer.engine: {self.dp} data-parallel ranks cannot be divided into {self.replicate} replicas of "
+                "the model. Write a `replicate` that divides them."
+            )
+
+    @classmethod
+    def of(cls, section: TrainingEngineConfig) -> ParallelDims:
+        """The dimensions of a section of the run file."""
+        if isinstance(section, Fsdp2EngineConfig):
+            return cls(dp=section.ranks, replicate=section.replicate)
+        return cls(dp=section.ranks)
 
     @property
     def ranks(self) -> int:
         """Number of ranks."""
         return self.dp * self.sp * self.tp
 
+    @property
+    def shard_ranks(self) -> int:
+        """Number of ranks over which one replica is sharded, without those of tensor parallelism."""
+        return self.dp // self.replicate * self.sp
+
     def data_rank(self, rank: int) -> int:
         """The data-parallel rank of a rank; ranks with the same one get the same experiences."""
         return rank // (self.sp * self.tp)
 
+    def leaders(self) -> range:
+        """The first of the ranks that get the same experiences, for each data-parallel rank."""
+        return range(0, self.ranks, self.sp * self.tp)
+
     def build_mesh(self, device_type: str) -> DeviceMesh:
-        """The mesh of all ranks, with dimensions `dp`, `sp` and `tp`; every rank calls it."""
-        return init_device_mesh(device_type, (self.dp, self.sp, self.tp), mesh_dim_names=("dp", "sp", "tp"))
+        """The mesh of all ranks, with dimensions `replicate`, `shard` and `tp`; every rank calls it.
+
+        Parameters are sharded over sequence-parallel ranks as over data-parallel ones.
+        """
+        return init_device_mesh(
+            device_type,
+            (self.replicate, self.shard_ranks, self.tp),
+            mesh_dim_names=("replicate", "shard", "tp"),
+        )

@@ -19,6 +19,10 @@ from strop.training.mixed_precision import ComputeCopy, make_compute_copy
 T = TypeVar("T")
 
 
+def _without_communication(is_last: bool) -> None:
+    """Gradients of a model in one process are not communicated."""
+
+
 class ModelCall(Protocol):
     """Calls a function with a model and further arguments, while the model's parameters are available."""
 
@@ -38,6 +42,8 @@ class LoadedModel:
     """Copy in the compute dtype; None where the model itself runs forward passes."""
     note: str = ""
     """Remark on how the model was loaded, for the run's description; empty for none."""
+    before_backward: Callable[[bool], None] = _without_communication
+    """Call before the backward pass of each micro-batch, with whether it is the last one of an update."""
 
 
 class Parallelizer(Protocol):

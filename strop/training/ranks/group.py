@@ -12,7 +12,6 @@ import torch
 from torch import distributed
 
 from strop.protocols import FileChecksum
-from strop.training.parallel.mesh import ParallelDims
 from strop.training.ranks.messages import RankMessage, RankSpec, SaveCheckpoint
 from strop.training.ranks.rank_worker import RankWorker
 from strop.training.ranks.remote_rank import RankWatch, RemoteRank, check_replies, gather_results, raise_cause
@@ -30,7 +29,7 @@ class RankGroup:
 
     def __init__(
         self,
-        dims: ParallelDims,
+        ranks: int,
         device: Literal["cpu", "cuda"],
         placement: WorkerPlacement = LOCAL,
         *,
@@ -40,15 +39,16 @@ class RankGroup:
 
         Raises TrainingError for a rank that cannot join or dies before, and PlacementError where no node can hold one.
         """
-        self.dims = dims
+        self.ranks = ranks
+        """Number of ranks, with the first one."""
         self._remote: list[RemoteRank] = []
         self._watch: RankWatch | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="strop-ranks-")
         on_ray = isinstance(placement, RayPlacement)  # an actor sees its own GPU only
         init_method = cluster_init_method() if on_ray else f"file://{self._folder.name}/store"
         specs = [
-            RankSpec(rank, dims, device, 0 if on_ray else rank, init_method, hang_timeout_seconds)
-            for rank in range(dims.ranks)
+            RankSpec(rank, ranks, device, 0 if on_ray else rank, init_method, hang_timeout_seconds)
+            for rank in range(ranks)
         ]
         try:
             self._start(placement, hang_timeout_seconds)
@@ -68,7 +68,7 @@ class RankGroup:
 
     def run(self, message: RankMessage) -> list[Any]:
         """Run a message on every rank; the results by rank."""
-        return self.run_each([message] * self.dims.ranks)
+        return self.run_each([message] * self.ranks)
 
     def run_each(self, messages: Sequence[RankMessage]) -> list[Any]:
         """Run a message of its own on every rank; the results by rank.
@@ -116,8 +116,8 @@ class RankGroup:
 
     def _start(self, placement: WorkerPlacement, hang_timeout_seconds: float) -> None:
         """Start all at the same time, since a node can take long to start one."""
-        others = range(1, self.dims.ranks)
-        with ThreadPoolExecutor(self.dims.ranks) as pool:
+        others = range(1, self.ranks)
+        with ThreadPoolExecutor(self.ranks) as pool:
             started = [pool.submit(RemoteRank, rank, placement, hang_timeout_seconds) for rank in others]
         self._remote = [rank.result() for rank in started if rank.exception() is None]
         for rank in started:

@@ -22,7 +22,6 @@ from strop.models.formats.huggingface import join_export
 from strop.training.checkpoints.file_names import rng_file_name
 from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
 from strop.training.critic_model import CriticModel
-from strop.training.parallel.mesh import ParallelDims
 from strop.training.policy_model import PolicyModel
 from strop.training.ranks.share import IdleSafeLoss, RankShare
 from strop.training.specs import CriticSpec, PolicySpec
@@ -48,7 +47,8 @@ class RankSpec:
     """Settings of one rank."""
 
     rank: int
-    dims: ParallelDims
+    ranks: int
+    """Number of ranks."""
     device: Literal["cpu", "cuda"]
     """`cuda` is one GPU for each rank."""
     device_index: int

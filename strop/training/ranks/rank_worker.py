@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
+from torch.distributed.device_mesh import DeviceMesh
 
+from strop.config.schema.training_engine import Fsdp2EngineConfig, TrainingEngineConfig
 from strop.training.critic_model import CriticModel
 from strop.training.parallel.fsdp2 import Fsdp2Parallelizer
+from strop.training.parallel.mesh import ParallelDims
 from strop.training.policy_model import PolicyModel
 from strop.training.ranks.messages import (
     CRITIC,
@@ -41,18 +44,20 @@ class RankWorker:
         self.device, self.store = init_process_group(spec)
         self.node = platform.node()
         """Name of the rank's node."""
-        self._parallelizer = Fsdp2Parallelizer.on_ranks(self.device, spec.dims)
-        set_collective_timeout(spec.collective_timeout_seconds, self._parallelizer.mesh)
+        self._collective_timeout_seconds = spec.collective_timeout_seconds
+        set_collective_timeout(self._collective_timeout_seconds, [None])
+        self._meshes: dict[ParallelDims, DeviceMesh] = {}
         self._models: dict[str, Any] = {}
+        self._dims: dict[str, ParallelDims] = {}
 
     def build_policy(self, spec: PolicySpec) -> None:
         """Build this rank's shard of the policy."""
-        self._models[POLICY] = PolicyModel(spec, self._parallelizer)
+        self._models[POLICY] = PolicyModel(spec, self._parallelizer(POLICY, spec.engine))
         torch.manual_seed(spec.seed + self.rank)  # dropout differs between ranks
 
     def build_critic(self, spec: CriticSpec) -> None:
         """Build this rank's shard of the critic."""
-        self._models[CRITIC] = CriticModel(spec, self._parallelizer)
+        self._models[CRITIC] = CriticModel(spec, self._parallelizer(CRITIC, spec.engine))
 
     def model(self, name: str) -> Any:
         """The model with a name."""
@@ -60,8 +65,18 @@ class RankWorker:
 
     def begin_save(self, save: SaveCheckpoint) -> Callable[[], None]:
         """Take a snapshot; the returned function writes it, in any thread, and reports to the other ranks."""
-        files = shard_writers(save, self.model(save.model).snapshot())
+        snapshot = self.model(save.model).snapshot()
+        files = shard_writers(save, snapshot, self._dims[save.model].shard_ranks)
         return partial(write_shard, save, files, self.store)
+
+    def _parallelizer(self, model: str, engine: TrainingEngineConfig) -> Fsdp2Parallelizer:
+        """The parallelizer of a model; ranks with the same dimensions share one mesh."""
+        assert isinstance(engine, Fsdp2EngineConfig)
+        dims = self._dims[model] = ParallelDims.of(engine)
+        if dims not in self._meshes:
+            self._meshes[dims] = dims.build_mesh(self.device.type)
+            set_collective_timeout(self._collective_timeout_seconds, self._meshes[dims].get_all_groups())
+        return Fsdp2Parallelizer(self.device, self._meshes[dims], engine)
 
 
 def run_rank_worker(channel: Channel) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import timedelta
 from urllib.parse import urlsplit
 
 import torch
 from torch import distributed
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import Store, _set_pg_timeout
+from torch.distributed.distributed_c10d import ProcessGroup, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from strop.training.ranks.messages import RankSpec
@@ -28,23 +28,21 @@ def init_process_group(spec: RankSpec) -> tuple[torch.device, Store]:
     if spec.device == "cuda":
         torch.cuda.set_device(device)
     set_gloo_interface(spec.init_method)
-    store, _, _ = next(rendezvous(spec.init_method, spec.rank, spec.dims.ranks))
+    store, _, _ = next(rendezvous(spec.init_method, spec.rank, spec.ranks))
     distributed.init_process_group(
         backend,
         store=store,
         rank=spec.rank,
-        world_size=spec.dims.ranks,
+        world_size=spec.ranks,
         timeout=timedelta(seconds=JOIN_TIMEOUT_SECONDS),
     )
     return device, store
 
 
-def set_collective_timeout(seconds: float, mesh: DeviceMesh) -> None:
-    """Set the maximum time that this rank waits for the others in a collective operation, of all ranks or of a mesh.
-
-    A new group of torch does not take over the timeout of the group of all ranks.
-    """
-    for group in (None, *mesh.get_all_groups()):
+def set_collective_timeout(seconds: float, groups: Iterable[ProcessGroup | None]) -> None:
+    """Set the maximum time that this rank waits for the others in a collective operation of these groups; None is the
+    group of all ranks, whose timeout a new group does not take over."""
+    for group in groups:
         _set_pg_timeout(timedelta(seconds=seconds), group)
 
 

@@ -40,15 +40,17 @@ class _SaveStatus:
     """Traceback of any other error."""
 
 
-def shard_writers(save: SaveCheckpoint, snapshot: LocalSnapshot) -> FileWriters:
-    """Writers of this rank's files, for the current state. Raises CheckpointError if this rank does not see the
-    folder."""
+def shard_writers(save: SaveCheckpoint, snapshot: LocalSnapshot, shard_ranks: int) -> FileWriters:
+    """Writers of this rank's files, for the current state; the first `shard_ranks` ranks are one replica.
+
+    Raises CheckpointError if this rank does not see the folder.
+    """
     if not save.folder.is_dir():
         raise CheckpointError(
             f"Rank {distributed.get_rank()} of the trainer does not see the folder {save.folder}, which the first "
             "rank created. `output` must be a folder on storage that all nodes of the trainer share."
         )
-    return _shard_of(snapshot).file_writers(copied=save.copy_tensors)
+    return _shard_of(snapshot, shard_ranks).file_writers(copied=save.copy_tensors)
 
 
 def write_shard(save: SaveCheckpoint, files: FileWriters, store: Store) -> None:
@@ -86,17 +88,17 @@ def gather_written_files(
     return written
 
 
-def _shard_of(snapshot: LocalSnapshot) -> LocalSnapshot:
-    """This rank's files: its rows of each sharded tensor, and its random state. The first rank also writes what is
-    equal on all ranks."""
-    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+def _shard_of(snapshot: LocalSnapshot, shard_ranks: int) -> LocalSnapshot:
+    """This rank's files: its rows of each sharded tensor unless another replica writes them, and its random state.
+    The first rank also writes what is equal on all ranks."""
+    rank = distributed.get_rank()
     tensors = {}
     for file, named in snapshot.tensors.items():
         if file == RNG_FILE:
             tensors[rng_file_name(rank)] = named
-        else:
+        elif rank < shard_ranks:
             mine = {name: t for name, t in named.items() if isinstance(t, DTensor) or rank == 0}
-            tensors[shard_file_name(file, rank, ranks)] = mine
+            tensors[shard_file_name(file, rank, shard_ranks)] = mine
     return LocalSnapshot(tensors, {} if rank else snapshot.texts, snapshot.save_concurrency)
 
 
