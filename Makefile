@@ -1,4 +1,5 @@
-# Two commands for a new machine: `make quickstart` trains a small model, `make test` runs the tests.
+# Two commands for a new machine: `make quickstart` trains a small model, `make test` runs the tests. A third one,
+# `make real`, fetches and trains a real model.
 # Each installs what it needs into .venv, in the versions of constraints.txt.
 
 PYTHON ?= python3
@@ -8,10 +9,13 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Empty: Python keeps compiled modules. The tests start hundreds of interpreters, which would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart test check slow engines evidence docs clean
+.PHONY: quickstart real test check slow engines evidence docs clean
 
 quickstart: .venv/base
 	$(BIN)/python examples/quickstart/quickstart.py $(ARGS)
+
+real: .venv/real  ## fetches SmolLM2-135M-Instruct and trains it on sums in words, in minutes, on a CPU
+	$(BIN)/python examples/real/real.py $(ARGS)
 
 # Four processes on two cores, because a test waits for other processes half of its time.
 FAST := -n 4 --dist worksteal -m "not learning and not faults and not slow" --durations=20
@@ -62,6 +66,10 @@ clean:
 .venv/base: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
+
+.venv/real: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
+	touch $@ .venv/base
 
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

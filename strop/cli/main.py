@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from strop.cli import (
+    chat_command,
     component_command,
     convert_command,
     dialect_commands,
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run_commands.add_to(app)
+chat_command.add_to(app)
 folder_commands.add_to(app)
 dialect_commands.add_to(app)
 component_command.add_to(app)

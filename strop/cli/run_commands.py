@@ -100,7 +100,7 @@ def export(
         int | None, typer.Option(help="Step of the checkpoint; by default the last valid one.")
     ] = None,
 ) -> None:
-    """Convert a run's checkpoint to a Hugging Face folder; a LoRA both as an adapter and merged."""
+    """Convert a run's checkpoint, or a GGUF file, to a Hugging Face folder; a LoRA both as an adapter and merged."""
     from strop import api
 
     echo(f"Wrote {api.export(folder, to, step=step)}")

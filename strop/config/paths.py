@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+GGUF_SUFFIX = ".gguf"
+"""Ending of the names of GGUF files."""
+
 
 def expand_user(path: str | Path) -> Path:
     """Replace `~` with the home folder; return the path unchanged if there is no such home."""
@@ -31,3 +34,16 @@ def is_local(path: str) -> bool:
         return True
     first, slash, _ = path.partition("/")
     return bool(slash) and existing_path(first) is not None
+
+
+def gguf_file(path: str) -> Path | None:
+    """The GGUF file that a model's path names: the file, or the only one of a folder without a config.json."""
+    found = existing_path(path)
+    if found is None:
+        return None
+    if found.is_file():
+        return found if found.suffix == GGUF_SUFFIX else None
+    if (found / "config.json").is_file():
+        return None
+    files = sorted(found.glob(f"*{GGUF_SUFFIX}"))
+    return files[0] if len(files) == 1 else None

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from strop.config.paths import existing_path
+from strop.config.paths import existing_path, gguf_file
 
 _BLOCK_BYTES = 4096
 _BLOCKS = 256
@@ -16,6 +16,10 @@ _WRITER_KEYS = ("transformers_version", "_name_or_path", "name_or_path")
 
 def model_fingerprint(path: str) -> str:
     """`contents 3f9a61c20d4e` for a local model's configuration and weights; the name for a model on the hub."""
+    if (file := gguf_file(path)) is not None:
+        digest = hashlib.sha256()
+        _add_weights(digest, file)
+        return f"contents {digest.hexdigest()[:12]}"
     folder = existing_path(path)
     if folder is None or not folder.is_dir():
         return path

@@ -1,4 +1,4 @@
-"""Loading of models and tokenizers from Hugging Face folders or from the hub."""
+"""Loading of models and tokenizers from Hugging Face folders, GGUF files or the hub."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from transformers import (
 )
 from transformers.utils import GENERATION_CONFIG_NAME, logging
 
-from strop.config.paths import is_local
+from strop.config.paths import GGUF_SUFFIX, gguf_file, is_local
 from strop.config.schema.model import ModelConfig
 from strop.config.suggest import did_you_mean
 from strop.config.user_code import import_user_module
 from strop.errors import ModelError
 from strop.models.family_traits import attention_implementation
+from strop.models.formats.gguf import dequantization, pretrained_source
 from strop.models.logprobs import check_logits
 from strop.models.packed_attention.forward import enable_packed_attention
 from strop.models.vision.embedding import takes_images, vision_tower
@@ -96,7 +97,8 @@ def _read(
     with silence_transformers():
         try:
             model, found = kind.from_pretrained(
-                _expanded(section.path),
+                **pretrained_source(section.path),
+                **dequantization(section.path),
                 config=config,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
@@ -142,7 +144,7 @@ def load_config(section: ModelConfig) -> PreTrainedConfig:
     _check_generation_config(section.path)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            _expanded(section.path), trust_remote_code=section.trust_remote_code
+            **pretrained_source(section.path), trust_remote_code=section.trust_remote_code
         )
     except LOAD_ERRORS as error:
         raise ModelError(f"model.path: no model could be loaded from {section.path}: {error}") from error
@@ -168,9 +170,11 @@ def _check_generation_config(path: str) -> None:
 
 
 def load_generation_config(section: ModelConfig) -> GenerationConfig | None:
-    """The folder's generation defaults; None where it has none."""
+    """The folder's generation defaults; None where it has none, and for a GGUF file."""
+    if gguf_file(section.path) is not None:
+        return None
     try:
-        return GenerationConfig.from_pretrained(str(_expanded(section.path)))
+        return GenerationConfig.from_pretrained(str(Path(section.path).expanduser()))
     except OSError:
         return None
 
@@ -200,10 +204,6 @@ def _import_user_modules(section: ModelConfig) -> None:
         import_user_module(name, "model.imports", ModelError)
 
 
-def _expanded(path: str) -> str:
-    return str(Path(path).expanduser()) if path.startswith("~") else path
-
-
 def _prepare_for_training(
     model: PreTrainedModel, section: ModelConfig, *, trainable: bool
 ) -> PreTrainedModel:
@@ -228,14 +228,14 @@ def load_tokenizer(section: ModelConfig) -> PreTrainedTokenizerBase:
     path = section.tokenizer or section.path
     key = "model.tokenizer" if section.tokenizer else "model.path"
     _import_user_modules(section)
-    if is_local(path) and not Path(path).expanduser().is_dir():
+    if is_local(path) and not Path(path).expanduser().is_dir() and gguf_file(path) is None:
         raise ModelError(
             f"{key}: there is no folder {path}. Set it to a tokenizer's folder or to a name on the hub."
         )
     try:
         with silence_transformers():
             tokenizer = AutoTokenizer.from_pretrained(
-                _expanded(path), trust_remote_code=section.trust_remote_code
+                **pretrained_source(path), trust_remote_code=section.trust_remote_code
             )
         if len(tokenizer) <= len(tokenizer.all_special_ids):  # as transformers loads an empty folder
             raise ValueError("it has no vocabulary")
@@ -263,12 +263,16 @@ def silence_transformers() -> Iterator[None]:
 
 def _check_folder(path: str) -> None:
     """Raise `ModelError` with the fault of a local folder, more specific than that of transformers."""
-    if not is_local(path):
+    if not is_local(path) or gguf_file(path) is not None:
         return
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise ModelError(
             f"model.path: there is no folder {path}. Set it to a model folder or to a name on the hub."
+        )
+    if not (folder / "config.json").is_file() and (files := sorted(folder.glob(f"*{GGUF_SUFFIX}"))):
+        raise ModelError(
+            f"model.path: {path} holds {len(files)} GGUF files. Name one of them, such as {files[0]}."
         )
     if not (folder / "config.json").is_file():
         raise ModelError(f"model.path: {path} is not a model folder: it has no config.json.")

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModel, GenerationConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from strop.config.paths import gguf_file
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
 from strop.models.loading import (
@@ -90,6 +91,8 @@ def build_on_meta(
     config = load_config(section)
     if getattr(config, "quantization_config", None) is not None:
         raise MetaLoadingUnsupported("its weights are quantized")
+    if gguf_file(section.path) is not None:
+        raise MetaLoadingUnsupported("its weights are in a GGUF file")
     frozen = section.lora is not None or not trainable
     dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype
     kind = AutoModel if headless else language_model_class(config)

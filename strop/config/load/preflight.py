@@ -13,7 +13,7 @@ from strop.config.checks.engine import fixed_weights_fault
 from strop.config.effective_reward import configured_rewards, lacks_reward
 from strop.config.load.config_tree import Source
 from strop.config.load.loader import LoadedRun
-from strop.config.paths import existing_path, is_local
+from strop.config.paths import existing_path, gguf_file, is_local
 from strop.config.plan.machine import described_machine
 from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
@@ -85,6 +85,11 @@ def missing_files(loaded: LoadedRun) -> list[str]:
             f"{_at('rollout.engine.type', sources)}: {_LIBRARIES[library]} is not installed: pip install "
             f"'strop[{library}]', or write `rollout.engine: native`; for a configuration of another tool --here does "
             "that."
+        )
+    if library in _LIBRARIES and gguf_file(run.model.path) is not None:
+        faults.append(
+            f"{_at('rollout.engine.type', sources)}: {_LIBRARIES[library]} gets its weights from a folder with "
+            f"safetensors. Write one with `strop export {run.model.path} --to FOLDER` and name it as model.path."
         )
     if (fault := fixed_weights_fault(run)) is not None:
         faults.append(f"{_at('rollout.engine.type', sources)}: {fault}.")
@@ -186,6 +191,12 @@ def _is_file(path: str) -> bool:
 
 def _model(path: str, field: str, sources: Mapping[str, Source]) -> list[str]:
     if not is_local(path) or sources[field].kind == "stage":
+        return []
+    if gguf_file(path) is not None:
+        if find_spec("gguf") is None:
+            return [
+                f"{_at(field, sources)}: reading {path} needs the package gguf: pip install 'strop[gguf]'"
+            ]
         return []
     folder = existing_path(path)
     if folder is None or not folder.is_dir():

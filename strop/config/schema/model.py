@@ -33,7 +33,7 @@ class ModelConfig(Section):
     """Model that is trained."""
 
     path: str
-    """Hugging Face model folder, or a name on the Hub."""
+    """Hugging Face model folder, GGUF file (or folder with one), or name on the Hub."""
     tokenizer: str | None = None
     """Tokenizer folder, or a name on the Hub; the model's own if omitted."""
     dtype: Literal["float32", "bfloat16"] = "float32"

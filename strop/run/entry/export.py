@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strop.config.load.loader import load_run
+from strop.config.paths import gguf_file
 from strop.config.schema.model import ModelConfig
 from strop.errors import CheckpointError
 from strop.models.formats.huggingface import export_model
@@ -14,7 +15,7 @@ from strop.models.formats.verl_fsdp import (
     is_verl_fsdp_checkpoint,
     load_verl_fsdp_checkpoint,
 )
-from strop.models.loading import load_tokenizer
+from strop.models.loading import load_model, load_tokenizer
 from strop.run.entry.policy_only import policy_only
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.folder import RunFolder
@@ -25,9 +26,13 @@ from strop.training.checkpoints import checkpoint as checkpoints
 def export_checkpoint(folder: Path, to: Path, step: int | None) -> Path:
     """Export a checkpoint of the run in `folder`; with LoRA, the adapter as well. Returns `to`.
 
+    A GGUF file in place of the run is converted.
+
     `step` selects the checkpoint; None takes the newest intact one. Raises `CheckpointError` where there
     is none.
     """
+    if gguf_file(str(folder)) is not None:
+        return _convert_gguf(ModelConfig(path=str(folder)), to)
     source = RunFolder(folder)
     if not source.run_file.is_file():
         raise CheckpointError(f"{folder} is no run folder: it has no {source.run_file.name}.")
@@ -44,6 +49,13 @@ def export_checkpoint(folder: Path, to: Path, step: int | None) -> Path:
         engine = engines.policy()
         engine.load(found)
         engine.export(to, load_run_tokenizer(run).save_pretrained)
+    return to
+
+
+def _convert_gguf(section: ModelConfig, to: Path) -> Path:
+    """Write a GGUF file's model as a Hugging Face folder."""
+    model = load_model(section, device="cpu", trainable=False)
+    export_model(model, load_tokenizer(section).save_pretrained, to)
     return to
 
 

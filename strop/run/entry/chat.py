@@ -1,0 +1,116 @@
+"""Conversations with a model, or with the model of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strop.config.load.loader import load_run
+from strop.config.schema.inference_engine import NativeEngineConfig
+from strop.config.schema.model import ModelConfig
+from strop.data.encoding.chat_template import PromptEncoder
+from strop.errors import RunFolderError
+from strop.inference.registry import load_engine, running_engine
+from strop.models.loading import load_tokenizer
+from strop.protocols import InferenceEngine
+from strop.runs.folder import RunFolder
+from strop.seeds import derive_seed
+from strop.training.device import find_device
+from strop.types import Message, SampleRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_DEFAULT_MAX_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSource:
+    """A model to talk with, and the form of its prompts."""
+
+    model: ModelConfig
+    chat_template: str
+    """`data.chat_template` of the run; `tokenizer` for a model without a run."""
+    system: str | None
+    """Text of the system message; None for no system message."""
+    max_tokens: int
+    """Maximum length of an answer, in tokens."""
+
+
+def find_chat_source(path: Path, *, before: bool) -> ChatSource:
+    """The trained model of a run folder, or with `before` the model that the run started from; any other path is a
+    model folder, a GGUF file, or a name on the Hub.
+
+    Raises `RunFolderError` for a run without a model.
+    """
+    folder = RunFolder(path)
+    if not folder.run_file.is_file():
+        return ChatSource(ModelConfig(path=str(path)), "tokenizer", None, _DEFAULT_MAX_TOKENS)
+    run = load_run(folder.run_file).run
+    if before:
+        model = run.model.model_copy(update={"lora": None})
+    elif (folder.model / "config.json").is_file():
+        model = ModelConfig(path=str(folder.model), trust_remote_code=run.model.trust_remote_code)
+    else:
+        raise RunFolderError(
+            f"{path} has no trained model yet: the run writes it at its end. Write one from its last checkpoint with "
+            f"`strop export {path} --to FOLDER`, and chat with that folder; `--before` selects the initial model."
+        )
+    return ChatSource(model, run.data.chat_template, run.data.train.system, run.data.max_response_tokens)
+
+
+class Chat:
+    """One conversation; each answer is sampled after all messages before it."""
+
+    def __init__(
+        self,
+        source: ChatSource,
+        engine: InferenceEngine,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: SamplingParams,
+        seed: int,
+    ) -> None:
+        self._encoder = PromptEncoder(tokenizer, source.chat_template)
+        self._is_plain = source.chat_template == "none"
+        self._engine, self._tokenizer = engine, tokenizer
+        self._sampling, self._seed = sampling, seed
+        self._system = source.system
+        self._answers = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the conversation."""
+        system: Message = {"role": "system", "content": self._system}
+        self._messages: list[Message] = [] if self._system is None else [system]
+
+    def ask(self, text: str) -> str:
+        """Sample the answer to a message. Raises `DataError` for one that the chat template cannot render."""
+        if self._is_plain:
+            self.restart()  # a prompt without a template is one text
+        messages = [*self._messages, {"role": "user", "content": text}]
+        seed = derive_seed(self._seed, "chat", self._answers)
+        request = SampleRequest(
+            f"chat-{self._answers}",
+            self._encoder.encode(messages),
+            self._sampling,
+            seed,
+            messages=tuple(messages),
+        )
+        completion = asyncio.run(self._engine.sample([request]))[0]
+        answer = str(self._tokenizer.decode(completion.token_ids, skip_special_tokens=True))
+        self._messages = [*messages, {"role": "assistant", "content": answer}]
+        self._answers += 1
+        return answer
+
+
+@contextmanager
+def open_chat(source: ChatSource, sampling: SamplingParams, seed: int) -> Iterator[Chat]:
+    """Load the model of a source."""
+    tokenizer = load_tokenizer(source.model)
+    engine = load_engine(NativeEngineConfig(), source.model, tokenizer, find_device("auto"))
+    with running_engine(engine):
+        yield Chat(source, engine, tokenizer, sampling, seed)
