@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 def run_and_print(loaded: LoadedRun) -> None:
     """Print the notes of a run, train it, and print where the results are."""
     from strop import api
+    from strop.runs.reader import read_run
+    from strop.runs.verdict import verdict
 
     for stage in loaded.runs:
         print_notes(stage)
@@ -36,6 +38,8 @@ def run_and_print(loaded: LoadedRun) -> None:
     steps = "1 step" if result.steps == 1 else f"{result.steps} steps"
     best = "" if result.model_step == result.steps else f" (best checkpoint, of step {result.model_step})"
     echo(f"Finished {steps}. Model: {result.model}{best}. Run folder: {result.folder}.")
+    if summary := verdict(read_run(result.folder)):
+        echo(f"Verdict: {summary}.")
 
 
 def print_outputs(job: Job) -> None:

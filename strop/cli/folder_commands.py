@@ -123,6 +123,7 @@ def _summary(data: RunData) -> Iterator[str]:
     """Lines about what the run trains, and how far it is."""
     from strop.runs.overview import run_state
     from strop.runs.status import run_status
+    from strop.runs.verdict import learning_faults, verdict
 
     status, run = run_status(data), data.configuration()
     yield f"{data.folder.path}: {run_state(data)}, step {status.step} of {status.steps}"
@@ -137,6 +138,9 @@ def _summary(data: RunData) -> Iterator[str]:
         first, last = data.sessions[0], data.sessions[-1]
         resumed = f", resumed {len(data.sessions) - 1} times" if len(data.sessions) > 1 else ""
         yield f"  started {first['started']}, ended {last['ended'] or '-'}{resumed}"
+    if summary := verdict(data):
+        yield f"  {summary}"
+    yield from (f"  warning: {fault}" for fault in learning_faults(data.rows))
     yield ""
 
 

@@ -17,6 +17,7 @@ from strop.runs.metrics import metric_of
 from strop.runs.reader import RunData, read_run
 from strop.runs.samples import choose_samples
 from strop.runs.status import RunStatus, run_status
+from strop.runs.verdict import Change, evaluation_change, learning_faults, series_change, verdict
 
 _HEADLINE_METRICS = (
     ("eval/*/reward", "Held-out reward"),
@@ -37,7 +38,7 @@ class HeadlineValue:
     value: str
     note: str
     good: bool | None = None
-    """Whether the value improved; None if it did not change or was measured only once."""
+    """Whether the value improved; None if it did not change beyond its standard error."""
 
 
 def write_report(folder: Path) -> Path:
@@ -54,6 +55,8 @@ def write_report(folder: Path) -> Path:
         title=_title(data),
         outcome=status.outcome,
         message=status.message,
+        verdict=verdict(data),
+        faults=learning_faults(data.rows),
         headline=_headline(data, status),
         charts=make_charts(data),
         samples=samples,
@@ -111,16 +114,25 @@ def _headline(data: RunData, status: RunStatus) -> list[HeadlineValue]:
 
 
 def _metric_value(data: RunData, name: str, title: str) -> HeadlineValue:
-    """Return the last value of a metric, with its first value."""
+    """Return the last value of a metric, with its first value and the standard error of the difference."""
     values = data.series(name)[1]
     if name.startswith("eval/"):
         title = f"{title}, {name.removeprefix('eval/').split('/')[0]}"
-    change = values[-1] - values[0]
     if len(values) < 2:
         return HeadlineValue(title, format_number(values[-1]), "measured once")
-    rose = metric_of(name).better == "higher"
-    good = None if change == 0 else (change > 0) == rose
-    return HeadlineValue(title, format_number(values[-1]), f"from {format_number(values[0])}", good)
+    change = _evaluated(data, name) or series_change(values)
+    note, good = f"from {format_number(values[0])}", None
+    if change is not None and change.standard_error is not None:
+        note += f", \u00b1 {format_number(change.standard_error)}"
+        if change.is_significant:
+            good = (change.difference > 0) == (metric_of(name).better == "higher")
+    return HeadlineValue(title, format_number(values[-1]), note, good)
+
+
+def _evaluated(data: RunData, name: str) -> Change | None:
+    """The change of an eval taskset's reward, from the rollouts of its first and last evaluation."""
+    files = data.eval_files().get(name.removeprefix("eval/").removesuffix("/reward"), [])
+    return evaluation_change(files[0], files[-1]) if len(files) > 1 else None
 
 
 def _last_values(data: RunData) -> list[tuple[str, str, str, str]]:

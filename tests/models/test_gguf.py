@@ -12,12 +12,14 @@ import torch
 from strop.config.load.loader import load_values
 from strop.config.load.preflight import missing_files
 from strop.config.paths import gguf_file
+from strop.config.schema.data import ImagesConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
 from strop.models.fingerprint import model_fingerprint
 from strop.models.formats import gguf as gguf_format
 from strop.models.loading import load_config, load_generation_config, load_model, load_tokenizer
 from strop.models.tiny import make_model
+from strop.models.vision.model_images import ModelImages
 
 needs_gguf = pytest.mark.skipif(find_spec("gguf") is None, reason="needs the extra gguf")
 
@@ -91,6 +93,7 @@ def test_a_gguf_file_is_the_model_that_it_was_written_from(tmp_path: Path) -> No
         assert all(torch.equal(value, expected[name]) for name, value in model.named_parameters())
         assert all(value.requires_grad for value in model.parameters())
         assert load_generation_config(section) is None
+    ModelImages(section, ImagesConfig()).copy_files(tmp_path)
     tokenizer = load_tokenizer(section)
     assert tokenizer.eos_token == "<|end|>"
     messages = [{"role": "user", "content": "one and 2"}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -18,21 +19,21 @@ from strop.runs.folder import RunFolder
 from strop.types import Rollout, RolloutGroup, SamplingParams, Task, Turn
 
 
-def open_recorder(path: Path, *, after: int = 0) -> Recorder:
-    """Construct a recorder of a run of 10 steps."""
+def open_recorder(path: Path, *, after: int = 0, console: TextIO | None = None) -> Recorder:
+    """Construct a recorder of a run of 10 steps; `console` receives what the console shows."""
     path.mkdir(parents=True, exist_ok=True)
     loaded = load_values(
         {
             "model": {"path": "model"},
             "data": {"train": {"path": "tasks.jsonl"}},
             "reward": {"function": "gsm8k", "args": {"api_key": "hunter2"}},
-            "record": {"monitors": []},
+            "record": {"monitors": [] if console is None else ["console"]},
         }
     )
     folder = RunFolder(path)
     save_resolved(loaded.run, folder.run_file)
     start = StartPoint(RunState(step=after), None, ())
-    return Recorder(folder, loaded, Horizon(10, 10, 5, 1), start, io.StringIO())
+    return Recorder(folder, loaded, Horizon(10, 10, 5, 1), start, console or io.StringIO())
 
 
 def group(

@@ -39,7 +39,10 @@ class RecordConfig(Section):
     swanlab: SwanlabConfig = SwanlabConfig()
     """Options of the monitor `swanlab`."""
     rollouts_every: Interval = Field(default=None)
-    """Interval of steps whose rollouts are all written as Parquet; `never` for none."""
+    """Interval of steps whose rollouts are all written as Parquet; `never` for none but those of
+    `first_and_last_rollouts`."""
+    first_and_last_rollouts: bool = True
+    """Write the rollouts of the first and of the last step as Parquet too."""
     eval_answers: int = Field(0, ge=0)
     """Number of fixed eval tasks whose responses the report and the monitors other than the console show; 0 for
     none."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers.utils.hub import cached_file
 
+from strop.config.paths import gguf_file
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.model import ModelConfig
 from strop.models.loading import load_tokenizer
@@ -50,6 +51,8 @@ class ModelImages:
 
     def copy_files(self, folder: Path) -> None:
         """Copy the files of the model's processor, if it has some, into an exported model."""
+        if gguf_file(self._model.path) is not None:
+            return
         for name in PROCESSOR_FILES:
             file = cached_file(self._model.path, name, _raise_exceptions_for_missing_entries=False)
             if file is not None:

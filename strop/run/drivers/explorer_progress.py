@@ -73,7 +73,11 @@ class ExplorerProgress:
 
     def record(self, step: int, sampled: Sequence[RolloutGroup], metrics: dict[str, float]) -> None:
         """Record a step's rollouts and metrics; `metrics` has its durations."""
-        if self._is_due(self._run.record.rollouts_every, step - 1, step):
+        section = self._run.record
+        is_end = step in (1 + self._run.trainer.warmup_steps, self._horizon.steps)
+        if (section.first_and_last_rollouts and is_end) or self._is_due(
+            section.rollouts_every, step - 1, step
+        ):
             self._recorder.log_rollouts(step, sampled)
         metrics = training_metrics(sampled) | metrics
         seconds = metrics["time/explore_seconds"]

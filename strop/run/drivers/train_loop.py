@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
-from strop.config.schema.record import EvaluateConfig
+from strop.config.schema.record import EvaluateConfig, RecordConfig
 from strop.config.units import Amount
 from strop.errors import Interrupted, TrainingError
 from strop.protocols import EngineSnapshot, TrainingEngine
@@ -76,7 +76,7 @@ class TrainLoop:
         setup: TrainSetup,
         *,
         evaluate: EvaluateConfig,
-        rollouts_every: Amount | None,
+        record: RecordConfig,
         best: BestCheckpointRule | None,
         checkpoint_every: Amount | None,
         checkpoints: CheckpointManager,
@@ -87,7 +87,7 @@ class TrainLoop:
         Args:
             setup: data, engines and state.
             evaluate: the section `evaluate`.
-            rollouts_every: `record.rollouts_every`.
+            record: the section `record`.
             best: which evaluation is the best; None where `checkpoint.best` is not set.
             checkpoint_every: `checkpoint.every`.
             checkpoints: writes checkpoints.
@@ -97,7 +97,7 @@ class TrainLoop:
         self._setup = setup
         self._horizon = setup.horizon
         self._evaluate_section = evaluate
-        self._rollouts_every = rollouts_every
+        self._record_section = record
         self._best = best
         self._checkpoint_every = checkpoint_every
         self._checkpoints = checkpoints
@@ -173,7 +173,7 @@ class TrainLoop:
         metrics |= {"epoch": step / self._horizon.steps_per_epoch, "version": float(step)}
         if save_seconds := self._checkpoints.take_save_seconds():
             metrics["time/save_seconds"] = save_seconds
-        if batch.rollouts and self._is_due(self._rollouts_every, before):
+        if batch.rollouts and self._records_rollouts(step, before):
             self._recorder.log_rollouts(step, batch.rollouts)
         self._recorder.log_step(step, metrics)
         is_end = step == self._horizon.steps and self._evaluate_section.at_end
@@ -233,6 +233,14 @@ class TrainLoop:
         schedule.observe_evaluation(metrics)
         best = None if self._best is None else self._best.update(state.best, state.step, metrics)
         self._state = replace(state, plateau=schedule.plateau, best=best, evaluation_pending=False)
+
+    def _records_rollouts(self, step: int, before: RunState) -> bool:
+        *warm_up, _ = self._setup.phases
+        ends = (1 + max((phase.last_step for phase in warm_up), default=0), self._horizon.steps)
+        section = self._record_section
+        return (section.first_and_last_rollouts and step in ends) or self._is_due(
+            section.rollouts_every, before
+        )
 
     def _is_due(self, every: Amount | None, before: RunState) -> bool:
         return self._horizon.is_due(every, before, self._state)

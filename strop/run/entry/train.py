@@ -127,7 +127,7 @@ def _make_loop(
     return TrainLoop(
         setup,
         evaluate=run.evaluate,
-        rollouts_every=run.record.rollouts_every,
+        record=run.record,
         best=BestCheckpointRule.of(run),
         checkpoint_every=run.checkpoint.every,
         checkpoints=checkpoints,

@@ -42,6 +42,7 @@ from strop.runs.metrics import metric_of
 from strop.runs.metrics_file import MetricsWriter
 from strop.runs.rollout_file import damaged_rollout_files, delete_rollouts_after, rollout_path, write_rollouts
 from strop.runs.sessions import SessionOutcome, begin_session, end_session, read_sessions, record_checkpoint
+from strop.runs.verdict import LearningWatch
 from strop.types import RolloutGroup
 from strop.workers.cleanup import keep_first_error
 
@@ -69,6 +70,7 @@ class Recorder:
         self._stream = stream or sys.stdout
         self._monitors = make_monitors(loaded.run.record.monitors) if monitors is None else tuple(monitors)
         self._files = ExitStack()
+        self._watch = LearningWatch()
 
     def __enter__(self) -> Self:
         session = self._session_info()
@@ -111,6 +113,8 @@ class Recorder:
         with reporting_write_errors(self._folder.metrics):
             self._rows.append(row)
         self._notify(step, row)
+        for fault in self._watch.observe(row):
+            self.log_message(f"warning: {fault}")
 
     def add_to_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add metrics to the row of `step`, if it is the last row; otherwise write them as a row.

@@ -1,0 +1,194 @@
+"""Verdict on a run: whether its held-out reward changed by more than chance, and what keeps it from learning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from strop.runs.formatting import format_number
+from strop.runs.metrics_file import MetricsRow
+from strop.runs.reader import RunData
+from strop.runs.rollout_file import read_rollouts
+
+MIN_STEPS = 3
+"""Steps after which a run is judged."""
+_MANY_TRUNCATED = 0.8
+"""Fraction of truncated responses above which a run is warned about them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Difference between two means, with its standard error."""
+
+    first: float
+    last: float
+    standard_error: float | None
+    """None where it cannot be estimated."""
+
+    @property
+    def difference(self) -> float:
+        """`last - first`."""
+        return self.last - self.first
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the difference is larger than its standard error; false where that is not known."""
+        return self.standard_error is not None and abs(self.difference) > self.standard_error
+
+
+def learning_faults(rows: Sequence[Mapping[str, float | None]]) -> list[str]:
+    """What keeps a run from learning, and what to try: equal rewards or zero gradients in all steps, or mostly
+    truncated responses in the last ones. Empty for fewer than `MIN_STEPS` steps with a gradient norm or rewards."""
+    trained = [row for row in rows if row.get("grad_norm") is not None or row.get("reward/mean") is not None]
+    if len(trained) < MIN_STEPS:
+        return []
+    faults = []
+    equal = _values(trained, "groups/zero_variance_fraction")
+    gradients = _values(trained, "grad_norm")
+    if len(equal) == len(trained) and min(equal) == 1:
+        faults.append(_equal_rewards(trained))
+    elif len(gradients) >= MIN_STEPS and not any(gradients):
+        faults.append(
+            f"The gradient was zero in all {len(trained)} steps, so the weights did not change. Check the learning "
+            "rate, masks and filters (data.overlong, algorithm, buffer.pipeline), which may leave nothing to train on."
+        )
+    truncated = _values(trained, "rollouts/truncated_fraction")[-MIN_STEPS:]
+    if truncated and (mean := _mean(truncated)) > _MANY_TRUNCATED:
+        faults.append(
+            f"{mean:.0%} of the responses of the last {len(truncated)} steps were truncated by "
+            "data.max_response_tokens, so most of them have no end to score. Try a larger data.max_response_tokens, a "
+            "prompt that asks for short answers, or a model that has been fine-tuned to end its answers."
+        )
+    return faults
+
+
+def _equal_rewards(rows: Sequence[Mapping[str, float | None]]) -> str:
+    rewards = _values(rows, "reward/mean")
+    mean = format_number(_mean(rewards)) if rewards else "unknown"
+    start = (
+        f"All responses to a task had equal rewards in all {len(rows)} steps (mean reward {mean}), so their advantages "
+        "are 0 and nothing was learned. "
+    )
+    if rewards and min(rewards) == max(rewards) > 0:
+        return f"{start}If every response is right, try harder tasks; otherwise check the reward function."
+    return (
+        f"{start}Look at the samples; then try easier tasks, a reward with partial credit, a warm start by SFT "
+        "(stages), a higher rollout.sampling.temperature, or more algorithm.rollouts_per_task."
+    )
+
+
+def _values(rows: Sequence[Mapping[str, float | None]], name: str) -> list[float]:
+    return [value for row in rows if (value := row.get(name)) is not None]
+
+
+def series_change(values: Sequence[float]) -> Change | None:
+    """The change from the first fifth of a noisy series to the last fifth, at least three values each; for a shorter
+    series the first and the last value without a standard error. None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    size = max(3, len(values) // 5)
+    if len(values) < 2 * size:
+        return Change(values[0], values[-1], None)
+    first, last = values[:size], values[-size:]
+    return Change(_mean(first), _mean(last), math.hypot(_error_of_mean(first), _error_of_mean(last)))
+
+
+def evaluation_change(before: Path, after: Path) -> Change | None:
+    """The change of the mean reward between two evaluations of one taskset, with the standard error of the paired
+    differences by task. None where they have fewer than two tasks in common."""
+    first, last = _task_rewards(before), _task_rewards(after)
+    common = [task for task in first if task in last]
+    if len(common) < 2:
+        return None
+    differences = [last[task] - first[task] for task in common]
+    return Change(
+        _mean([first[task] for task in common]),
+        _mean([last[task] for task in common]),
+        _error_of_mean(differences),
+    )
+
+
+def _task_rewards(file: Path) -> dict[str, float]:
+    """Mean reward of each task's scored rollouts."""
+    rewards: dict[str, list[float]] = {}
+    for row in read_rollouts(file):
+        if row["reward"] is not None:
+            rewards.setdefault(row["task_id"], []).append(row["reward"])
+    return {task: _mean(values) for task, values in rewards.items()}
+
+
+def verdict(data: RunData) -> str:
+    """One line: the change of the held-out reward or loss, whether it still goes on, and the truncated responses."""
+    parts = [*_reward_verdicts(data), *_loss_verdicts(data)]
+    if not parts and (change := series_change(data.series("reward/mean")[1])) is not None:
+        parts.append(f"training reward {describe_change(change)}")
+    truncated = data.series("rollouts/truncated_fraction")[1]
+    if truncated:
+        parts.append(f"{truncated[-1]:.0%} of the responses truncated in the last step")
+    return "; ".join(parts)
+
+
+def _reward_verdicts(data: RunData) -> list[str]:
+    found = []
+    for name, files in data.eval_files().items():
+        change = evaluation_change(files[0], files[-1]) if len(files) > 1 else None
+        if change is None:
+            continue
+        text = f"{name} {describe_change(change)}"
+        recent = evaluation_change(files[-2], files[-1]) if len(files) > 2 else None
+        if recent is not None and recent.is_significant:
+            text += ", still rising" if recent.difference > 0 else ", falling since the evaluation before"
+        elif recent is not None and change.is_significant:
+            text += ", flat since the evaluation before"
+        found.append(text)
+    return found
+
+
+def _loss_verdicts(data: RunData) -> list[str]:
+    names = [name for name in data.names() if name.startswith("eval/") and name.endswith("/loss")]
+    series = {name.removeprefix("eval/").removesuffix("/loss"): data.series(name)[1] for name in names}
+    return [
+        f"{name} loss {format_number(values[0])} -> {format_number(values[-1])}"
+        for name, values in series.items()
+        if len(values) > 1
+    ]
+
+
+def describe_change(change: Change) -> str:
+    """`0.172 -> 0.781 (+0.609, standard error 0.04)`, or that the change is within its standard error."""
+    text = f"{format_number(change.first)} -> {format_number(change.last)}"
+    if change.standard_error is None:
+        return text
+    error = format_number(change.standard_error)
+    if not change.is_significant:
+        return f"{text} (no change beyond the standard error of {error})"
+    return f"{text} ({change.difference:+.3g}, standard error {error})"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _error_of_mean(values: Sequence[float]) -> float:
+    """Standard error of the mean of independent values."""
+    mean = _mean(values)
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return math.sqrt(variance / len(values))
+
+
+class LearningWatch:
+    """Finds out during a run what keeps it from learning, and reports each kind of fault once."""
+
+    def __init__(self) -> None:
+        self._rows: list[MetricsRow] = []
+        self._reported = False
+
+    def observe(self, row: Mapping[str, float]) -> list[str]:
+        """Add a step's row; returns the faults, the first time that there are any."""
+        names = ("grad_norm", "reward/mean", "groups/zero_variance_fraction", "rollouts/truncated_fraction")
+        self._rows.append({name: row.get(name) for name in names})
+        faults = [] if self._reported else learning_faults(self._rows)
+        self._reported = self._reported or bool(faults)
+        return faults
