@@ -123,7 +123,7 @@ def _metric_value(data: RunData, name: str, title: str) -> HeadlineValue:
     change = _evaluated(data, name) or series_change(values)
     note, good = f"from {format_number(values[0])}", None
     if change is not None and change.standard_error is not None:
-        note += f", \u00b1 {format_number(change.standard_error)}"
+        note += f" (standard error {format_number(change.standard_error)})"
         if change.is_significant:
             good = (change.difference > 0) == (metric_of(name).better == "higher")
     return HeadlineValue(title, format_number(values[-1]), note, good)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import cycle
 
-from strop.report.plotting import COLORS, Chart, add_line, figure_html, new_figure
+from strop.report.plotting import COLORS, Chart, Series, bar_chart, line_chart
 from strop.runs.metrics import metric_of
 from strop.runs.reader import RunData
 
@@ -69,7 +69,7 @@ _PHASES = ("sample", "reward", "logprobs", "update", "publish", "evaluate", "sav
 
 
 def make_charts(data: RunData) -> list[Chart]:
-    """Make a chart for each panel that has values. The first chart includes the plotly library."""
+    """Make a chart for each panel that has values."""
     charts: list[Chart] = []
     for panel in PANELS:
         names = [name for pattern in panel.metrics for name in data.names() if fnmatchcase(name, pattern)]
@@ -80,44 +80,37 @@ def make_charts(data: RunData) -> list[Chart]:
             # A single reward component equals the reward, except for its weight.
             names = [name for name in names if not name.startswith(_PART_PREFIX)]
         if names:
-            charts.append(_curves(data, panel, names, first=not charts))
-    if any(data.series(_phase(phase))[0] for phase in _PHASES):
-        charts.append(_time(data, first=not charts))
+            charts.append(_curves(data, panel, names))
+    if any(any(data.series(_phase(phase))[1]) for phase in _PHASES):
+        charts.append(_time(data))
     return charts
 
 
-def _curves(data: RunData, panel: ChartPanel, names: Sequence[str], *, first: bool) -> Chart:
-    figure = new_figure()
-    legend = []
+def _curves(data: RunData, panel: ChartPanel, names: Sequence[str]) -> Chart:
+    lines = []
     for name, color in zip(names, cycle(COLORS), strict=False):
         steps, values = data.series(name)
         label = _label(name, names)
         if panel.smooth and name == names[0] and len(values) >= 20:
             window = max(2, len(values) // 15)
-            add_line(figure, steps, values, label, color, opacity=0.4, width=1)
+            lines.append(Series(label, color, steps, values, opacity=0.4, width=1))
             label = f"{label}, mean of {window} steps"
             values = _running_mean(values, window)
-        add_line(figure, steps, values, label, color)
-        legend.append((label, color))
+        lines.append(Series(label, color, steps, values))
     metric = metric_of(names[0])
-    shown = tuple(legend) if len(figure.data) > 1 else ()
-    return Chart(panel.title, metric.unit, metric.definition, shown, figure_html(figure, first))
+    legend = [(line.label, line.color) for line in lines if line.opacity == 1]
+    shown = tuple(legend) if len(lines) > 1 else ()
+    return Chart(panel.title, metric.unit, metric.definition, shown, line_chart(lines))
 
 
-def _time(data: RunData, *, first: bool) -> Chart:
-    figure = new_figure()
-    legend = []
-    for phase, color in zip(_PHASES, COLORS, strict=True):
-        steps, seconds = data.series(_phase(phase))
-        if any(seconds):
-            figure.add_bar(
-                x=steps, y=seconds, name=phase, marker={"color": color}, hovertemplate="%{y:.2f} s"
-            )
-            legend.append((phase, color))
-    figure.update_layout(barmode="stack", bargap=0.1)
-    figure.update_traces(marker_line_width=0)
+def _time(data: RunData) -> Chart:
+    series = [
+        (phase, color, *data.series(_phase(phase))) for phase, color in zip(_PHASES, COLORS, strict=True)
+    ]
+    parts = [Series(phase, color, steps, seconds) for phase, color, steps, seconds in series if any(seconds)]
+    legend = tuple((part.label, part.color) for part in parts)
     caption = "Seconds of each step by phase; evaluation and saving are not part of the step's own time."
-    return Chart("Time by phase", "seconds", caption, tuple(legend), figure_html(figure, first))
+    return Chart("Time by phase", "seconds", caption, legend, bar_chart(parts))
 
 
 def _running_mean(values: Sequence[float], window: int) -> list[float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from strop.report.charts import PANELS
 from strop.report.page import render_page, write_page
-from strop.report.plotting import COLORS, Chart, add_line, figure_html, new_figure
+from strop.report.plotting import COLORS, Chart, Series, line_chart
 from strop.runs.comparison import compare_metrics, differing_settings, run_labels, shared_samples
 from strop.runs.metrics import metric_of
 from strop.runs.reader import RunData
@@ -42,10 +42,11 @@ def overlaid_charts(runs: Sequence[RunData], labels: Sequence[str]) -> list[Char
         series = [run.series(name) for run in runs]
         if not any(any(values) for _, values in series):
             continue
-        figure = new_figure()
-        for (steps, values), label, color in zip(series, labels, cycle(COLORS), strict=False):
-            if values:
-                add_line(figure, steps, values, label, color)
+        lines = [
+            Series(label, color, steps, values)
+            for (steps, values), label, color in zip(series, labels, cycle(COLORS), strict=False)
+            if values
+        ]
         metric = metric_of(name)
-        charts.append(Chart(name, metric.unit, metric.definition, (), figure_html(figure, not charts)))
+        charts.append(Chart(name, metric.unit, metric.definition, (), line_chart(lines)))
     return charts

@@ -13,7 +13,6 @@ HEAVY = {
     "jinja2",
     "numpy",
     "peft",
-    "plotly",
     "pyarrow",
     "ray",
     "rich.console",

@@ -90,7 +90,8 @@ def test_shows_outcome_headline_charts_and_samples(tmp_path: Path) -> None:
 def test_is_self_contained(tmp_path: Path) -> None:
     html = write_report(make_run(tmp_path)).read_text(encoding="utf-8")
     assert Page(html).loads == []
-    assert html.count("plotly.js v") == 1
+    assert html.count("<svg") == html.count('class="card chart"') > 5
+    assert len(html) < 300_000
 
 
 def test_model_output_is_escaped(tmp_path: Path) -> None:
@@ -113,7 +114,10 @@ def test_series_skip_steps_without_the_metric(tmp_path: Path) -> None:
     assert data.series("eval/sums/reward") == ([0, 10], [0.25, 0.75])
     assert data.series("reward/mean")[0] == list(range(1, 11))
     (held_out,) = [chart for chart in make_charts(data) if chart.title == "Held-out reward"]
-    assert '"y":[0.25,0.75]' in held_out.html
+    assert (
+        "step 0\neval/sums/reward: 0.250" in held_out.html
+        and "step 10\neval/sums/reward: 0.750" in held_out.html
+    )
 
 
 def test_the_staleness_chart_is_omitted_if_staleness_is_0(tmp_path: Path) -> None:
