@@ -56,13 +56,18 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="fixes the order of the data and every draw")
+    parser.add_argument("--steps", type=int, default=200, help="number of training steps")
     parser.add_argument("--out", type=Path, default=Path("runs/quickstart"), help="where everything goes")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     os.environ["QUICKSTART"] = str(args.out)
 
-    prepare(args.out, args.seed)
+    prepared = args.out / "prepared-with-seed"
+    if not prepared.is_file() or prepared.read_text() != str(args.seed):
+        prepare(args.out, args.seed)
+        prepared.write_text(str(args.seed))
     overrides = [f"seed={args.seed}", f"output={args.out.parent}", f"project={args.out.name}"]
+    overrides.append(f"trainer.duration={args.steps} steps")
     result = strop.train(strop.load(HERE / "run.yaml", overrides))
 
     print(f"Everything is in {result.folder}:")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from strop.cli.columns import align_columns
 from strop.cli.output import echo
+from strop.config.checks.advice import unusual_values
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import OverriddenKey
 from strop.config.paths import existing_path
@@ -75,6 +76,8 @@ def check_run(loaded: LoadedRun) -> None:
     for stage in loaded.runs:
         for line in inspect_data(stage.run):
             echo(line)
+        for advice in unusual_values(stage.run):
+            echo(advice)
         print_plan(stage.run)
         echo(f"The run can start. Run folder: {stage.run.folder_path}.")
 

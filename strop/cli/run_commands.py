@@ -60,16 +60,28 @@ def explain(
 
 
 def evaluate(
-    run: RunFileArgument,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Run file of any tool, or the folder of a run.", show_default=False
+        ),
+    ],
     overrides: OverridesArgument = None,
     checkpoint: CheckpointOption = None,
     here: HereOption = False,
 ) -> None:
-    """Evaluate the initial model, or a checkpoint, on the eval tasksets."""
+    """Evaluate the initial model of a run file, the last checkpoint of a run folder, or a named checkpoint."""
     from strop import api
     from strop.dialects.detect import read_any
+    from strop.run.entry.evaluate import last_checkpoint
+    from strop.runs.folder import RunFolder
 
+    folder = RunFolder(run)
+    if folder.run_file.is_file():
+        run, checkpoint = folder.run_file, checkpoint or last_checkpoint(folder)
     metrics = api.evaluate(read_any(run, overrides or (), here=here).loaded, checkpoint=checkpoint)
+    if checkpoint is not None:
+        echo(f"checkpoint = {checkpoint}")
     for name, value in metrics.items():
         echo(f"{name} = {value:.6g}")
 

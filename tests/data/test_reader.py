@@ -63,6 +63,18 @@ def test_json_lines(write_lines: WriteLines, suffix: str) -> None:
     assert rows_of(write_lines(f"a.{suffix}", ROWS)) == ROWS
 
 
+@pytest.mark.parametrize(("suffix", "separator"), [("csv", ","), ("tsv", "\t")])
+def test_separated_values_are_text(tmp_path: Path, suffix: str, separator: str) -> None:
+    file = tmp_path / f"a.{suffix}"
+    lines = [("question", "answer"), ('"one, two\nand\tthree"', "007"), ("four", "")]
+    file.write_text("\ufeff" + "\n".join(separator.join(line) for line in lines) + "\n\n")
+    rows = [{"question": "one, two\nand\tthree", "answer": "007"}, {"question": "four", "answer": ""}]
+    assert rows_of(file) == rows
+    file.write_text(f"question{separator}answer\nonly one value\n")
+    with pytest.raises(DataError, match=r"line 2: this row has 1 values, and the header names 2 columns"):
+        rows_of(file)
+
+
 @pytest.mark.parametrize("codec", ["gz", "zst", "bz2"])
 def test_compressed_json_lines(tmp_path: Path, codec: str) -> None:
     file = tmp_path / f"a.jsonl.{codec}"
@@ -364,9 +376,9 @@ class TestBadFiles:
             rows_of(tmp_path / "a.jsonl.gz")
 
     def test_unknown_format(self, tmp_path: Path) -> None:
-        (tmp_path / "a.csv").write_text("question,answer\n")
-        with pytest.raises(DataError, match=r"a\.csv has no format that Strop reads.*\*\.parquet"):
-            rows_of(tmp_path / "a.csv")
+        (tmp_path / "a.xls").write_text("question,answer\n")
+        with pytest.raises(DataError, match=r"a\.xls has no format that Strop reads.*\*\.parquet"):
+            rows_of(tmp_path / "a.xls")
 
     def test_directory_without_data(self, tmp_path: Path, write_lines: WriteLines) -> None:
         write_lines("repo/main/train.jsonl", ROWS)
@@ -376,7 +388,7 @@ class TestBadFiles:
     def test_directory_with_two_formats(self, write_lines: WriteLines) -> None:
         folder = write_lines("d/train.jsonl", ROWS).parent
         write_parquet(folder / "train.parquet", ROWS)
-        with pytest.raises(DataError, match="both Parquet and JSON"):
+        with pytest.raises(DataError, match="files of several formats"):
             rows_of(folder)
 
     def test_not_allowed(self, write_lines: WriteLines) -> None:

@@ -31,7 +31,7 @@ NO_REWARD = (
 )
 _LIBRARIES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Name of the library of each type of engine that needs one."""
-_DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".gz", ".zst")
+_DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".gz", ".zst", ".csv", ".tsv")
 _WORKFLOW_FILES = ("tool_config", "function_file", "interaction_config", "agent_loops")
 """Arguments of the workflows `tools` and `verl_agents` that name a file."""
 _WEIGHTS = ("*.safetensors", "*.bin")

@@ -43,7 +43,7 @@ class TasksetConfig(Section):
     """Source of tasks, and the columns of its rows. A column may be a dotted path."""
 
     path: str | tuple[str, ...]
-    """Parquet or JSONL: a file, a list of files, a directory, a `datasets` folder, a Hub name, a URL; a
+    """Parquet, JSONL, CSV or TSV: a file, a list of files, a directory, a `datasets` folder, a Hub name, a URL; a
     database, `sqlite:///tasks.db` or `postgresql://user:password@host/database`; or a generator of tasks,
     `reasoning_gym://dataset` or `verifiers://environment`."""
     generator: GeneratorConfig | None = None

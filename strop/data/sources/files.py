@@ -17,12 +17,15 @@ from strop.workers.atomic_write import atomic_path
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-FileFormat = Literal["parquet", "json"]
+FileFormat = Literal["parquet", "json", "csv"]
 
 DATA_FILE_PATTERNS = (
-    "*.parquet, *.jsonl or *.json (one object per line; also packed, as *.jsonl.gz or *.jsonl.zst)"
+    "*.parquet, *.jsonl or *.json (one object per line; also packed, as *.jsonl.gz or *.jsonl.zst), "
+    "*.csv or *.tsv"
 )
-_SUFFIX = re.compile(r"\.(?:(?P<parquet>parquet)|(?:jsonl|ndjson|json)(?P<packed>\.gz|\.zst|\.bz2)?)$")
+_SUFFIX = re.compile(
+    r"\.(?:(?P<parquet>parquet)|(?P<csv>csv|tsv)|(?:jsonl|ndjson|json)(?P<packed>\.gz|\.zst|\.bz2)?)$"
+)
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 
@@ -94,7 +97,7 @@ def file_format(path: str) -> FileFormat | None:
     match = _SUFFIX.search(_name(path))
     if match is None:
         return None
-    return "parquet" if match["parquet"] else "json"
+    return "parquet" if match["parquet"] else "csv" if match["csv"] else "json"
 
 
 def read_file(place: DataPath) -> RowSource:
@@ -105,7 +108,12 @@ def read_file(place: DataPath) -> RowSource:
             f"{place.display_path} has no format that Strop reads. Data files are named {DATA_FILE_PATTERNS}."
         )
     try:
-        part = _read_parquet(place) if match["parquet"] else _read_lines(place, match["packed"])
+        if match["parquet"]:
+            part = _read_parquet(place)
+        elif match["csv"]:
+            part = _read_csv(place, "\t" if match["csv"] == "tsv" else ",")
+        else:
+            part = _read_lines(place, match["packed"])
     except OSError as error:
         raise DataError(f"{place.display_path} cannot be read: {_first_line(error)}.") from None
     if not len(part):
@@ -126,6 +134,36 @@ def _read_parquet(place: DataPath) -> RowSource:
                 "cut short "
                 "when it was written or downloaded."
             ) from None
+
+
+def _read_csv(place: DataPath, delimiter: str) -> RowSource:
+    """Rows of a file with a header; every value is text, so that an answer such as 007 stays as it is."""
+    import csv
+
+    import pyarrow as pa
+
+    with place.filesystem.open(place.path, "rt", encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        try:
+            header = next(reader, [])
+            rows = []
+            for row in reader:
+                if row and len(row) != len(header):
+                    raise DataError(
+                        f"{place.display_path}, line {reader.line_num}: this row has {len(row)} values, and the header "
+                        f"names {len(header)} columns. Quote values that contain {delimiter!r} or a line break."
+                    )
+                if row:
+                    rows.append(row)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{place.display_path}, line {reader.line_num}: {error}. It should be UTF-8 text with a header, and "
+                "double quotes around values that contain separators."
+            ) from None
+    if len(set(header)) < len(header):
+        raise DataError(f"{place.display_path}: the header names a column twice: {', '.join(header)}.")
+    columns = {name: [row[number] for row in rows] for number, name in enumerate(header)}
+    return ParquetRows(place.display_path, pa.table(columns), place.parent)
 
 
 def _read_lines(place: DataPath, packed: str | None) -> RowSource:

@@ -1,4 +1,4 @@
-"""Reading of datasets: Parquet or JSON Lines files, directories, URLs, `datasets` folders, hub, databases."""
+"""Reading of datasets: Parquet, JSON Lines, CSV or TSV files, directories, URLs, `datasets` folders, hub, databases."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _read_directory(place: DataPath, taskset: TasksetConfig) -> list[RowSource]:
     names = files_of_split(_data_files(place), taskset.split, place.display_path)
     if len({file_format(name) for name in names}) > 1:
         raise DataError(
-            f"The directory {place.display_path} holds both Parquet and JSON files, perhaps the same rows "
+            f"The directory {place.display_path} holds files of several formats, perhaps the same rows "
             "twice: "
             f"{', '.join(names)}. Name the files to use as a list."
         )

@@ -23,6 +23,7 @@ from strop.run.rollout.rollout_services import reward_sources
 from strop.run.rollout.server_explorer import open_server_explorer, samples_from_server
 from strop.run.rollout.tasks import EvalTasksets, load_eval_tasks
 from strop.run.tokenizer import load_run_tokenizer
+from strop.runs.folder import RunFolder
 from strop.training.backends.registry import open_training_engines
 from strop.training.checkpoints import checkpoint as checkpoints
 from strop.workers.signals import StopSignal
@@ -38,6 +39,14 @@ def evaluate(
     loss on demonstrations or pairs. Raises `ConfigError` where there is no eval taskset."""
     with open_evaluator(loaded.run, reward) as evaluate_checkpoint:
         return evaluate_checkpoint(checkpoint).metrics
+
+
+def last_checkpoint(folder: RunFolder) -> Path:
+    """The newest intact checkpoint of a run. Raises `CheckpointError` where there is none."""
+    found, skipped = checkpoints.latest(folder.checkpoints)
+    if found is None:
+        raise CheckpointError(f"No good checkpoint in {folder.checkpoints}. {' '.join(skipped)}".rstrip())
+    return found
 
 
 @dataclass(frozen=True, slots=True)

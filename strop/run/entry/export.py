@@ -16,6 +16,7 @@ from strop.models.formats.verl_fsdp import (
     load_verl_fsdp_checkpoint,
 )
 from strop.models.loading import load_model, load_tokenizer
+from strop.run.entry.evaluate import last_checkpoint
 from strop.run.entry.policy_only import policy_only
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.folder import RunFolder
@@ -36,14 +37,13 @@ def export_checkpoint(folder: Path, to: Path, step: int | None) -> Path:
     source = RunFolder(folder)
     if not source.run_file.is_file():
         raise CheckpointError(f"{folder} is no run folder: it has no {source.run_file.name}.")
-    found, skipped = checkpoints.latest(source.checkpoints)
-    if step is not None:
+    if step is None:
+        found = last_checkpoint(source)
+    else:
         found = checkpoints.folder_for_step(source.checkpoints, step)
         if not found.is_dir():
             raise CheckpointError(f"There is no checkpoint of step {step} in {source.checkpoints}.")
         checkpoints.verify(found)
-    if found is None:
-        raise CheckpointError(f"No good checkpoint in {source.checkpoints}. {' '.join(skipped)}")
     run = load_run(source.run_file).run
     with open_training_engines(policy_only(run)) as engines:
         engine = engines.policy()

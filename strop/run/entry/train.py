@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strop.algorithms.custom import check_custom_functions
+from strop.config.checks.advice import unusual_values
 from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
 from strop.config.save import save_resolved
@@ -78,7 +79,7 @@ def train(
         with reporting_write_errors(folder.path):
             save_resolved(run, folder.run_file)
         export = partial(setup.engine.export, add_files=tokenizer.save_pretrained)
-        notes = (*start.notes, *setup.notes)
+        notes = (*start.notes, *setup.notes, *unusual_values(run))
         stopped = False
         try:
             with Recorder(folder, loaded, setup.horizon, replace(start, notes=notes)) as recorder:

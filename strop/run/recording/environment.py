@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from strop.config.schema import Run
 from strop.errors import SandboxError
 from strop.sandbox.registry import open_sandbox
 
+_GIT_SECONDS = 5.0
 _PACKAGES = ("strop", "torch", "transformers", "peft", "numpy")
 
 
@@ -36,6 +38,20 @@ def machine_info() -> dict[str, Any]:
             "torch_threads": torch.get_num_threads(),
         },
     }
+
+
+def source_info() -> dict[str, Any]:
+    """Commit of the git repository in the current folder, and whether its files differ from it; empty without one."""
+    try:
+        commit, changes = (
+            subprocess.run(
+                ["git", *arguments], capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
+            ).stdout
+            for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+    except (OSError, subprocess.SubprocessError):  # no git, no repository, or one without a commit
+        return {}
+    return {"git": {"commit": commit.strip(), "modified": bool(changes.strip())}}
 
 
 def sandbox_info(run: Run) -> dict[str, Any]:

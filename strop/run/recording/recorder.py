@@ -31,6 +31,7 @@ from strop.run.recording.environment import (
     machine_info,
     peak_memory_mb,
     sandbox_info,
+    source_info,
 )
 from strop.run.recording.monitor import Monitor, SessionInfo
 from strop.run.recording.registry import make_monitors
@@ -185,7 +186,7 @@ class Recorder:
             notes=(*self._notes(), *map(describe_sandbox, sandbox.values())),
             steps=self._length.steps,
             steps_done=done if done > 0 else 0,
-            environment={"command": command_line(), **machine_info(), **sandbox},
+            environment={"command": command_line(), **machine_info(), **source_info(), **sandbox},
             stream=self._stream,
         )
 
