@@ -18,12 +18,30 @@ from strop.cli.arguments import (
 from strop.cli.output import echo
 
 
-def train(run: RunFileArgument, overrides: OverridesArgument = None, here: HereOption = False) -> None:
+def train(
+    run: RunFileArgument,
+    overrides: OverridesArgument = None,
+    here: HereOption = False,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Continue a stopped run with another value, such as trainer.optimizer.lr=1e-6; may be repeated.",
+        ),
+    ] = None,
+) -> None:
     """Train, or resume a run that was stopped. The file may also be one of verl, Trinity-RFT, TRL or AzureML."""
     from strop.cli.component_command import run_job
     from strop.dialects.detect import read_any
 
-    run_job(read_any(run, overrides or (), here=here))
+    job = read_any(run, [*(overrides or ()), *(change or ())], here=here)
+    if change:
+        from strop.run.state.change import change_configuration
+
+        keys = [override.partition("=")[0].lstrip("+~") for override in change]
+        for stage in job.loaded.runs:
+            echo(change_configuration(stage.run, keys))
+    run_job(job)
 
 
 def check(

@@ -53,6 +53,13 @@ def record_checkpoint(folder: Path, step: int) -> None:
     _write(folder, sessions)
 
 
+def record_changes(folder: Path, differences: Sequence[str]) -> None:
+    """Record in the last session the settings that change for the sessions after it."""
+    sessions = read_sessions(folder)
+    sessions[-1].setdefault("changed_afterwards", []).extend(differences)
+    _write(folder, sessions)
+
+
 def last_checkpoint_step(sessions: Sequence[Mapping[str, Any]]) -> int:
     """Return the step of the last checkpoint that any session has completed; 0 if there is none."""
     return max((int(session.get("checkpoint_step") or 0) for session in sessions), default=0)

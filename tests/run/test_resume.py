@@ -7,7 +7,9 @@ import json
 import pytest
 
 import strop
-from strop.errors import CheckpointError
+from strop.errors import CheckpointError, RunFolderError
+from strop.run.state.change import change_configuration
+from strop.runs.sessions import read_sessions
 
 CLOCKS = ("time/", "tokens_per_second", "memory/")
 
@@ -51,3 +53,25 @@ def test_a_checkpoint_of_another_model_is_refused(values):
     other["model"]["lora"] = {"rank": 4}
     with pytest.raises(CheckpointError, match="weights of another model"):
         strop.train(strop.load(other))
+
+
+def test_a_run_continues_with_a_changed_setting_if_that_is_said(values):
+    strop.train(strop.load(values(trainer__duration="2 steps")))
+    changed = strop.load(values(), ["trainer.optimizer.lr=5e-4"])
+    with pytest.raises(RunFolderError, match=r"trainer\.optimizer\.lr was 0\.001, is 0\.0005"):
+        strop.train(changed)
+    with pytest.raises(RunFolderError, match="more than --change names"):
+        change_configuration(changed.run, ["seed"])
+    said = change_configuration(changed.run, ["trainer.optimizer"])
+    assert said == "Changed after step 2: trainer.optimizer.lr was 0.001, is 0.0005."
+    result = strop.train(changed)
+    rows = rows_of(result.folder)
+    assert [rows[step]["lr"] for step in (1, 2, 3, 4)] == [1e-3, 1e-3, 5e-4, 5e-4]
+    first, second = read_sessions(result.folder)
+    assert first["changed_afterwards"] == ["trainer.optimizer.lr was 0.001, is 0.0005"]
+    assert second["from_step"] == 2
+
+
+def test_a_change_needs_a_run_to_continue(values):
+    with pytest.raises(RunFolderError, match="has no checkpoint of one"):
+        change_configuration(strop.load(values()).run, ["seed"])
