@@ -10,9 +10,10 @@ from strop.config.schema.schedule import ReduceOnPlateauScheduleConfig
 
 
 def optimization_faults(run: Run) -> Iterator[str]:
-    """Faults in what the optimizer, the schedule and `checkpoint.best` require of the other sections."""
+    """Faults in what optimizer, schedule, `checkpoint.best` and `evaluate.stop_when` require of other sections."""
     yield from _plateau_faults(run)
     yield from _best_faults(run)
+    yield from _stop_faults(run)
     yield from _fused_backward_faults(run)
 
 
@@ -40,6 +41,19 @@ def _best_faults(run: Run) -> Iterator[str]:
         )
         return
     yield from _metric_faults(run, "checkpoint.best.metric", best.metric)
+
+
+def _stop_faults(run: Run) -> Iterator[str]:
+    stop = run.evaluate.stop_when
+    if stop is None:
+        return
+    if not run.data.eval or run.evaluate.every is None:
+        yield (
+            "evaluate.stop_when requires evaluations during the run, and there are none; write tasksets under "
+            "`data.eval` and `evaluate: {every: 5 steps}`, or remove it"
+        )
+        return
+    yield from _metric_faults(run, "evaluate.stop_when.metric", stop.metric)
 
 
 def _metric_faults(run: Run, key: str, metric: str | None) -> Iterator[str]:

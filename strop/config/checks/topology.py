@@ -164,6 +164,11 @@ def _evaluation_consumer_faults(run: Run) -> Iterator[str]:
             "checkpoint.best needs the evaluations in the trainer, and the explorer makes them in a separate "
             "process; write `best: null`, or `synchronizer: memory`"
         )
+    if run.evaluate.stop_when is not None:
+        yield (
+            "evaluate.stop_when needs the evaluations in the trainer, and the explorer makes them in a separate "
+            "process; remove it, or write `synchronizer: memory`"
+        )
     if isinstance(run.trainer.schedule, ReduceOnPlateauScheduleConfig):
         yield (
             "trainer.schedule: reduce_lr_on_plateau needs the evaluations in the trainer, and the explorer "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -14,6 +15,24 @@ MonitorName = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab"]
 """Receiver of metrics, in addition to `metrics.jsonl`."""
 
 
+class StopWhenConfig(Section):
+    """Early end of a run by an evaluation metric."""
+
+    metric: str | None = None
+    """Evaluation metric, such as `eval/gsm8k/reward`; the first eval taskset's reward if omitted."""
+    mode: Literal["max", "min"] = "max"
+    """Direction of improvement: `max` for a metric that should increase, `min` for one that should decrease."""
+    value: float | None = None
+    """Value at which the run ends, once an evaluation reaches it; null for none."""
+    patience: int | None = Field(None, gt=0)
+    """Number of consecutive evaluations without an improvement after which the run ends; null for no limit."""
+
+    def faults(self) -> Iterator[str]:
+        """A section that never ends a run."""
+        if self.value is None and self.patience is None:
+            yield "write value, patience or both, such as `stop_when: {value: 0.95}` or `stop_when: {patience: 5}`"
+
+
 class EvaluateConfig(Section):
     """Evaluation on the eval tasksets."""
 
@@ -23,6 +42,8 @@ class EvaluateConfig(Section):
     """Evaluate the initial model before the first update; not repeated on resume."""
     at_end: bool = True
     """Evaluate the last step, whether or not the interval ends there."""
+    stop_when: StopWhenConfig | None = None
+    """Early end of the run by its evaluations; null for none. Schedules still span `trainer.duration`."""
 
 
 class RecordConfig(Section):

@@ -22,6 +22,7 @@ from strop.run.recording.recorder import Recorder
 from strop.run.rollout.evaluation import Evaluation
 from strop.run.state.best_checkpoint import BestCheckpointRule
 from strop.run.state.checkpoint_manager import CheckpointManager
+from strop.run.state.early_stop import EarlyStopRule
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.workers.cleanup import cleanup
@@ -78,6 +79,7 @@ class TrainLoop:
         evaluate: EvaluateConfig,
         record: RecordConfig,
         best: BestCheckpointRule | None,
+        early_stop: EarlyStopRule | None,
         checkpoint_every: Amount | None,
         checkpoints: CheckpointManager,
         recorder: Recorder,
@@ -89,6 +91,7 @@ class TrainLoop:
             evaluate: the section `evaluate`.
             record: the section `record`.
             best: which evaluation is the best; None where `checkpoint.best` is not set.
+            early_stop: which evaluation ends the run; None where `evaluate.stop_when` is not set.
             checkpoint_every: `checkpoint.every`.
             checkpoints: writes checkpoints.
             recorder: writes metrics and rollouts.
@@ -99,6 +102,7 @@ class TrainLoop:
         self._evaluate_section = evaluate
         self._record_section = record
         self._best = best
+        self._early_stop = early_stop
         self._checkpoint_every = checkpoint_every
         self._checkpoints = checkpoints
         self._recorder = recorder
@@ -139,7 +143,7 @@ class TrainLoop:
             if self._state.evaluation_pending:
                 self._evaluate_after_step()
                 self._callbacks.on_step(self._recorder.last)
-            while self._state.step < self._horizon.steps and self._step(self._state.step + 1):
+            while self._continues() and self._step(self._state.step + 1):
                 pass
         except Interrupted as interrupted:
             self._save()
@@ -147,6 +151,17 @@ class TrainLoop:
             raise Interrupted(f"{interrupted} {self._resume_hint()}", interrupted.exit_code - 128) from None
         self._save()
         self._checkpoints.wait()
+
+    def _continues(self) -> bool:
+        """Whether there is a next step; an early end is logged."""
+        if self._state.step >= self._horizon.steps:
+            return False
+        reason = self._early_stop.reason(self._state.evaluations) if self._early_stop else None
+        if reason is not None:
+            self._recorder.log_message(
+                f"The run ends after step {self._state.step} of {self._horizon.steps}: {reason}."
+            )
+        return reason is None
 
     def _resume_hint(self) -> str:
         if self._state.step == 0:
@@ -232,7 +247,14 @@ class TrainLoop:
         schedule = self._setup.lr_schedule
         schedule.observe_evaluation(metrics)
         best = None if self._best is None else self._best.update(state.best, state.step, metrics)
-        self._state = replace(state, plateau=schedule.plateau, best=best, evaluation_pending=False)
+        stop, evaluations = self._early_stop, state.evaluations
+        self._state = replace(
+            state,
+            plateau=schedule.plateau,
+            best=best,
+            evaluations=evaluations if stop is None else stop.update(evaluations, metrics),
+            evaluation_pending=False,
+        )
 
     def _records_rollouts(self, step: int, before: RunState) -> bool:
         *warm_up, _ = self._setup.phases

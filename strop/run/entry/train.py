@@ -29,6 +29,7 @@ from strop.run.recording.recorder import Recorder
 from strop.run.state.best_checkpoint import BestCheckpointRule, best_checkpoint_folder
 from strop.run.state.checkpoint_manager import CheckpointManager, ExportModel
 from strop.run.state.checkpoint_mirror import CheckpointMirror
+from strop.run.state.early_stop import EarlyStopRule
 from strop.run.state.resume import StartPoint, find_start
 from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_run_tokenizer
@@ -130,6 +131,7 @@ def _make_loop(
         evaluate=run.evaluate,
         record=run.record,
         best=BestCheckpointRule.of(run),
+        early_stop=EarlyStopRule.of(run),
         checkpoint_every=run.checkpoint.every,
         checkpoints=checkpoints,
         recorder=recorder,

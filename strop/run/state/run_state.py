@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from strop.algorithms.plateau import PlateauState
 from strop.config.aliases import current_metric
 from strop.run.state.best_checkpoint import BestCheckpoint
+from strop.run.state.early_stop import EvaluationRecord
 
 _STATE_FILE = "state.json"
 
@@ -39,6 +40,8 @@ class RunState:
     """State of the schedule `reduce_lr_on_plateau`."""
     best: BestCheckpoint | None = None
     """The best evaluation so far, where `checkpoint.best` is set."""
+    evaluations: EvaluationRecord = field(default_factory=EvaluationRecord)
+    """The evaluations so far, for `evaluate.stop_when`."""
     unacknowledged: tuple[str, ...] = ()
     """Ids of the groups trained on since the previous checkpoint, where the explorer is a separate process.
     Once this checkpoint is complete, they are acknowledged in the buffer."""
@@ -60,6 +63,7 @@ class RunState:
         values = {_FORMER_KEYS.get(key, key): value for key, value in saved.items()}
         if values["plateau"] is not None:
             values["plateau"] = PlateauState(**values["plateau"])
+        values["evaluations"] = EvaluationRecord(**values.get("evaluations", {}))
         values["unacknowledged"] = tuple(values.get("unacknowledged", ()))
         if values.get("best") is not None:
             best = values["best"]
