@@ -63,7 +63,7 @@ def find_chat_source(path: Path, *, before: bool) -> ChatSource:
     return ChatSource(model, run.data.chat_template, run.data.train.system, run.data.max_response_tokens)
 
 
-class Chat:
+class ModelChat:
     """One conversation; each answer is sampled after all messages before it."""
 
     def __init__(
@@ -108,9 +108,9 @@ class Chat:
 
 
 @contextmanager
-def open_chat(source: ChatSource, sampling: SamplingParams, seed: int) -> Iterator[Chat]:
+def open_chat(source: ChatSource, sampling: SamplingParams, seed: int) -> Iterator[ModelChat]:
     """Load the model of a source."""
     tokenizer = load_tokenizer(source.model)
     engine = load_engine(NativeEngineConfig(), source.model, tokenizer, find_device("auto"))
     with running_engine(engine):
-        yield Chat(source, engine, tokenizer, sampling, seed)
+        yield ModelChat(source, engine, tokenizer, sampling, seed)
