@@ -39,7 +39,7 @@ class Change:
 
 
 def learning_faults(rows: Sequence[Mapping[str, float | None]]) -> list[str]:
-    """What keeps a run from learning, and what to try: equal rewards or zero gradients in all steps, or mostly
+    """Name what keeps a run from learning, and what to try: equal rewards or zero gradients in all steps, or mostly
     truncated responses in the last ones. Empty for fewer than `MIN_STEPS` steps with a gradient norm or rewards."""
     trained = [row for row in rows if row.get("grad_norm") is not None or row.get("reward/mean") is not None]
     if len(trained) < MIN_STEPS:
