@@ -78,6 +78,7 @@ clean:
 .venv-vllm/ready: constraints-vllm.txt | .venv/bin/python
 	$(BIN)/python -m venv .venv-vllm
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	.venv-vllm/bin/python tools/layer_environment.py tests/inference/vllm_stubs
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 

@@ -24,6 +24,7 @@ from strop.errors import InferenceError
 from strop.inference.native import NativeEngine
 from strop.inference.openai import OpenAiEngine
 from strop.inference.serving import ServingEngine
+from strop.inference.serving.images import serves_images
 from strop.inference.sglang import SglangBackend, SglangServerBackend
 from strop.inference.stop_tokens import eos_token_ids
 from strop.inference.vllm import VllmBackend
@@ -85,7 +86,7 @@ def _load_vllm(
     device: torch.device,
     images: ImagesConfig,
 ) -> InferenceEngine:
-    return ServingEngine(VllmBackend(section, model, tokenizer))
+    return ServingEngine(VllmBackend(section, model, tokenizer, images))
 
 
 def _load_sglang(
@@ -95,7 +96,7 @@ def _load_sglang(
     device: torch.device,
     images: ImagesConfig,
 ) -> InferenceEngine:
-    return ServingEngine(SglangBackend(section, model, tokenizer, device))
+    return ServingEngine(SglangBackend(section, model, tokenizer, device, images))
 
 
 def _load_sglang_server(
@@ -162,10 +163,11 @@ def choose_engine(section: InferenceEngineConfig, model: ModelConfig) -> EngineC
             section.native,
             "rollout.engine: auto uses the native sampler: vLLM is not installed (pip install 'strop[vllm]')",
         )
-    if takes_images(load_config(model)):
+    config = load_config(model)
+    if takes_images(config) and not serves_images(config):
         return EngineChoice(
             section.native,
-            "rollout.engine: auto uses the native sampler: the model takes images, and the vLLM engine refuses them",
+            f"rollout.engine: auto uses the native sampler: the vLLM engine takes no images for {config.model_type}",
         )
     return EngineChoice(section.vllm, "rollout.engine: auto uses vLLM: there is a GPU")
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from strop.config.image_families import IMAGE_FAMILIES, folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
-from strop.config.schema.data import EvalTasksetConfig, TasksetConfig
+from strop.config.schema.data import EvalTasksetConfig, ImagesConfig, TasksetConfig
+from strop.config.schema.generation import GenerationConfig
+from strop.config.schema.model import ModelConfig
 from strop.data.images.prompt_images import RunImages
 from strop.data.images.store import ImageStore, UnstoredImages
 from strop.data.offline_dataset import check_offline_images
 from strop.data.taskset import check_task_images
-from strop.errors import DataError, MissingExtraError, ModelError
+from strop.errors import ConfigError, DataError, MissingExtraError, ModelError
 from strop.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -30,7 +32,25 @@ def load_prompt_images(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunImage
 
     if load_config(run.model).model_type not in IMAGE_FAMILIES:
         return None
-    return _with_processor(run, tokenizer, ImageStore(RunFolder.of(run).images))
+    return _with_processor(run.model, run.data.images, tokenizer, ImageStore(RunFolder.of(run).images))
+
+
+def load_generation_images(section: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> RunImages | None:
+    """Images of a generation's prompts, stored in a folder `images` beside its output; None for a model of text.
+
+    Raises `ConfigError` for images beside an output that is not on this machine.
+    """
+    from strop.models.loading import load_config
+
+    if section.data.train.images is None or load_config(section.model).model_type not in IMAGE_FAMILIES:
+        return None
+    if "://" in section.output:
+        raise ConfigError(
+            f"The images of the prompts are stored beside the output, and {section.output} is not on this machine. "
+            "Write a path as the output."
+        )
+    store = ImageStore(Path(section.output).parent / "images")
+    return _with_processor(section.model, section.data.images, tokenizer, store)
 
 
 def image_faults(run: Run) -> Iterator[str]:
@@ -65,18 +85,19 @@ def _images_to_check(run: Run, folder: Path) -> RunImages | None:
         return None
     from strop.run.tokenizer import load_run_tokenizer
 
-    return _with_processor(run, load_run_tokenizer(run), UnstoredImages(folder))
+    return _with_processor(run.model, run.data.images, load_run_tokenizer(run), UnstoredImages(folder))
 
 
-def _with_processor(run: Run, tokenizer: PreTrainedTokenizerBase, store: ImageStore) -> RunImages:
+def _with_processor(
+    model: ModelConfig, limits: ImagesConfig, tokenizer: PreTrainedTokenizerBase, store: ImageStore
+) -> RunImages:
     from strop.models.vision.image_processor import load_image_processor
 
-    limits = run.data.images
     processor = load_image_processor(
-        run.model.path,
+        model.path,
         tokenizer,
         min_pixels=limits.min_pixels,
         max_pixels=limits.max_pixels,
-        trust_remote_code=run.model.trust_remote_code,
+        trust_remote_code=model.trust_remote_code,
     )
     return RunImages(store, processor, limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from strop.config.schema.generation import GenerationConfig
 from strop.dialects.verl.generation import LEDGER, read_verl_generate
 from strop.models.tiny import make_model
+from tests.models.vision.images import image, vision_model
 
 from .conftest import Cli
 from .foreign import rows, verl_rows, write_rows
@@ -66,6 +68,27 @@ def test_greedy_responses_equal_transformers(cli: Cli, tmp_path: Path, prompts: 
         with torch.inference_mode():
             out = model.generate(ids, max_new_tokens=6, do_sample=False)
         assert tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True) == answer
+
+
+def test_prompts_with_images(cli: Cli, tmp_path: Path) -> None:
+    picture = image(tmp_path, 32, 16).path.read_bytes()
+    row = {
+        "prompt": [{"role": "user", "content": "<image>What?"}],
+        "images": [{"bytes": picture, "path": None}],
+    }
+    text = {"prompt": [{"role": "user", "content": "And?"}], "images": []}
+    pq.write_table(pa.Table.from_pylist([row, text]), tmp_path / "prompts.parquet")
+    words = (
+        "data.path=prompts.parquet",
+        f"model.path={vision_model('qwen2_5_vl')}",
+        "data.output_path=out/a.parquet",
+    )
+    result = cli("verl", "generate", "--here", *words, "data.n_samples=2", "rollout.response_length=3")
+    assert result.exit_code == 0, result.output
+    first, second = pq.read_table(tmp_path / "out" / "a.parquet").to_pylist()
+    assert first["prompt"] == row["prompt"] and len(first["responses"]) == 2
+    assert [Path(path).read_bytes() for path in first["images"]] == [picture]
+    assert second["images"] == []
 
 
 @pytest.mark.parametrize(

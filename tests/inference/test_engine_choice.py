@@ -19,10 +19,11 @@ from strop.inference import registry
         ("qwen2", True, True, "vllm", "there is a GPU"),
         ("qwen2", False, True, "native", "no GPU"),
         ("qwen2", True, False, "native", "not installed"),
-        ("qwen2_5_vl", True, True, "native", "takes images"),
+        ("qwen2_5_vl", True, True, "vllm", "there is a GPU"),
+        ("smolvlm", True, True, "native", "takes no images for smolvlm"),
     ],
 )
-def test_auto_chooses_vllm_on_a_gpu_for_models_of_text(
+def test_auto_chooses_vllm_on_a_gpu_for_models_that_it_serves(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     family: str,

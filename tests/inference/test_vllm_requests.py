@@ -12,7 +12,7 @@ import pytest
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import ConfigError, InferenceError
-from strop.inference.vllm.arguments import add_engine_kwargs, engine_arguments
+from strop.inference.vllm.arguments import add_engine_kwargs, engine_arguments, vision_arguments
 from strop.inference.vllm.library import VllmLibrary
 from strop.inference.vllm.requests import check_temperature, to_completion, to_vllm
 from strop.types import SampleRequest, SamplingParams
@@ -134,3 +134,13 @@ def test_tokens_of_several_versions_have_a_version_each():
     assert completion.version == 4 and completion.token_versions is not None
     assert completion.token_versions.tolist() == [4, 5]
     assert to_completion(request(), output()).token_versions is None
+
+
+def test_a_model_that_reads_images_gets_the_trainers_limits_and_no_videos():
+    size = {"shortest_edge": 64, "longest_edge": 1024}
+    found = vision_arguments(VllmEngineConfig(limit_mm_per_prompt={"image": 2}), size, 5)
+    assert found["mm_processor_kwargs"] == {"size": size}
+    assert found["limit_mm_per_prompt"] == {"image": 2, "video": 0}
+    assert vision_arguments(VllmEngineConfig(), size, 5)["limit_mm_per_prompt"] == {"image": 5, "video": 0}
+    with pytest.raises(ConfigError, match="is set by Strop"):
+        arguments(engine_kwargs={"mm_device_do_normalize": True})

@@ -17,8 +17,12 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTo
 import strop
 from strop.models.vision.tiny import make_vision_model
 from tests.datasets import SHARED
+from tests.inference.helpers import NEEDS_SGLANG, NEEDS_VLLM
 from tests.models.vision.images import image, vision_model
 
+from .test_serving_engines import ENGINES
+
+WORKFLOWS = Path(__file__).parent / "workflows.py"
 GEOMETRY = SHARED / "geometry" / "train.parquet"
 
 
@@ -103,3 +107,53 @@ def test_geometry_problems_train_for_two_steps(tmp_path: Path) -> None:
     )
     rows = metrics(strop.train(strop.load(values)).folder)
     assert sum("grad_norm" in row for row in rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("workflow", "images"),
+    [
+        ({"name": "agent", "args": {"function": f"{WORKFLOWS}:agent_with_images"}}, 2),
+        (f"{WORKFLOWS}:tool_with_images", 2),
+    ],
+    ids=["agent", "tool"],
+)
+def test_images_of_agents_and_tools_are_trained_on(
+    tasks: Path, tmp_path: Path, workflow: Any, images: int
+) -> None:
+    values = run_values(
+        tasks,
+        tmp_path,
+        rollout={"workflow": workflow, "endpoint": {}, "max_sequence_tokens": 100},
+        algorithm={"type": "grpo", "rollouts_per_task": 2},
+        trainer={"tasks_per_step": 2, "duration": "1 steps"},
+        record={"monitors": [], "report": False, "rollouts_every": "1 steps"},
+    )
+    del values["reward"], values["checkpoint"], values["data"]["eval"]
+    folder = strop.train(strop.load(values)).folder
+    last = metrics(folder)[-1]
+    assert last["rollouts/turns"] == 2 and last["logprob_diff/mean_abs"] < 1e-5
+    rows = pq.read_table(folder / "rollouts" / "step-000001.parquet").to_pylist()
+    assert [len(row["images"]) for row in rows] == [images] * 4
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param("vllm", marks=NEEDS_VLLM), pytest.param("sglang", marks=NEEDS_SGLANG)]
+)
+def test_serving_engines_sample_from_images(
+    tasks: Path, tmp_path: Path, engine: str, lora: dict[str, int] | None
+) -> None:
+    folder = make_vision_model(
+        tmp_path / "model", ["Read."] * 9, hidden_size=128
+    )  # vLLM needs heads of 32 values
+    values = run_values(
+        tasks,
+        tmp_path / "runs",
+        model={"path": str(folder), "lora": lora},
+        rollout={"engine": ENGINES[engine]},
+    )
+    rows = metrics(strop.train(strop.load(values)).folder)
+    gaps = [row["logprob_diff/mean_abs"] for row in rows if "logprob_diff/mean_abs" in row]
+    assert len(gaps) == 4 and max(gaps) < 1e-5

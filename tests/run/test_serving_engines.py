@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import pytest
 import strop
 from strop.models.tiny import make_model
 from tests.inference.helpers import NEEDS_SGLANG, NEEDS_VLLM
-from tests.kill_log import record_kill
+from tests.kill_log import kills, record_kill
 
+from .groups_by_id import rows as group_rows
+from .groups_by_id import states
 from .test_distributed import rows_of
 from .test_launch import start, wait_for
 
@@ -25,6 +28,7 @@ ENGINES = {
     "vllm": {"type": "vllm", "enforce_eager": True, "engine_kwargs": {"kv_cache_memory_bytes": 2**26}},
     "sglang": {"type": "sglang", "max_total_tokens": 8192},
 }
+KILLS = kills(1)
 PROCESS_NAMES = ("VLLM", "sglang::")
 """Names that the libraries give to their processes."""
 
@@ -109,3 +113,26 @@ def test_a_killed_process_of_the_engine_is_replaced(engine_values, library, tmp_
     assert all(row["engine/logprob_gap"] < 1e-4 for row in rows if row["step"] > 0)
     _, alive = psutil.wait_procs(found, timeout=30)
     assert not alive, "a process of the library outlives its engine"
+
+
+@pytest.mark.timeout(3600)
+def test_engines_killed_at_random_moments_lose_nothing(engine_values, library, tmp_path):
+    run = engine_values(
+        trainer__duration=f"{3 * KILLS + 1} steps",
+        rollout__pool={"engines": 1, "max_restarts": KILLS},
+        synchronizer={"type": "checkpoint", "style": "fixed"},
+    )
+    process = start(tmp_path, run)
+    folder = tmp_path / "runs" / "strop" / "small"
+    draw = random.Random(KILLS)
+    for number in range(KILLS):
+        wait_for(folder / "metrics.jsonl", lines=3 * number + 1, process=process)
+        time.sleep(draw.uniform(0, 0.5))
+        draw.choice(processes_of(process.pid)).send_signal(signal.SIGKILL)
+        record_kill(f"{library} engine")
+    said, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, said
+    assert said.count("Restarting it with its latest weights and its pending requests") == KILLS
+    everything = {f"train-{s:06d}-{n:05d}" for s in range(1, 3 * KILLS + 2) for n in range(8)}
+    assert states(folder) == dict.fromkeys(everything, "done"), "each group was trained on once"
+    assert all(row["logprob_diff/mean_abs"] < 1e-4 for row in group_rows(folder))

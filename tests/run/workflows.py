@@ -1,6 +1,7 @@
 """Workflows for the tests' runs, named by file."""
 
 import asyncio
+import base64
 import os
 import time
 from typing import Any
@@ -58,3 +59,23 @@ def agent(task: Task, client: Any) -> float:
     last = client.chat.completions.create(model="policy", messages=messages, max_tokens=4)
     text = last.choices[0].message.content
     return sum(c.isdigit() for c in text) / max(1, len(text))
+
+
+def agent_with_images(task: Task, client: Any) -> float:
+    """Sends the task's image as a data URL, and another in the next turn."""
+    (image,) = task.media
+    url = f"data:image/png;base64,{base64.b64encode(image.path.read_bytes()).decode()}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    messages: list[Any] = [{"role": "user", "content": [part, {"type": "text", "text": "Read."}]}]
+    for _ in range(2):
+        reply = client.chat.completions.create(model="policy", messages=messages, max_tokens=2)
+        messages += [reply.choices[0].message, {"role": "user", "content": [part]}]
+    return float(len(reply.choices[0].message.content or ""))
+
+
+async def tool_with_images(task: Task, chat: Chat) -> float:
+    """Answers the first reply with the image of a tool."""
+    await chat.reply()
+    (image,) = task.media
+    shown = [{"type": "image", "image": str(image.path)}, {"type": "text", "text": "seen"}]
+    return float(len(await chat.reply({"role": "tool", "content": shown})))

@@ -1,7 +1,7 @@
 """Makes a task of naming the color of a square in an image, and a small random model for it.
 
 python examples/images/colors/make.py runs/images
-IMAGES=runs/images strop train examples/images/colors/run.yaml
+IMAGES=runs/images strop train examples/images/colors/run.yaml      (or sft.yaml, dpo.yaml)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLORS = {
 SIDE = 32
 """Width and height of an image in pixels: 4 x 4 patches, which are four tokens."""
 PROMPT = "<image>Color?"
-SIZES = {"train": 2000, "test": 200, "demonstrations": 500}
+SIZES = {"train": 2000, "test": 200, "demonstrations": 500, "pairs": 2000, "test-pairs": 200}
 
 
 def draw(color: str, rng: np.random.Generator) -> bytes:
@@ -46,11 +46,14 @@ def draw(color: str, rng: np.random.Generator) -> bytes:
 
 
 def make_tasks(folder: Path) -> None:
-    """Write the tasks to train on, held-out tasks, and demonstrations for the warm-up."""
+    """Write the tasks to train on, held-out tasks, demonstrations for the warm-up, and pairs with a wrong color."""
     rng = np.random.default_rng(0)
     for name, count in SIZES.items():
         colors = rng.choice(list(COLORS), count).tolist()
         rows = [{"prompt": PROMPT, "images": [draw(color, rng)], "answer": color} for color in colors]
+        if name.endswith("pairs"):
+            for row in rows:
+                row["wrong"] = str(rng.choice([color for color in COLORS if color != row["answer"]]))
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
 
 

@@ -36,6 +36,7 @@ from strop.dialects.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRI
 from strop.dialects.verl.data import all_tokens
 from strop.dialects.verl.gpus import one_gpu
 from strop.dialects.verl.hydra import read_command_line
+from strop.dialects.verl.images import image_columns
 from strop.dialects.verl.shipped import GENERATION
 from strop.errors import ConfigError
 
@@ -44,9 +45,10 @@ _DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp
 
 
 def prompts(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the prompt column; the other columns are copied to the output."""
+    """Read the columns of prompts and images; the other columns are copied to the output."""
+    columns = {"path": foreign["data.path"], "prompt": foreign["data.prompt_key"], "answer": None}
     return {
-        "data.train": {"path": foreign["data.path"], "prompt": foreign["data.prompt_key"], "answer": None},
+        "data.train": columns | image_columns(foreign, "data.path"),
         "data.overlong": "right",
     }
 
@@ -95,6 +97,14 @@ _ROWS = not_on_page(
         value_type=STRING_OR_LIST,
     ),
     mapped("data.prompt_key", "prompt", "data.train.prompt", read=prompts),
+    mapped(
+        "data.image_key",
+        "images",
+        "data.train.images",
+        read=prompts,
+        value_type=nullable(STRING),
+        note="images of the rows that have this column; without it in the files, prompts are text",
+    ),
     mapped("data.n_samples", 5, "rollouts_per_task", note="number of responses per prompt"),
     mapped("data.output_path", "/opt/tiger/math_Qwen2-7B-Instruct.parquet", "output"),
     mapped("data.batch_size", 128, "tasks_per_batch", note="counts prompts"),

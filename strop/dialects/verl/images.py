@@ -16,15 +16,15 @@ NO_VIDEO = (
 )
 
 
-def image_columns(foreign: ForeignValues) -> dict[str, Any]:
-    """The column of images, which rows may lack as in verl; empty if the training files have no such column.
+def image_columns(foreign: ForeignValues, files: str = "data.train_files") -> dict[str, Any]:
+    """The column of images, which rows may lack as in verl; empty if the files of a key have no such column.
 
     Of files that cannot be read here, the column is taken from a key that is set.
     """
     column = foreign["data.image_key"]
     if not column:
         return {}
-    known = _known_columns(foreign)
+    known = _known_columns(foreign, files)
     has_images = foreign.is_set("data.image_key") if known is None else column in known
     return {"images": column, "optional_columns": [column]} if has_images else {}
 
@@ -43,12 +43,12 @@ def require_no_video(foreign: ForeignValues) -> None:
 
 def has_no_column(foreign: ForeignValues, column: Any) -> bool:
     """Whether no training file that can be read has the column. Missing files are reported when they are read."""
-    return not column or column not in (_known_columns(foreign) or ())
+    return not column or column not in (_known_columns(foreign, "data.train_files") or ())
 
 
-def _known_columns(foreign: ForeignValues) -> frozenset[str] | None:
-    """Columns of the training files that can be read; None if none can."""
-    files = foreign["data.train_files"]
+def _known_columns(foreign: ForeignValues, key: str) -> frozenset[str] | None:
+    """Columns of a key's files that can be read; None if none can."""
+    files = foreign[key]
     paths = [files] if isinstance(files, str) else files or []
     found = [columns for path in paths if (columns := _columns(existing_path(path))) is not None]
     return frozenset(column for columns in found for column in columns) if found else None

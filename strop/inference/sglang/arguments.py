@@ -42,6 +42,7 @@ _ANY_TYPES = ConfigDict(arbitrary_types_allowed=True)
 _CPU_DEFAULTS = {
     "attention_backend": "torch_native",
     "sampling_backend": "pytorch",
+    "mm_attention_backend": "sdpa",
     "disable_cuda_graph": True,
     "disable_overlap_schedule": True,
 }

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from strop.config.schema.data import ImagesConfig
 from strop.config.schema.inference_engine import SglangEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.serving.arguments import engine_dtype
+from strop.inference.serving.images import request_images
 from strop.inference.sglang.arguments import (
     RESERVED_TOKENS,
     WEIGHT_LOADER,
@@ -22,6 +24,7 @@ from strop.inference.sglang.arguments import (
 from strop.inference.sglang.converter import RequestConverter
 from strop.inference.sglang.features import SglangFeatures
 from strop.inference.sglang.library import SglangLibrary, import_sglang
+from strop.models.loading import load_config
 from strop.types import Completion, SampleRequest
 
 if TYPE_CHECKING:
@@ -42,12 +45,15 @@ class SglangBackend(SglangFeatures):
         model: ModelConfig,
         tokenizer: PreTrainedTokenizerBase,
         device: torch.device,
+        limits: ImagesConfig,
     ) -> None:
         super().__init__()
         self._section = section
         self._model = model
         self._on_cpu = device.type == "cpu"
-        self._converter = RequestConverter(model, tokenizer)
+        images = request_images(load_config(model), model, limits)
+        self._converter = RequestConverter(model, tokenizer, images)
+        self.capabilities = replace(self.capabilities, images=images is not None)
         if section.deterministic:
             self.capabilities = replace(self.capabilities, determinism="batch_invariant")
         self._library: SglangLibrary

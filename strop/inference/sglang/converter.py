@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from strop.config.schema.model import ModelConfig
 from strop.inference.native.stopping import StopStringMatcher
 from strop.inference.request_validation import validate_request
+from strop.inference.serving.images import RequestImages
 from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
 from strop.inference.sglang.stopping import cut_at_stop
 from strop.inference.stop_tokens import eos_token_ids
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 class RequestConverter:
     """Converts requests with a model's vocabulary, end tokens and tokenizer."""
 
-    def __init__(self, model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, images: RequestImages | None = None
+    ) -> None:
+        """`images` is None where requests cannot have images."""
+        self._images = images
         self.config = load_config(model)
         """The model's configuration."""
         self.vocab_size = int(self.config.get_text_config().vocab_size)
@@ -30,13 +35,21 @@ class RequestConverter:
 
     def check(self, request: SampleRequest, max_sequence_tokens: int) -> None:
         """Raise `InferenceError` for an invalid request, and for one that SGLang would change."""
-        validate_request(request, self.vocab_size, max_sequence_tokens)
+        processor = None if self._images is None else self._images.processor
+        validate_request(request, self.vocab_size, max_sequence_tokens, processor)
         check_support(request)
 
     def arguments(self, request: SampleRequest) -> dict[str, Any]:
         """SGLang's arguments of a request."""
         plan = stop_plan(request.sampling, self._eos_ids, self.vocab_size)
-        return to_sglang(request, plan, self.vocab_size)
+        arguments = to_sglang(request, plan, self.vocab_size)
+        if self._images is None or not request.media:
+            return arguments
+        # The pixels as the trainer gets them: SGLang would otherwise scale the images itself, and write the prompt as
+        # text and tokenize it again.
+        inputs = self._images.processor().process(request.media)
+        pixels = {"pixel_values": inputs.pixel_values, "image_grid_thw": inputs.grid}
+        return arguments | {"image_data": [{"format": "processor_output", **pixels}]}
 
     def completion(self, request: SampleRequest, output: Mapping[str, Any], version: int) -> Completion:
         """The completion of a finished request, up to its first stop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -33,10 +34,14 @@ _BY_FIELD = {
     "seed": "seed",
 }
 """vLLM's name of each option of the section; an option without a value is not passed."""
+_VISION_ARGUMENTS = ("mm_processor_kwargs", "mm_device_do_normalize")
+"""Arguments that decide about the pixels of images, which must be those of training."""
 
 
-def engine_arguments(section: VllmEngineConfig, model: ModelConfig) -> dict[str, Any]:
-    """Arguments of `AsyncEngineArgs`, by name."""
+def engine_arguments(
+    section: VllmEngineConfig, model: ModelConfig, image_arguments: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Arguments of `AsyncEngineArgs`, by name, with those of `image_arguments` for a model that reads images."""
     arguments: dict[str, Any] = {
         "model": model.path,
         "tokenizer": model.tokenizer or model.path,
@@ -58,7 +63,22 @@ def engine_arguments(section: VllmEngineConfig, model: ModelConfig) -> dict[str,
         arguments["enable_sleep_mode"] = True
     if section.limit_mm_per_prompt:
         arguments["limit_mm_per_prompt"] = section.limit_mm_per_prompt
+    arguments |= image_arguments or {}
     return arguments | given_options(section, _BY_FIELD)
+
+
+def vision_arguments(
+    section: VllmEngineConfig, size: Mapping[str, int], max_images: int | None
+) -> dict[str, Any]:
+    """Arguments of a model that reads images, of which `size` limits the pixels and `max_images` the number."""
+    most = {} if max_images is None else {"image": max_images}
+    return {
+        "mm_processor_kwargs": {"size": dict(size)},
+        # vLLM would normalize pixels on the device, and not at all if preprocessor_config.json leaves the mean to its
+        # class.
+        "mm_device_do_normalize": False,
+        "limit_mm_per_prompt": {"video": 0, **most, **section.limit_mm_per_prompt},
+    }
 
 
 def add_engine_kwargs(arguments: dict[str, Any], section: VllmEngineConfig, known: Any) -> dict[str, Any]:
@@ -69,7 +89,7 @@ def add_engine_kwargs(arguments: dict[str, Any], section: VllmEngineConfig, know
     check_engine_kwargs(
         section,
         _BY_FIELD,
-        set_by_strop={*arguments, "limit_mm_per_prompt"},
+        set_by_strop={*arguments, "limit_mm_per_prompt", *_VISION_ARGUMENTS},
         known={field.name for field in fields(known)},
         owner="vLLM's AsyncEngineArgs",
     )

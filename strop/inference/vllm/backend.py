@@ -7,13 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.config.schema.data import ImagesConfig
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import EngineLostError, InferenceError
 from strop.inference.request_validation import validate_request
 from strop.inference.serving.arguments import engine_dtype
+from strop.inference.serving.images import check_expansion, request_images
 from strop.inference.stop_tokens import eos_token_ids
-from strop.inference.vllm.arguments import add_engine_kwargs, engine_arguments, loads_adapters
+from strop.inference.vllm.arguments import (
+    add_engine_kwargs,
+    engine_arguments,
+    loads_adapters,
+    vision_arguments,
+)
 from strop.inference.vllm.library import VllmLibrary, import_vllm
 from strop.inference.vllm.requests import check_temperature, to_completion, to_vllm
 from strop.inference.vllm.statistics import StatisticsRecorder
@@ -44,17 +51,24 @@ class VllmBackend:
     name = "vLLM"
 
     def __init__(
-        self, section: VllmEngineConfig, model: ModelConfig, tokenizer: PreTrainedTokenizerBase
+        self,
+        section: VllmEngineConfig,
+        model: ModelConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        limits: ImagesConfig,
     ) -> None:
         self._section = section
         self._model = model
         config = load_config(model)
         self._model_type = config.model_type
         self._vocab_size = int(config.get_text_config().vocab_size)
+        self._limits = limits
+        self._images = request_images(config, model, limits)
         self._eos_ids = eos_token_ids(config, load_generation_config(model), tokenizer)
         self.capabilities = replace(
             VLLM_CAPABILITIES,
             adapters=loads_adapters(section, model),
+            images=self._images is not None,
             memory_release=section.sleep_level is not None,
         )
         self._recorder = StatisticsRecorder()
@@ -67,7 +81,7 @@ class VllmBackend:
     async def start(self) -> None:
         """Start vLLM's processes, which load the model."""
         self._library = library = import_vllm()
-        arguments = engine_arguments(self._section, self._model)
+        arguments = engine_arguments(self._section, self._model, self._image_arguments())
         arguments = add_engine_kwargs(arguments, self._section, library.engine_args)
         try:
             self._llm = library.engine.from_engine_args(
@@ -75,6 +89,11 @@ class VllmBackend:
             )
         except Exception as error:
             raise InferenceError(f"vLLM {library.version} does not start: {error}") from error
+
+    def _image_arguments(self) -> dict[str, Any]:
+        if self._images is None:
+            return {}
+        return vision_arguments(self._section, self._images.processor().size, self._limits.max_images)
 
     async def close(self) -> None:
         """End vLLM's processes."""
@@ -89,20 +108,32 @@ class VllmBackend:
 
     def check(self, request: SampleRequest) -> None:
         """Raise `InferenceError` for an invalid request, and for a temperature that vLLM would change."""
-        validate_request(request, self._vocab_size, self._llm.model_config.max_model_len)
+        processor = None if self._images is None else self._images.processor
+        validate_request(request, self._vocab_size, self._llm.model_config.max_model_len, processor)
         check_temperature(request)
 
     async def generate(self, request: SampleRequest, version: int) -> Completion:
         """The completion of a request, whose tokens vLLM labels with their versions."""
         library = self._library
         outputs = self._llm.generate(
-            library.tokens_prompt(prompt_token_ids=request.prompt_ids.tolist()),
+            library.tokens_prompt(**self._prompt(request)),
             to_vllm(request, self._eos_ids, self._vocab_size, library),
             request_id=str(next(self._request_numbers)),
             lora_request=self._adapter,
         )
         (output,) = [output async for output in outputs]
+        check_expansion(request, len(output.prompt_token_ids), self.name)
         return to_completion(request, output)
+
+    def _prompt(self, request: SampleRequest) -> dict[str, Any]:
+        if self._images is None or not request.media:
+            return {"prompt_token_ids": request.prompt_ids.tolist()}
+        return {
+            "prompt_token_ids": self._images.prompt_ids(request),
+            "multi_modal_data": {"image": self._images.pixels(request)},
+            # The names of images in vLLM's caches, which it would otherwise compute from the pixels.
+            "multi_modal_uuids": {"image": [reference.digest for reference in request.media]},
+        }
 
     async def load_weights(self, path: Path) -> None:
         """Have each worker load its shard of a safetensors file, or of a folder's files."""
@@ -117,7 +148,8 @@ class VllmBackend:
     async def discard_cache(self) -> None:
         """Discard the KV cache, that of running completions included."""
         await self._llm.reset_prefix_cache(reset_running_requests=True)
-        await self._llm.reset_mm_cache()
+        # Features of images, which the old weights computed.
+        await self._llm.reset_encoder_cache()
 
     async def set_version(self, version: int) -> None:
         """Label the weights, so that vLLM reports the label with each token that they sample."""

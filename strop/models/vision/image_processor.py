@@ -93,6 +93,16 @@ class GridImageProcessor:
         runs = [[self.image_token_id] * self.token_count(each.width, each.height) for each in media]
         return _replace_pads(token_ids, self.image_token_id, runs)
 
+    def collapse(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
+        """Replace each image's run by one pad token: the inverse of `expand`."""
+        kept = np.ones(len(token_ids), np.bool_)
+        end = 0
+        for each in media:
+            start = end + int(np.argmax(token_ids[end:] == self.image_token_id))
+            end = start + self.token_count(each.width, each.height)
+            kept[start + 1 : end] = False
+        return token_ids[kept]
+
     def positions(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
         """[3, L] Temporal, vertical and horizontal positions of an expanded sequence."""
         grids = [self._grid(each.width, each.height) for each in media]
@@ -101,6 +111,17 @@ class GridImageProcessor:
     def process(self, media: Sequence[ImageReference]) -> VisionInputs:
         """Pixels of the images, in this order."""
         return concatenate_inputs([self._processed[reference] for reference in media])
+
+    def resized(self, reference: ImageReference) -> Image.Image:
+        """An image, decoded and scaled to the size that `process` gives it; processing it again changes no pixel."""
+        rows, columns = self._grid(reference.width, reference.height)
+        size = (columns * self._factor, rows * self._factor)
+        return decode_image(reference).resize(size, resample=self._processor.resample)
+
+    @property
+    def size(self) -> dict[str, int]:
+        """Limits of an image's pixels, by the names of transformers."""
+        return dict(self._size)
 
     def placeholder(self) -> VisionInputs:
         """A small black image."""

@@ -98,7 +98,9 @@ def _add_image_tokens(folder: Path, family: str) -> tuple[dict[str, int], int]:
 def _qwen(family: str, text: dict[str, Any], vision: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
     half = text["head_dim"] // 2
     sections = [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8]
-    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
+    if family == "qwen3_vl":
+        rope["mrope_interleaved"] = True  # transformers does so without it, serving libraries do not
     hidden = {"intermediate_size": 2 * vision["hidden_size"], "out_hidden_size": text["hidden_size"]}
     own: dict[str, dict[str, Any]] = {
         "qwen2_vl": {

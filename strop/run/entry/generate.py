@@ -18,13 +18,14 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.generation import GenerationConfig
+from strop.data.images.messages import content_text
 from strop.data.sources.files import resolve_path
 from strop.data.taskset import load_taskset
 from strop.errors import ConfigError, DataError
 from strop.inference.registry import load_engine, running_engine
 from strop.models.loading import load_tokenizer
 from strop.run.entry.policy_only import policy_only
-from strop.run.prompt_images import load_prompt_images
+from strop.run.prompt_images import load_generation_images, load_prompt_images
 from strop.run.rollout.colocated_policy import open_colocated_policy
 from strop.run.rollout.explorer import Explorer, check_error_fraction
 from strop.run.rollout.rollout_services import UNSCORED
@@ -103,7 +104,9 @@ def generate_file(section: GenerationConfig) -> int:
     """
     tokenizer = load_tokenizer(section.model)
     data = section.data
-    tasks = load_taskset(data.train, data, tokenizer, seed=section.seed, shuffle=False).all_tasks()
+    images = load_generation_images(section, tokenizer)
+    taskset = load_taskset(data.train, data, tokenizer, seed=section.seed, shuffle=False, images=images)
+    tasks = taskset.all_tasks()
     engine = load_engine(section.engine, section.model, tokenizer, find_device("auto"), data.images)
     responses: list[list[str]] = []
     with running_engine(engine), StopSignal() as stop:
@@ -130,9 +133,16 @@ def _requests(section: GenerationConfig, tasks: Sequence[Task], first: int) -> I
 def _write(
     out: str, section: TasksetConfig, tasks: Sequence[Task], responses: Sequence[Sequence[str]]
 ) -> None:
-    """Write the rows of the tasks with their completions, as one Parquet file."""
+    """Write the rows of the tasks with their completions, as one Parquet file.
+
+    Images are `<image>` in the prompts, and paths in their column.
+    """
     rows = [
-        {section.prompt: [dict(message) for message in task.messages]}
+        {
+            section.prompt: [
+                {**message, "content": content_text(message["content"])} for message in task.messages
+            ]
+        }
         | dict(task.extra)
         | {"responses": list(texts)}
         for task, texts in zip(tasks, responses, strict=True)

@@ -1,6 +1,6 @@
 """Stand-ins for packages with compiled code that SGLang imports and does not call on the CPU.
 
-`sgl_kernel` has CUDA kernels; `torchvision` and `torchaudio` have no build for every CPU build of torch. The folder is
+`sgl_kernel` has CUDA kernels; `torchaudio` has no build for every CPU build of torch. The folder is
 on the path of the tests' SGLang environment only.
 """
 

@@ -12,8 +12,9 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, SmolVLMProc
 
 from strop.errors import DataError, ModelError
 from strop.models.tiny import make_model
-from strop.models.vision.image_processor import load_image_processor
+from strop.models.vision.image_processor import GridImageProcessor, load_image_processor
 from strop.models.vision.mrope import mrope_positions
+from strop.types import ImageReference
 from tests.models.vision.images import FAMILIES, GRID_FAMILIES, image, prompt, tokenizer_of, vision_model
 
 SIZES = [(20, 20), (40, 30), (64, 64), (100, 50), (33, 171), (300, 200), (31, 97), (97, 31)]
@@ -110,3 +111,18 @@ def test_a_text_model_has_no_images(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "text", ["some text"] * 5)
     with pytest.raises(ModelError, match="qwen2 model, and images need one of these"):
         load_image_processor(str(folder), AutoTokenizer.from_pretrained(folder))
+
+
+def test_serving_libraries_get_one_pad_per_image_and_the_same_pixels(tmp_path: Path) -> None:
+    processor = load_image_processor(str(vision_model("qwen2_5_vl")), tokenizer_of("qwen2_5_vl"))
+    assert isinstance(processor, GridImageProcessor)
+    media = [image(tmp_path, 100, 50), image(tmp_path, 20, 60)]
+    pad = processor.image_token_id
+    short = np.array([5, pad, pad, 7], dtype=np.int32)
+    assert processor.collapse(processor.expand(short, media), media).tolist() == short.tolist()
+    for number, reference in enumerate(media):
+        scaled = processor.resized(reference)
+        path = tmp_path / f"scaled-{number}.png"
+        scaled.save(path)
+        again = processor.process([ImageReference(f"scaled-{number}", path, *scaled.size)])
+        assert torch.equal(again.pixel_values, processor.process([reference]).pixel_values)
