@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -121,8 +122,14 @@ def _rows(step: int, group: RolloutGroup) -> Iterator[dict[str, Any]]:
             "turns": len(rollout.turns),
             "response_tokens": _response_tokens(rollout),
             "versions": list(rollout.versions),
-            "images": [image.path.name for image in task.media],
+            "images": _images(task, rollout),
         }
+
+
+def _images(task: Task, rollout: Rollout) -> list[str]:
+    """Names of the prompt's images, then of those that later turns brought, each once."""
+    media = itertools.chain(task.media, *(turn.media for turn in rollout.turns))
+    return list(dict.fromkeys(image.path.name for image in media))
 
 
 def _response_tokens(rollout: Rollout) -> int:

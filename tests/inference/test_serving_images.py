@@ -17,7 +17,6 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.inference_engine import (
     NativeEngineConfig,
-    ServingEngineConfig,
     SglangEngineConfig,
     VllmEngineConfig,
 )
@@ -63,7 +62,7 @@ class Factory:
     """Builds a serving engine on a model folder, in another process."""
 
     folder: Path
-    section: ServingEngineConfig
+    section: VllmEngineConfig | SglangEngineConfig
 
     def __call__(self) -> InferenceEngine:
         tokenizer = AutoTokenizer.from_pretrained(self.folder)
@@ -84,7 +83,7 @@ class Subject:
     """Two for each prompt: one image, two images, the first tokens with another image, and text only."""
 
 
-SECTIONS = {
+SECTIONS: dict[str, VllmEngineConfig | SglangEngineConfig] = {
     "vllm": VllmEngineConfig(
         max_model_len=512,
         enforce_eager=True,
@@ -124,7 +123,9 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def gap(subject: Subject, model: PreTrainedModel, completions: list[Completion]) -> float:
     """Largest difference of the completions' log-probs from the model's, in the trainer's packed forward pass."""
     experiences = [
-        experience(r.prompt_ids, c.token_ids, group=str(n // 2), media=r.media, temperature=0.8)
+        experience(
+            r.prompt_ids.tolist(), c.token_ids.tolist(), group=str(n // 2), media=r.media, temperature=0.8
+        )
         for n, (r, c) in enumerate(zip(subject.requests, completions, strict=True))
     ]
     batches = pack(

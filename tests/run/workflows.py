@@ -2,9 +2,12 @@
 
 import asyncio
 import base64
+import io
 import os
 import time
 from typing import Any
+
+from PIL import Image
 
 from strop.types import Task
 from strop.workflows import Chat, SyncChat, WorkflowResult
@@ -64,18 +67,25 @@ def agent(task: Task, client: Any) -> float:
 def agent_with_images(task: Task, client: Any) -> float:
     """Sends the task's image as a data URL, and another in the next turn."""
     (image,) = task.media
-    url = f"data:image/png;base64,{base64.b64encode(image.path.read_bytes()).decode()}"
-    part = {"type": "image_url", "image_url": {"url": url}}
-    messages: list[Any] = [{"role": "user", "content": [part, {"type": "text", "text": "Read."}]}]
-    for _ in range(2):
+    messages: list[Any] = []
+    for picture in (image.path.read_bytes(), black_picture()):
+        url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "Read."}]
+        messages.append({"role": "user", "content": content})
         reply = client.chat.completions.create(model="policy", messages=messages, max_tokens=2)
-        messages += [reply.choices[0].message, {"role": "user", "content": [part]}]
+        messages.append(reply.choices[0].message)
     return float(len(reply.choices[0].message.content or ""))
 
 
 async def tool_with_images(task: Task, chat: Chat) -> float:
     """Answers the first reply with the image of a tool."""
     await chat.reply()
-    (image,) = task.media
-    shown = [{"type": "image", "image": str(image.path)}, {"type": "text", "text": "seen"}]
+    shown = [{"type": "image", "image": black_picture()}, {"type": "text", "text": "seen"}]
     return float(len(await chat.reply({"role": "tool", "content": shown})))
+
+
+def black_picture() -> bytes:
+    """A PNG."""
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(file, format="PNG")
+    return file.getvalue()

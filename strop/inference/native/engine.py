@@ -76,7 +76,9 @@ class NativeEngine:
         device = torch.device(device)
         runner: ModelRunner
         if self._fallback_reason is None:
-            runner = NativeModelRunner(config, weights, device=device, dtype=dtype)
+            runner = NativeModelRunner(
+                config, weights, device=device, dtype=dtype, image_processor=image_processor
+            )
         else:
             runner = HuggingFaceModelRunner(
                 config, weights, device=device, dtype=dtype, image_processor=image_processor

@@ -6,8 +6,16 @@ from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
-NATIVE_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of `model_type` in config.json with a native decoder."""
+NATIVE_MODEL_TYPES = {
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+}
+"""Family of the decoder by values of `model_type` in config.json; those of the Qwen-VL families have a vision tower."""
 STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the longest sequence in the batch."""
 
@@ -37,7 +45,8 @@ class DecoderArchitecture:
     @classmethod
     def from_config(cls, config: PretrainedConfig) -> DecoderArchitecture:
         """Read the sizes of a model for which `native_unsupported_reason` is None."""
-        family = config.model_type
+        family, tied = NATIVE_MODEL_TYPES[config.model_type], config.tie_word_embeddings
+        config = config.get_text_config()
         bias = bool(getattr(config, "attention_bias", False))
         heads = config.num_attention_heads
         return cls(
@@ -54,7 +63,7 @@ class DecoderArchitecture:
             qkv_bias=family == "qwen2" or bias,
             output_bias=family != "qwen2" and bias,
             mlp_bias=bool(getattr(config, "mlp_bias", False)),
-            tied_embeddings=config.tie_word_embeddings,
+            tied_embeddings=tied,
         )
 
 
@@ -62,6 +71,8 @@ def native_unsupported_reason(config: PretrainedConfig) -> str | None:
     """Reason why a model needs Hugging Face's forward; None if the native decoder supports it."""
     if config.model_type not in NATIVE_MODEL_TYPES:
         return f"{config.model_type} has no native forward"
+    quantized = getattr(config, "quantization_config", None) is not None
+    config = config.get_text_config()
     if config.hidden_act != "silu":
         return f"the activation {config.hidden_act!r} is not native"
     rope = config.rope_parameters
@@ -69,7 +80,7 @@ def native_unsupported_reason(config: PretrainedConfig) -> str | None:
         return f"rotary embeddings of type {rope['rope_type']!r} are not native"
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         return "rotary embeddings of a part of each head are not native"
-    if getattr(config, "quantization_config", None) is not None:
+    if quantized:
         return "quantized weights are not native"
     return None
 

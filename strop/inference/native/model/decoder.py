@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from strop.inference.native.model.compaction import Compaction
 from strop.inference.native.model.kv_cache import KvCache, padded_width
 from strop.inference.native.model.rope import RotaryTable, rotate
 from strop.inference.native.model.runner import Prompt
+from strop.inference.native.model.vision_tower import EmbeddedPrompts, NativeVisionTower
 from strop.inference.native.model.weights import (
     LayerWeights,
     StackedWeight,
@@ -29,10 +30,14 @@ from strop.inference.native.model.weights import (
     load_weights,
     shared_fraction,
 )
-from strop.types import IntArray
+from strop.models.vision.embedding import takes_images
+from strop.protocols import ImageProcessor
 
 PREFILL_CHUNK_TOKENS = 8192
 """Maximum number of prompt tokens in one forward pass; a longer prompt goes through alone."""
+
+_LANGUAGE_MODEL = "model.language_model."
+"""Prefix of the decoder's names in a model with a vision tower, which is `model.` without one."""
 
 
 @dataclass(slots=True)
@@ -43,6 +48,8 @@ class RowPositions:
     """[R] int64 Slot of the row's prompt."""
     prompt_tokens: torch.Tensor
     """[R] int64"""
+    first_positions: torch.Tensor
+    """[R] int64 Position of the first sampled token; below `prompt_tokens` after a prompt with images."""
     own_tokens: torch.Tensor
     """[R] int64 Number of the row's sampled tokens in the cache."""
 
@@ -60,6 +67,7 @@ class NativeModelRunner:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        image_processor: Callable[[], ImageProcessor] | None = None,
     ) -> None:
         """Raises `ModelError` for weights that do not fit the configuration."""
         self._arch = arch = DecoderArchitecture.from_config(config)
@@ -68,9 +76,12 @@ class NativeModelRunner:
         self._dtype = dtype
         self._family = config.model_type
         self._weights = empty_weights(arch, device, dtype)
-        self._by_name = {name: matrix for matrix in self._weights.matrices() for name in matrix.names}
+        self._image_processor = image_processor
+        self._tower = NativeVisionTower(config, device, dtype) if takes_images(config) else None
+        self._matrices = [*self._weights.matrices(), *(self._tower.weights.values() if self._tower else ())]
+        self._by_name = {name: matrix for matrix in self._matrices for name in matrix.names}
         self.load(weights)
-        check_complete(self._weights.matrices())
+        check_complete(self._matrices)
         self._rope = RotaryTable(config, device, dtype)
         self._sharing: PromptSharing | None = None
         self._own = KvCache(arch, device, dtype)
@@ -83,20 +94,25 @@ class NativeModelRunner:
 
     def shared_fraction(self) -> float:
         """Fraction of the weights that use the memory of the given tensors, 0 to 1."""
-        return shared_fraction(self._weights.matrices())
+        return shared_fraction(self._matrices)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace weights; tensors whose memory is already shared cost nothing."""
-        load_weights(self._by_name, weights, ignore=("lm_head.weight",) if self._arch.tied_embeddings else ())
+        named = ((name.replace(_LANGUAGE_MODEL, "model.", 1), tensor) for name, tensor in weights)
+        load_weights(self._by_name, named, ignore=("lm_head.weight",) if self._arch.tied_embeddings else ())
+        if self._tower is not None:
+            self._tower.use_weights()
 
     def release_weights(self) -> None:
         """Free the weights that do not use the memory of given tensors."""
-        for matrix in self._weights.matrices():
+        for matrix in self._matrices:
             matrix.release()
+        if self._tower is not None:
+            self._tower.use_weights()
 
     def has_weights(self) -> bool:
         """Whether all weights are present."""
-        return all(matrix.is_complete for matrix in self._weights.matrices())
+        return all(matrix.is_complete for matrix in self._matrices)
 
     def cache_tokens_needed(self, rows: int, row_tokens: int, prompts: int, prompt_tokens: int) -> int:
         """Own tokens of all rows, and each prompt once."""
@@ -110,12 +126,11 @@ class NativeModelRunner:
     def prefill(self, prompts: Sequence[Prompt]) -> torch.Tensor:
         """[prompts, V] logits after each prompt."""
         first = self._prompts.count
-        token_ids = [prompt.token_ids for prompt in prompts]
-        lengths = [len(tokens) for tokens in token_ids]
+        lengths = [len(prompt.token_ids) for prompt in prompts]
         self._prompt_lengths += lengths
         self._prompts.resize(first + len(prompts), max(self._prompt_lengths))
         hidden = [
-            self._prefill(token_ids[chunk.start : chunk.stop], first + chunk.start)
+            self._prefill(prompts[chunk.start : chunk.stop], first + chunk.start)
             for chunk in _prefill_chunks(lengths, PREFILL_CHUNK_TOKENS)
         ]
         return F.linear(torch.cat(hidden), self._weights.head.tensor)
@@ -127,6 +142,8 @@ class NativeModelRunner:
         lengths = torch.tensor([self._prompt_lengths[slot] for slot in slots], device=self.device)
         rows.slots = torch.cat((rows.slots, new))
         rows.prompt_tokens = torch.cat((rows.prompt_tokens, lengths))
+        positions = torch.tensor([self._next_positions[slot] for slot in slots], device=self.device)
+        rows.first_positions = torch.cat((rows.first_positions, positions))
         rows.own_tokens = torch.cat((rows.own_tokens, torch.zeros_like(new)))
         self._own.resize(len(rows.slots), int(rows.own_tokens.max()) + 1)
         self._sharing = None
@@ -139,7 +156,7 @@ class NativeModelRunner:
         if self._sharing is None:
             self._sharing = build_prompt_sharing(rows.slots, self._prompts.count, arch.kv_heads)
         sharing = self._sharing
-        positions = rows.prompt_tokens + rows.own_tokens
+        positions = rows.first_positions + rows.own_tokens
         cos, sin = self._rope.at(positions, max(self._prompt_lengths) + self._own.width)
         masks = {
             window: attention_mask(
@@ -166,7 +183,7 @@ class NativeModelRunner:
     def compact_rows(self, compaction: Compaction) -> None:
         """Remove finished rows; their memory is freed when none remains."""
         rows = self._rows
-        for name in ("slots", "prompt_tokens", "own_tokens"):
+        for name in ("slots", "prompt_tokens", "first_positions", "own_tokens"):
             column = getattr(rows, name)
             compaction.apply(column)
             setattr(rows, name, column[: compaction.after])
@@ -178,6 +195,7 @@ class NativeModelRunner:
     def compact_prompts(self, compaction: Compaction) -> None:
         """Remove prompts, and update the slots of the rows."""
         compaction.apply_to_list(self._prompt_lengths)
+        compaction.apply_to_list(self._next_positions)
         self._prompts.compact(compaction)
         self._rows.slots = compaction.new_indices()[self._rows.slots]
         self._sharing = None
@@ -189,18 +207,21 @@ class NativeModelRunner:
         self._own.clear()
         self._prompts.clear()
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self._rows = RowPositions(none, none, none)
+        self._rows = RowPositions(none, none, none, none)
         self._prompt_lengths: list[int] = []
+        self._next_positions: list[int] = []
+        """Position after each prompt."""
         self._sharing = None
 
-    def _prefill(self, prompts: Sequence[IntArray], first: int) -> torch.Tensor:
+    def _prefill(self, prompts: Sequence[Prompt], first: int) -> torch.Tensor:
         """[prompts, hidden] states of the last tokens; keys and values go to the slots from `first` on."""
         arch = self._arch
-        lengths = [len(prompt) for prompt in prompts]
-        tokens = torch.from_numpy(np.concatenate(prompts)).to(self.device, torch.int64)
-        positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        embedded = self._embed(prompts)
+        self._next_positions += [int(each.max()) + 1 for each in embedded.positions]
+        positions = torch.from_numpy(np.concatenate(embedded.positions, axis=-1)).to(self.device, torch.int64)
         cos, sin = self._rope.at(positions, max(lengths))
-        x = F.embedding(tokens, self._weights.embedding.tensor)
+        x = embedded.hidden
         for number, layer in enumerate(self._weights.layers):
             queries_keys, values = self._project(layer, x, cos, sin)
             stored_keys, stored_values = self._prompts.layer(number)
@@ -212,8 +233,18 @@ class NativeModelRunner:
                 stored_values[slot, :, : len(part)] = own_values.transpose(0, 1)
                 attended.append(causal_attention(query, key, own_values, arch.sliding_windows[number]))
             x = self._output_and_mlp(layer, x, torch.cat(attended))
+            if number < len(embedded.layer_features):
+                x[embedded.is_image] += embedded.layer_features[number]
         last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
         return self._norm(x[last], self._weights.norm)
+
+    def _embed(self, prompts: Sequence[Prompt]) -> EmbeddedPrompts:
+        tokens = torch.from_numpy(np.concatenate([prompt.token_ids for prompt in prompts]))
+        hidden = F.embedding(tokens.to(self.device, torch.int64), self._weights.embedding.tensor)
+        if self._tower is None or not any(prompt.media for prompt in prompts):
+            return EmbeddedPrompts(hidden, [np.arange(len(prompt.token_ids)) for prompt in prompts])
+        assert self._image_processor is not None  # the engine refuses images without one
+        return self._tower.embed(prompts, hidden, self._image_processor())
 
     def _norm(self, x: torch.Tensor, weight: StackedWeight) -> torch.Tensor:
         return F.rms_norm(x, x.shape[-1:], weight.tensor, self._arch.norm_eps)

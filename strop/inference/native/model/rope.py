@@ -1,4 +1,5 @@
-"""Rotary position embeddings (arXiv 2104.09864) with Hugging Face's frequencies."""
+"""Rotary position embeddings (arXiv 2104.09864) with Hugging Face's frequencies, also of positions in three dimensions
+(arXiv 2409.12191)."""
 
 from __future__ import annotations
 
@@ -12,21 +13,43 @@ class RotaryTable:
 
     def __init__(self, config: PretrainedConfig, device: torch.device, dtype: torch.dtype) -> None:
         """An empty table of this type on this device."""
-        self._module = LlamaRotaryEmbedding(config).to(device)  # type: ignore[arg-type]  # all families have its sizes
+        text = config.get_text_config()
+        self._module = LlamaRotaryEmbedding(text).to(device)  # type: ignore[arg-type]  # all families have its sizes
+        self._dimensions = _dimensions(config, device)
         self._like = torch.empty(0, device=device, dtype=dtype)
         self._cos = self._sin = self._like
 
     def at(self, positions: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and signed sin, [n, 1, head_dim] each, of positions [n] below `length`."""
+        """cos and signed sin, [n, 1, head_dim] each, of positions [n] or [3, n] below `length`."""
         if length > len(self._cos):
             self._grow(max(length, 2 * len(self._cos), 256))
-        return self._cos[positions], self._sin[positions]
+        if positions.ndim == 1:
+            return self._cos[positions], self._sin[positions]
+        assert self._dimensions is not None
+        channels = positions[self._dimensions].t()[:, None]
+        return self._cos.gather(0, channels), self._sin.gather(0, channels)
 
     def _grow(self, length: int) -> None:
         positions = torch.arange(length, device=self._like.device)[None]
         cos, sin = self._module(self._like, positions)
         first, second = sin[0].chunk(2, dim=-1)
         self._cos, self._sin = cos[0, :, None], torch.cat((-first, second), dim=-1)[:, None]
+
+
+def _dimensions(config: PretrainedConfig, device: torch.device) -> torch.Tensor | None:
+    """[head_dim] Dimension of the position that each channel rotates by: time, row or column; None for text models.
+
+    Qwen3-VL interleaves the dimensions, the earlier families have them one after the other.
+    """
+    sections = config.get_text_config().rope_parameters.get("mrope_section")
+    if sections is None:
+        return None
+    half = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
+    if config.model_type == "qwen3_vl":
+        half = torch.zeros_like(half)
+        for dimension in (1, 2):
+            half[dimension : 3 * sections[dimension] : 3] = dimension
+    return torch.cat((half, half)).to(device)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

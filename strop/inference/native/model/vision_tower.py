@@ -1,0 +1,95 @@
+"""Vision tower of the native decoder: Hugging Face's module on the engine's weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from strop.errors import ModelError
+from strop.inference.native.model.runner import Prompt
+from strop.inference.native.model.weights import StackedWeight
+from strop.models.loading import language_model_class
+from strop.models.vision.embedding import vision_tower
+from strop.protocols import ImageProcessor
+from strop.types import IntArray
+
+_PREFIX = "model.visual."
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedPrompts:
+    """Input of the decoder's layers for prompts, one after the other."""
+
+    hidden: torch.Tensor
+    """[tokens, hidden]"""
+    positions: Sequence[IntArray]
+    """[L] or [3, L] of each prompt."""
+    is_image: torch.Tensor | None = None
+    """[tokens] bool, where `layer_features` are added."""
+    layer_features: Sequence[torch.Tensor] = ()
+    """[features, hidden] after each of the first layers (arXiv 2406.04334)."""
+
+
+class NativeVisionTower:
+    """The module that encodes images, on weights of the engine."""
+
+    def __init__(self, config: PretrainedConfig, device: torch.device, dtype: torch.dtype) -> None:
+        """A tower without weights."""
+        self._tower = _empty_tower(config, device, dtype)
+        self._parameters = {f"{_PREFIX}{name}": value for name, value in self._tower.named_parameters()}
+        self._shapes = {name: value.shape for name, value in self._parameters.items()}
+        self.weights = {name: StackedWeight((name,), device, dtype) for name in self._parameters}
+
+    def use_weights(self) -> None:
+        """Have the module compute with the weights that have been set. Raises `ModelError` for another shape."""
+        for name, parameter in self._parameters.items():
+            weight = self.weights[name]
+            if not weight.is_complete:
+                parameter.data = parameter.data.new_empty(0)
+                continue
+            if weight.tensor.shape != self._shapes[name]:
+                found, needed = tuple(weight.tensor.shape), tuple(self._shapes[name])
+                raise ModelError(f"weight {name!r} has shape {found}; the model needs {needed}")
+            parameter.data = weight.tensor
+
+    def embed(
+        self, prompts: Sequence[Prompt], hidden: torch.Tensor, processor: ImageProcessor
+    ) -> EmbeddedPrompts:
+        """Put the features of the prompts' images into the embeddings [tokens, hidden] of their pad tokens."""
+        inputs = processor.process([reference for prompt in prompts for reference in prompt.media])
+        assert inputs.grid is not None
+        pixels = inputs.pixel_values.to(hidden.device, self._tower.dtype)
+        found = self._tower(pixels, grid_thw=inputs.grid.to(hidden.device), return_dict=True)
+        # In a prompt without images the pad token is an ordinary one.
+        pads = [(p.token_ids == processor.image_token_id) & bool(p.media) for p in prompts]
+        is_image = torch.from_numpy(np.concatenate(pads)).to(hidden.device)
+        hidden[is_image] = found.pooler_output.to(hidden.dtype)
+        return EmbeddedPrompts(
+            hidden,
+            [_positions(prompt, processor) for prompt in prompts],
+            is_image,
+            getattr(found, "deepstack_features", None) or (),
+        )
+
+
+def _positions(prompt: Prompt, processor: ImageProcessor) -> IntArray:
+    """[3, L]"""
+    length = len(prompt.token_ids)
+    found = processor.positions(prompt.token_ids, prompt.media) if prompt.media else np.arange(length)
+    return np.broadcast_to(found, (3, length))
+
+
+def _empty_tower(config: PretrainedConfig, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    with torch.device("meta"):
+        kind = type(vision_tower(language_model_class(config).from_config(config)))
+    own = copy.deepcopy(config.vision_config)
+    own._attn_implementation = "sdpa"
+    with no_init_weights(), torch.device(device):
+        tower: PreTrainedModel = kind._from_config(own, dtype=dtype)  # type: ignore[attr-defined]
+    return tower.requires_grad_(False).eval()
