@@ -36,9 +36,9 @@ def load_prompt_images(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunImage
 
 
 def load_generation_images(section: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> RunImages | None:
-    """Images of a generation's prompts, stored in a folder `images` beside its output; None for a model of text.
+    """Images of a generation's prompts, stored in a folder `images` next to its output; None for a model of text.
 
-    Raises `ConfigError` for images beside an output that is not on this machine.
+    Raises `ConfigError` for images next to an output that is not on this machine.
     """
     from strop.models.loading import load_config
 
@@ -46,7 +46,7 @@ def load_generation_images(section: GenerationConfig, tokenizer: PreTrainedToken
         return None
     if "://" in section.output:
         raise ConfigError(
-            f"The images of the prompts are stored beside the output, and {section.output} is not on this machine. "
+            f"The images of the prompts are stored next to the output, and {section.output} is not on this machine. "
             "Write a path as the output."
         )
     store = ImageStore(Path(section.output).parent / "images")

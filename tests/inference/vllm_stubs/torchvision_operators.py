@@ -1,6 +1,6 @@
 """Declares torchvision's operators when torchvision is first looked for.
 
-Its wheels are built for the CUDA builds of torch; beside a CPU build their operators are missing, and the import fails
+Its wheels are built for the CUDA builds of torch; next to a CPU build their operators are missing, and the import fails
 without their declarations. Image processors call none of them. The .pth file of this folder imports this module at the
 start of each process of the tests' environments.
 """
