@@ -1,0 +1,49 @@
+"""The tutorials are done as they stand: their files are written, their commands run, and the model learns."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
+FENCE = re.compile(r"(?:`([\w.]+)`:\n\n)?```(\w+)\n(.*?)```", re.DOTALL)
+"""A block of code, and the name of its file if the text before it ends with that."""
+
+
+def follow(tutorial: Path, folder: Path) -> None:
+    """Write the tutorial's files and run its commands, in their order."""
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(TUTORIALS.parents[1]),
+        "OMP_NUM_THREADS": "1",
+    }
+    for name, language, text in FENCE.findall(tutorial.read_text(encoding="utf-8")):
+        if name:
+            (folder / name).write_text(text, encoding="utf-8")
+        elif language == "sh":
+            done = subprocess.run(
+                ["bash", "-e", "-c", text],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(900)
+def test_own_data_and_reward(tmp_path):
+    follow(TUTORIALS / "own-data-and-reward.md", tmp_path)
+    lines = (tmp_path / "runs" / "tutorial" / "largest-grpo" / "metrics.jsonl").read_text().splitlines()
+    name = "eval/held-out/reward"
+    measured = [row[name] for row in map(json.loads, lines) if name in row]
+    assert measured[0] <= 0.55
+    assert measured[-1] >= 0.8
