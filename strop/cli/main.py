@@ -13,6 +13,7 @@ from strop.cli import (
     dialect_commands,
     folder_commands,
     import_command,
+    plan_command,
     reference_commands,
     run_commands,
 )
@@ -28,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run_commands.add_to(app)
+plan_command.add_to(app)
 chat_command.add_to(app)
 folder_commands.add_to(app)
 dialect_commands.add_to(app)

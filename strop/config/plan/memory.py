@@ -7,7 +7,8 @@ cache. The CUDA context, fragmentation and communication buffers come on top, ab
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from strop.config.plan.model_size import ModelSize
 from strop.config.schema.model import LoraConfig, ModelConfig
@@ -31,8 +32,23 @@ STATES_PER_PARAMETER: Mapping[str, int] = {
 _ACTIVATION_BYTES = 34
 """Bytes of activations per token, layer and unit of the hidden size at two bytes per value: equation 1 of arXiv
 2205.05198 without the term of the attention scores, which are not kept."""
+_LOGIT_ROWS = 256
+"""Positions whose logits exist at the same time (`strop.models.chunked_head`)."""
+_LOGIT_COPIES = 3
+"""Logits, their softmax and their gradient."""
 _RECOMPUTED_BYTES = 2
 """The same where only the input of each layer is kept."""
+
+
+PartName = Literal["parameters", "gradients", "optimizer", "activations", "logits", "KV cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """Memory of one purpose, in bytes."""
+
+    name: PartName
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,8 @@ class MemoryNeed:
     """Whether it frees all of its memory outside its own phase."""
     fraction_key: str = ""
     """Key of `fraction` in the run file, for messages."""
+    parts: tuple[MemoryPart, ...] = ()
+    """What the memory is for, by model."""
 
     @property
     def needed(self) -> int:
@@ -83,23 +101,49 @@ def trained_model(
     tokens = int(microbatch.count) * (longest if microbatch.unit == "sequences" else 1)
     per_layer = _RECOMPUTED_BYTES if model.gradient_checkpointing else _ACTIVATION_BYTES
     activations = tokens * size.layers * size.hidden * per_layer * in_compute // 2
-    return MemoryNeed((weights + copy + state) // ranks, trained * of_value // ranks + activations)
+    logits = min(tokens, _LOGIT_ROWS) * size.vocabulary * _LOGIT_COPIES * BYTES["float32"]
+    parts = (
+        MemoryPart("parameters", (weights + copy) // ranks),
+        MemoryPart("optimizer", state // ranks),
+        MemoryPart("gradients", trained * of_value // ranks),
+        MemoryPart("activations", activations),
+        MemoryPart("logits", logits),
+    )
+    resident, working = parts[:2], parts[2:]
+    return MemoryNeed(sum(part.bytes for part in resident), sum(part.bytes for part in working), parts=parts)
 
 
 def frozen_model(size: ModelSize, model: ModelConfig, ranks: int) -> MemoryNeed:
     """Memory of one rank for a reference model or a teacher."""
-    return MemoryNeed(size.parameters * BYTES[model.compute_dtype or model.dtype] // ranks)
+    weights = size.parameters * BYTES[model.compute_dtype or model.dtype] // ranks
+    return MemoryNeed(weights, parts=(MemoryPart("parameters", weights),))
 
 
 def engine(size: ModelSize, dtype: str, devices: int, tokens: int) -> MemoryNeed:
     """Memory of an inference engine on each of its devices: its copy of the weights, and a KV cache of `tokens`."""
-    cache = size.kv_values_per_token * tokens * BYTES[dtype]
-    return MemoryNeed(size.parameters * BYTES[dtype] // devices, cache // devices)
+    cache = size.kv_values_per_token * tokens * BYTES[dtype] // devices
+    weights = size.parameters * BYTES[dtype] // devices
+    return MemoryNeed(
+        weights, cache, parts=(MemoryPart("parameters", weights), MemoryPart("KV cache", cache))
+    )
+
+
+def sharing_weights(need: MemoryNeed) -> MemoryNeed:
+    """The need of an engine that uses the weights of another model of its process."""
+    parts = tuple(part for part in need.parts if part.name != "parameters")
+    return replace(need, resident=0, parts=parts)
 
 
 def total(needs: list[MemoryNeed]) -> MemoryNeed:
     """Memory of one process that has several models; their phases do not overlap."""
-    return MemoryNeed(sum(need.resident for need in needs), max(need.working for need in needs))
+    parts = tuple(part for need in needs for part in need.parts)
+    return MemoryNeed(sum(need.resident for need in needs), max(need.working for need in needs), parts=parts)
+
+
+def checkpoint_bytes(size: ModelSize, model: ModelConfig, optimizer: str) -> int:
+    """Size on disk of one checkpoint: the trained parameters and the optimizer's state."""
+    trained = size.parameters if model.lora is None else _adapter_parameters(size, model.lora)
+    return trained * BYTES[model.dtype] * (1 + STATES_PER_PARAMETER[optimizer])
 
 
 def _adapter_parameters(size: ModelSize, lora: LoraConfig) -> int:

@@ -27,6 +27,8 @@ class ModelSize:
     kv_heads: int
     """Attention heads of keys and values."""
     head_dim: int
+    vocabulary: int = 0
+    """Width of the logits; 0 where config.json does not say."""
 
     @property
     def kv_values_per_token(self) -> int:
@@ -53,6 +55,7 @@ def read_model_size(path: str) -> ModelSize | None:
                 heads=heads,
                 kv_heads=int(text.get("num_key_value_heads") or heads),
                 head_dim=int(text.get("head_dim") or hidden // heads),
+                vocabulary=int(text.get("vocab_size") or 0),
             )
             if files
             else None

@@ -177,7 +177,7 @@ def _native_memory(run: Run, engine: NativeEngineConfig) -> MemoryNeed | None:
     need = memory.engine(size, dtype, 1, engine.kv_cache_tokens)
     is_separate = run.is_distributed or run.rollout.pool is not None
     has_weights = dtype in (run.model.dtype, run.model.compute_dtype)
-    return need if is_separate or not has_weights else replace(need, resident=0)
+    return need if is_separate or not has_weights else memory.sharing_weights(need)
 
 
 def _serving_memory(run: Run, engine: ServingEngineConfig) -> MemoryNeed | None:

@@ -1,0 +1,67 @@
+"""`strop plan`: memory, tokens and disk of a run on a machine."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import typer
+
+from strop.cli.arguments import HereOption, MachineOption, OverridesArgument, RunFileArgument
+from strop.cli.columns import align_columns
+from strop.cli.output import echo
+
+if TYPE_CHECKING:
+    from strop.config.load.loader import LoadedRun
+
+
+def plan(
+    run: RunFileArgument,
+    overrides: OverridesArgument = None,
+    here: HereOption = False,
+    machine: MachineOption = None,
+) -> None:
+    """Print the memory of each process by purpose, the tokens of a step and the disk that a run needs."""
+    from strop.config.plan.machine import on_machine, parse_machine
+    from strop.dialects.detect import read_any
+
+    with on_machine(parse_machine(machine) if machine else None):
+        for stage in read_any(run, overrides or (), here=here).loaded.runs:
+            _print_budget(stage)
+
+
+def _print_budget(loaded: LoadedRun) -> None:
+    from strop.config.plan import budget
+    from strop.config.plan.machine import GIB, described_machine
+    from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
+    from strop.errors import PlacementError
+
+    run = loaded.run
+    place = machine_of(run)
+    echo(f"Memory on {place}, in GiB:")
+    echo(align_columns(budget.memory_rows(run, place)) + "\n")
+    for line in budget.step_lines(run):
+        echo(line)
+    capacity = place.nodes[0].gpu_bytes if place.gpus else None
+    if not place.gpus and described_machine() is None:
+        capacity = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        placed = plan_run(run)
+        echo(f"\n{describe_plan(placed)}\n{align_columns(plan_rows(placed))}")
+        is_placed = True
+    except PlacementError as error:
+        echo(f"\nNo placement: {error}")
+        is_placed = False
+    if capacity is None or (is_placed and budget.fits(run, place, capacity)):
+        return
+    proposal = budget.propose(run, place, capacity)
+    echo(f"\nThe run does not fit into {capacity / GIB:.0f} GiB.")
+    if proposal is not None:
+        result = "fits" if proposal.fits else "still does not fit"
+        echo(f"With these changes it needs {proposal.needed / GIB:.1f} GiB, and {result}:")
+        echo(align_columns([(f"  {each.override}", each.cost) for each in proposal.changes], max_width=60))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to an app."""
+    app.command()(plan)

@@ -1,0 +1,175 @@
+"""Memory, tokens and disk that a run needs on a machine, and the cheapest changes that make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import combinations
+from typing import Any, get_args
+
+from strop.config.plan import memory
+from strop.config.plan.machine import GIB, Machine
+from strop.config.plan.memory import MemoryNeed, PartName
+from strop.config.plan.model_size import read_model_size
+from strop.config.plan.planner import plan_placement
+from strop.config.plan.request import request_of
+from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.model import LoraConfig
+from strop.config.schema.run import Run
+from strop.config.schema.trainer import Fsdp2EngineConfig
+from strop.config.units import Amount
+from strop.errors import PlacementError
+
+_PARTS: tuple[PartName, ...] = get_args(PartName)
+_MIN_TOKENS = 1024
+"""Smallest micro-batch that a proposal writes, in tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the run file that needs less memory."""
+
+    override: str
+    cost: str
+    """What the change costs."""
+    apply: Callable[[Run], Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Changes that are made together."""
+
+    changes: tuple[Change, ...]
+    needed: int
+    """Memory of the largest process with them, in bytes."""
+    fits: bool
+
+
+def memory_rows(run: Run, machine: Machine) -> list[tuple[str, ...]]:
+    """Header and one row per process: memory by part on each of its GPUs, or in the CPU's memory."""
+    rows: list[tuple[str, ...]] = [("process", *_PARTS, "total at its peak")]
+    request = request_of(run, machine)
+    for process in (*request.ranks, *request.samplers):
+        need = process.memory
+        if need is None:
+            rows.append((process.name, *("?" for _ in _PARTS), "unknown: the size of a model is not known"))
+        else:
+            sizes = (sum(part.bytes for part in need.parts if part.name == name) for name in _PARTS)
+            rows.append((process.name, *map(_gib, sizes), f"{_gib(need.needed)} GiB"))
+    return rows
+
+
+def step_lines(run: Run) -> Iterator[str]:
+    """Tokens of a step at most, and the disk that checkpoints and the model take."""
+    trainer, data = run.trainer, run.data
+    longest = run.max_sequence_tokens
+    if isinstance(run.algorithm, SftConfig | DpoConfig):
+        sequences = trainer.tasks_per_step * (2 if isinstance(run.algorithm, DpoConfig) else 1)
+        yield f"Tokens per step: at most {sequences * longest:,} ({sequences} sequences of {longest:,})."
+    else:
+        rollouts = trainer.tasks_per_step * run.algorithm.rollouts_per_task
+        yield (
+            f"Tokens per step: at most {rollouts * data.max_response_tokens:,} sampled ({rollouts} responses of "
+            f"{data.max_response_tokens:,}), {rollouts * longest:,} with their prompts."
+        )
+    size = read_model_size(run.model.path)
+    if size is not None:
+        each = memory.checkpoint_bytes(size, run.model, trainer.optimizer.type)
+        model = size.parameters * memory.BYTES[run.model.dtype]
+        kept = "" if run.checkpoint.keep is None else f", {run.checkpoint.keep} kept"
+        most = (run.checkpoint.keep or 1) * each + model
+        yield (
+            f"Disk: {_gib(each)} GiB per checkpoint{kept}, {_gib(model)} GiB for the model; together "
+            f"{_gib(most)} GiB{'' if run.checkpoint.keep else ' with one checkpoint'}."
+        )
+
+
+def largest_need(run: Run, machine: Machine) -> int | None:
+    """Memory of the process with the largest need; None where a model's size is not known."""
+    request = request_of(run, machine)
+    needs = [process.memory for process in (*request.ranks, *request.samplers)]
+    known = [need for need in needs if isinstance(need, MemoryNeed)]
+    return max(need.needed for need in known) if known and len(known) == len(needs) else None
+
+
+def fits(run: Run, machine: Machine, capacity: int) -> bool:
+    """Whether every process fits into `capacity` bytes, and the placement has room for all of them."""
+    needed = largest_need(run, machine)
+    if needed is None or needed > capacity:
+        return needed is None
+    try:
+        plan_placement(request_of(run, machine), machine)
+    except PlacementError:
+        return False
+    return True
+
+
+def propose(run: Run, machine: Machine, capacity: int, most: int = 3) -> Proposal | None:
+    """The fewest and cheapest changes, at most `most`, with which the run fits; if none do, those that need the least.
+
+    Changes that change no result are the cheapest. None where no change needs less memory.
+    """
+    candidates = list(_candidates(run, machine))
+    proposals = []
+    for number in range(1, most + 1):
+        for changes in combinations(candidates, number):
+            changed = reduce(lambda each, change: change.apply(each), changes, run)
+            needed = largest_need(changed, machine)
+            if needed is not None:
+                proposals.append(Proposal(changes, needed, fits(changed, machine, capacity)))
+                if proposals[-1].fits:
+                    return proposals[-1]
+    return min(proposals, key=lambda proposal: proposal.needed, default=None)
+
+
+def _candidates(run: Run, machine: Machine) -> Iterator[Change]:
+    """Changes by increasing cost."""
+    trainer, model = run.trainer, run.model
+    tokens = int(trainer.microbatch.count)
+    if trainer.microbatch.unit == "sequences":
+        tokens *= run.max_sequence_tokens
+    smaller = max(tokens // 4, _MIN_TOKENS)
+    if smaller < tokens:
+        update = {"microbatch": Amount(smaller, "tokens")}
+        yield Change(
+            f"trainer.microbatch='{smaller} tokens'",
+            "smaller matrix products",
+            partial(_with_trainer, update),
+        )
+    if not model.gradient_checkpointing:
+        yield Change(
+            "model.gradient_checkpointing=true",
+            "about a third more computation",
+            partial(_with_model, {"gradient_checkpointing": True}),
+        )
+    if machine.gpus > trainer.engine.ranks:
+        yield Change(
+            f"trainer.engine='{{type: fsdp2, ranks: {machine.gpus}}}'",
+            f"{machine.gpus} GPUs for the trainer",
+            partial(_with_trainer, {"engine": Fsdp2EngineConfig(ranks=machine.gpus)}),
+        )
+    if model.dtype == "float32":
+        yield Change(
+            "model.dtype=bfloat16",
+            "small updates are lost to rounding",
+            partial(_with_model, {"dtype": "bfloat16", "compute_dtype": None}),
+        )
+    if model.lora is None:
+        yield Change(
+            "model.lora='{rank: 16}'",
+            "an adapter is trained instead of all weights",
+            partial(_with_model, {"lora": LoraConfig(rank=16)}),
+        )
+
+
+def _with_trainer(update: dict[str, Any], run: Run) -> Run:
+    return run.model_copy(update={"trainer": run.trainer.model_copy(update=update)})
+
+
+def _with_model(update: dict[str, Any], run: Run) -> Run:
+    return run.model_copy(update={"model": run.model.model_copy(update=update)})
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}" if size < 10 * GIB else f"{size / GIB:.1f}"

@@ -1,0 +1,86 @@
+"""Memory by purpose, and the changes that make a run fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from strop.cli.main import app
+from strop.config.plan import memory
+from strop.config.plan.budget import fits, largest_need, memory_rows, propose, step_lines
+from strop.config.plan.machine import GIB, parse_machine
+from strop.config.plan.model_size import ModelSize
+from strop.config.schema import Run
+from strop.config.schema.model import ModelConfig
+from strop.config.units import Amount
+
+PARAMETERS = 2**30
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of 2^30 parameters, of which only the header is there."""
+    config = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16, "vocab_size": 32768}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    header = json.dumps({"a": {"dtype": "F32", "shape": [PARAMETERS], "data_offsets": [0, 1]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return tmp_path
+
+
+def run(folder: Path, **sections: Any) -> Run:
+    values = {
+        "model": {"path": str(folder)},
+        "data": {"train": {"path": "o/d"}},
+        "reward": "exact",
+        **sections,
+    }
+    return Run.model_validate(values)
+
+
+def test_the_parts_of_a_trained_model() -> None:
+    size = ModelSize(PARAMETERS, 16, 2048, 16, 16, 128, 32768)
+    need = memory.trained_model(size, ModelConfig(path="m"), "adamw", 2, Amount(1024, "tokens"), 512)
+    parts = {part.name: part.bytes for part in need.parts}
+    assert parts["parameters"] == parts["gradients"] == 2 * GIB and parts["optimizer"] == 4 * GIB
+    assert parts["activations"] == 1024 * 16 * 2048 * 34 * 2
+    assert parts["logits"] == 256 * 32768 * 3 * 4
+    assert need.needed == sum(parts.values())
+
+
+def test_a_sampler_in_the_trainers_process_has_no_weights_of_its_own(folder: Path) -> None:
+    header, trainer = memory_rows(run(folder), parse_machine("1xA10-24GB"))
+    row = dict(zip(header, trainer, strict=True))
+    assert row["parameters"] == row["gradients"] == "4.00" and row["optimizer"] == "8.00"
+    assert row["KV cache"] == "32.0"  # 2 x 16 layers x 2048 values x 131,072 tokens x 4 bytes
+
+
+def test_disk_and_tokens(folder: Path) -> None:
+    tokens, disk = step_lines(run(folder, data={"train": {"path": "o/d"}, "max_response_tokens": 100}))
+    assert "at most 51,200 sampled (512 responses of 100)" in tokens
+    assert "12.0 GiB per checkpoint, 3 kept, 4.00 GiB for the model; together 40.0 GiB" in disk
+
+
+def test_the_fewest_cheapest_changes_are_proposed(folder: Path) -> None:
+    small = run(folder, rollout={"engine": {"type": "native", "kv_cache_tokens": 8192}})
+    machine = parse_machine("2xH100-80GB")
+    needed = largest_need(small, machine)
+    assert needed is not None and fits(small, machine, needed) and not fits(small, machine, needed - 1)
+    proposal = propose(small, machine, 26 * GIB)
+    assert proposal is not None and proposal.fits
+    assert [change.override for change in proposal.changes] == ["trainer.microbatch='4096 tokens'"]
+    hopeless = propose(small, machine, GIB)
+    assert hopeless is not None and not hopeless.fits and len(hopeless.changes) == 3
+    assert "model.lora='{rank: 16}'" in [change.override for change in hopeless.changes]
+
+
+def test_the_command(folder: Path) -> None:
+    (folder / "run.yaml").write_text(
+        f"model: {{path: {folder}}}\ndata: {{train: {{path: o/d}}}}\nreward: exact\n"
+    )
+    result = CliRunner().invoke(app, ["plan", str(folder / "run.yaml"), "--machine", "1xA10-24GB"])
+    assert result.exit_code == 0
+    assert "The run does not fit into 24 GiB." in result.output and "With these changes" in result.output
