@@ -17,7 +17,7 @@ from strop.runs.metrics import metric_of
 from strop.runs.reader import RunData, read_run
 from strop.runs.samples import choose_samples
 from strop.runs.status import RunStatus, run_status
-from strop.runs.verdict import Change, evaluation_change, learning_faults, series_change, verdict
+from strop.runs.verdict import MeanChange, evaluation_change, learning_faults, series_change, verdict
 
 _HEADLINE_METRICS = (
     ("eval/*/reward", "Held-out reward"),
@@ -129,7 +129,7 @@ def _metric_value(data: RunData, name: str, title: str) -> HeadlineValue:
     return HeadlineValue(title, format_number(values[-1]), note, good)
 
 
-def _evaluated(data: RunData, name: str) -> Change | None:
+def _evaluated(data: RunData, name: str) -> MeanChange | None:
     """The change of an eval taskset's reward, from the rollouts of its first and last evaluation."""
     files = data.eval_files().get(name.removeprefix("eval/").removesuffix("/reward"), [])
     return evaluation_change(files[0], files[-1]) if len(files) > 1 else None

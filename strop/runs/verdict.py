@@ -19,7 +19,7 @@ _MANY_TRUNCATED = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MeanChange:
     """Difference between two means, with its standard error."""
 
     first: float
@@ -83,19 +83,19 @@ def _values(rows: Sequence[Mapping[str, float | None]], name: str) -> list[float
     return [value for row in rows if (value := row.get(name)) is not None]
 
 
-def series_change(values: Sequence[float]) -> Change | None:
+def series_change(values: Sequence[float]) -> MeanChange | None:
     """The change from the first fifth of a noisy series to the last fifth, at least three values each; for a shorter
     series the first and the last value without a standard error. None for fewer than two values."""
     if len(values) < 2:
         return None
     size = max(3, len(values) // 5)
     if len(values) < 2 * size:
-        return Change(values[0], values[-1], None)
+        return MeanChange(values[0], values[-1], None)
     first, last = values[:size], values[-size:]
-    return Change(_mean(first), _mean(last), math.hypot(_error_of_mean(first), _error_of_mean(last)))
+    return MeanChange(_mean(first), _mean(last), math.hypot(_error_of_mean(first), _error_of_mean(last)))
 
 
-def evaluation_change(before: Path, after: Path) -> Change | None:
+def evaluation_change(before: Path, after: Path) -> MeanChange | None:
     """The change of the mean reward between two evaluations of one taskset, with the standard error of the paired
     differences by task. None where they have fewer than two tasks in common."""
     first, last = _task_rewards(before), _task_rewards(after)
@@ -103,7 +103,7 @@ def evaluation_change(before: Path, after: Path) -> Change | None:
     if len(common) < 2:
         return None
     differences = [last[task] - first[task] for task in common]
-    return Change(
+    return MeanChange(
         _mean([first[task] for task in common]),
         _mean([last[task] for task in common]),
         _error_of_mean(differences),
@@ -156,7 +156,7 @@ def _loss_verdicts(data: RunData) -> list[str]:
     ]
 
 
-def describe_change(change: Change) -> str:
+def describe_change(change: MeanChange) -> str:
     """`0.172 -> 0.781 (+0.609, standard error 0.04)`, or that the change is within its standard error."""
     text = f"{format_number(change.first)} -> {format_number(change.last)}"
     if change.standard_error is None:

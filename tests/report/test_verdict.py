@@ -11,8 +11,8 @@ import pytest
 from strop.report.build import write_report
 from strop.runs.reader import read_run
 from strop.runs.verdict import (
-    Change,
     LearningWatch,
+    MeanChange,
     evaluation_change,
     learning_faults,
     series_change,
@@ -50,7 +50,7 @@ def test_a_watch_reports_once() -> None:
 
 def test_the_change_of_a_series() -> None:
     assert series_change([1.0]) is None
-    assert series_change([1.0, 2.0]) == Change(1.0, 2.0, None)
+    assert series_change([1.0, 2.0]) == MeanChange(1.0, 2.0, None)
     change = series_change([0, 1, 2, 4, 5, 6])
     # Means 1 and 5; each of the three values has the variance 1, so the error is sqrt(1/3 + 1/3).
     assert change is not None and (change.first, change.last) == (1, 5)
@@ -70,7 +70,7 @@ def test_evaluations_are_compared_by_task(tmp_path: Path) -> None:
     files = read_run(evaluate(tmp_path, [[0, 0, 1, 1], [1, 0, 1, 1]])).eval_files()["sums"]
     change = evaluation_change(files[0], files[1])
     # Differences 1, 0, 0, 0: mean 0.25, variance 0.25, error sqrt(0.25 / 4).
-    assert change == Change(0.5, 0.75, 0.25) and not change.is_significant
+    assert change == MeanChange(0.5, 0.75, 0.25) and not change.is_significant
 
 
 def test_verdicts(tmp_path: Path) -> None:

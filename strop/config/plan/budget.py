@@ -27,7 +27,7 @@ _MIN_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RunChange:
     """One change of the run file that needs less memory."""
 
     override: str
@@ -40,7 +40,7 @@ class Change:
 class Proposal:
     """Changes that are made together."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[RunChange, ...]
     needed: int
     """Memory of the largest process with them, in bytes."""
     fits: bool
@@ -123,7 +123,7 @@ def propose(run: Run, machine: Machine, capacity: int, most: int = 3) -> Proposa
     return min(proposals, key=lambda proposal: proposal.needed, default=None)
 
 
-def _candidates(run: Run, machine: Machine) -> Iterator[Change]:
+def _candidates(run: Run, machine: Machine) -> Iterator[RunChange]:
     """Changes by increasing cost."""
     trainer, model = run.trainer, run.model
     tokens = int(trainer.microbatch.count)
@@ -132,31 +132,31 @@ def _candidates(run: Run, machine: Machine) -> Iterator[Change]:
     smaller = max(tokens // 4, _MIN_TOKENS)
     if smaller < tokens:
         update = {"microbatch": Amount(smaller, "tokens")}
-        yield Change(
+        yield RunChange(
             f"trainer.microbatch='{smaller} tokens'",
             "smaller matrix products",
             partial(_with_trainer, update),
         )
     if not model.gradient_checkpointing:
-        yield Change(
+        yield RunChange(
             "model.gradient_checkpointing=true",
             "about a third more computation",
             partial(_with_model, {"gradient_checkpointing": True}),
         )
     if machine.gpus > trainer.engine.ranks:
-        yield Change(
+        yield RunChange(
             f"trainer.engine='{{type: fsdp2, ranks: {machine.gpus}}}'",
             f"{machine.gpus} GPUs for the trainer",
             partial(_with_trainer, {"engine": Fsdp2EngineConfig(ranks=machine.gpus)}),
         )
     if model.dtype == "float32":
-        yield Change(
+        yield RunChange(
             "model.dtype=bfloat16",
             "small updates are lost to rounding",
             partial(_with_model, {"dtype": "bfloat16", "compute_dtype": None}),
         )
     if model.lora is None:
-        yield Change(
+        yield RunChange(
             "model.lora='{rank: 16}'",
             "an adapter is trained instead of all weights",
             partial(_with_model, {"lora": LoraConfig(rank=16)}),
