@@ -32,7 +32,7 @@ class RunChange:
 
     override: str
     cost: str
-    """What the change costs."""
+    """Cost of the change, in words."""
     apply: Callable[[Run], Run]
 
 
@@ -94,7 +94,7 @@ def largest_need(run: Run, machine: Machine) -> int | None:
 
 
 def fits(run: Run, machine: Machine, capacity: int) -> bool:
-    """Whether every process fits into `capacity` bytes, and the placement has room for all of them."""
+    """Whether every process fits into `capacity` bytes, and the placement can hold all of them."""
     needed = largest_need(run, machine)
     if needed is None or needed > capacity:
         return needed is None

@@ -66,7 +66,7 @@ class MemoryNeed:
     fraction_key: str = ""
     """Key of `fraction` in the run file, for messages."""
     parts: tuple[MemoryPart, ...] = ()
-    """What the memory is for, by model."""
+    """Parts by purpose, of each model."""
 
     @property
     def needed(self) -> int:
