@@ -9,6 +9,7 @@ import torch
 from strop.algorithms.log_ratios import bound_exponent
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.covariance_losses import clip_cov, kl_cov
+from strop.algorithms.losses.group_variance import gvpo
 from strop.algorithms.losses.loss_terms import PolicyLossTerms
 from strop.algorithms.losses.off_policy_losses import off_policy_loss_terms
 from strop.algorithms.losses.second_moment import m2po
@@ -23,6 +24,7 @@ from strop.config.schema.policy_loss import (
     GmpoLossConfig,
     GpgLossConfig,
     GspoLossConfig,
+    GvpoLossConfig,
     ImportanceSamplingLossConfig,
     KlCovLossConfig,
     M2poLossConfig,
@@ -82,6 +84,8 @@ def policy_loss_terms(
             return kl_cov(ratio, advantages, _selected(targets), kl_coef=config.kl_coef)
         case M2poLossConfig():
             return m2po(importance_sampling(ratio, advantages), _selected(targets))
+        case GvpoLossConfig():
+            return gvpo(ratio, advantages, targets, beta=config.beta)
         case ImportanceSamplingLossConfig():
             return importance_sampling(ratio, advantages)
         case GmpoLossConfig():

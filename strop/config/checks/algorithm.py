@@ -9,6 +9,7 @@ from strop.config.schema.algorithm import DpoConfig, PpoConfig, SftConfig
 from strop.config.schema.batch_selection import DefaultSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.group_baselines import MixConfig
+from strop.config.schema.policy_loss import GvpoLossConfig
 from strop.config.schema.rollout import RolloutConfig
 from strop.config.schema.run import Run
 
@@ -40,6 +41,7 @@ def algorithm_faults(run: Run) -> Iterator[str]:
             for taskset in data.eval:
                 where = f"data.eval ({taskset.name})"
                 yield from _column_faults(taskset, where, kind, needs=(), hint="")
+    yield from _aggregation_faults(run)
     yield from _demonstration_faults(run)
     yield from _teacher_faults(run)
     yield from _selection_faults(run)
@@ -87,6 +89,18 @@ def _queue_faults(run: Run) -> Iterator[str]:
     for name in ("dataset", "limit_tasks"):
         if getattr(train, name) is not None:
             yield f"data.train.{name} has no effect with data.queue, which reads rows one by one; remove it"
+
+
+def _aggregation_faults(run: Run) -> Iterator[str]:
+    """Faults of an aggregation that does not give the loss its meaning."""
+    algorithm = run.algorithm
+    if isinstance(algorithm, SftConfig | DpoConfig) or not isinstance(algorithm.policy_loss, GvpoLossConfig):
+        return
+    if algorithm.aggregation != "seq-mean-token-sum":
+        yield (
+            f"algorithm.aggregation is {algorithm.aggregation}, but the loss gvpo is a sum over the tokens of a "
+            "response, averaged over responses; write aggregation: seq-mean-token-sum"
+        )
 
 
 def _demonstration_faults(run: Run) -> Iterator[str]:

@@ -209,6 +209,16 @@ class DroLossConfig(Section):
     """Coefficient of half the squared log-ratio."""
 
 
+class GvpoLossConfig(Section):
+    """Squared difference between the implicit reward of a response and its reward, both relative to the group (GVPO,
+    arXiv 2504.19599)."""
+
+    type: Literal["gvpo"] = "gvpo"
+    beta: float = Field(0.1, gt=0)
+    """Factor between a response's log-ratio and its implicit reward; a smaller one allows a larger distance from the
+    old policy."""
+
+
 PolicyLossConfig = (
     ClippedLossConfig
     | GspoLossConfig
@@ -227,4 +237,5 @@ PolicyLossConfig = (
     | ClipCovLossConfig
     | KlCovLossConfig
     | M2poLossConfig
+    | GvpoLossConfig
 )

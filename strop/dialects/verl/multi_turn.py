@@ -25,6 +25,10 @@ _AGENT = "actor_rollout_ref.rollout.agent"
 _FIELDS = ("rollout.workflow.name", "rollout.workflow.args")
 _FORMATS = {"hermes": "hermes", "llama3_json": "json", "qwen3_coder": "qwen3_coder", "gpt-oss": "gpt_oss"}
 _BUILT_IN_LOOPS = ("single_turn_agent", "tool_agent")
+_RECIPE_FORMAT = "spo"
+"""A format that only the agent loop of verl's recipe SPO reads; the recipe's program loads the loop itself."""
+_RECIPE_LOOP = ("spo_tool_agent", "recipe/spo/config/spo_agent.yaml")
+"""Name of that agent loop, and the file that names its class."""
 _SAME_TOKENS = "each turn continues the tokens of the one before; nothing is tokenized again"
 _ACTIVE_WHERE_SET = ("actor_rollout_ref.rollout.mode", "actor_rollout_ref.rollout.name")
 """Keys that mean something else where they are set to their default than where they are not set."""
@@ -89,7 +93,7 @@ def workflow(foreign: ForeignValues) -> Mapping[str, Any]:
             return {}
         form = {"malformed": "ignore", "lifetime": "rollout", "max_output": None}
         return {"rollout.workflow": {"name": "tools", "args": {**_tools(foreign), **form}}}
-    loop, loops = foreign[f"{_AGENT}.default_agent_loop"], foreign[f"{_AGENT}.agent_loop_config_path"]
+    loop, loops = _agent_loop(foreign)
     if loop not in _BUILT_IN_LOOPS and loops is None:
         raise foreign.error_for(
             f"{_AGENT}.default_agent_loop",
@@ -114,6 +118,14 @@ def workflow(foreign: ForeignValues) -> Mapping[str, Any]:
         sections = {"model": model, "rollout": {**rollout, "mode": "async"}}
         args |= {"agent_loops": loops, "config": {"data": foreign["data"], "actor_rollout_ref": sections}}
     return {"rollout.workflow": {"name": "verl_agents", "args": args}}
+
+
+def _agent_loop(foreign: ForeignValues) -> tuple[str, str | None]:
+    """The loop of rows without `agent_name`, and the file of the user's own loops."""
+    loops = foreign[f"{_AGENT}.agent_loop_config_path"]
+    if loops is None and foreign[f"{_TURNS}.format"] == _RECIPE_FORMAT:
+        return _RECIPE_LOOP
+    return foreign[f"{_AGENT}.default_agent_loop"], loops
 
 
 def _tools(foreign: ForeignValues) -> dict[str, Any]:
@@ -213,7 +225,8 @@ ROWS = (
             "format",
             "hermes",
             STRING,
-            "format of tool calls; that of the chat template without an agent loop",
+            "format of tool calls; that of the chat template without an agent loop; spo is the agent loop of "
+            "verl's recipe, recipe/spo",
         ),
         _key("max_assistant_turns", INTEGER, "maximum number of replies; null for no limit"),
         _key("max_user_turns", INTEGER, "maximum number of answers to replies; null for no limit"),

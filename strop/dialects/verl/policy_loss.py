@@ -34,6 +34,7 @@ _LOSSES = {
     "dro": "dro",
     "clip_cov": "clip_cov",
     "kl_cov": "kl_cov",
+    "gvpo": "gvpo",
 }
 """Strop's name of each loss mode."""
 _LACKING = ("bypass_mode",)
@@ -55,6 +56,7 @@ _PARAMETERS = {
     "dppo_tv": {"clip_ratio_c": "ratio_cap"},
     "dppo_kl": {"clip_ratio_c": "ratio_cap"},
     "sapo": {"tau_pos": "tau_pos", "tau_neg": "tau_neg"},
+    "gvpo": {"gvpo_beta": "beta"},
     "dro": {"policy_loss.dro_beta": "beta"},
     "clip_cov": {
         "policy_loss.clip_cov_ratio": "token_fraction",
@@ -64,8 +66,12 @@ _PARAMETERS = {
     "kl_cov": {"policy_loss.kl_cov_ratio": "token_fraction", "policy_loss.ppo_kl_coef": "kl_coef"},
 }
 """Further keys of `actor_rollout_ref.actor` that a loss mode reads, each with its field."""
-_PER_SEQUENCE = ("sapo", "geo_mean")
-"""Loss modes that are always averaged over sequences, whatever `loss_agg_mode` is."""
+_AGGREGATION = {
+    "sapo": "seq-mean-token-mean",
+    "geo_mean": "seq-mean-token-mean",
+    "gvpo": "seq-mean-token-sum",
+}
+"""Aggregation of the loss modes that are always averaged over sequences, whatever `loss_agg_mode` is."""
 
 
 def _mode(foreign: ForeignValues) -> str:
@@ -99,7 +105,7 @@ def _aggregation_inactive(foreign: ForeignValues) -> str | None:
     mode = _mode(foreign)
     if switches.distillation_alone(foreign):
         return None
-    return f"verl always averages {mode} over sequences" if mode in _PER_SEQUENCE else None
+    return f"verl always averages {mode} over sequences" if mode in _AGGREGATION else None
 
 
 def write_policy_loss(run: Run) -> Mapping[str, Any]:
@@ -158,8 +164,9 @@ def write_aggregation(run: Run) -> Mapping[str, Any]:
 @written_by(write_aggregation)
 def aggregation(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the aggregation: `loss_agg_mode`, or the fixed one of the loss."""
-    fixed = _mode(foreign) in _PER_SEQUENCE and not switches.distillation_alone(foreign)
-    return {"algorithm.aggregation": "seq-mean-token-mean" if fixed else foreign[f"{_ACTOR}.loss_agg_mode"]}
+    written = foreign[f"{_ACTOR}.loss_agg_mode"]
+    fixed = {} if switches.distillation_alone(foreign) else _AGGREGATION
+    return {"algorithm.aggregation": fixed.get(_mode(foreign), written)}
 
 
 ROWS = not_on_page(
@@ -203,7 +210,7 @@ ROWS = not_on_page(
             "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
         ),
         inactive=_aggregation_inactive,
-        note="sapo and geo_mean are always averaged over sequences; so was gspo up to verl 0.9.0",
+        note="sapo, geo_mean and the recipe's gvpo are always averaged over sequences; so was gspo up to verl 0.9.0",
     ),
 )
 """Rows of the seed page's time."""
@@ -220,6 +227,7 @@ LATER_ROWS = (
         for key, default, field in (
             ("tau_pos", 1.0, "tau_pos"),
             ("tau_neg", 1.05, "tau_neg"),
+            ("gvpo_beta", 0.1, "beta"),
             ("policy_loss.dro_beta", None, "beta"),
             ("policy_loss.clip_cov_ratio", 0.0002, "token_fraction"),
             ("policy_loss.clip_cov_lb", 1.0, "covariance_low"),

@@ -57,6 +57,12 @@ def reward(foreign: ForeignValues) -> Mapping[str, Any]:
         _refuse_scoring_function(foreign)
         return {"reward.models": [model(foreign)]}
     path, name = foreign["custom_reward_function.path"], foreign["custom_reward_function.name"]
+    if path is not None and name is None:
+        raise foreign.error_for(
+            "custom_reward_function.name",
+            f"custom_reward_function.name is null, but custom_reward_function.path is {path}; write the name of the "
+            "function in this file.",
+        )
     own = _built_in(foreign) if path is None else {"function": f"{path}:{name}", **_arguments(foreign)}
     return {"reward.functions": [own]}
 
@@ -311,6 +317,7 @@ CUSTOM_REWARD = (
         "compute_score",
         "reward.functions.0.function",
         read=reward,
+        value_type=nullable(STRING),
         inactive=switches.custom_function,
     ),
 )

@@ -33,8 +33,11 @@ _OTHER_MONITORS = (
     "trackio",
     "file",
     "rl_logging_board",
+    "json_eval",
 )
 """verl's further monitors, which a run without them does not need: they only show metrics."""
+_ALL_ANSWERS = 1_000_000
+"""Number of responses that shows all of an evaluation."""
 
 
 _LENGTHS = {"steps": "trainer.total_training_steps", "epochs": "trainer.total_epochs"}
@@ -125,6 +128,19 @@ def lacking_monitors(foreign: ForeignValues) -> str | None:
     if not lacking:
         return None
     return f"without {', '.join(lacking)}, which Strop does not have yet; metrics.jsonl has all metrics"
+
+
+def write_shown_answers(run: Run) -> Mapping[str, Any]:
+    """Write the number of evaluation responses that are shown."""
+    count = run.record.eval_answers
+    return {"trainer.log_val_generations": -1 if count == _ALL_ANSWERS else count}
+
+
+@written_by(write_shown_answers)
+def shown_answers(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the number of evaluation responses that are shown."""
+    count = foreign["trainer.log_val_generations"]
+    return {"record.eval_answers": _ALL_ANSWERS if count < 0 else count}
 
 
 def write_mode(run: Run) -> Mapping[str, Any]:
@@ -281,7 +297,8 @@ ROWS = (
         "trainer.log_val_generations",
         0,
         "record.eval_answers",
-        note="number of responses shown in TensorBoard and in report.html",
+        read=shown_answers,
+        note="number of responses shown in TensorBoard and in report.html; a negative number means all",
     ),
     gpus.NODES,
     gpus.GPUS,

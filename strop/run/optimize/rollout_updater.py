@@ -27,6 +27,7 @@ from strop.run.optimize.advantage_inputs import (
 )
 from strop.run.optimize.critic import Critic
 from strop.run.optimize.expert_data import ExpertData
+from strop.run.optimize.group_implicit_rewards import add_implicit_rewards
 from strop.run.optimize.minibatches import (
     group_indices,
     plan_minibatches,
@@ -298,26 +299,30 @@ class RolloutUpdater:
         def picked(values: Sequence[FloatArray] | None) -> list[FloatArray] | None:
             return None if values is None else [*(values[i] for i in trained), *zeros]
 
+        def current() -> list[FloatArray]:
+            return self._policy.engine.logprobs(rollouts)
+
+        own = add_implicit_rewards(
+            self._algorithm, rollouts, [advantages[i] for i in trained], start, current
+        )
         selected = select_update_tokens(
             self._algorithm,
             rollouts,
-            [advantages[i] for i in trained],
+            own,
             start,
-            lambda: self._policy.engine.logprobs(rollouts),
+            current,
             seed=derive_seed(self._seed, "token_selection", update),
         )
         batch = TrainingBatch(
             [*rollouts, *expert],
-            advantages=picked(advantages),
+            advantages=[*own, *zeros],
             old_logprobs=picked(logprobs.old),
             ref_logprobs=picked(logprobs.reference),
             teacher_logprobs=picked(logprobs.teacher),
             selected=None if selected is None else [*selected, *(zero > 0 for zero in zeros)],
         )
         if mean_weight is None:
-            mean_weight = mean_importance_weight(
-                self._algorithm, rollouts, lambda: self._policy.engine.logprobs(rollouts)
-            )
+            mean_weight = mean_importance_weight(self._algorithm, rollouts, current)
         counts = replace(
             GlobalCounts.of(batch.experiences),
             sequences=len(minibatch),
