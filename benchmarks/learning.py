@@ -67,6 +67,8 @@ ON_ROLLOUTS = {
     "reinforce": RunSpec(),
     "raft": RunSpec(),
     "asymre": RunSpec(),
+    "prime": RunSpec(),
+    "gvpo": RunSpec(),
     "gmpo": with_loss("{type: gmpo}"),
     "sapo": with_loss("{type: sapo}"),
     "dppo_tv": with_loss("{type: dppo_tv}"),

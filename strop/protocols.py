@@ -27,7 +27,7 @@ from strop.types import (
 if TYPE_CHECKING:
     import torch
 
-    from strop.algorithms.loss_spec import LossSpec
+    from strop.algorithms.loss_spec import AnyLossSpec
     from strop.algorithms.losses.value_losses import ValueLoss
 
 LossFn = Callable[[MicroBatch, TokenOutputs, GlobalCounts], LossOutput]
@@ -289,7 +289,7 @@ class TrainingEngine(Protocol):
     """Devices and sharding, as text."""
 
     def forward_backward(
-        self, batch: TrainingBatch, loss: LossSpec, counts: GlobalCounts | None = None
+        self, batch: TrainingBatch, loss: AnyLossSpec, counts: GlobalCounts | None = None
     ) -> Mapping[str, float]:
         """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself.
 
@@ -298,7 +298,7 @@ class TrainingEngine(Protocol):
         """
         ...
 
-    def evaluate_loss(self, batch: TrainingBatch, loss: LossSpec) -> Mapping[str, float]:
+    def evaluate_loss(self, batch: TrainingBatch, loss: AnyLossSpec) -> Mapping[str, float]:
         """The loss over a batch and its metrics, without a gradient."""
         ...
 

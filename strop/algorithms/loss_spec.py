@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from strop.algorithms import registry
+from strop.algorithms.process_rewards import ProcessRewardLoss
 from strop.algorithms.schedules import imitation_weight
 from strop.config.schema import Run
 from strop.config.schema.algorithm import AlgorithmConfig
@@ -52,3 +53,21 @@ class LossSpec:
     def teacher_divergence(self) -> DivergenceConfig | None:
         """The divergence that the loss reads as `TokenOutputs.teacher_divergence`; None for none."""
         return registry.teacher_divergence(self.algorithm)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRewardLossSpec:
+    """The loss of a process reward model."""
+
+    beta: float
+    needs_entropy: bool = False
+    needs_divergence: bool = False
+    teacher_divergence: DivergenceConfig | None = None
+
+    def build(self) -> LossFn:
+        """The loss function."""
+        return ProcessRewardLoss(self.beta)
+
+
+AnyLossSpec = LossSpec | ProcessRewardLossSpec
+"""The loss of an update of a language model."""

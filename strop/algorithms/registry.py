@@ -13,6 +13,7 @@ from strop.algorithms.kl import AdaptiveKlController, FixedKlController, KlContr
 from strop.algorithms.losses.policy_objective import PolicyObjective
 from strop.algorithms.losses.preference_losses import DpoLoss
 from strop.algorithms.losses.sft import MixedLoss, SftLoss
+from strop.algorithms.process_rewards import prime
 from strop.algorithms.reward_shaping import overlong_penalty
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import (
@@ -32,6 +33,7 @@ from strop.config.schema.algorithm import (
     DistillationOnlyConfig,
     DpoConfig,
     PpoConfig,
+    PrimeConfig,
     RaftConfig,
     ReinforceConfig,
     ReinforcePlusPlusBaselineConfig,
@@ -82,6 +84,8 @@ def compute_advantages(
             ).float()
         case RemaxConfig():
             return remax(scored).float()
+        case PrimeConfig():
+            return prime(scored, outcome_coef=config.outcome_coef, process_coef=config.process_coef).float()
         case CustomConfig(advantages=str(function)):
             return custom.compute_custom_advantages(function, scored).float()
         case _:

@@ -29,6 +29,8 @@ class RolloutBatch:
     """[N, P] float32: the parts of the reward that the algorithm names."""
     gradient_norms: torch.Tensor | None = None
     """[K] float32: expected squared norm of the gradient of each target's log-prob, up to a constant."""
+    process_rewards: torch.Tensor | None = None
+    """[K] float32: reward of each target by a process reward model."""
     intermediate_rewards: torch.Tensor | None = None
     """[K] float32: part of the reward that was earned before the rollout's end, at the target that earned it."""
 
@@ -44,7 +46,7 @@ class RolloutBatch:
                 )
         if self.rewards.dim() != 1 or bool((self.tokens < 1).any()):
             raise ValueError("rewards must be [N], and each rollout must have at least one target")
-        for name in ("kl_penalties", "gradient_norms", "intermediate_rewards"):
+        for name in ("kl_penalties", "gradient_norms", "process_rewards", "intermediate_rewards"):
             value = getattr(self, name)
             if value is not None and value.shape != (self.num_targets,):
                 raise ValueError(f"{name} {tuple(value.shape)} must be [{self.num_targets}]")
@@ -58,6 +60,7 @@ class RolloutBatch:
             "baselines",
             "reward_parts",
             "gradient_norms",
+            "process_rewards",
             "intermediate_rewards",
         ):
             value = getattr(self, name)

@@ -15,7 +15,7 @@ from strop.config.load.yaml_file import read_bounded, read_yaml
 from strop.config.redact import redact
 from strop.config.save import escape_interpolations, fingerprint, recorded_fingerprints
 from strop.config.schema import Run
-from strop.config.schema.algorithm import PpoConfig
+from strop.config.schema.algorithm import PpoConfig, PrimeConfig
 from strop.config.schema.schedule import ConstantScheduleConfig, ReduceOnPlateauScheduleConfig
 from strop.config.schema.walk import leaves
 from strop.config.units import Amount
@@ -124,6 +124,8 @@ def _depends_on_length(run: Run) -> bool:
     schedules = [run.trainer.schedule]
     if isinstance(run.algorithm, PpoConfig):
         schedules.append(run.algorithm.critic.schedule)
+    if isinstance(run.algorithm, PrimeConfig):
+        schedules.append(run.algorithm.process_reward.schedule)
     if run.trainer.weight_decay_increase is not None:
         return True
     return any(not isinstance(s, ConstantScheduleConfig) or _is_fraction(s.warmup) for s in schedules)

@@ -32,7 +32,7 @@ _VERL: tuple[tuple[str, Tool], ...] = (
     (r"(?:legacy_)?model_merger", "verl merge"),
 )
 """Patterns of the names of verl's programs, and of those of its recipes."""
-_RECIPE = re.compile(r"main_(dapo|entropy|spin|sppo)")
+_RECIPE = re.compile(r"main_(dapo|entropy|prime|spin|sppo)")
 """Programs of verl's recipes with a configuration of their own, `<recipe>_trainer`."""
 _CONFIG_OPTIONS = ("--config-name", "-cn")
 _TRL_TOOLS: tuple[Tool, ...] = ("trl grpo", "trl sft", "trl dpo")

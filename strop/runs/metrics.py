@@ -311,6 +311,30 @@ METRICS: dict[str, Metric] = {
     "critic/grad_norm": Metric(
         "Critic", "", None, "Norm of the critic's gradient before clipping, mean over its updates."
     ),
+    "process_reward/loss": Metric(
+        "Process reward model",
+        "nats",
+        "lower",
+        "Cross entropy of the outcomes, mean over the sequences of its updates.",
+    ),
+    "process_reward/accuracy": Metric(
+        "Process reward model",
+        "fraction",
+        "higher",
+        "Fraction of sequences whose predicted outcome is right, mean over its updates.",
+    ),
+    "process_reward/reward": Metric(
+        "Process reward model",
+        "",
+        None,
+        "Sum of the rewards of a rollout's tokens, mean over rollouts.",
+    ),
+    "process_reward/lr": Metric(
+        "Process reward model", "", None, "Learning rate, mean over its updates of the step."
+    ),
+    "process_reward/grad_norm": Metric(
+        "Process reward model", "", None, "Norm of the gradient before clipping, mean over its updates."
+    ),
     "kl/ref": Metric(
         "Divergence and entropy",
         "nats per token",
@@ -556,6 +580,9 @@ METRICS: dict[str, Metric] = {
         "Passes without gradient: log-probs of the reference and of the old policy.",
     ),
     "time/critic_seconds": Metric("Time", "seconds", "lower", "Values and all updates of the critic."),
+    "time/process_reward_seconds": Metric(
+        "Time", "seconds", "lower", "Rewards of tokens and all updates of the process reward model."
+    ),
     "time/update_seconds": Metric(
         "Time", "seconds", "lower", "Forward, backward and optimizer of all policy updates."
     ),

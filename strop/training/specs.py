@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from strop.algorithms import registry
@@ -13,6 +13,7 @@ from strop.config.schema.data import ImagesConfig
 from strop.config.schema.distillation import DistillationConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import OptimizerConfig
+from strop.config.schema.process_reward import ProcessRewardConfig
 from strop.config.schema.router_loss import RouterLossConfig
 from strop.config.schema.training_engine import TrainingEngineConfig
 from strop.config.units import Amount
@@ -60,6 +61,19 @@ class PolicySpec:
             max_sequence_tokens=run.max_sequence_tokens,
             images=run.data.images,
             engine=run.trainer.engine,
+        )
+
+    @classmethod
+    def of_process_reward(cls, run: Run, section: ProcessRewardConfig) -> PolicySpec:
+        """The process reward model of a run, which is a language model with a reference."""
+        return replace(
+            cls.of(run),
+            model=section.model or run.model,
+            optimizer=section.optimizer,
+            max_grad_norm=section.max_grad_norm,
+            needs_reference=True,
+            distillation=None,
+            router_loss=None,
         )
 
 

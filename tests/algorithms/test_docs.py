@@ -28,7 +28,11 @@ ALGORITHMS: tuple[type[PolicyGradientConfig], ...] = (
     *(a for a in get_args(CriticFreeConfig) if a is not MixConfig),
     PpoConfig,
 )
-ELSEWHERE = ("critic.model.", "critic.optimizer.", "critic.schedule.")
+ELSEWHERE = tuple(
+    f"{second}.{section}."
+    for second in ("critic", "process_reward")
+    for section in ("model", "optimizer", "schedule")
+)
 """Sections that are those of `model` and `trainer` again."""
 
 

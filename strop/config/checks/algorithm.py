@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strop.config.schema.algorithm import DpoConfig, PpoConfig, SftConfig
+from strop.config.schema.algorithm import DpoConfig, PpoConfig, PrimeConfig, SftConfig
 from strop.config.schema.batch_selection import DefaultSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.policy_loss import GvpoLossConfig
 from strop.config.schema.rollout import RolloutConfig
 from strop.config.schema.run import Run
+from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
 
 _RESPONSE = "the column of the demonstrations, such as `response: messages`"
 _PAIR = (
@@ -42,6 +43,7 @@ def algorithm_faults(run: Run) -> Iterator[str]:
                 where = f"data.eval ({taskset.name})"
                 yield from _column_faults(taskset, where, kind, needs=(), hint="")
     yield from _aggregation_faults(run)
+    yield from _prime_faults(run)
     yield from _demonstration_faults(run)
     yield from _teacher_faults(run)
     yield from _selection_faults(run)
@@ -100,6 +102,23 @@ def _aggregation_faults(run: Run) -> Iterator[str]:
         yield (
             f"algorithm.aggregation is {algorithm.aggregation}, but the loss gvpo is a sum over the tokens of a "
             "response, averaged over responses; write aggregation: seq-mean-token-sum"
+        )
+
+
+def _prime_faults(run: Run) -> Iterator[str]:
+    """Faults of PRIME's second model and of its choice of groups."""
+    if isinstance(run.algorithm, PrimeConfig) and run.trainer.engine.type != "local":
+        yield (
+            f"trainer.engine.type is {run.trainer.engine.type}, but algorithm prime trains a second language model, "
+            "which only one process can; write trainer.engine: local"
+        )
+    synchronizer = run.synchronizer
+    if run.oversampling is None or isinstance(synchronizer, MemorySyncConfig):
+        return
+    if not isinstance(synchronizer.style, FixedStyleConfig):
+        yield (
+            f"algorithm.oversampling chooses among the groups of a step, and synchronizer.style "
+            f"{synchronizer.style.type} has no steps; write style: fixed"
         )
 
 

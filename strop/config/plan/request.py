@@ -13,7 +13,7 @@ from strop.config.plan import memory
 from strop.config.plan.machine import Machine, described_machine
 from strop.config.plan.memory import MemoryNeed
 from strop.config.plan.model_size import read_model_size
-from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
+from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, PrimeConfig, SftConfig
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.inference_engine import (
     AutoEngineConfig,
@@ -125,6 +125,12 @@ def _trained_models(run: Run, ranks: int) -> Iterator[tuple[str, MemoryNeed | No
         critic = algorithm.critic
         model = critic.model or run.model
         yield "critic", trained(model, critic.optimizer.type, critic.microbatch or trainer.microbatch)
+    if isinstance(algorithm, PrimeConfig):
+        process = algorithm.process_reward
+        model = process.model or run.model
+        yield "process reward", trained(model, process.optimizer.type, trainer.microbatch)
+        if model.lora is None:
+            yield "process reward's reference", _frozen(model, ranks)
     if isinstance(algorithm, SftConfig | DpoConfig):
         return
     needs_reference = algorithm.kl_loss is not None or algorithm.kl_reward is not None

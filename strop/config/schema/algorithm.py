@@ -29,6 +29,7 @@ from strop.config.schema.policy_gradient import (
     PolicyGradientConfig,
 )
 from strop.config.schema.policy_loss import GpgLossConfig, PolicyLossConfig
+from strop.config.schema.process_reward import OversamplingConfig, ProcessRewardConfig
 
 
 class ReinforcePlusPlusConfig(PolicyGradientConfig):
@@ -82,6 +83,32 @@ class DistillationOnlyConfig(PolicyGradientConfig):
                     f"{name} changes the reward, which distillation does not train on; remove it, or write "
                     "an algorithm that does, such as `type: grpo` with the same `distillation`"
                 )
+
+
+class PrimeConfig(GroupBaselineConfig):
+    """REINFORCE with the rewards of tokens by a process reward model that learns from outcomes (PRIME, arXiv
+    2502.01456)."""
+
+    type: Literal["prime"] = "prime"
+    outcome_coef: float = Field(5.0, ge=0)
+    """Weight of the reward of a response, which is between 0 and 1."""
+    process_coef: float = Field(5.0, ge=0)
+    """Weight of the rewards of its tokens."""
+    process_reward: ProcessRewardConfig = ProcessRewardConfig()
+    """Process reward model, and its training."""
+    oversampling: OversamplingConfig | None = None
+    """Choice of the groups of a step among more groups; null trains on all."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        for name in ("kl_reward", "overlong_penalty"):
+            if getattr(self, name) is not None:
+                yield (
+                    f"{name} changes the reward, which prime reads as the probability that the response is right; "
+                    "remove it, or write kl_loss"
+                )
+        if self.oversampling is not None and self.dynamic_sampling is not None:
+            yield "oversampling and dynamic_sampling both choose the groups of a step; remove one of the two"
 
 
 class RemaxConfig(PolicyGradientConfig):
@@ -197,6 +224,7 @@ CriticFreeConfig = (
     | ReinforcePlusPlusConfig
     | ReinforcePlusPlusBaselineConfig
     | RemaxConfig
+    | PrimeConfig
     | ReinforceConfig
     | RaftConfig
     | AsymReConfig

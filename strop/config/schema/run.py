@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr
 
 from strop.config.names import FileName
 from strop.config.paths import expand_user
-from strop.config.schema.algorithm import AlgorithmConfig, DpoConfig, SftConfig
+from strop.config.schema.algorithm import AlgorithmConfig, DpoConfig, PrimeConfig, SftConfig
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.bench import BenchConfig
 from strop.config.schema.buffer import BufferConfig, PriorityBufferConfig, QueueBufferConfig, SqlBufferConfig
@@ -21,6 +21,7 @@ from strop.config.schema.data import DataConfig
 from strop.config.schema.group_baselines import GrpoConfig
 from strop.config.schema.inference_engine import ServerConnectionConfig, SglangEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.process_reward import OversamplingConfig
 from strop.config.schema.record import EvaluateConfig, RecordConfig
 from strop.config.schema.reward import RewardConfig, RewardConfigOrShorthand
 from strop.config.schema.rollout import RolloutConfig
@@ -142,6 +143,16 @@ class Run(Section):
             and self.is_distributed
             and isinstance(self.buffer, QueueBufferConfig | PriorityBufferConfig)
         )
+
+    @property
+    def oversampling(self) -> OversamplingConfig | None:
+        """The choice of a step's groups among more groups; None where a step trains on all that it samples."""
+        return self.algorithm.oversampling if isinstance(self.algorithm, PrimeConfig) else None
+
+    @property
+    def tasks_sampled_per_step(self) -> int:
+        """Number of tasks that a step takes, without the replacement of filtered groups."""
+        return self.trainer.tasks_per_step * (self.oversampling.factor if self.oversampling else 1)
 
     @property
     def releases_engine_memory(self) -> bool:

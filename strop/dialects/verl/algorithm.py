@@ -33,6 +33,8 @@ _SAME = {
     "tir_optimal_token_baseline": "optimal_token_baseline",
 }
 """Estimators whose algorithm has another name in the run file."""
+_ESTIMATOR_OF = {"ppo": "gae", "distillation": "grpo", "prime": "rloo"}
+"""Algorithms whose estimator has another name in verl."""
 _WHOLE_REWARD = (None, "score", "seq_reward", "seq_final_reward")
 KL = {
     "kl": "k1",
@@ -59,7 +61,7 @@ def write_estimator(run: Run) -> Mapping[str, Any]:
     """Write the algorithm and those of the options that it has."""
     name, at = run.algorithm.type, "algorithm"
     options = {"norm_adv_by_std_in_grpo": "divide_by_std", "gamma": "gamma", "lam": "lam"}
-    values: dict[str, Any] = {f"{at}.adv_estimator": {"ppo": "gae", "distillation": "grpo"}.get(name, name)}
+    values: dict[str, Any] = {f"{at}.adv_estimator": _ESTIMATOR_OF.get(name, name)}
     if isinstance(run.algorithm, GdpoConfig) and run.algorithm.reward_parts is not None:
         values[f"{at}.gdpo_reward_keys"] = [part.rpartition("/")[2] for part in run.algorithm.reward_parts]
         values[f"{at}.gdpo_reward_weights"] = run.algorithm.part_weights
@@ -77,6 +79,8 @@ def estimator(foreign: ForeignValues) -> Mapping[str, Any]:
         return {"algorithm.type": "distillation"}
     if switches.single_response(foreign):
         return {"algorithm.type": "reinforce"}
+    if switches.prime(foreign) is None:
+        return _prime(foreign)
     settings = {"algorithm.type": _SAME.get(name, name)}
     if not switches.by_std(foreign):
         settings["algorithm.divide_by_std"] = foreign["algorithm.norm_adv_by_std_in_grpo"]
@@ -89,6 +93,18 @@ def estimator(foreign: ForeignValues) -> Mapping[str, Any]:
     if not switches.gae(foreign):
         settings["algorithm.lam"] = foreign["algorithm.lam"]
     return settings
+
+
+def _prime(foreign: ForeignValues) -> dict[str, Any]:
+    """The algorithm of verl's recipe PRIME, which compares rewards as RLOO does."""
+    name = foreign["algorithm.adv_estimator"]
+    if name != "rloo" and foreign.is_set("algorithm.adv_estimator"):
+        raise foreign.error_for(
+            "algorithm.adv_estimator",
+            f"algorithm.adv_estimator is {name}, but the configuration has keys of verl's recipe PRIME, which "
+            "supports rloo only; write rloo.",
+        )
+    return {"algorithm.type": "prime"}
 
 
 def _gdpo(foreign: ForeignValues) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.value_types import ANY
 from strop.dialects.verl import switches
-from strop.dialects.verl.later_keys import empty, is_empty
+from strop.dialects.verl.later_keys import empty
 from strop.dialects.verl.reward import reward
 
 ROWS = not_on_page(
@@ -85,17 +85,4 @@ ROWS = not_on_page(
     no_effect("reward.reward_manager.module.*", UNSET, "the manager is a registered one", value_type=ANY),
     empty("reward_model.reward_loop_module_path", "write a reward function"),
     empty("reward_model.reward_loop_class_name", "write a reward function"),
-    *(
-        refused(key, UNSET, "PRIME trains its reward model; Strop has no such algorithm", supported=is_empty)
-        for key in (
-            "reward_model.model.update",
-            "reward_model.model.beta_train",
-            "reward_model.model.optim.*",
-            "reward_model.mini_batch_size",
-            "data.filter_accuracy",
-            "data.accuracy_lower_bound",
-            "data.accuracy_upper_bound",
-            "data.oversample_factor",
-        )
-    ),
 )

@@ -24,6 +24,7 @@ from strop.dialects.verl import (
     misplaced_keys,
     model,
     multi_turn,
+    prime,
     reference_model,
     reward,
     rollout,
@@ -48,6 +49,7 @@ _ROWS = (
     *engine_settings.ROWS,
     *later_keys.ROWS,
     *later_reward_keys.ROWS,
+    *prime.ROWS,
     *multi_turn.ROWS,
     *misplaced_keys.ROWS,
 )

@@ -195,8 +195,10 @@ REWARD_MODEL = (
         "reward_model.model.path",
         "~/models/Anomy-RM-v0.1",
         _MODEL + ".path",
+        "algorithm.process_reward.model.path",
         read=reward,
-        inactive=switches.reward_model,
+        inactive=switches.no_reward_model,
+        note="under the recipe PRIME, the model that the process reward model starts from",
     ),
     mapped(
         "reward_model.model.external_lib",

@@ -64,6 +64,18 @@ _DAPO = {
     "reward_model.reward_manager": "dapo",
     "trainer.project_name": "verl-dapo",
 }
+_PRIME = {
+    "data.filter_accuracy": True,
+    "data.truncation": "right",
+    "actor_rollout_ref.rollout.mode": "sync",
+    "actor_rollout_ref.rollout.n": 4,
+    "actor_rollout_ref.actor.entropy_coeff": 0.001,
+    "algorithm.adv_estimator": "rloo",
+    "reward_model.model.update": "before",
+    "trainer.project_name": "prime",
+    "trainer.experiment_name": "examples",
+    "trainer.val_before_train": False,
+}
 _TRANSFER = "verl-dapo-transferqueue"
 _ASYNC = {"actor_rollout_ref.rollout.calculate_log_probs": True}
 
@@ -82,6 +94,7 @@ PPO = ShippedConfigs(
         "dapo_transfer_queue_trainer": _recipe(
             "ppo_megatron_trainer", _DAPO | {"trainer.project_name": _TRANSFER}
         ),
+        "prime_trainer": _recipe("ppo_trainer", _PRIME),
         "entropy_trainer": _recipe("ppo_trainer", _DAPO | {"trainer.project_name": "verl-entropy"}),
         "one_step_off_ppo_trainer": _recipe("ppo_trainer", _ASYNC),
         "one_step_off_ppo_megatron_trainer": _recipe("ppo_megatron_trainer", _ASYNC),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strop.dialects.ledger.key_mapping import ForeignValues, added_since, any_inactive, unless
+from strop.dialects.ledger.key_mapping import ForeignValues, InactiveCheck, added_since, any_inactive, unless
 
 _CORRECTION = "algorithm.rollout_correction"
 REWARD_OF_ONE = ("grpo", "grpo_vectorized", "rloo")
@@ -40,8 +40,30 @@ def single_response(foreign: ForeignValues) -> str | None:
 
 gae = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "gae"))
 pf_ppo = any_inactive(gae, unless("algorithm.use_pf_ppo", True))
+_PRIME = (
+    *("algorithm.reward_gt_coef", "algorithm.reward_dpo_coef", "data.filter_accuracy"),
+    *("reward_model.model.update", "reward_model.model.beta_train", "reward_model.model.optim."),
+)
+"""Keys, and a section, that only the recipe PRIME has."""
+
+
+def prime(foreign: ForeignValues) -> str | None:
+    """verl's recipe PRIME has a program of its own; a configuration is the recipe's where it has one of its keys."""
+    if any(key.startswith(_PRIME) for key in foreign.written):
+        return None
+    return "the configuration has none of the keys that select verl's recipe PRIME"
+
+
+def _not_prime(reason: str) -> InactiveCheck:
+    return lambda foreign: None if prime(foreign) else reason
+
+
 kl_loss = any_inactive(distillation_alone, unless("actor_rollout_ref.actor.use_kl_loss", True))
-kl_in_reward = any_inactive(distillation_alone, unless("algorithm.use_kl_in_reward", True))
+kl_in_reward = any_inactive(
+    distillation_alone,
+    _not_prime("PRIME's rewards have no KL penalty"),
+    unless("algorithm.use_kl_in_reward", True),
+)
 adaptive_kl = any_inactive(kl_in_reward, unless("algorithm.kl_ctrl.type", "adaptive"))
 by_std = any_inactive(
     distillation_alone, single_response, unless("algorithm.adv_estimator", "grpo", "grpo_passk", "gdpo")
@@ -49,7 +71,10 @@ by_std = any_inactive(
 gdpo = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "gdpo"))
 discounted = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "gae", "reinforce_plus_plus"))
 shuffle = unless("actor_rollout_ref.actor.shuffle", True)
-reward_model = unless("reward_model.enable", True)
+reward_model = any_inactive(
+    _not_prime("PRIME trains the reward model, and the reward function gives the outcomes"),
+    unless("reward_model.enable", True),
+)
 megatron = unless("actor_rollout_ref.actor.strategy", "megatron")
 dynamic_batch = unless("actor_rollout_ref.actor.use_dynamic_bsz", True)
 fixed_batch = unless("actor_rollout_ref.actor.use_dynamic_bsz", False)
@@ -80,6 +105,11 @@ overlong_buffer = any_inactive(
     distillation_alone, unless("reward_model.reward_kwargs.overlong_buffer_cfg.enable", True)
 )
 sglang = unless("actor_rollout_ref.rollout.name", "sglang")
+
+
+def no_reward_model(foreign: ForeignValues) -> str | None:
+    """The path of a reward model has an effect where one scores, and where PRIME trains one."""
+    return reward_model(foreign) if prime(foreign) else None
 
 
 def sandbox_fusion(foreign: ForeignValues) -> str | None:

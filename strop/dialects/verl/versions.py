@@ -69,6 +69,7 @@ _SINCE = {
         actor_rollout_ref.actor.calculate_entropy actor_rollout_ref.actor.loss_scale_factor
         actor_rollout_ref.actor.rollout_n actor_rollout_ref.actor.router_replay actor_rollout_ref.ref.router_replay
         actor_rollout_ref.ref.rollout_n actor_rollout_ref.actor.tau_neg actor_rollout_ref.actor.tau_pos
+        actor_rollout_ref.actor.gvpo_beta
         actor_rollout_ref.model.lora actor_rollout_ref.model.tiled_mlp actor_rollout_ref.rollout.logprobs_mode
         actor_rollout_ref.rollout.enable_rollout_routing_replay actor_rollout_ref.rollout.quantization
         actor_rollout_ref.rollout.quantization_config_file algorithm.rollout_correction.loss_type

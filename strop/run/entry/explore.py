@@ -66,7 +66,7 @@ def explore(
     own.create()
     tokenizer = load_run_tokenizer(run)
     tasks = load_tasks(run, tokenizer)
-    horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
+    horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.tasks_sampled_per_step))
     with (
         rendezvous(run, tasks.train.fingerprint, "explorer"),
         stop,

@@ -28,12 +28,12 @@ from strop.run.drivers.buffer_source import open_buffer_source
 from strop.run.drivers.offline_policy import load_held_out, open_offline_policy
 from strop.run.drivers.publisher import ColocatedPublisher, RemotePublisher
 from strop.run.drivers.train_loop import TrainPhase, TrainSetup
-from strop.run.optimize.critic import CRITIC_FOLDER, Critic, open_critic
 from strop.run.optimize.expert_data import ExpertData
 from strop.run.optimize.lr_schedule import LrSchedule
 from strop.run.optimize.offline_updater import OfflineUpdater
 from strop.run.optimize.policy_optimizer import PolicyOptimizer
 from strop.run.optimize.rollout_updater import RolloutUpdater
+from strop.run.optimize.second_models import SecondModels, open_second_models
 from strop.run.optimize.teachers import check_vocabularies, require_teachers
 from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.collector import Collector
@@ -81,7 +81,7 @@ def open_rollout_setup(
         )
     tasks = load_tasks(run, tokenizer)
     _check_teachers(algorithm, tokenizer, tasks)
-    horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
+    horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.tasks_sampled_per_step))
     clear_buffer(run.buffer, folder.path)
     with (
         open_training_engines(run) as engines,
@@ -90,7 +90,7 @@ def open_rollout_setup(
         ) as policy,
         closing(open_buffer(run.buffer, folder.path, check=stop.check)) as buffer,
     ):
-        critic = open_critic(run, engines, tokenizer, horizon, start.checkpoint)
+        second = open_second_models(run, engines, tokenizer, horizon, start.checkpoint)
         collector = Collector(run, algorithm, policy.explorer, tasks.train)
         lr_schedule = LrSchedule(run.trainer, horizon, run.data.eval)
         source = RolloutSource(collector, tasks.train, buffer)
@@ -98,9 +98,9 @@ def open_rollout_setup(
             engine=policy.engine,
             state=policy.state,
             horizon=horizon,
-            phases=_phases(run, algorithm, policy.engine, critic, tasks, horizon, lr_schedule, source),
+            phases=_phases(run, algorithm, policy.engine, second, tasks, horizon, lr_schedule, source),
             lr_schedule=lr_schedule,
-            snapshot=partial(_snapshot, run, policy.engine, critic),
+            snapshot=partial(_snapshot, run, policy.engine, second),
             publisher=ColocatedPublisher(
                 policy.synchronizer, policy.sampler if run.releases_engine_memory else None
             ),
@@ -171,7 +171,7 @@ def open_distributed_setup(
     assert not isinstance(algorithm, SftConfig | DpoConfig) and not isinstance(section, MemorySyncConfig)
     tasks = load_tasks(run, tokenizer)
     _check_teachers(algorithm, tokenizer, tasks)
-    horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.trainer.tasks_per_step))
+    horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.tasks_sampled_per_step))
     host, device = local_address(run), find_device(run.trainer.engine.device)
     explored = ExplorerState.load(folder.explorer)
     with (
@@ -184,7 +184,7 @@ def open_distributed_setup(
     ):
         engine = engines.policy()
         state = restore_engine(engine, start.checkpoint)
-        critic = open_critic(run, engines, tokenizer, horizon, start.checkpoint)
+        second = open_second_models(run, engines, tokenizer, horizon, start.checkpoint)
         pinned = explored.next_version if explored else None
         publisher = Publisher(
             engine, section.style, sender, warmup_steps=run.trainer.warmup_steps, pinned_version=pinned
@@ -203,9 +203,9 @@ def open_distributed_setup(
                 engine=engine,
                 state=state,
                 horizon=horizon,
-                phases=_phases(run, algorithm, engine, critic, tasks, horizon, lr_schedule, source),
+                phases=_phases(run, algorithm, engine, second, tasks, horizon, lr_schedule, source),
                 lr_schedule=lr_schedule,
-                snapshot=partial(_snapshot, run, engine, critic, publisher),
+                snapshot=partial(_snapshot, run, engine, second, publisher),
                 publisher=RemotePublisher(publisher, horizon.steps),
                 evaluate=None,
                 stop=stop,
@@ -226,7 +226,7 @@ def _phases(
     run: Run,
     algorithm: RolloutAlgorithmConfig,
     engine: TrainingEngine,
-    critic: Critic | None,
+    second: SecondModels,
     tasks: RunTasks,
     horizon: Horizon,
     lr_schedule: LrSchedule,
@@ -244,7 +244,8 @@ def _phases(
         horizon,
         max_response_tokens=run.data.max_response_tokens,
         seed=run.seed,
-        critic=critic,
+        critic=second.critic,
+        process_reward=second.process_reward,
         expert=expert,
     )
     rollouts = TrainPhase(source, updater, horizon.steps)
@@ -270,12 +271,10 @@ def _evaluate_tasksets(run: Run, explorer: Explorer, tasks: RunTasks) -> Callabl
 
 
 def _snapshot(
-    run: Run, engine: TrainingEngine, critic: Critic | None, publisher: Publisher | None = None
+    run: Run, engine: TrainingEngine, second: SecondModels, publisher: Publisher | None = None
 ) -> CompositeSnapshot:
-    """Snapshot of the policy, the critic, and the published versions that the explorer still needs."""
-    parts: dict[str, EngineSnapshot] = {".": engine.snapshot()}
-    if critic is not None:
-        parts[CRITIC_FOLDER] = critic.snapshot()
+    """Snapshot of the policy, the second models, and the published versions that the explorer still needs."""
+    parts: dict[str, EngineSnapshot] = {".": engine.snapshot(), **second.snapshots()}
     versions = None if publisher is None else publisher.snapshot()
     if versions is not None:
         parts[SYNC_FOLDER] = versions

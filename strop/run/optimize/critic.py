@@ -13,6 +13,7 @@ from strop.algorithms.losses.value_losses import ValueLoss, explained_variance
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
 from strop.config.schema.critic import CriticConfig
+from strop.config.schema.model import ModelConfig
 from strop.config.schema.trainer import TrainerConfig
 from strop.errors import ModelError
 from strop.models.loading import load_tokenizer
@@ -132,23 +133,23 @@ def open_critic(
         return None
     section = run.algorithm.critic
     if section.model is not None:
-        _check_vocabulary(section, tokenizer)
+        check_vocabulary("algorithm.critic", section.model, tokenizer)
     engine = engines.critic(section)
     if checkpoint is not None:
         engine.load(checkpoint / CRITIC_FOLDER)
     return Critic(engine, section, run.trainer, horizon, seed=run.seed)
 
 
-def _check_vocabulary(section: CriticConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    assert section.model is not None
+def check_vocabulary(key: str, model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ModelError for a second model, at `key`.model, that does not read the policy's tokens."""
     try:
-        own = load_tokenizer(section.model)
+        own = load_tokenizer(model)
     except ModelError as error:
-        raise ModelError(f"algorithm.critic: {error}") from error
+        raise ModelError(f"{key}: {error}") from error
     if own.get_vocab() != tokenizer.get_vocab():
         raise ModelError(
-            "algorithm.critic.model: the critic reads the policy's tokens, but the tokenizer of "
-            f"{section.model.tokenizer or section.model.path} has another vocabulary ({len(own)} tokens, the "
+            f"{key}.model: the model reads the policy's tokens, but the tokenizer of "
+            f"{model.tokenizer or model.path} has another vocabulary ({len(own)} tokens, the "
             f"policy's has {len(tokenizer)}). Name a model of the policy's family. If the tokens are the same "
-            "and only the tokenizer's files differ, set algorithm.critic.model.tokenizer to the policy's folder."
+            f"and only the tokenizer's files differ, set {key}.model.tokenizer to the policy's folder."
         )

@@ -38,6 +38,7 @@ from strop.run.optimize.minibatches import (
 )
 from strop.run.optimize.off_policy_counts import count_kept, importance_weights, mean_importance_weight
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
+from strop.run.optimize.process_reward import ProcessRewardModel
 from strop.run.optimize.staleness_metrics import staleness_metrics
 from strop.run.optimize.step_logprobs import StepLogprobs, compute_step_logprobs
 from strop.run.optimize.teachers import require_teachers
@@ -62,6 +63,7 @@ class RolloutUpdater:
         max_response_tokens: int,
         seed: int,
         critic: Critic | None = None,
+        process_reward: ProcessRewardModel | None = None,
         expert: ExpertData | None = None,
     ) -> None:
         """
@@ -73,6 +75,7 @@ class RolloutUpdater:
             max_response_tokens: `data.max_response_tokens`, for the overlong penalty.
             seed: the run's seed.
             critic: the critic, for PPO.
+            process_reward: the process reward model, for PRIME.
             expert: expert demonstrations, for mix.
         """
         self._policy = policy
@@ -83,6 +86,7 @@ class RolloutUpdater:
         self._seed = seed
         self._shuffle_seed = shuffle_seed(trainer, seed) if trainer.shuffle_each_epoch else None
         self._critic = critic
+        self._process_reward = process_reward
         self._expert = expert
         self._kl = registry.make_kl_controller(algorithm)
 
@@ -202,7 +206,8 @@ class RolloutUpdater:
         scored: RolloutBatch,
         step: int,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """[K] of all targets, and metrics. PPO's critic predicts values first and trains on the returns."""
+        """[K] of all targets, and metrics. PPO's critic predicts values and trains on the returns; PRIME's process
+        reward model trains on the outcomes."""
         algorithm, limit = self._algorithm, self._max_response_tokens
         started = time.perf_counter()
         metrics: dict[str, float] = {}
@@ -216,9 +221,12 @@ class RolloutUpdater:
             advantages, returns = estimate.advantages, split_by_experience(estimate.returns, experiences)
             metrics = self._critic.update(experiences, trained, predicted, returns, step=step)
             metrics["time/critic_seconds"] = time.perf_counter() - started
-        else:
-            advantages = registry.compute_advantages(algorithm, scored, max_response_tokens=limit)
-        return advantages, metrics
+            return advantages, metrics
+        if self._process_reward is not None:
+            rewards, metrics = self._process_reward.rewards(experiences, trained, step=step)
+            scored = replace(scored, process_rewards=rewards)
+            metrics["time/process_reward_seconds"] = time.perf_counter() - started
+        return registry.compute_advantages(algorithm, scored, max_response_tokens=limit), metrics
 
     def _distillation_advantages(
         self, experiences: Sequence[Experience], logprobs: StepLogprobs

@@ -10,6 +10,7 @@ from strop.algorithms.registry import needs_greedy_baseline
 from strop.config.schema import Run
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
 from strop.config.schema.policy_gradient import DynamicSamplingConfig
+from strop.config.schema.process_reward import OversamplingConfig
 from strop.errors import RewardError
 from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipeline
 from strop.run.rollout.explorer import ExplorationResult, Explorer, ScoredGroup, check_error_fraction
@@ -29,6 +30,7 @@ class GroupSettings:
     greedy: SamplingParams | None
     """Sampling of the greedy baseline rollout; None if the algorithm has no such baseline."""
     dynamic: DynamicSamplingConfig | None
+    oversampling: OversamplingConfig | None
     max_error_fraction: float
     pipeline: ExperiencePipeline
 
@@ -42,6 +44,7 @@ class GroupSettings:
             sampling=sampling,
             greedy=replace(sampling, temperature=0.0) if needs_greedy_baseline(algorithm) else None,
             dynamic=getattr(algorithm, "dynamic_sampling", None),
+            oversampling=run.oversampling,
             max_error_fraction=run.rollout.max_error_fraction,
             pipeline=make_pipeline(run.buffer.pipeline),
         )
@@ -54,7 +57,12 @@ class GroupSettings:
     @property
     def filters_groups(self) -> bool:
         """Whether a group may be dropped for its rewards."""
-        return self.dynamic is not None or bool(self.pipeline.operators)
+        return self.dynamic is not None or self.oversampling is not None or bool(self.pipeline.operators)
+
+    @property
+    def sampled_per_task(self) -> int:
+        """Number of sampled tasks for each task that is trained on."""
+        return 1 if self.oversampling is None else self.oversampling.factor
 
     @property
     def max_tries(self) -> int:
@@ -83,17 +91,18 @@ class Collector:
 
     def collect(self, step: int) -> CollectedStep:
         """Sample and score a step. Raises `RolloutError` if too many of its rollouts fail."""
-        size = self._settings.tasks_per_step
+        size, factor = self._settings.tasks_per_step, self._settings.sampled_per_task
         sampled: list[RolloutGroup] = []
         learnable: list[ExperienceGroup] = []
         seconds = {"time/sample_seconds": 0.0, "time/reward_seconds": 0.0}
         for _ in range(self._settings.max_tries):
-            tasks = self._take(size - len(learnable))
+            tasks = self._take((size - len(learnable)) * factor)
             explored = self._explore(tasks, step, first=len(sampled))
             seconds["time/sample_seconds"] += explored.sample_seconds
             seconds["time/reward_seconds"] += explored.reward_seconds
             sampled += explored.groups
-            learnable += self._learnable(tasks, explored.groups, step)
+            found = self._learnable(tasks, explored.groups, step)
+            learnable += prefer_groups(found, self._settings.oversampling)[: size - len(learnable)]
             if len(learnable) == size:
                 break
         metrics = dict(seconds)
@@ -125,6 +134,21 @@ class Collector:
         scored = [ScoredGroup(group, baseline) for group, baseline in zip(groups, greedy, strict=True)]
         found = [learnable_group(each, self._settings) for each in scored]
         return [group for group in found if group is not None]
+
+
+def prefer_groups(
+    groups: Sequence[ExperienceGroup], section: OversamplingConfig | None
+) -> Sequence[ExperienceGroup]:
+    """The groups that `algorithm.oversampling` prefers before the others, each in their order."""
+    return groups if section is None else sorted(groups, key=lambda group: not _is_preferred(group, section))
+
+
+def _is_preferred(group: ExperienceGroup, section: OversamplingConfig) -> bool:
+    rewards = {experience.index: experience.reward for experience in group.experiences}
+    mean = sum(rewards.values()) / len(rewards)
+    complete = not any(experience.status == "truncated" for experience in group.experiences)
+    is_medium = section.min_mean_reward <= mean <= section.max_mean_reward
+    return is_medium and (complete or not section.prefer_complete)
 
 
 def learnable_group(scored: ScoredGroup, settings: GroupSettings) -> ExperienceGroup | None:

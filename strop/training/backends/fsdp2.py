@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.loss_spec import AnyLossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.config.schema import Run
 from strop.config.schema.critic import CriticConfig
+from strop.config.schema.process_reward import ProcessRewardConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.config.units import Amount
 from strop.data.packing import MicroBatchPlan, plan_micro_batches
+from strop.errors import PlacementError
 from strop.protocols import CriticEngine, SharedWeights, TrainingEngine
 from strop.training.critic_model import CriticModel
 from strop.training.device import find_rank_device_type
@@ -139,7 +141,7 @@ class Fsdp2Engine(_ShardedEngine):
         self.description = f"{describe_mesh(self._dims, kind)}{note}"
 
     def forward_backward(
-        self, batch: TrainingBatch, loss: LossSpec, counts: GlobalCounts | None = None
+        self, batch: TrainingBatch, loss: AnyLossSpec, counts: GlobalCounts | None = None
     ) -> Mapping[str, float]:
         """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself."""
         counts = counts or GlobalCounts.of(batch.experiences)
@@ -152,7 +154,7 @@ class Fsdp2Engine(_ShardedEngine):
             self._run_shares([PolicyForwardBackward(share, loss, counts, expert_load) for share in shares])
         )
 
-    def evaluate_loss(self, batch: TrainingBatch, loss: LossSpec) -> Mapping[str, float]:
+    def evaluate_loss(self, batch: TrainingBatch, loss: AnyLossSpec) -> Mapping[str, float]:
         """The loss over a batch and its metrics, without a gradient."""
         counts = GlobalCounts.of(batch.experiences)
         shares = self._shares(batch, self._plan(batch.experiences))
@@ -257,6 +259,13 @@ class Fsdp2Backend:
     def critic(self, section: CriticConfig) -> CriticEngine:
         """The critic's engine."""
         return Fsdp2CriticEngine(self._group, self._run, section)
+
+    def process_reward(self, section: ProcessRewardConfig) -> TrainingEngine:
+        """Raises PlacementError: ranks have a policy and a critic, and no second language model."""
+        raise PlacementError(
+            "algorithm.type prime trains a second language model, which trainer.engine.type fsdp2 does not have; "
+            "write trainer.engine: local."
+        )
 
 
 @contextmanager

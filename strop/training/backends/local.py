@@ -8,10 +8,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.loss_spec import AnyLossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.config.schema import Run
 from strop.config.schema.critic import CriticConfig
+from strop.config.schema.process_reward import ProcessRewardConfig
 from strop.data.packing import build_micro_batch, pack, plan_micro_batches, unpack
 from strop.protocols import CriticEngine, EngineSnapshot, SharedWeights, TrainingEngine
 from strop.training.critic_model import CriticModel
@@ -24,10 +25,11 @@ from strop.workers.start import LOCAL, WorkerPlacement
 
 
 class LocalEngine:
-    """A policy's training engine in this process. Raises ModelError for a model that cannot be trained."""
+    """A language model's training engine in this process. Raises ModelError for a model that cannot be trained."""
 
-    def __init__(self, run: Run) -> None:
-        spec = PolicySpec.of(run)
+    def __init__(self, run: Run, spec: PolicySpec | None = None) -> None:
+        """`spec` is the model's; that of the run's policy if None."""
+        spec = spec or PolicySpec.of(run)
         self.policy = PolicyModel(spec, single_device(run.trainer.engine.device))
         self._microbatch = spec.microbatch
         self.supports_shared_prompts = self.policy.supports_shared_prompts
@@ -35,7 +37,7 @@ class LocalEngine:
         self.description = f"on {self.policy.device}"
 
     def forward_backward(
-        self, batch: TrainingBatch, loss: LossSpec, counts: GlobalCounts | None = None
+        self, batch: TrainingBatch, loss: AnyLossSpec, counts: GlobalCounts | None = None
     ) -> Mapping[str, float]:
         """Add the gradient of the loss over a batch; returns the loss's metrics and `loss` itself."""
         counts = counts or GlobalCounts.of(batch.experiences)
@@ -52,7 +54,7 @@ class LocalEngine:
             expert_load=expert_load,
         )
 
-    def evaluate_loss(self, batch: TrainingBatch, loss: LossSpec) -> Mapping[str, float]:
+    def evaluate_loss(self, batch: TrainingBatch, loss: AnyLossSpec) -> Mapping[str, float]:
         """The loss over a batch and its metrics, without a gradient."""
         counts = GlobalCounts.of(batch.experiences)
         return sum_metrics(self.policy.evaluate_loss(self._micro_batches(batch), loss.build(), counts))
@@ -200,6 +202,10 @@ class LocalBackend:
     def critic(self, section: CriticConfig) -> CriticEngine:
         """The critic's engine."""
         return LocalCriticEngine(self._run, section)
+
+    def process_reward(self, section: ProcessRewardConfig) -> TrainingEngine:
+        """The engine of PRIME's process reward model, with its reference."""
+        return LocalEngine(self._run, PolicySpec.of_process_reward(self._run, section))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from strop.config.schema import Run
 from strop.config.schema.critic import CriticConfig
+from strop.config.schema.process_reward import ProcessRewardConfig
 from strop.protocols import CriticEngine, TrainingEngine
 from strop.training.backends.fsdp2 import open_fsdp2
 from strop.training.backends.local import open_local
@@ -23,6 +24,11 @@ class TrainingBackend(Protocol):
 
     def critic(self, section: CriticConfig) -> CriticEngine:
         """The critic's engine."""
+        ...
+
+    def process_reward(self, section: ProcessRewardConfig) -> TrainingEngine:
+        """The engine of PRIME's process reward model, with its reference. Raises PlacementError for a backend without
+        one."""
         ...
 
 

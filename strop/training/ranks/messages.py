@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, distributed
 
-from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.loss_spec import AnyLossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.models.formats.huggingface import join_export
 from strop.training.checkpoints.file_names import rng_file_name
@@ -112,7 +112,7 @@ class PolicyForwardBackward:
     """Add the gradient of the rank's share; the result is the share's metrics."""
 
     share: RankShare
-    loss: LossSpec
+    loss: AnyLossSpec
     counts: GlobalCounts
     expert_load: npt.NDArray[np.float64] | None = None
     """[layers, E] Fraction of the update's tokens that each router gives to each expert; None where not needed."""
@@ -163,7 +163,7 @@ class EvaluateLoss:
     """Compute the loss of the rank's share without a gradient; the result is each micro-batch's metrics."""
 
     share: RankShare
-    loss: LossSpec
+    loss: AnyLossSpec
     counts: GlobalCounts
 
     def run(self, worker: Rank) -> list[dict[str, float]]:
