@@ -338,6 +338,10 @@ class TrainingEngine(Protocol):
     def squared_probabilities(self, experiences: Sequence[Experience]) -> list[FloatArray]:
         """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
 
+    def expected_entropy_effects(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: expectation over the vocabulary of p (H + log p), at each target."""
+        ...
+
     def teacher_logprobs(
         self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
     ) -> list[FloatArray]:

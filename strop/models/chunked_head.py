@@ -93,6 +93,19 @@ def squared_probability_sums(distribution: FrozenDistribution, rows: Tensor, tem
     return sums
 
 
+@torch.no_grad()
+def entropy_effects(distribution: FrozenDistribution, rows: Tensor, temperature: Tensor) -> Tensor:
+    """[N] Sum over the vocabulary of p^2 (H + log p) at N positions `rows`, with the probabilities p of the next token
+    and their entropy H."""
+    sums = torch.empty_like(temperature)
+    for c in _chunks(len(rows)):
+        logprobs = distribution.logprobs(rows[c], temperature[c])
+        p = logprobs.exp()
+        entropy = -(p * logprobs).nan_to_num().sum(-1, keepdim=True)
+        sums[c] = (p.square() * (entropy + logprobs.clamp(min=-1e4))).sum(-1)
+    return sums
+
+
 def head_outputs(
     head: nn.Module,
     hidden: Tensor,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from strop.models.chunked_head import (
     FrozenDistribution,
     FrozenStates,
     LogitTransform,
+    entropy_effects,
     head_outputs,
     squared_probability_sums,
 )
@@ -43,14 +46,27 @@ def frozen_states(
     return FrozenStates(packed_forward(model, micro_batch), head, logit_transform(base), temperature)
 
 
-@torch.no_grad()
 def squared_probabilities(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
     """[T] Sum over the vocabulary of the squared probabilities, at each target's position and temperature; 0 at
     other tokens."""
+    return _vocabulary_sums(model, micro_batch, squared_probability_sums)
+
+
+def expected_entropy_effects(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+    """[T] Sum over the vocabulary of p^2 (H + log p), at each target's position and temperature; 0 at other tokens."""
+    return _vocabulary_sums(model, micro_batch, entropy_effects)
+
+
+@torch.no_grad()
+def _vocabulary_sums(
+    model: nn.Module,
+    micro_batch: MicroBatch,
+    sum_over: Callable[[FrozenDistribution, Tensor, Tensor], Tensor],
+) -> Tensor:
     base = base_model(model)
     hidden = packed_forward(model, micro_batch)
     targets = micro_batch.loss_mask.nonzero()[:, 0]
-    sums = squared_probability_sums(
+    sums = sum_over(
         FrozenStates(hidden, _head(base), logit_transform(base)),
         targets - 1,
         micro_batch.temperature[targets],

@@ -19,7 +19,12 @@ from strop.models.chunked_head import Comparison, FrozenStates
 from strop.models.family_traits import check_rope_limit
 from strop.models.formats.huggingface import export_model, join_write_adapter, write_adapter
 from strop.models.fused_storage import fuse_storage
-from strop.models.logprobs import frozen_states, squared_probabilities, token_outputs
+from strop.models.logprobs import (
+    expected_entropy_effects,
+    frozen_states,
+    squared_probabilities,
+    token_outputs,
+)
 from strop.models.lora import merged_weights, without_adapter
 from strop.models.packed_attention.forward import base_model, can_share_prompts
 from strop.models.routers import experts_per_token, router_logits
@@ -200,6 +205,12 @@ class PolicyModel(OptimizedModel):
         """[T] of each micro-batch: sum of the squared probabilities over the vocabulary, at each target."""
         self.model.eval()
         return [self._call(squared_probabilities, micro_batch) for micro_batch in micro_batches]
+
+    @torch.no_grad()
+    def expected_entropy_effects(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
+        """[T] of each micro-batch: sum over the vocabulary of p^2 (H + log p), at each target."""
+        self.model.eval()
+        return [self._call(expected_entropy_effects, micro_batch) for micro_batch in micro_batches]
 
     def teacher_logprobs(
         self, micro_batches: Iterable[MicroBatch], *, check: Callable[[], None] = lambda: None

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from strop.errors import ModelError
 from strop.models import chunked_head, logprobs
-from strop.models.logprobs import check_logits, logit_transform, squared_probabilities, token_outputs
+from strop.models.logprobs import (
+    check_logits,
+    expected_entropy_effects,
+    logit_transform,
+    squared_probabilities,
+    token_outputs,
+)
 from strop.models.packed_attention.forward import enable_packed_attention, packed_forward
 from tests.models.models import distance, gradients, make, packed, packed_gradient, some_experiences
 
@@ -76,8 +82,8 @@ def test_a_case_by_hand() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2"])
-def test_squared_probabilities_are_summed_over_the_vocabulary(family: str) -> None:
-    """Against the whole distribution of every next token."""
+def test_sums_over_the_vocabulary(family: str) -> None:
+    """Squared probabilities, and p^2 (H + log p), against the whole distribution of every next token."""
     model = make(family)
     enable_packed_attention(model)
     (micro_batch,) = packed(some_experiences(), share_prompts=False)
@@ -92,6 +98,9 @@ def test_squared_probabilities_are_summed_over_the_vocabulary(family: str) -> No
     expected = probabilities.square().sum(-1).detach()
     torch.testing.assert_close(found[targets], expected)
     assert found[~micro_batch.loss_mask].count_nonzero() == 0
+    surprise = probabilities.log() - (probabilities * probabilities.log()).sum(-1, keepdim=True)
+    effects = expected_entropy_effects(model, micro_batch)[targets]
+    torch.testing.assert_close(effects, (probabilities.square() * surprise).sum(-1).detach())
 
 
 def test_entropy_is_optional() -> None:

@@ -136,6 +136,8 @@ def test_two_ranks_learn_what_one_process_learns(pair, model_folder, model, algo
             alone.squared_probabilities(batch.experiences),
             tolerance,
         )
+        effects = [each.expected_entropy_effects(batch.experiences) for each in (ranked, alone)]
+        close(*effects, tolerance)
     sft = LossSpec(SftConfig(), 64)
     close(ranked.evaluate_loss(batch, sft), alone.evaluate_loss(batch, sft), tolerance)
 

@@ -87,10 +87,21 @@ class DynamicSamplingConfig(Section):
 
 
 class EntropyFilterConfig(Section):
-    """Clip_B (arXiv 2602.03392): tokens whose punishment lowers the entropy most are left out of the policy's loss."""
+    """Clip_B and Clip_V (arXiv 2602.03392): tokens whose punishment lowers the entropy most are left out of the
+    policy's loss."""
 
+    center: Literal["step", "vocabulary"] = "step"
+    """What a token's effect on the entropy is compared with: the mean over the step's tokens (Clip_B), or the
+    expectation over the vocabulary at the token (Clip_V), which needs a further forward pass."""
     deviations: float = Field(2.5, gt=0)
-    """Distance from the mean, in standard deviations over the step's tokens, beyond which a token is left out."""
+    """Distance from the center, in standard deviations over the step's tokens, beyond which a token is left out."""
+    max_fraction: float | None = Field(None, gt=0, le=1)
+    """Maximum fraction of the step's tokens that are left out, at least one token; null for no maximum."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.max_fraction is not None and self.center == "step":
+            yield "max_fraction belongs to Clip_V; write center: vocabulary, or remove it"
 
 
 class PolicyGradientConfig(Section):

@@ -16,7 +16,7 @@ KL_LOSS = {**KL, "corrected_k3": "k3"}
 _CORRECTED_RATIO = 2.0
 """Maximum ratio of corrected_k3."""
 ARGS = "algorithm.advantage_fn_args"
-OF_STEPS = ("step_wise_grpo", "multi_step_grpo")
+OF_STEPS = ("step_wise_grpo", "multi_step_grpo", "cod")
 """Advantage functions of rollouts with several training sequences."""
 MIXED = "algorithm.policy_loss_fn_args.mu"
 
@@ -43,10 +43,10 @@ def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
         case "ppo":
             settings["algorithm.gamma"] = foreign[f"{ARGS}.gamma"]
             settings["algorithm.lam"] = foreign[f"{ARGS}.lam"]
-        case "clipb":
+        case "clipb" | "clipv":
             settings["algorithm.std_epsilon"] = foreign[f"{ARGS}.epsilon"]
-            settings["algorithm.entropy_filter.deviations"] = foreign[f"{ARGS}.mu"]
-        case "grpo" | "step_wise_grpo" | "multi_step_grpo" | "rec":
+            settings |= _entropy_filter(foreign, advantage)
+        case "grpo" | "step_wise_grpo" | "multi_step_grpo" | "rec" | "cod":
             settings["algorithm.std_epsilon"] = foreign[f"{ARGS}.epsilon"]
             settings["algorithm.divide_by_std"] = _divides_by_std(foreign, advantage)
             settings["algorithm.std_over"] = (
@@ -65,6 +65,16 @@ def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
         case "on_policy_distill" | "jsd":
             settings |= distillation.read_distillation(foreign, advantage)
     return settings
+
+
+def _entropy_filter(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
+    """The tokens that are left out, and the bound, whose default differs between the two functions."""
+    bound = foreign[f"{ARGS}.mu"] if foreign.is_set(f"{ARGS}.mu") else presets.ENTROPY_FILTERS[advantage]
+    at = "algorithm.entropy_filter"
+    if advantage == "clipb":
+        return {f"{at}.deviations": bound}
+    fraction = foreign[f"{ARGS}.max_frac"]
+    return {f"{at}.center": "vocabulary", f"{at}.deviations": bound, f"{at}.max_fraction": fraction}
 
 
 def _mix(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
@@ -100,6 +110,8 @@ def _old_policy(foreign: ForeignValues) -> str:
 
 def _divides_by_std(foreign: ForeignValues, advantage: str) -> bool:
     """Whether advantages are in units of the standard deviation: except for rec, by default."""
+    if advantage == "cod":
+        return bool(foreign[f"{ARGS}.std_cal_level"] != "none")
     written = foreign[f"{ARGS}.std_normalize"]
     return advantage != "rec" if written is None else bool(written)
 

@@ -10,11 +10,12 @@ from strop.dialects.ledger.key_mapping import (
     KeyMapping,
     mapped,
     never,
+    no_effect,
     not_on_page,
     only,
     refused,
 )
-from strop.dialects.ledger.value_types import BOOLEAN, INTEGER, NUMBER, nullable, one_of
+from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, nullable, one_of
 from strop.dialects.trinity import distillation, later_keys, policy_loss, presets, sample_strategy
 from strop.dialects.trinity.algorithm import ARGS, KL, KL_LOSS, MIXED, OF_STEPS, algorithm, entropy, kl
 
@@ -129,8 +130,9 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         "group",
         "algorithm.std_over",
         read=algorithm,
-        value_type=one_of("group", "batch"),
-        inactive=presets.only_advantages("grpo", "step_wise_grpo", "multi_step_grpo"),
+        value_type=one_of("group", "batch", "none"),
+        inactive=presets.only_advantages("grpo", *OF_STEPS),
+        note="none is cod's",
     ),
     mapped(
         f"{ARGS}.std_threshold",
@@ -138,7 +140,7 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         "algorithm.min_reward_std",
         read=algorithm,
         value_type=nullable(NUMBER),
-        inactive=presets.only_advantages("grpo", "step_wise_grpo", "multi_step_grpo"),
+        inactive=presets.only_advantages("grpo", *OF_STEPS),
         note="a step trains on the groups that are left; Trinity fills the batch from later ones",
     ),
     mapped(
@@ -182,14 +184,47 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         1e-6,
         "algorithm.std_epsilon",
         read=algorithm,
-        inactive=presets.only_advantages("grpo", "step_wise_grpo", "multi_step_grpo", "rec", "clipb"),
+        inactive=presets.only_advantages("grpo", *OF_STEPS, "rec", *presets.ENTROPY_FILTERS),
     ),
     mapped(
         f"{ARGS}.mu",
         2.5,
         "algorithm.entropy_filter.deviations",
+        "algorithm.entropy_filter.center",
         read=algorithm,
-        inactive=presets.only_advantages("clipb"),
+        inactive=presets.only_advantages(*presets.ENTROPY_FILTERS),
+        note="clipv: 8.5 if not set",
+    ),
+    mapped(
+        f"{ARGS}.max_frac",
+        1e-4,
+        "algorithm.entropy_filter.max_fraction",
+        read=algorithm,
+        inactive=presets.only_advantages("clipv"),
+    ),
+    *(
+        refused(
+            f"{ARGS}.{name}",
+            default,
+            "the causal advantages of cod read the rewards of the tasks of a whole trajectory, which only the "
+            "workflow of its authors gives; write false, or a workflow and `algorithm.type: custom` in a run file",
+            supported=only(default),
+            inactive=presets.only_advantages("cod"),
+        )
+        for name, default in (("iterative_hint_e2e_causal", False), ("red_weight_adaptive_temp", False))
+    ),
+    *(
+        no_effect(f"{ARGS}.{name}", UNSET, "only iterative_hint_e2e_causal reads it", value_type=ANY)
+        for name in (
+            *("e2e_causal_returns_style", "e2e_causal_returns_window", "e2e_causal_returns_gamma"),
+            *(
+                "e2e_causal_baseline",
+                "mask_format_issue_exp",
+                "red_weight_temp",
+                "red_weight_adaptive_version",
+            ),
+            *("red_weight_adaptive_level", "red_weight_adv_shift"),
+        )
     ),
     mapped(
         f"{ARGS}.gamma",

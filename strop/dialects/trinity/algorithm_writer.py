@@ -87,10 +87,12 @@ def write_algorithm(run: Run) -> Mapping[str, Any]:
     if isinstance(section, GrpoConfig):
         values |= _write_std(section)
         if section.entropy_filter is not None:
+            by_step = section.entropy_filter.center == "step"
             values |= {
                 "algorithm.algorithm_type": "grpo_verl",
-                "algorithm.advantage_fn": "clipb",
+                "algorithm.advantage_fn": "clipb" if by_step else "clipv",
                 f"{_ARGS}.mu": section.entropy_filter.deviations,
+                **({} if by_step else {f"{_ARGS}.max_frac": section.entropy_filter.max_fraction or 1.0}),
             }
     if isinstance(section, MixConfig):
         values |= _write_mu(section)

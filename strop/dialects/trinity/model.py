@@ -12,7 +12,6 @@ from strop.dialects.ledger.key_mapping import (
     always,
     mapped,
     never,
-    no_effect,
     not_on_page,
     only,
     placement,
@@ -22,7 +21,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, MAPPING_LIST, NUMBER, STRING, nullable
-from strop.dialects.trinity import critic, external_model
+from strop.dialects.trinity import critic, external_model, tinker
 from strop.dialects.trinity.buffer_writer import EVAL
 from strop.dialects.trinity.experience_buffer import TEMPLATE, TEMPLATE_PATH
 from strop.dialects.trinity.presets import is_offline, only_sampled
@@ -97,6 +96,8 @@ def write_lora(run: Run) -> Mapping[str, Any]:
 def lora(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the LoRA adapter. Raises ConfigError for several."""
     configs = foreign["model.lora_configs"]
+    if foreign["model.tinker.enable"]:
+        return tinker.adapter(foreign)
     if not configs:
         return {}
     if len(configs) > 1:
@@ -141,18 +142,12 @@ _SAMPLING = (
     *(
         refused(f"model.{name}", default, why)
         for name, default, why in (
-            (
-                "tinker.enable",
-                False,
-                "Tinker is a service that trains and samples on its own machines, with its own LoRA; Strop trains on "
-                "this machine or cluster; remove the section, and write model.lora_configs for LoRA",
-            ),
             ("rope_scaling", None, "write a model folder whose config.json has it"),
             ("rope_theta", None, "write a model folder whose config.json has it"),
         )
     ),
     *external_model.ROWS,
-    no_effect("model.tinker.*", UNSET, "its switch is off", value_type=ANY),
+    *tinker.rows(lora),
     placement("model.fully_sharded_loras", False, NO_SHARDS, supported=always),
     placement(
         "model.max_cpu_loras", None, "a run has one adapter", supported=always, value_type=nullable(INTEGER)

@@ -21,6 +21,8 @@ ADVANTAGES = {
     "multi_step_grpo": "grpo",
     "rec": "grpo",
     "clipb": "grpo",
+    "clipv": "grpo",
+    "cod": "grpo",
     "raft": "raft",
     "on_policy_distill": "distillation",
     "jsd": "distillation",
@@ -40,6 +42,8 @@ class AlgorithmPreset:
     sample: str = "default"
 
 
+ENTROPY_FILTERS = {"clipb": 2.5, "clipv": 8.5}
+"""Advantage functions that leave tokens out to keep the entropy up, with the default of their bound."""
 PRESETS = {
     "on_policy_distill": AlgorithmPreset(8, "on_policy_distill", "ppo", kl_loss="none", entropy="none"),
     "jsd": AlgorithmPreset(8, "jsd", "ppo", kl_loss="none", entropy="none"),

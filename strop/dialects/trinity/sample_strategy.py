@@ -169,6 +169,12 @@ def _rows(at: str, inactive: InactiveCheck) -> tuple[KeyMapping, ...]:
         no_effect(f"{at}.use_priority_queue", False, queue, value_type=BOOLEAN),
         no_effect(f"{at}.reuse_cooldown_time", None, queue, value_type=nullable(NUMBER)),
         *not_on_page(
+            text(
+                f"{at}.format.image_key",
+                None,
+                f"{field}.images",
+                note="images without a marker <image> stand at the start of the prompt",
+            ),
             no_effect(
                 f"{at}.enable_progress_bar", False, "data are read without a progress bar", value_type=BOOLEAN
             ),

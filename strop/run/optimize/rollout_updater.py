@@ -14,7 +14,7 @@ from strop.algorithms.kl import estimate_kl, mean_rollout_kl
 from strop.algorithms.losses.policy_objective import weighs_current_policy
 from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import logit_gradient_norms
-from strop.algorithms.token_filters import clip_b
+from strop.algorithms.token_filters import clip_b, clip_v
 from strop.config.schema.algorithm import PpoConfig, RolloutAlgorithmConfig
 from strop.config.schema.group_baselines import GdpoConfig, GrpoConfig, OptimalTokenBaselineConfig
 from strop.config.schema.policy_gradient import KlEstimator
@@ -252,11 +252,17 @@ class RolloutUpdater:
         if section is None:
             return None
         assert logprobs.old is not None
-        return clip_b(
-            gather_targets(logprobs.old, experiences),
-            gather_targets(self._policy.engine.entropies(experiences), experiences),
+        engine, old = self._policy.engine, gather_targets(logprobs.old, experiences)
+        entropies = gather_targets(engine.entropies(experiences), experiences)
+        if section.center == "step":
+            return clip_b(old, entropies, advantages, deviations=section.deviations)
+        return clip_v(
+            old,
+            entropies,
+            gather_targets(engine.expected_entropy_effects(experiences), experiences),
             advantages,
             deviations=section.deviations,
+            max_fraction=section.max_fraction,
         )
 
     def _chosen_groups(self, groups: Sequence[ExperienceGroup], step: int) -> list[list[int]]:

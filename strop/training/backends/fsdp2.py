@@ -187,6 +187,10 @@ class Fsdp2Engine(_ShardedEngine):
         """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
         return self._token_values(experiences, "squared_probabilities", lambda: None)
 
+    def expected_entropy_effects(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: sum over the vocabulary of p^2 (H + log p), at each target."""
+        return self._token_values(experiences, "expected_entropy_effects", lambda: None)
+
     def teacher_logprobs(
         self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
     ) -> list[FloatArray]:

@@ -83,6 +83,10 @@ class LocalEngine:
         """[L] of each experience: sum of the squared probabilities over the vocabulary, at each target."""
         return self._token_values(experiences, self.policy.squared_probabilities)
 
+    def expected_entropy_effects(self, experiences: Sequence[Experience]) -> list[FloatArray]:
+        """[L] of each experience: sum over the vocabulary of p^2 (H + log p), at each target."""
+        return self._token_values(experiences, self.policy.expected_entropy_effects)
+
     def teacher_logprobs(
         self, experiences: Sequence[Experience], *, check: Callable[[], None] = lambda: None
     ) -> list[FloatArray]:

@@ -36,6 +36,7 @@ TokenQuantity = Literal[
     "reference_kl",
     "teacher_logprobs",
     "squared_probabilities",
+    "expected_entropy_effects",
     "entropies",
     "values",
 ]
@@ -193,6 +194,8 @@ class ComputeTokenValues:
                 values = model.reference_kl(micro_batches)
             case "squared_probabilities":
                 values = model.squared_probabilities(micro_batches)
+            case "expected_entropy_effects":
+                values = model.expected_entropy_effects(micro_batches)
             case "entropies":
                 values = model.entropies(micro_batches)
             case "teacher_logprobs":
