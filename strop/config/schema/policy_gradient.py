@@ -91,7 +91,7 @@ class EntropyFilterConfig(Section):
     policy's loss."""
 
     center: Literal["step", "vocabulary"] = "step"
-    """What a token's effect on the entropy is compared with: the mean over the step's tokens (Clip_B), or the
+    """Reference of a token's effect on the entropy: the mean over the step's tokens (Clip_B), or the
     expectation over the vocabulary at the token (Clip_V), which needs a further forward pass."""
     deviations: float = Field(2.5, gt=0)
     """Distance from the center, in standard deviations over the step's tokens, beyond which a token is left out."""
