@@ -15,6 +15,7 @@ MetricCategory = Literal[
     "Lengths",
     "Loss",
     "Critic",
+    "Process reward model",
     "Divergence and entropy",
     "Ratio and clipping",
     "Optimizer",
