@@ -49,7 +49,10 @@ INTERPRETERS = {"engines": HERE.parent / ".venv-sglang" / "bin" / "python"}
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
     "mutations": (["tests/dialects/test_broken_configs.py"], {"STROP_MUTATIONS": "1000"}),
-    "backends": (["tests/training/test_layouts.py", "-m", ""], {"STROP_LAYOUTS": "all"}),
+    "backends": (
+        ["tests/training/test_layouts.py", "tests/training/test_deepspeed.py", "-m", ""],
+        {"STROP_LAYOUTS": "all"},
+    ),
 }
 """Tests with more repetitions than in CI: pytest arguments and environment variables."""
 

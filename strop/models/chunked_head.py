@@ -71,9 +71,18 @@ class FrozenStates:
     @torch.no_grad()
     def logprobs(self, rows: Tensor, temperature: Tensor) -> Tensor:
         """[n, V] float32 Log-probs of the next token at each of these n positions."""
-        logits = self.transform.apply(self.head(self.hidden[rows]).float())
+        logits = self._head_output(self.hidden[rows])
+        logits = self.transform.apply(logits.float())
         divisor = temperature[:, None] if self.temperature is None else self.temperature
         return logits.div_(divisor).log_softmax(-1)
+
+    def _head_output(self, hidden: Tensor) -> Tensor:
+        """The head as a function: DeepSpeed's order of modules would differ between ranks with their chunks."""
+        head = self.head
+        if type(head) is not nn.Linear:
+            called: Tensor = head(hidden)
+            return called
+        return nn.functional.linear(hidden, head.weight, head.bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Helpers that treat sharded tensors (FSDP2's DTensors) and plain tensors alike."""
+"""Helpers that treat sharded tensors (FSDP2's DTensors, DeepSpeed's parameters) and plain tensors alike."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from strop.models.zero_parameters import full_zero_parameter, is_zero_parameter
+
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The tensor itself, or the gathered tensor of a sharded one, for which all ranks must call."""
+    """The tensor itself, or the gathered tensor of a sharded one, for which all ranks must call; detached."""
+    if is_zero_parameter(tensor):
+        return full_zero_parameter(tensor)
+    tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

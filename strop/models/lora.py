@@ -116,7 +116,7 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if ".lora_" in name or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        weight = full_tensor(tensor.detach())
+        weight = full_tensor(tensor)
         plain = plain_name(name)
         if plain in adapted:
             weight = _merged(weight, adapted[plain])
@@ -125,7 +125,7 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def adapter_weights(model: PeftModel) -> Iterator[tuple[str, Tensor]]:
     """Full tensors of the adapter under the names in `model`; all ranks of a sharded model must iterate together."""
-    return ((name, full_tensor(p.detach())) for name, p in model.named_parameters() if ".lora_" in name)
+    return ((name, full_tensor(p)) for name, p in model.named_parameters() if ".lora_" in name)
 
 
 @torch.no_grad()

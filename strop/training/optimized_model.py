@@ -25,9 +25,10 @@ from strop.training.checkpoints.file_names import (
 from strop.training.checkpoints.sharded_tensors import ShardedTensors
 from strop.training.checkpoints.snapshot import LocalSnapshot
 from strop.training.mixed_precision import ComputeCopy, trainable_parameters
+from strop.training.model_state import ModelState, TorchState
 from strop.training.optimizers.build import ScheduleFreeOptimizer, build_optimizer
 from strop.training.optimizers.fused_backward import FusedBackward, require_single_micro_batch
-from strop.training.optimizers.state import load_optimizer_state, optimizer_scalars, optimizer_tensors
+from strop.training.parallel.parallelize import ShardedOptimizer
 from strop.types import GlobalCounts, LossOutput, MicroBatch
 
 
@@ -41,14 +42,15 @@ class OptimizedModel:
         *,
         compute_copy: ComputeCopy | None,
         before_backward: Callable[[bool], None],
+        sharded_optimizer: ShardedOptimizer | None,
         max_grad_norm: float | None,
         checkpoint: CheckpointConfig,
         model_key: str,
         trainer_key: str,
     ) -> None:
-        """`compute_copy` runs forward and backward passes in place of `model`. `before_backward` is that of
-        `LoadedModel`. `model_key` and `trainer_key` are the keys of the model's and the trainer's section in the run
-        file, for error messages."""
+        """`compute_copy` runs forward and backward passes in place of `model`; `sharded_optimizer` replaces torch's
+        backward pass and updates. `before_backward` is that of `LoadedModel`. `model_key` and `trainer_key` are the
+        keys of the model's and the trainer's section in the run file, for error messages."""
         self.master = model
         """Model whose parameters the optimizer updates, in `dtype`."""
         self._compute_copy = compute_copy
@@ -64,6 +66,10 @@ class OptimizedModel:
             computing = trainable_parameters(self.model)
             self._fused = FusedBackward(self._optimizer, self._parameters, computing)
         self._before_backward = before_backward
+        self._sharded = sharded_optimizer
+        self._state: ModelState = TorchState(self._parameters, self._optimizer)
+        if sharded_optimizer is not None:
+            self._state = sharded_optimizer.attach(self._optimizer, max_grad_norm)
         self._max_grad_norm = max_grad_norm
         self._checkpoint = checkpoint
         self._model_key, self._trainer_key = model_key, trainer_key
@@ -91,6 +97,9 @@ class OptimizedModel:
             raise TrainingError(_not_finite(metrics, micro_batch, self._trainer_key))
         if self._fused:
             require_single_micro_batch(micro_batch, counts)
+        if self._sharded:
+            self._sharded.backward(result.loss)
+            return metrics
         self._before_backward(is_last)
         result.loss.backward()  # type: ignore[no-untyped-call]
         if self._compute_copy and not self._fused:
@@ -99,12 +108,12 @@ class OptimizedModel:
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next update; a fused update starts with `forward_backward`."""
-        for group in self._optimizer.param_groups:
+        for group in self._state.param_groups:
             group["lr"] = lr
 
     def set_weight_decay(self, weight_decay: float) -> None:
         """Set the weight decay of the next update."""
-        for group in self._optimizer.param_groups:
+        for group in self._state.param_groups:
             group["weight_decay"] = weight_decay
 
     def step(self) -> float:
@@ -115,14 +124,13 @@ class OptimizedModel:
         """
         if self._fused:
             return self._end_fused(self._fused.pop_grad_norm())
+        if self._sharded:
+            norm_before = self._sharded.step()
+            self._require_finite(norm_before)
+            return norm_before
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         norm = full_tensor(nn.utils.get_total_norm(gradients))
-        if not torch.isfinite(norm):
-            raise TrainingError(
-                f"The norm of the gradient is {float(norm)}; no update was made and the weights are unchanged. "
-                "The losses were finite: look for extreme log-probs or advantages, or lower the learning rate "
-                f"({self._trainer_key}.optimizer.lr)."
-            )
+        self._require_finite(float(norm))
         if self._max_grad_norm is not None:
             nn.utils.clip_grads_with_norm_(self._parameters.values(), self._max_grad_norm, norm)
         self._optimizer.step()
@@ -135,11 +143,11 @@ class OptimizedModel:
         """Trained weights (with LoRA the adapter only), and the optimizer's state unless
         `checkpoint.save_optimizer` is false."""
         self._show_average()
-        tensors: dict[str, Mapping[str, Tensor]] = {WEIGHTS_FILE: self._parameters}
+        tensors: dict[str, Mapping[str, Tensor]] = {WEIGHTS_FILE: self._state.weights()}
         texts = {}
         if self._checkpoint.save_optimizer:
-            tensors[OPTIMIZER_TENSORS_FILE] = dict(optimizer_tensors(self._optimizer, self._names))
-            texts[OPTIMIZER_SCALARS_FILE] = optimizer_scalars(self._optimizer, self._names)
+            tensors[OPTIMIZER_TENSORS_FILE] = self._state.optimizer_tensors()
+            texts[OPTIMIZER_SCALARS_FILE] = self._state.optimizer_scalars()
         return LocalSnapshot(tensors, texts, self._checkpoint.save_concurrency)
 
     def load(self, folder: Path) -> None:
@@ -148,21 +156,23 @@ class OptimizedModel:
         Raises CheckpointError for another model's state.
         """
         saved = ShardedTensors(folder, WEIGHTS_FILE)
-        if saved.shapes != {name: p.shape for name, p in self._parameters.items()}:
+        if saved.shapes != self._state.shapes:
             raise CheckpointError(
                 f"{folder / WEIGHTS_FILE} holds the weights of another model than this run trains: "
                 f"`{self._model_key}` in the run file has changed since the checkpoint was written."
             )
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(saved.read_like(name, parameter))
+        self._state.load_weights(saved)
         if self._checkpoint.save_optimizer and self._checkpoint.resume_optimizer:
-            load_optimizer_state(folder, self._optimizer, self._names)
+            self._state.load_optimizer(folder)
         self._refresh()
 
-    @property
-    def _names(self) -> dict[Tensor, str]:
-        return {parameter: name for name, parameter in self._parameters.items()}
+    def _require_finite(self, norm: float) -> None:
+        if not math.isfinite(norm):
+            raise TrainingError(
+                f"The norm of the gradient is {norm}; no update was made and the weights are unchanged. "
+                "The losses were finite: look for extreme log-probs or advantages, or lower the learning rate "
+                f"({self._trainer_key}.optimizer.lr)."
+            )
 
     def _refresh(self) -> None:
         if self._compute_copy:

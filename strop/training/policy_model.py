@@ -59,6 +59,7 @@ class PolicyModel(OptimizedModel):
             spec.optimizer,
             compute_copy=loaded.compute_copy,
             before_backward=loaded.before_backward,
+            sharded_optimizer=loaded.sharded_optimizer,
             max_grad_norm=spec.max_grad_norm,
             checkpoint=spec.checkpoint,
             model_key="model",

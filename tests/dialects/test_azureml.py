@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.config.schema.checkpoint import BestCheckpointConfig
+from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import AdamWConfig
 from strop.config.schema.policy_gradient import AdaptiveKlConfig, KlLossConfig, KlRewardConfig
@@ -319,7 +320,7 @@ def test_placement_overrides_are_listed() -> None:
     [
         ({"train_micro_batch_size_per_gpu": 4}, "must equal --per_device_train_batch_size"),
         ({"gradient_clipping": 0.5}, "must equal --max_grad_norm"),
-        ({"train_batch_size": 16}, "write 'auto'"),
+        ({"train_batch_size": 12}, "write 'auto'"),
         ({"optimizer": {"type": "AdamW", "params": {"lr": 1}}}, "must equal --learning_rate"),
         ({"scheduler": {"type": "WarmupLR"}}, "lr_scheduler_type"),
         ({"train_micro_batchsize": 4}, "did you mean"),
@@ -345,8 +346,6 @@ def test_deepspeed_placement_overrides_are_listed() -> None:
             }
         )
     )
-    with pytest.raises(PlacementError, match=r"deepspeed_config\.zero_optimization\.stage=3"):
-        read("grpo", here=False)
     keys = [item.key.removeprefix("deepspeed_config.") for item in read("grpo").loaded.overridden]
     assert keys == ["zero_optimization.stage", "zero_optimization.offload_param", "bf16.enabled"]
     Path("ds.json").write_text("{}")
@@ -354,6 +353,28 @@ def test_deepspeed_placement_overrides_are_listed() -> None:
     Path("ds.json").write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):
         read("grpo")
+
+
+def test_the_deepspeed_file_becomes_the_engine() -> None:
+    sections = {
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}},
+        "train_batch_size": "auto",
+    }
+    Path("ds.json").write_text(json.dumps(sections))
+    loaded = read("grpo", here=False).loaded
+    engine = loaded.run.trainer.engine
+    assert engine == DeepSpeedEngineConfig(ranks=1, config=sections) and loaded.overridden == ()
+    assert "deepspeed_config" in str(loaded.sources["trainer.engine.config"])
+    assert loaded.run.model.compute_dtype is None
+    Path("ds.json").write_text(json.dumps({"train_batch_size": 16, "bf16": {"enabled": True}}))
+    run = read("grpo", "--num_generations=4", here=False).loaded.run
+    assert (run.trainer.engine.ranks, run.trainer.tasks_per_step) == (2, 4), (
+        "16 completions, 8 of each process"
+    )
+    assert run.model.compute_dtype == "bfloat16"
+    Path("ds.json").write_text(json.dumps({"zero_optimization": {"offload_param": {"device": "nvme"}}}))
+    with pytest.raises(ConfigError, match="offloads to `cpu`, or `none`"):
+        read("grpo", here=False)
 
 
 def test_model_input_formats(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from strop.config.checks.lengths import length_faults
 from strop.config.checks.models import model_faults
 from strop.config.checks.optimization import optimization_faults
 from strop.config.checks.topology import topology_faults
+from strop.config.deepspeed.agreement import deepspeed_faults
 from strop.config.schema.run import Run
 from strop.config.schema.tracking import TRACKING_SERVICES
 
@@ -23,6 +24,7 @@ def run_faults(run: Run) -> Iterator[str]:
     yield from topology_faults(run)
     yield from length_faults(run)
     yield from engine_faults(run)
+    yield from deepspeed_faults(run)
     yield from model_faults(run)
     yield from _monitor_faults(run)
 

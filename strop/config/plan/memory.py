@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from strop.config.deepspeed.settings import ZeroSettings
 from strop.config.plan.model_size import ModelSize
 from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.config.units import Amount
@@ -98,19 +99,39 @@ def trained_model(
     weights = size.parameters * of_value
     copy = 0 if in_compute == of_value else size.parameters * in_compute
     state = trained * of_value * STATES_PER_PARAMETER[optimizer]
-    tokens = int(microbatch.count) * (longest if microbatch.unit == "sequences" else 1)
-    per_layer = _RECOMPUTED_BYTES if model.gradient_checkpointing else _ACTIVATION_BYTES
-    activations = tokens * size.layers * size.hidden * per_layer * in_compute // 2
-    logits = min(tokens, _LOGIT_ROWS) * size.vocabulary * _LOGIT_COPIES * BYTES["float32"]
     parts = (
         MemoryPart("parameters", (weights + copy) // ranks),
         MemoryPart("optimizer", state // ranks),
         MemoryPart("gradients", trained * of_value // ranks),
-        MemoryPart("activations", activations),
-        MemoryPart("logits", logits),
+        *_of_microbatch(size, model, microbatch, longest),
     )
-    resident, working = parts[:2], parts[2:]
-    return MemoryNeed(sum(part.bytes for part in resident), sum(part.bytes for part in working), parts=parts)
+    return _of_parts(parts)
+
+
+def zero_model(
+    size: ModelSize,
+    model: ModelConfig,
+    optimizer: str,
+    ranks: int,
+    zero: ZeroSettings,
+    microbatch: Amount,
+    longest: int,
+) -> MemoryNeed:
+    """Memory of one rank for a model that DeepSpeed trains (arXiv 1910.02054, figure 1).
+
+    Every stage divides float32 masters and the optimizer's state, stage 2 also gradients, stage 3 also parameters.
+    """
+    in_compute = BYTES[model.compute_dtype or model.dtype]
+    trained = size.parameters if model.lora is None else _adapter_parameters(size, model.lora)
+    parameters = size.parameters * in_compute // (ranks if zero.stage == 3 else 1)
+    masters_and_state = trained * BYTES["float32"] * (1 + STATES_PER_PARAMETER[optimizer]) // ranks
+    parts = (
+        MemoryPart("parameters", 0 if zero.stage == 3 and zero.offload_parameters else parameters),
+        MemoryPart("optimizer", 0 if zero.offload_optimizer else masters_and_state),
+        MemoryPart("gradients", trained * in_compute // (1 if zero.stage == 1 else ranks)),
+        *_of_microbatch(size, model, microbatch, longest),
+    )
+    return _of_parts(parts)
 
 
 def frozen_model(size: ModelSize, model: ModelConfig, ranks: int) -> MemoryNeed:
@@ -144,6 +165,24 @@ def checkpoint_bytes(size: ModelSize, model: ModelConfig, optimizer: str) -> int
     """Size on disk of one checkpoint: the trained parameters and the optimizer's state."""
     trained = size.parameters if model.lora is None else _adapter_parameters(size, model.lora)
     return trained * BYTES[model.dtype] * (1 + STATES_PER_PARAMETER[optimizer])
+
+
+def _of_microbatch(
+    size: ModelSize, model: ModelConfig, microbatch: Amount, longest: int
+) -> tuple[MemoryPart, MemoryPart]:
+    """Activations and logits of a micro-batch."""
+    in_compute = BYTES[model.compute_dtype or model.dtype]
+    tokens = int(microbatch.count) * (longest if microbatch.unit == "sequences" else 1)
+    per_layer = _RECOMPUTED_BYTES if model.gradient_checkpointing else _ACTIVATION_BYTES
+    activations = tokens * size.layers * size.hidden * per_layer * in_compute // 2
+    logits = min(tokens, _LOGIT_ROWS) * size.vocabulary * _LOGIT_COPIES * BYTES["float32"]
+    return MemoryPart("activations", activations), MemoryPart("logits", logits)
+
+
+def _of_parts(parts: tuple[MemoryPart, ...]) -> MemoryNeed:
+    """The need of a trained model: its first two parts, parameters and optimizer, are resident."""
+    resident, working = parts[:2], parts[2:]
+    return MemoryNeed(sum(part.bytes for part in resident), sum(part.bytes for part in working), parts=parts)
 
 
 def _adapter_parameters(size: ModelSize, lora: LoraConfig) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal
 
+from strop.config.deepspeed.settings import read_config, zero_settings
 from strop.config.effective_reward import configured_rewards
 from strop.config.image_families import folder_takes_images
 from strop.config.plan import memory
@@ -15,6 +16,7 @@ from strop.config.plan.memory import MemoryNeed
 from strop.config.plan.model_size import read_model_size
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, PrimeConfig, SftConfig
 from strop.config.schema.cluster import RayClusterConfig
+from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.inference_engine import (
     AutoEngineConfig,
     NativeEngineConfig,
@@ -113,11 +115,16 @@ def _ranks(run: Run, engine: _PlannedEngine, *, samples: bool) -> Iterator[Proce
 def _trained_models(run: Run, ranks: int) -> Iterator[tuple[str, MemoryNeed | None]]:
     trainer, algorithm = run.trainer, run.algorithm
     longest = run.max_sequence_tokens
+    zero = None
+    if isinstance(trainer.engine, DeepSpeedEngineConfig):
+        zero = zero_settings(trainer.engine, read_config(trainer.engine))
 
     def trained(model: ModelConfig, optimizer: str, microbatch: Amount) -> MemoryNeed | None:
         size = read_model_size(model.path)
         if size is None:
             return None
+        if zero is not None:
+            return memory.zero_model(size, model, optimizer, ranks, zero, microbatch, longest)
         return memory.trained_model(size, model, optimizer, ranks, microbatch, longest)
 
     yield "policy", trained(run.model, trainer.optimizer.type, trainer.microbatch)

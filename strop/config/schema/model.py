@@ -38,9 +38,9 @@ class ModelConfig(Section):
     """Tokenizer folder, or a name on the Hub; the model's own if omitted."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the trained parameters, and therefore of the optimizer's state."""
-    compute_dtype: Literal["float32", "bfloat16"] | None = None
+    compute_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Data type of the matrix products; `dtype` if omitted. bfloat16 with float32 parameters is mixed
-    precision."""
+    precision; float16 needs the scaled losses of the DeepSpeed engine."""
     override: dict[str, Any] = Field(default_factory=dict)
     """Values that replace those of the model's config.json, such as `attention_dropout: 0.1`; a key that
     config.json does not have is an error."""

@@ -232,11 +232,10 @@ SHARDABLE_OPTIMIZERS = ("adamw", "sgd", "adagrad", "rmsprop")
 """Optimizers whose update of an element depends on that element alone, so that parameters can be sharded."""
 
 
-def sharding_faults(optimizer: OptimizerConfig) -> Iterator[str]:
+def sharding_faults(engine: str, optimizer: OptimizerConfig) -> Iterator[str]:
     """A fault if an optimizer needs complete parameters, of which each rank has only a shard."""
     if optimizer.type not in SHARDABLE_OPTIMIZERS:
         yield (
-            f"engine.type fsdp2 shards every parameter over the ranks, but optimizer {optimizer.type} needs "
-            "complete "
-            f"parameters; write one of {', '.join(SHARDABLE_OPTIMIZERS)}, or engine: local"
+            f"engine.type {engine} divides the optimizer's state over the ranks, but optimizer {optimizer.type} needs "
+            f"complete parameters; write one of {', '.join(SHARDABLE_OPTIMIZERS)}, or engine: local"
         )

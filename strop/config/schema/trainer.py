@@ -23,7 +23,6 @@ from strop.config.schema.optimizer import (
 from strop.config.schema.router_loss import RouterLossConfig
 from strop.config.schema.schedule import ConstantScheduleConfig, ScheduleConfig
 from strop.config.schema.training_engine import (
-    Fsdp2EngineConfig,
     LocalEngineConfig,
     TrainingEngineConfig,
 )
@@ -84,8 +83,8 @@ class TrainerConfig(Section):
                 f"the nearest multiples are {' and '.join(map(str, nearest))}"
             )
         yield from clipping_faults(self.optimizer, self.max_grad_norm)
-        if isinstance(self.engine, Fsdp2EngineConfig):
-            yield from sharding_faults(self.optimizer)
+        if not isinstance(self.engine, LocalEngineConfig):
+            yield from sharding_faults(self.engine.type, self.optimizer)
         increase = self.weight_decay_increase
         if increase is not None and increase.start > self.optimizer.weight_decay:
             yield (

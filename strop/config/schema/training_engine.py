@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from strop.config.schema.base import Section
+from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.units import MAX_SECONDS
 
 
@@ -76,4 +77,6 @@ class Fsdp2EngineConfig(Section):
             )
 
 
-TrainingEngineConfig = Annotated[LocalEngineConfig | Fsdp2EngineConfig, Field(discriminator="type")]
+TrainingEngineConfig = Annotated[
+    LocalEngineConfig | Fsdp2EngineConfig | DeepSpeedEngineConfig, Field(discriminator="type")
+]

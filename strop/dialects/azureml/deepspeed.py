@@ -1,18 +1,21 @@
-"""Ledger rows and reader of the GRPO component's DeepSpeed file. Training options must equal the component's
-inputs; all other options are placement, which `--here` overrides."""
+"""Ledger rows and reader of the GRPO component's DeepSpeed file, which becomes the training engine.
+
+Training options must equal the component's inputs; all other options are placement, which `--here` overrides. The
+number of processes is that of DeepSpeed's own equation: train_batch_size divided by the batch of one process.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from strop.config.deepspeed.file import read_deepspeed_file
+from strop.config.deepspeed.sections import KEYS, SWITCHED_OFF, VALUES_OFF
+from strop.config.deepspeed.settings import LOGGING
 from strop.config.load.config_tree import KeyPath
-from strop.config.load.value_limits import is_deeper
-from strop.config.load.yaml_file import read_bounded
-from strop.config.load.yaml_parser import MAX_DEPTH
-from strop.config.paths import expand_user
+from strop.config.schema import Run
+from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -24,43 +27,76 @@ from strop.dialects.ledger.key_mapping import (
     only,
     placement,
     refused,
+    written_by,
 )
 from strop.dialects.ledger.placement_notes import NO_DEEPSPEED
 from strop.dialects.ledger.value_types import ANY
 from strop.errors import ConfigError
 
-_PLACEMENT = (
-    "zero_optimization",
-    "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer",
-    "fp16",
-    "bf16",
-    "amp",
-    "data_types",
-    "activation_checkpointing",
-    "aio",
-    "communication_data_type",
-    "prescale_gradients",
-    "gradient_predivide_factor",
+_OWN_ROWS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_OWN_ROWS += ("gradient_clipping", "optimizer", "scheduler", *LOGGING)
+_PLACEMENT = tuple(
+    name for name in (*KEYS, *SWITCHED_OFF, *VALUES_OFF) if "." not in name and name not in _OWN_ROWS
 )
-_LOGGING = ("steps_per_print", "wall_clock_breakdown", "dump_state", "memory_breakdown", "tensorboard")
 
 
 def read_deepspeed(path: Path) -> Iterator[tuple[KeyPath, Any]]:
     """The sections of a DeepSpeed configuration file. Raises ConfigError unless the file is a JSON object."""
     try:
-        values = json.loads(read_bounded(expand_user(path)))
+        values = read_deepspeed_file(path)
     except ConfigError as error:
         raise ConfigError(f"--deepspeed_config: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--deepspeed_config: {path} is not JSON: {error}.") from None
-    if is_deeper(values, MAX_DEPTH):
-        raise ConfigError(f"--deepspeed_config: {path} nests more than {MAX_DEPTH} objects or lists.")
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"--deepspeed_config: {path} is not a JSON object; write a DeepSpeed configuration."
-        )
     yield from (((str(key),), value) for key, value in values.items()) if values else [((), {})]
+
+
+def processes(foreign: ForeignValues) -> int:
+    """Number of processes, which multiply the batch; one if the file does not say."""
+    whole = foreign["deepspeed_config.train_batch_size"]
+    if not isinstance(whole, int):
+        return 1
+    return max(1, whole // _process_batch(foreign))
+
+
+def _process_batch(foreign: ForeignValues) -> int:
+    return max(1, foreign["per_device_train_batch_size"] * foreign["gradient_accumulation_steps"])
+
+
+def write_engine(run: Run) -> Mapping[str, Any]:
+    """Write the path of the run's DeepSpeed file, if it has one."""
+    section = run.trainer.engine
+    has_file = isinstance(section, DeepSpeedEngineConfig) and isinstance(section.config, str)
+    return {"deepspeed_config": section.config} if has_file else {}
+
+
+@written_by(write_engine)
+def engine(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the file as the training engine; its precision is the model's, which has no input."""
+    config = foreign["deepspeed_config"]
+    if foreign.here or not isinstance(config, dict):
+        return {}
+    precision = {}
+    for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+        if foreign[f"deepspeed_config.{name}.enabled"] is True:
+            precision["model.compute_dtype"] = dtype
+    return precision | {
+        "trainer.engine.type": "deepspeed",
+        "trainer.engine.ranks": processes(foreign),
+        "trainer.engine.config": config,
+    }
+
+
+def unless_here(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports every value on the machine that the configuration asks for."""
+    return not foreign.here
+
+
+ENGINE_FIELDS = (
+    "trainer.engine.type",
+    "trainer.engine.ranks",
+    "trainer.engine.config",
+    "model.compute_dtype",
+)
+"""Run-file fields that the file decides."""
 
 
 def _same_as(key: str) -> SupportCheck:
@@ -68,8 +104,8 @@ def _same_as(key: str) -> SupportCheck:
 
 
 def _whole_batch(foreign: ForeignValues, value: Any) -> bool:
-    batch = foreign["per_device_train_batch_size"] * foreign["gradient_accumulation_steps"]
-    return value in ("auto", batch)
+    is_multiple = isinstance(value, int) and value > 0 and value % _process_batch(foreign) == 0
+    return value == "auto" or is_multiple
 
 
 def _must_match(name: str, key: str) -> KeyMapping:
@@ -82,8 +118,10 @@ DEEPSPEED = not_on_page(
         row
         for name in _PLACEMENT
         for row in (
-            placement(f"deepspeed_config.{name}", UNSET, NO_DEEPSPEED, supported=never, value_type=ANY),
-            placement(f"deepspeed_config.{name}.*", UNSET, NO_DEEPSPEED, supported=never, value_type=ANY),
+            placement(f"deepspeed_config.{name}", UNSET, NO_DEEPSPEED, supported=unless_here, value_type=ANY),
+            placement(
+                f"deepspeed_config.{name}.*", UNSET, NO_DEEPSPEED, supported=unless_here, value_type=ANY
+            ),
         )
     ),
     _must_match("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
@@ -92,7 +130,8 @@ DEEPSPEED = not_on_page(
     refused(
         "deepspeed_config.train_batch_size",
         UNSET,
-        "it must equal per_device_train_batch_size times gradient_accumulation_steps; write 'auto'",
+        "it must be per_device_train_batch_size x gradient_accumulation_steps x the number of processes; write 'auto' "
+        "for one process",
         supported=_whole_batch,
     ),
     refused(
@@ -119,6 +158,6 @@ DEEPSPEED = not_on_page(
     ),
     *(
         no_effect(f"deepspeed_config.{name}", UNSET, "Strop has its own logging", value_type=ANY)
-        for name in _LOGGING
+        for name in LOGGING
     ),
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from strop.dialects.azureml import grpo_converters as converters
 from strop.dialects.azureml import grpo_optimizer
 from strop.dialects.azureml.component import Component, ComponentInput, component_input
-from strop.dialects.azureml.deepspeed import DEEPSPEED
+from strop.dialects.azureml.deepspeed import DEEPSPEED, ENGINE_FIELDS, engine, unless_here
 from strop.dialects.azureml.model_folder import model_folder_converter
 from strop.dialects.job import ComponentOutput
 from strop.dialects.ledger.key_mapping import (
@@ -56,8 +56,10 @@ _DATA: tuple[ComponentInput, ...] = (
             "deepspeed_config",
             UNSET,
             NO_DEEPSPEED,
-            supported=never,
+            supported=unless_here,
             value_type=ANY,
+            fields=ENGINE_FIELDS,
+            read=engine,
         ),
         required=True,
     ),

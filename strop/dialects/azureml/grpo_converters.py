@@ -15,6 +15,7 @@ from strop.config.schema.group_baselines import GrpoConfig
 from strop.config.schema.policy_loss import ClippedLossConfig
 from strop.config.step_arithmetic import to_steps, updates_per_step
 from strop.config.units import Amount
+from strop.dialects.azureml.deepspeed import processes
 from strop.dialects.ledger.key_mapping import ForeignValues, unless, written_by
 from strop.errors import ConfigError
 
@@ -173,7 +174,7 @@ def batches(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the batch sizes, which count completions; each task has `num_generations` of them. One batch is
     one step, with `num_iterations` updates."""
     device, steps = foreign["per_device_train_batch_size"], foreign["gradient_accumulation_steps"]
-    batch, rollouts = device * steps, foreign["num_generations"]
+    batch, rollouts = device * steps * processes(foreign), foreign["num_generations"]
     if rollouts < 2:
         raise foreign.error_for(
             "num_generations",
@@ -188,10 +189,11 @@ def batches(foreign: ForeignValues) -> Mapping[str, Any]:
             (k for k in ("num_generations", "per_device_train_batch_size") if foreign.is_set(k)),
             "num_generations",
         )
+        more = f" x {processes(foreign)} processes" if processes(foreign) > 1 else ""
         raise foreign.error_for(
             key,
             f"the batch of {batch} (per_device_train_batch_size {device} x gradient_accumulation_steps "
-            f"{steps}) is not a multiple of num_generations ({rollouts}); the nearest multiples are {near}.",
+            f"{steps}{more}) is not a multiple of num_generations ({rollouts}); the nearest multiples are {near}.",
         )
     return {
         "algorithm.rollouts_per_task": rollouts,

@@ -14,7 +14,7 @@ from strop.dialects.ledger.key_mapping import (
     placement,
     refused,
 )
-from strop.dialects.ledger.placement_notes import NO_DEEPSPEED, NO_SHARDS, OWN_KERNELS
+from strop.dialects.ledger.placement_notes import NO_SHARDS, OWN_KERNELS
 from strop.dialects.ledger.value_types import (
     ANY,
     BOOLEAN,
@@ -27,6 +27,7 @@ from strop.dialects.ledger.value_types import (
     one_of,
 )
 from strop.dialects.trl import batches, optimization, run_settings
+from strop.dialects.trl.deepspeed import deepspeed_row
 
 _WITHOUT_EFFECT: tuple[tuple[str, dict[str, Any]], ...] = (
     (
@@ -118,7 +119,6 @@ _PLACEMENT: tuple[tuple[str, dict[str, Any]], ...] = (
             "liger_kernel_config": None,
         },
     ),
-    (NO_DEEPSPEED, {"deepspeed": None}),
     (NO_SHARDS, {"fsdp": None, "fsdp_config": None, "parallelism_config": None}),
     ("a single process trains", {"accelerator_config": None, "accelerate_config": None}),
     ("activations stay on the device", {"activation_offloading": False}),
@@ -170,6 +170,7 @@ def training_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
             for why, keys in _PLACEMENT
             for key, default in keys.items()
         ),
+        deepspeed_row(),
         *(
             placement(key, default, "it changes no result", supported=always, value_type=ANY)
             for key, default in _ALWAYS_PLACED.items()

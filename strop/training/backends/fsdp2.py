@@ -128,7 +128,8 @@ class _ShardedEngine:
 class Fsdp2Engine(_ShardedEngine):
     """A policy's training engine on several ranks."""
 
-    def __init__(self, group: RankGroup, run: Run) -> None:
+    def __init__(self, group: RankGroup, run: Run, method: str = "") -> None:
+        """`method` says how the model is divided, for the description."""
         spec = PolicySpec.of(run)
         group.run(BuildPolicy(spec))
         super().__init__(group, POLICY, spec)
@@ -138,7 +139,8 @@ class Fsdp2Engine(_ShardedEngine):
         self._dtype: torch.dtype = getattr(torch, run.model.compute_dtype or run.model.dtype)
         kind = "processes" if group.device.type == "cpu" else "GPUs"
         note = f"; {self.policy.note}" if self.policy.note else ""
-        self.description = f"{describe_mesh(self._dims, kind)}{note}"
+        described = method or describe_mesh(self._dims, kind)
+        self.description = f"{described}{note}"
 
     def forward_backward(
         self, batch: TrainingBatch, loss: AnyLossSpec, counts: GlobalCounts | None = None
@@ -252,13 +254,14 @@ class Fsdp2CriticEngine(_ShardedEngine):
 class Fsdp2Backend:
     """Builds the engines of one run on a group of ranks."""
 
-    def __init__(self, run: Run, group: RankGroup) -> None:
+    def __init__(self, run: Run, group: RankGroup, method: str = "") -> None:
         self._run = run
         self._group = group
+        self._method = method
 
     def policy(self) -> TrainingEngine:
         """The policy's engine."""
-        return Fsdp2Engine(self._group, self._run)
+        return Fsdp2Engine(self._group, self._run, self._method)
 
     def critic(self, section: CriticConfig) -> CriticEngine:
         """The critic's engine."""

@@ -10,6 +10,7 @@ from strop.config.schema import Run
 from strop.config.schema.critic import CriticConfig
 from strop.config.schema.process_reward import ProcessRewardConfig
 from strop.protocols import CriticEngine, TrainingEngine
+from strop.training.backends.deepspeed import open_deepspeed
 from strop.training.backends.fsdp2 import open_fsdp2
 from strop.training.backends.local import open_local
 from strop.workers.start import LOCAL, WorkerPlacement
@@ -34,7 +35,11 @@ class TrainingBackend(Protocol):
 
 OpenBackend = Callable[[Run, WorkerPlacement], AbstractContextManager[TrainingBackend]]
 
-TRAINING_BACKENDS: Mapping[str, OpenBackend] = {"local": open_local, "fsdp2": open_fsdp2}
+TRAINING_BACKENDS: Mapping[str, OpenBackend] = {
+    "local": open_local,
+    "fsdp2": open_fsdp2,
+    "deepspeed": open_deepspeed,
+}
 """Opener of each backend, by `trainer.engine.type`."""
 
 

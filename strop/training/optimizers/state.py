@@ -50,16 +50,7 @@ def _state(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Ite
 def load_optimizer_state(folder: Path, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
     """Restore the state from the two files. Raises CheckpointError for another optimizer's state."""
     stored = ShardedTensors(folder, OPTIMIZER_TENSORS_FILE)
-    try:
-        numbers = json.loads((folder / OPTIMIZER_SCALARS_FILE).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / OPTIMIZER_SCALARS_FILE} cannot be read: {error}") from error
-    kind = type(optimizer).__name__
-    if numbers["kind"] != kind:
-        raise CheckpointError(
-            f"{folder / OPTIMIZER_TENSORS_FILE} holds the state of {numbers['kind']}, but this run's optimizer is "
-            f"{kind}: `optimizer` in the run file has changed since the checkpoint was written."
-        )
+    numbers = read_optimizer_scalars(folder, optimizer)
     owner = {names[p]: (p, group) for group in optimizer.param_groups for p in group["params"]}
     for path in (*stored.shapes, *numbers["state"]):
         name, key = path.rsplit("/", 1)
@@ -68,6 +59,21 @@ def load_optimizer_state(folder: Path, optimizer: torch.optim.Optimizer, names: 
         optimizer.state[parameter][key] = _restore(key, value, parameter, group)
     for group, counters in zip(optimizer.param_groups, numbers["groups"], strict=True):
         group.update(counters)
+
+
+def read_optimizer_scalars(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Content of `OPTIMIZER_SCALARS_FILE`. Raises CheckpointError for another optimizer's state."""
+    try:
+        numbers: dict[str, Any] = json.loads((folder / OPTIMIZER_SCALARS_FILE).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / OPTIMIZER_SCALARS_FILE} cannot be read: {error}") from error
+    kind = type(optimizer).__name__
+    if numbers["kind"] != kind:
+        raise CheckpointError(
+            f"{folder / OPTIMIZER_TENSORS_FILE} holds the state of {numbers['kind']}, but this run's optimizer is "
+            f"{kind}: `optimizer` in the run file has changed since the checkpoint was written."
+        )
+    return numbers
 
 
 def _restore(key: str, value: Any, parameter: nn.Parameter, group: Mapping[str, Any]) -> Any:

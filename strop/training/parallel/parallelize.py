@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from strop.config.schema.model import ModelConfig
 from strop.models.loading import load_model
@@ -15,6 +15,7 @@ from strop.models.lora import add_lora, load_adapter
 from strop.models.value_model import HeadInit, load_value_model
 from strop.training.device import find_device
 from strop.training.mixed_precision import ComputeCopy, make_compute_copy
+from strop.training.model_state import ModelState
 
 T = TypeVar("T")
 
@@ -27,6 +28,23 @@ class ModelCall(Protocol):
     """Calls a function with a model and further arguments, while the model's parameters are available."""
 
     def __call__(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T: ...
+
+
+class ShardedOptimizer(Protocol):
+    """A library's own backward pass and updates of a model, in place of torch's."""
+
+    def attach(self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> ModelState:
+        """Take over the model and its optimizer; returns their state."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of this rank's loss."""
+        ...
+
+    def step(self) -> float:
+        """Clip, update, and clear the gradient; returns the norm before clipping, which is not finite if there was no
+        update."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +62,8 @@ class LoadedModel:
     """Remark on how the model was loaded, for the run's description; empty for none."""
     before_backward: Callable[[bool], None] = _without_communication
     """Call before the backward pass of each micro-batch, with whether it is the last one of an update."""
+    sharded_optimizer: ShardedOptimizer | None = None
+    """Owner of the backward pass and of updates; None where torch's own are used."""
 
 
 class Parallelizer(Protocol):

@@ -17,6 +17,7 @@ from strop.training.ranks.rank_worker import RankWorker
 from strop.training.ranks.remote_rank import RankWatch, RemoteRank, check_replies, gather_results, raise_cause
 from strop.training.ranks.rendezvous import cluster_init_method
 from strop.training.ranks.sharded_save import gather_written_files
+from strop.training.zero.library import close_deepspeed
 from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement
 from strop.workers.waiting import call_with_checks
 
@@ -106,6 +107,7 @@ class RankGroup:
             self._watch.close()
         for rank in self._remote:
             rank.kill()
+        close_deepspeed()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         self._folder.cleanup()

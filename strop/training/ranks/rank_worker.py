@@ -11,10 +11,13 @@ import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 from torch.distributed.device_mesh import DeviceMesh
 
+from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig, TrainingEngineConfig
 from strop.training.critic_model import CriticModel
 from strop.training.parallel.fsdp2 import Fsdp2Parallelizer
 from strop.training.parallel.mesh import ParallelDims
+from strop.training.parallel.parallelize import Parallelizer
+from strop.training.parallel.zero import ZeroParallelizer
 from strop.training.policy_model import PolicyModel
 from strop.training.ranks.messages import (
     CRITIC,
@@ -45,7 +48,7 @@ class RankWorker:
         self.node = platform.node()
         """Name of the rank's node."""
         self._collective_timeout_seconds = spec.collective_timeout_seconds
-        set_collective_timeout(self._collective_timeout_seconds, [None])
+        set_collective_timeout(spec.collective_timeout_seconds)
         self._meshes: dict[ParallelDims, DeviceMesh] = {}
         self._models: dict[str, Any] = {}
         self._dims: dict[str, ParallelDims] = {}
@@ -53,11 +56,13 @@ class RankWorker:
     def build_policy(self, spec: PolicySpec) -> None:
         """Build this rank's shard of the policy."""
         self._models[POLICY] = PolicyModel(spec, self._parallelizer(POLICY, spec.engine))
+        set_collective_timeout(self._collective_timeout_seconds)
         torch.manual_seed(spec.seed + self.rank)  # dropout differs between ranks
 
     def build_critic(self, spec: CriticSpec) -> None:
         """Build this rank's shard of the critic."""
         self._models[CRITIC] = CriticModel(spec, self._parallelizer(CRITIC, spec.engine))
+        set_collective_timeout(self._collective_timeout_seconds)
 
     def model(self, name: str) -> Any:
         """The model with a name."""
@@ -69,14 +74,16 @@ class RankWorker:
         files = shard_writers(save, snapshot, self._dims[save.model].shard_ranks)
         return partial(write_shard, save, files, self.store)
 
-    def _parallelizer(self, model: str, engine: TrainingEngineConfig) -> Fsdp2Parallelizer:
+    def _parallelizer(self, model: str, engine: TrainingEngineConfig) -> Parallelizer:
         """The parallelizer of a model; ranks with the same dimensions share one mesh."""
-        assert isinstance(engine, Fsdp2EngineConfig)
         dims = self._dims[model] = ParallelDims.of(engine)
         if dims not in self._meshes:
             self._meshes[dims] = dims.build_mesh(self.device.type)
-            set_collective_timeout(self._collective_timeout_seconds, self._meshes[dims].get_all_groups())
-        return Fsdp2Parallelizer(self.device, self._meshes[dims], engine)
+        mesh = self._meshes[dims]
+        if isinstance(engine, DeepSpeedEngineConfig):
+            return ZeroParallelizer.of(engine, self.device, mesh)
+        assert isinstance(engine, Fsdp2EngineConfig)
+        return Fsdp2Parallelizer(self.device, mesh, engine)
 
 
 def run_rank_worker(channel: Channel) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from datetime import timedelta
 from urllib.parse import urlsplit
 
 import torch
 from torch import distributed
-from torch.distributed.distributed_c10d import ProcessGroup, Store, _set_pg_timeout
+from torch.distributed.distributed_c10d import Store, _set_pg_timeout, _world
 from torch.distributed.rendezvous import rendezvous
 
 from strop.training.ranks.messages import RankSpec
@@ -39,10 +38,10 @@ def init_process_group(spec: RankSpec) -> tuple[torch.device, Store]:
     return device, store
 
 
-def set_collective_timeout(seconds: float, groups: Iterable[ProcessGroup | None]) -> None:
-    """Set the maximum time that this rank waits for the others in a collective operation of these groups; None is the
-    group of all ranks, whose timeout a new group does not take over."""
-    for group in groups:
+def set_collective_timeout(seconds: float) -> None:
+    """Set the maximum time that this rank waits for the others in a collective operation of any group so far; a new
+    group does not take over the timeout of the group of all ranks."""
+    for group in list(_world.pg_map):
         _set_pg_timeout(timedelta(seconds=seconds), group)
 
 

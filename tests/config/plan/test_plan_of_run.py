@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from strop.cli.main import app
+from strop.config.deepspeed.settings import ZeroSettings
 from strop.config.plan import memory
 from strop.config.plan.machine import GIB, Node, on_machine, parse_machine
 from strop.config.plan.model_size import ModelSize, read_model_size
@@ -67,6 +68,24 @@ def test_memory_of_a_seven_billion_model_by_hand() -> None:
     engine = memory.engine(size, "bfloat16", 2, 4096)
     assert engine.resident == 7_600_000_000
     assert engine.working == 2 * 28 * 4 * 128 * 4096 * 2 // 2
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "resident", "gradients"),
+    [
+        # Per parameter: 2 bytes of parameters, 2 of gradients, 12 of the master and two moments (8 ranks).
+        (1, False, 2 + 12 / 8, 2),
+        (2, False, 2 + 12 / 8, 2 / 8),
+        (3, False, 2 / 8 + 12 / 8, 2 / 8),
+        (3, True, 0, 2 / 8),
+    ],
+)
+def test_memory_of_zero_stages_by_hand(stage: int, offload: bool, resident: float, gradients: float) -> None:
+    """Figure 1 of arXiv 1910.02054."""
+    size, model = ModelSize(8_000_000_000, 0, 0, 1, 1, 1), ModelConfig(path="m", compute_dtype="bfloat16")
+    zero = ZeroSettings(stage, offload, offload)
+    need = memory.zero_model(size, model, "adamw", 8, zero, Amount(16384, "tokens"), 4096)
+    assert (need.resident, need.working) == (size.parameters * resident, size.parameters * gradients)
 
 
 @pytest.mark.parametrize(("family", "contents"), [("qwen2", "vLLM"), ("qwen2_5_vl", "sampler")])

@@ -1,0 +1,1 @@
+"""DeepSpeed configurations: their sections, their `auto` values, and contradictions with the run file."""

@@ -1,0 +1,47 @@
+"""The DeepSpeed backend: the engines of several ranks, which divide the model's training state by ZeRO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from strop.config.deepspeed.settings import read_config, resolved, zero_settings
+from strop.config.schema import Run
+from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
+from strop.training.backends.fsdp2 import Fsdp2Backend
+from strop.training.device import find_rank_device_type
+from strop.training.ranks.group import RankGroup
+from strop.training.zero.library import import_deepspeed
+from strop.workers.cleanup import closing
+from strop.workers.start import LOCAL, RayPlacement, WorkerPlacement
+
+
+@contextmanager
+def open_deepspeed(run: Run, placement: WorkerPlacement = LOCAL) -> Iterator[Fsdp2Backend]:
+    """The backend of `trainer.engine.type: deepspeed`; at the end of the context its ranks end.
+
+    Ranks other than the first start at `placement`. Raises MissingExtraError without DeepSpeed, and PlacementError
+    for devices that do not exist.
+    """
+    section = run.trainer.engine
+    assert isinstance(section, DeepSpeedEngineConfig)
+    local_ranks = 1 if isinstance(placement, RayPlacement) else section.ranks
+    device = find_rank_device_type(section.device, local_ranks)
+    import_deepspeed(device)
+    section = resolved(section)  # other nodes do not have its file
+    run = run.model_copy(update={"trainer": run.trainer.model_copy(update={"engine": section})})
+    group = RankGroup(section.ranks, device, placement, hang_timeout_seconds=section.hang_timeout_seconds)
+    with closing(group):
+        yield Fsdp2Backend(run, group, describe_division(section, device))
+
+
+def describe_division(section: DeepSpeedEngineConfig, device: str) -> str:
+    """Division of a model over the ranks, for the run's description."""
+    settings = zero_settings(section, read_config(section))
+    offloads = {"optimizer": settings.offload_optimizer, "parameters": settings.offload_parameters}
+    offloaded = " and ".join(name for name, is_on in offloads.items() if is_on)
+    kind = "processes" if device == "cpu" else "GPUs"
+    return (
+        f"divided over {section.ranks} {kind} (DeepSpeed ZeRO-{settings.stage}"
+        f"{f', {offloaded} in CPU memory' if offloaded else ''})"
+    )

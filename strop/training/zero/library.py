@@ -1,0 +1,58 @@
+"""Import of DeepSpeed, which takes seconds and is needed only by the ranks of its backend."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from strop.errors import MissingExtraError
+
+_ACCELERATOR_ENV = "DS_ACCELERATOR"
+_LOCAL_RANK_ENV = "LOCAL_RANK"
+_SHARED_MEMORY_OP = "deepspeed_shm_comm"
+"""Collective operations of CPU ranks in C++, which DeepSpeed compiles on first use; gloo does the same."""
+
+
+def import_deepspeed(device_type: str) -> Any:
+    """The module, for ranks on `cpu` or `cuda`. Raises MissingExtraError where it is not installed."""
+    os.environ[_ACCELERATOR_ENV] = device_type
+    try:
+        import deepspeed
+        from deepspeed import ops
+    except ImportError as error:
+        raise MissingExtraError(
+            f"trainer.engine is deepspeed, and DeepSpeed cannot be imported ({error}): pip install 'strop[deepspeed]'"
+        ) from error
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    ops.__compatible_ops__[_SHARED_MEMORY_OP] = False
+    return deepspeed
+
+
+@contextmanager
+def local_rank(device: torch.device) -> Iterator[None]:
+    """While DeepSpeed runs: the index of this rank's device, which it reads from the environment."""
+    before = os.environ.get(_LOCAL_RANK_ENV)
+    os.environ[_LOCAL_RANK_ENV] = str(device.index or 0)
+    try:
+        yield
+    finally:
+        os.environ.pop(_LOCAL_RANK_ENV)
+        if before is not None:
+            os.environ[_LOCAL_RANK_ENV] = before
+
+
+def close_deepspeed() -> None:
+    """Forget DeepSpeed's process groups, if it is loaded, so that this process can join other ranks afterwards."""
+    if "deepspeed" not in sys.modules:
+        return
+    from deepspeed.comm import comm
+    from deepspeed.utils import groups
+
+    comm.cdb = None
+    groups._WORLD_GROUP = None
