@@ -116,6 +116,28 @@ def test_grpo_counts_updates_and_keeps_the_best_model(cli: Cli, folder: Path) ->
     assert answer["usage"]["completion_tokens"] <= 3
 
 
+@pytest.mark.slow
+def test_grpo_trains_on_two_processes_with_its_deepspeed_file(cli: Cli, folder: Path) -> None:
+    """ZeRO-3 with offload; the file's whole batch is that of two processes."""
+    offload = {"device": "cpu", "pin_memory": True}
+    zero = {"stage": 3, "offload_optimizer": offload, "offload_param": offload, "reduce_bucket_size": "auto"}
+    sections = {"zero_optimization": zero, "train_batch_size": 8, "gradient_clipping": "auto"}
+    (folder / "ds.json").write_text(json.dumps(sections))
+    data = ["--dataset_train_split=choice_train.jsonl", "--max_prompt_length=600"]
+    given = ["--model_name_or_path", "tiny", "--deepspeed_config", "ds.json", "--output_model_path", "out"]
+    words = ["--per_device_train_batch_size=4", "--max_completion_length=8", "--save_steps=3"]
+    line = ("component", "grpo", *data, *given, *words)
+    result = cli(*line, "--max_steps=3", "--num_iterations=1")
+    assert result.exit_code == 0, result.output
+    assert "overridden" not in result.output
+    assert "2 processes (DeepSpeed ZeRO-3, optimizer and parameters in CPU memory)" in result.output
+    rows = [json.loads(row) for row in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    kept = {path.name for path in (folder / "out" / "checkpoints" / "step-000003").iterdir()}
+    assert {"weights-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"} <= kept
+    AutoModelForCausalLM.from_pretrained(folder / "out" / "model")
+
+
 def test_unwritable_output_is_refused_before_the_run(cli: Cli, folder: Path) -> None:
     (folder / "file").touch()
     result = cli("component", "verl_trainer", "--here", *VERL, "--model_output", "file")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ LOGGING = ("steps_per_print", "wall_clock_breakdown", "dump_state", "memory_brea
 """Keys of DeepSpeed's own messages, which Strop does not show."""
 _DROPPED = ("train_batch_size", "gradient_clipping", "optimizer", "scheduler", *LOGGING)
 """Sections that agree with the run file, which Strop applies itself, and those without effect."""
-_SIZES = {
+_SIZES: Mapping[str, Callable[[int], int]] = {
     "reduce_bucket_size": lambda hidden: hidden * hidden,
     "stage3_prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
     "stage3_param_persistence_threshold": lambda hidden: 10 * hidden,

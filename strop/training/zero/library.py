@@ -48,11 +48,16 @@ def local_rank(device: torch.device) -> Iterator[None]:
 
 
 def close_deepspeed() -> None:
-    """Forget DeepSpeed's process groups, if it is loaded, so that this process can join other ranks afterwards."""
+    """Forget DeepSpeed's process groups and numbers of modules, if it is loaded, so that this process can join other
+    ranks afterwards, which count from 0."""
     if "deepspeed" not in sys.modules:
         return
     from deepspeed.comm import comm
+    from deepspeed.runtime.zero import parameter_offload, partition_parameters
     from deepspeed.utils import groups
 
     comm.cdb = None
     groups._WORLD_GROUP = None
+    partition_parameters.Init.param_id = 0
+    parameter_offload.FWD_MODULE_STACK.clear()
+    parameter_offload.DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
