@@ -6,6 +6,7 @@ transformers/training_args.py.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,48 @@ def test_scripts_that_cannot_be_read() -> None:
         with pytest.raises(ConfigError) as caught:
             read_trl_script(Path("bad.py"))
         assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("program", ["grpo", "sft", "dpo"])
+@pytest.mark.parametrize("column", ["images", "image"])
+def test_the_columns_of_images_are_trls(program: TrlProgram, column: str) -> None:
+    """trl/data_utils.py, prepare_multimodal_messages: images come before the text of the first user message."""
+    Path("train.jsonl").write_text(json.dumps({"prompt": "?", column: ["a.png"]}))
+    loaded = read(program=program)
+    run = loaded.run
+    assert (run.data.train.images, run.data.train.optional_columns) == (column, (column,))
+    assert (run.data.images.marker, run.data.images.unmarked) == (None, "start")
+    Path("train.jsonl").write_text(json.dumps({"prompt": "?"}))
+    plain = read(program=program).run
+    assert plain.data.train.images is None and plain.data.images.marker == "<image>"
+
+
+def test_images_of_a_data_set_on_the_hub_are_said_to_be_unknown() -> None:
+    def notes(model_type: str) -> str:
+        Path("m").mkdir(exist_ok=True)
+        Path("m/config.json").write_text(json.dumps({"model_type": model_type}))
+        return " ".join(read().notes)
+
+    assert "its images are not used" in notes("qwen2_vl")
+    assert "images" not in notes("qwen2")
+
+
+@pytest.mark.parametrize(
+    ("config", "written", "coefficient"),
+    [
+        ({"router_aux_loss_coef": 0.02}, "", 0.02),
+        ({"text_config": {"router_aux_loss_coef": 0.01}}, "", 0.01),
+        ({"router_aux_loss_coef": 0.02}, "--router_aux_loss_coef 0.5", 0.5),
+        ({"router_aux_loss_coef": 0.02}, "--router_aux_loss_coef 0", None),
+        ({}, "", None),
+    ],
+)
+def test_the_loss_of_routers_has_the_models_coefficient(
+    config: dict[str, Any], written: str, coefficient: float | None
+) -> None:
+    """trl/trainer/grpo_trainer.py 1.16.0, line 825: unset takes the text configuration's, 0 disables it."""
+    Path("m").mkdir()
+    Path("m/config.json").write_text(json.dumps(config))
+    section = read(written).run.trainer.router_loss
+    assert (None if section is None else section.balance_coef) == coefficient
+    assert section is None or section.balance_over == "model"

@@ -15,6 +15,7 @@ from strop.config.schema.policy_loss import (
     SapoLossConfig,
 )
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
+from strop.dialects.trl.images import image_columns, image_places
 from strop.dialects.trl.run_settings import is_evaluated, taskset, write_dataset
 from strop.errors import ConfigError
 
@@ -193,7 +194,7 @@ def write_grpo_dataset(run: Run) -> Mapping[str, Any]:
 @written_by(write_grpo_dataset)
 def dataset(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the data set: the column `prompt`, and all columns for the reward functions."""
-    columns = {"prompt": "prompt", "answer": None}
+    columns = {"prompt": "prompt", "answer": None, **image_columns(foreign)}
     evaluated = {
         "name": "eval",
         **taskset(foreign, "dataset_test_split"),
@@ -205,6 +206,7 @@ def dataset(foreign: ForeignValues) -> Mapping[str, Any]:
     return {
         **{f"data.train.{name}": value for name, value in train.items()},
         "data.eval": [evaluated] if is_evaluated(foreign) else [],
+        **image_places(columns),
     }
 
 

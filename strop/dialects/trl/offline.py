@@ -21,6 +21,7 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.table import Ledger
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, nullable, one_of
 from strop.dialects.trl import batches
+from strop.dialects.trl.images import image_columns, image_places
 from strop.dialects.trl.run_settings import is_evaluated, taskset, write_dataset
 from strop.dialects.trl.shared import batch_rows, dataset_rows, model_rows
 from strop.dialects.trl.training_arguments import training_rows
@@ -30,11 +31,13 @@ _PAIRS: dict[str, Any] = {"prompt": "prompt", "chosen": "chosen", "rejected": "r
 
 
 def _tasksets(foreign: ForeignValues, columns: dict[str, Any]) -> dict[str, Any]:
+    columns = columns | image_columns(foreign)
     evaluated = {"name": "eval", **taskset(foreign, "dataset_test_split"), **columns}
     train = taskset(foreign, "dataset_train_split") | columns
     return {
         **{f"data.train.{name}": value for name, value in train.items()},
         "data.eval": [evaluated] if is_evaluated(foreign) else [],
+        **image_places(columns),
     }
 
 

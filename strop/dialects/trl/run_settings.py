@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
 from strop.dialects.trl.batches import in_updates, interval
+from strop.dialects.trl.images import require_trl_columns
 
 MONITORS = ("tensorboard", "wandb", "mlflow", "swanlab")
 _FILES = (".parquet", ".jsonl", ".json", ".gz", ".zst")
@@ -60,11 +63,24 @@ def write_router_loss(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_router_loss)
 def router_loss(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the coefficient of transformers' load-balancing loss."""
+    """Read the coefficient of transformers' load-balancing loss; null takes that of the model's config.json."""
     coef = foreign["router_aux_loss_coef"]
+    if coef is None:
+        coef = _declared_coefficient(foreign["model_name_or_path"])
     if not coef:
         return {}
     return {"trainer.router_loss.balance_coef": coef, "trainer.router_loss.balance_over": "model"}
+
+
+def _declared_coefficient(path: Any) -> float:
+    """`router_aux_loss_coef` of a model folder's config.json; 0 without it, or if it cannot be read here."""
+    folder = existing_path(path) if isinstance(path, str) else None
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
+    except (OSError, ValueError):
+        return 0.0
+    text = config.get("text_config") or config if isinstance(config, dict) else {}
+    return float(text.get("router_aux_loss_coef") or 0.0)
 
 
 def without_peft(foreign: ForeignValues) -> str | None:
@@ -83,6 +99,7 @@ def taskset(foreign: ForeignValues, split: str) -> dict[str, Any]:
 
 def write_dataset(run: Run) -> Mapping[str, Any]:
     """Write the data set and its splits; without one the files would be read from a data set's folder."""
+    require_trl_columns(run)
     train, test = run.data.train, run.data.eval[0] if run.data.eval else None
     path = train.path if isinstance(train.path, str) else None
     values = {

@@ -8,6 +8,7 @@ from strop.dialects.ledger.key_mapping import (
     KeyMapping,
     ReadFunction,
     always,
+    any_inactive,
     mapped,
     no_effect,
     placement,
@@ -15,7 +16,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import OWN_KERNELS
 from strop.dialects.ledger.value_types import ANY, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
-from strop.dialects.trl import optimization, run_settings
+from strop.dialects.trl import images, optimization, run_settings
 
 _OPTION_OF_LORA = run_settings.without_peft
 
@@ -49,11 +50,13 @@ def model_rows() -> tuple[KeyMapping, ...]:
         refused("model_init_kwargs", None, "write the keys of ModelConfig, such as dtype"),
         mapped(
             "router_aux_loss_coef",
-            0.0,
+            None,
             "trainer.router_loss.balance_coef",
             "trainer.router_loss.balance_over",
             read=run_settings.router_loss,
-            note="TRL adds 0.001 times the loss to a mixture of experts where the key is not written; write it",
+            value_type=nullable(NUMBER),
+            note="null takes the coefficient in the model's config.json, which dense models lack; 0 for none. Of a "
+            "model on the Hub it is not known: write it",
         ),
     )
 
@@ -95,7 +98,15 @@ def _adapter_rows() -> tuple[KeyMapping, ...]:
 def dataset_rows(read: ReadFunction, warn: InactiveCheck | None = None) -> tuple[KeyMapping, ...]:
     """ScriptArguments; `read` also decides the columns, of which `warn` may say more."""
     return (
-        mapped("dataset_name", None, "data.train.path", read=read, value_type=nullable(STRING), warn=warn),
+        mapped(
+            "dataset_name",
+            None,
+            "data.train.path",
+            *images.FIELDS,
+            read=read,
+            value_type=nullable(STRING),
+            warn=any_inactive(*filter(None, (warn, images.unknown_images))),
+        ),
         mapped("dataset_config", None, "data.train.subset", read=read, value_type=nullable(STRING)),
         mapped("dataset_train_split", "train", "data.train.split", read=read),
         mapped(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from strop.config.paths import existing_path
 from strop.config.schema import Run
+from strop.dialects.ledger.data_columns import known_columns
 from strop.dialects.ledger.key_mapping import ForeignValues
 
 NO_VIDEO = (
@@ -49,26 +47,4 @@ def has_no_column(foreign: ForeignValues, column: Any) -> bool:
 def _known_columns(foreign: ForeignValues, key: str) -> frozenset[str] | None:
     """Columns of a key's files that can be read; None if none can."""
     files = foreign[key]
-    paths = [files] if isinstance(files, str) else files or []
-    found = [columns for path in paths if (columns := _columns(existing_path(path))) is not None]
-    return frozenset(column for columns in found for column in columns) if found else None
-
-
-def _columns(path: Path | None) -> list[str] | None:
-    """Column names of a file's first row; None for an unreadable file, which reading the data reports."""
-    if path is None or not path.is_file():
-        return None
-    if path.suffix == ".parquet":
-        from pyarrow import ArrowInvalid
-        from pyarrow.parquet import read_schema
-
-        try:
-            return list(read_schema(path).names)
-        except (ArrowInvalid, OSError):
-            return None
-    try:
-        with path.open(encoding="utf-8") as lines:
-            row = json.loads(next(lines, "{}"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return list(row) if isinstance(row, dict) else None
+    return known_columns([files] if isinstance(files, str) else files or [])
