@@ -81,12 +81,12 @@ ON_ROLLOUTS = {
     "rec": with_loss("{type: rec, clipping: one_side, weight: ratio}"),
     "dro": with_loss("{type: dro}"),
     "m2po": with_loss("{type: m2po}"),
+    "distillation": RunSpec(metrics=(ACCURACY, "distillation_loss/divergence"), teacher="sft"),
 }
 ON_DEMONSTRATIONS = {
     "sft": RunSpec(steps=None, metrics=("eval/held-out/loss", ACCURACY)),
     "dpo": RunSpec(steps=None, metrics=("eval/held-out/dpo/margin", "eval/held-out/dpo/accuracy")),
     "mix": RunSpec(steps=None, metrics=(ACCURACY, "sft_loss")),
-    "distillation": RunSpec(metrics=(ACCURACY, "distillation_loss/divergence"), teacher="sft"),
 }
 ALGORITHMS = ON_ROLLOUTS | ON_DEMONSTRATIONS
 
@@ -171,21 +171,26 @@ def collect(rows: Sequence[dict[str, float]], metrics: Sequence[str], cpu_second
 
 
 def rollout_table(results: dict[str, list[Measured]], seeds: Sequence[int]) -> str:
-    """Format a row for each algorithm, with the accuracy before and after training for each seed."""
-    titles = ["run file", "steps", *(f"seed {seed}" for seed in seeds), "minimum gain", "CPU-seconds per run"]
+    """Format a row for each algorithm: the accuracy before and after training for each seed, and its mean, lowest
+    and highest value after training."""
+    titles = ["run file", "steps", *(f"seed {seed}" for seed in seeds), "mean (range) after", "minimum gain"]
+    titles.append("CPU-seconds per run")
     lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
     for name, runs in results.items():
         metric = ON_ROLLOUTS[name].metrics[0]
         gains = [run.after(metric) - run.before(metric) for run in runs]
+        after = [run.after(metric) for run in runs]
+        spread = f"{_mean(after):.3f} ({min(after):.3f} to {max(after):.3f})"
         label = _link(name) + (" (pass@4)" if "pass@" in metric else "")
         cells = [f"{run.before(metric):.3f} → {run.after(metric):.3f}" for run in runs]
         cpu = f"{_mean([run.cpu_seconds for run in runs]):.0f}"
-        lines.append(f"| {' | '.join([label, str(runs[0].steps[-1]), *cells, f'+{min(gains):.3f}', cpu])} |")
+        row = [label, str(runs[0].steps[-1]), *cells, spread, f"+{min(gains):.3f}", cpu]
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
 
 def demonstration_table(results: dict[str, Measured]) -> str:
-    """Format a row for each metric of sft, dpo, mix and distillation."""
+    """Format a row for each metric of sft, dpo and mix."""
     lines = ["| run file | metric | steps | before → after | CPU-seconds |", f"|{' --- |' * 5}"]
     for name, run in results.items():
         for metric in ON_DEMONSTRATIONS[name].metrics:
