@@ -242,7 +242,8 @@ class NativeModelRunner:
         tokens = torch.from_numpy(np.concatenate([prompt.token_ids for prompt in prompts]))
         hidden = F.embedding(tokens.to(self.device, torch.int64), self._weights.embedding.tensor)
         if self._tower is None or not any(prompt.media for prompt in prompts):
-            return EmbeddedPrompts(hidden, [np.arange(len(prompt.token_ids)) for prompt in prompts])
+            positions = [np.arange(len(prompt.token_ids), dtype=np.int32) for prompt in prompts]
+            return EmbeddedPrompts(hidden, positions)
         assert self._image_processor is not None  # the engine refuses images without one
         return self._tower.embed(prompts, hidden, self._image_processor())
 

@@ -81,7 +81,11 @@ class NativeVisionTower:
 def _positions(prompt: Prompt, processor: ImageProcessor) -> IntArray:
     """[3, L]"""
     length = len(prompt.token_ids)
-    found = processor.positions(prompt.token_ids, prompt.media) if prompt.media else np.arange(length)
+    found = (
+        processor.positions(prompt.token_ids, prompt.media)
+        if prompt.media
+        else np.arange(length, dtype=np.int32)
+    )
     return np.broadcast_to(found, (3, length))
 
 
@@ -92,4 +96,6 @@ def _empty_tower(config: PretrainedConfig, device: torch.device, dtype: torch.dt
     own._attn_implementation = "sdpa"
     with no_init_weights(), torch.device(device):
         tower: PreTrainedModel = kind._from_config(own, dtype=dtype)  # type: ignore[attr-defined]
-    return tower.requires_grad_(False).eval()
+    tower.requires_grad_(False)
+    tower.train(False)
+    return tower
