@@ -13,9 +13,11 @@ from strop.cli import (
     dialect_commands,
     folder_commands,
     import_command,
+    init_command,
     plan_command,
     reference_commands,
     run_commands,
+    watch_command,
 )
 from strop.cli.command_group import StropGroup
 
@@ -32,6 +34,8 @@ run_commands.add_to(app)
 plan_command.add_to(app)
 chat_command.add_to(app)
 folder_commands.add_to(app)
+watch_command.add_to(app)
+init_command.add_to(app)
 dialect_commands.add_to(app)
 component_command.add_to(app)
 convert_command.add_to(app)

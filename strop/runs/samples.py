@@ -74,7 +74,7 @@ def _eval_samples(name: str, files: Sequence[Path]) -> list[SampleList]:
     worse = [row for row in sorted(scored, key=change) if change(row) < 0]
     ascending = sorted(scored, key=lambda row: row["reward"])
     top = max((row["reward"] for row in scored), default=0.0)
-    chosen: tuple[tuple[str, str, list[Row]], ...] = (
+    chosen: tuple[tuple[str, str, Sequence[Row]], ...] = (
         ("improved", "Largest gains between the first and the last evaluation.", improved),
         ("worse", "Largest losses between the first and the last evaluation.", worse),
         ("best", "Highest rewards of this evaluation.", [] if before else ascending[::-1]),

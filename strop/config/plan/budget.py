@@ -17,7 +17,7 @@ from strop.config.plan.request import request_of
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.model import LoraConfig
 from strop.config.schema.run import Run
-from strop.config.schema.trainer import Fsdp2EngineConfig
+from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.config.units import Amount
 from strop.errors import PlacementError
 

@@ -1,0 +1,74 @@
+"""A first run file from a few answers, with comments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRun:
+    """Answers from which a run file is written."""
+
+    model: str
+    train: str
+    prompt: str
+    answer: str
+    reward: str
+    eval: str | None
+    """Path of the held-out tasks; None for a run without evaluation."""
+    steps: int
+    lora: bool
+    max_response_tokens: int
+    chat: bool
+    """Whether prompts are rendered by the tokenizer's chat template."""
+
+    def text(self) -> str:
+        """The run file."""
+        evaluation = (
+            f"  eval: [{{name: held-out, path: {_value(self.eval)}, {self._columns}}}]\n" if self.eval else ""
+        )
+        lora = (
+            "\n  lora: {rank: 16, alpha: 32}  # train an adapter; remove to train all weights"
+            if self.lora
+            else ""
+        )
+        template = "" if self.chat else "  chat_template: none  # prompts are plain text\n"
+        every = max(1, self.steps // 10)
+        return (
+            "# yaml-language-server: $schema=strop.schema.json\n"
+            f"project: {_value(_stem(self.train))}\n"
+            "name: first\n"
+            "seed: 1\n"
+            "model:\n"
+            f"  path: {_value(self.model)}  # a folder, a GGUF file, or a name on the Hub{lora}\n"
+            "data:\n"
+            f"  train: {{path: {_value(self.train)}, {self._columns}}}\n"
+            f"{evaluation}"
+            "  max_prompt_tokens: 512\n"
+            f"  max_response_tokens: {self.max_response_tokens}  # longer responses are truncated\n"
+            f"{template}"
+            f"reward: {_value(self.reward)}  # a built-in, or file.py:function\n"
+            "algorithm: {type: grpo, rollouts_per_task: 8}  # responses per task, compared with one another\n"
+            "trainer:\n"
+            f"  duration: {self.steps} steps\n"
+            "  tasks_per_step: 16  # prompts sampled in one step\n"
+            f"  optimizer: {{type: adamw, lr: {'1e-4' if self.lora else '1e-5'}}}\n"
+            f"checkpoint: {{every: {every} steps}}\n"
+            + (f"evaluate: {{every: {every} steps}}\n" if self.eval else "")
+        )
+
+    @property
+    def _columns(self) -> str:
+        return f"prompt: {_value(self.prompt)}, answer: {_value(self.answer)}"
+
+
+def _value(text: str) -> str:
+    """A text as a YAML value inside a flow mapping."""
+    return yaml.safe_dump([text], default_flow_style=True).strip()[1:-1]
+
+
+def _stem(path: str) -> str:
+    return Path(path).stem or "strop"
