@@ -71,6 +71,8 @@ class EngineCapabilities:
     token_versions: bool
     """Whether `Completion.token_versions` distinguishes tokens before and after a load; without it a completion has the
     version of its start."""
+    prompt_logprobs: bool = False
+    """Whether `SampleRequest.prompt_logprobs` is supported; without it such a request raises `InferenceError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +138,28 @@ class ImageProcessor(Protocol):
         ...
 
 
-class InferenceEngine(Protocol):
+class Sampler(Protocol):
+    """Samples completions of requests."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """Features of the engine that samples."""
+        ...
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        """Return completions in the order of the requests.
+
+        Raises `StropError` for the call as a whole if any of its requests is invalid.
+        """
+        ...
+
+
+class InferenceEngine(Sampler, Protocol):
     """Engine that samples from a model.
 
     Life cycle: `start`, then any of the other methods, then `close`. `sample` runs in an event loop; any
     thread may call the other methods, and what they change takes effect between two decoding steps.
     """
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        """Features of this engine."""
-        ...
 
     @property
     def device(self) -> torch.device:
@@ -169,13 +182,6 @@ class InferenceEngine(Protocol):
 
     def describe(self) -> str:
         """One line for the log: implementation, data type, number of processes."""
-        ...
-
-    async def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
-        """Return completions in the order of the requests.
-
-        Raises `StropError` for the call as a whole if any of its requests is invalid.
-        """
         ...
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -208,6 +214,13 @@ class InferenceEngine(Protocol):
 
     def take_statistics(self) -> EngineStatistics | None:
         """Load since the last call; None for an engine that does not record it."""
+        ...
+
+    def abort(self) -> None:
+        """End all requests that the engine has; each is answered with the tokens that it has, perhaps none.
+
+        The finish reason of these completions is `abort`; no other has it.
+        """
         ...
 
     def pause(self) -> None:

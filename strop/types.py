@@ -33,7 +33,7 @@ Message = Mapping[str, Any]
 
 RolloutStatus = Literal["ok", "truncated", "error"]
 """Status of a finished rollout: normal, at the token limit, or with an error (never trained on)."""
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort"]
 """Why a completion ended: an end token, stop token or stop string; or the token limit."""
 FailureCause = Literal["failed", "timeout"]
 """Why a rollout failed before it was scored: its workflow raised an error, or exceeded its time limit."""
@@ -111,6 +111,8 @@ class SampleRequest:
     messages: tuple[Message, ...] = ()
     """Conversation without tools and images that `prompt_ids` encode, for an engine that takes messages; empty for
     any other prompt."""
+    prompt_logprobs: bool = False
+    """Whether to compute the log-probs of the prompt's tokens, on an engine that can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ class Completion:
     """Trainer step of the weights that sampled it, or its first token."""
     token_versions: IntArray | None = None
     """[C] Trainer step of the weights that sampled each token; None where `version` sampled all of them."""
+    prompt_logprobs: FloatArray | None = None
+    """[P - 1] Log-probs of the prompt's tokens after its first under softmax(logits), where they were asked for."""
 
     def __post_init__(self) -> None:
         arrays = (self.sampler_logprobs, *_given(self.policy_logprobs, self.token_versions))

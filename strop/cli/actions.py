@@ -150,10 +150,11 @@ def print_plan(run: Run) -> None:
 
     Raises PlacementError for what the machine lacks.
     """
-    machine = machine_of(run)
-    if run.mode == "bench" or not (machine.gpus or described_machine()):
+    if run.mode == "bench":
         return
     plan = plan_run(run)
+    if not (machine_of(run).gpus or described_machine()):
+        return
     echo(describe_plan(plan))
     echo(f"{align_columns(plan_rows(plan))}\n")
 

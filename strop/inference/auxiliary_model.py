@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import torch
 
+from strop.config.schema.inference_engine import AuxiliaryEngineConfig, NativeEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.rollout import AuxiliaryModelConfig
 from strop.data.encoding.chat_reply import ChatReplyParser
@@ -15,37 +17,48 @@ from strop.inference.endpoint.errors import CONTEXT_LENGTH_EXCEEDED, BadRequest
 from strop.inference.endpoint.request import ChatRequest
 from strop.inference.endpoint.response import ChatResponse
 from strop.inference.endpoint.token_completions import TokenRequest, TokenResponse
-from strop.inference.registry import attach_engine
-from strop.models.loading import load_model, load_tokenizer
-from strop.models.shared_weights import model_weights
+from strop.inference.pool import EnginePool, EngineSpec
+from strop.inference.registry import load_engine
+from strop.models.loading import load_config, load_tokenizer
+from strop.protocols import InferenceEngine
 from strop.seeds import derive_seed
 from strop.types import Completion, IntArray, SampleRequest, SamplingParams
 from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.start import LOCAL, WorkerPlacement
 
 
 class AuxiliaryModel:
     """An `EndpointModel` whose engine runs in its own thread. Equal requests get equal responses."""
 
-    def __init__(self, section: AuxiliaryModelConfig, device: torch.device, *, seed: int) -> None:
-        """Load the model. Raises `ModelError` for a model or a tokenizer that cannot be used."""
+    def __init__(
+        self,
+        section: AuxiliaryModelConfig,
+        device: torch.device,
+        *,
+        seed: int,
+        placement: WorkerPlacement = LOCAL,
+        max_restarts: int = 0,
+    ) -> None:
+        """Load the model; an engine of a serving library does so in a process of its own, at `placement`.
+
+        Raises `ModelError` for a model or a tokenizer that cannot be used, and what `InferenceEngine.start` raises.
+        """
         self._section = section
         self._seed = seed
-        files = ModelConfig(
-            path=section.path,
-            tokenizer=section.tokenizer,
-            dtype=section.dtype,
-            trust_remote_code=section.trust_remote_code,
-        )
+        create = AuxiliaryEngineFactory(section, device)
         try:
-            tokenizer = load_tokenizer(files)
+            tokenizer = load_tokenizer(create.files)
             self._encoder = TurnEncoder(tokenizer, section.chat_template)
-            model = load_model(files, device=device, trainable=False)
+            positions = load_config(create.files).get_text_config().max_position_embeddings
+            self._context_tokens = min(positions, _engine_context(section.engine) or positions)
+            self._engine = (
+                create()
+                if isinstance(section.engine, NativeEngineConfig)
+                else _own_process(create, placement, max_restarts)
+            )
+            self._engine.start()
         except ModelError as error:
             raise ModelError(f"rollout.auxiliary_models ({section.name}): {error}") from error
-        self._engine = attach_engine(section.engine, model_weights(model), tokenizer)
-        self._engine.start()
-        positions = model.config.get_text_config().max_position_embeddings
-        self._context_tokens = min(positions, section.engine.kv_cache_tokens)
         self._thread = EventLoopThread(f"auxiliary model {section.name}")
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
@@ -104,6 +117,47 @@ class AuxiliaryModel:
             max_tokens=min(remaining_tokens, request.max_tokens or self._section.max_response_tokens),
             stop=request.stop,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AuxiliaryEngineFactory:
+    """Builds the engine of an auxiliary model, in the process that runs it."""
+
+    section: AuxiliaryModelConfig
+    device: torch.device
+
+    @property
+    def files(self) -> ModelConfig:
+        """The model's files."""
+        section = self.section
+        return ModelConfig(
+            path=section.path,
+            tokenizer=section.tokenizer,
+            dtype=section.dtype,
+            trust_remote_code=section.trust_remote_code,
+        )
+
+    def __call__(self) -> InferenceEngine:
+        """Load the tokenizer and the model."""
+        return load_engine(self.section.engine, self.files, load_tokenizer(self.files), self.device)
+
+
+def _own_process(
+    create: AuxiliaryEngineFactory, placement: WorkerPlacement, max_restarts: int
+) -> InferenceEngine:
+    engine = create.section.engine
+    return EnginePool(
+        [EngineSpec(f"auxiliary-{create.section.name}", create)],
+        placement,
+        max_restarts,
+        hang_timeout_seconds=engine.hang_timeout_seconds,
+        start_timeout_seconds=engine.start_timeout_seconds,
+    )
+
+
+def _engine_context(engine: AuxiliaryEngineConfig) -> int | None:
+    """Maximum length of a prompt with its completion that the engine's section sets; None if it sets none."""
+    return engine.kv_cache_tokens if isinstance(engine, NativeEngineConfig) else engine.sequence_limit
 
 
 def _request_hash(request: SampleRequest) -> str:

@@ -90,3 +90,9 @@ def _length_fault(request: SampleRequest, max_sequence_tokens: int | None) -> st
         f"{len(request.prompt_ids)} prompt tokens and max_tokens {request.sampling.max_tokens} are {total} "
         f"tokens, but the model has only {max_sequence_tokens} positions; shorten either"
     )
+
+
+def refuse_prompt_logprobs(request: SampleRequest, engine: str) -> None:
+    """Raise `InferenceError` for a request of the prompt's log-probs, for an engine that does not compute them."""
+    if request.prompt_logprobs:
+        raise InferenceError(f"request {request.id!r}: {engine} does not compute log-probs of prompts")

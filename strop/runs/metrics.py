@@ -428,34 +428,34 @@ METRICS: dict[str, Metric] = {
         "Speed and memory",
         "tokens per second",
         "higher",
-        "Tokens that a serving engine sampled per second with running requests; the mean over several engines.",
+        "Tokens that an inference engine sampled per second with running requests; the mean over several engines.",
     ),
     "engine/max_running": Metric(
         "Speed and memory",
         "requests",
         None,
-        "Largest number of requests that the serving engine ran at once.",
+        "Largest number of requests that the inference engine ran at once.",
     ),
     "engine/max_waiting": Metric(
         "Speed and memory",
         "requests",
         "lower",
-        "Largest number of requests that waited in the serving engine for memory or for a place in the batch.",
+        "Largest number of requests that waited in the inference engine for memory or for a place in the batch.",
     ),
     "engine/max_kv_usage": Metric(
-        "Speed and memory", "fraction", None, "Largest fraction of the serving engine's KV cache in use."
+        "Speed and memory", "fraction", None, "Largest fraction of the inference engine's KV cache in use."
     ),
     "engine/cached_prompt_fraction": Metric(
         "Speed and memory",
         "fraction",
         "higher",
-        "Fraction of prompt tokens that the serving engine found in its KV cache and did not compute again.",
+        "Fraction of prompt tokens that the inference engine found in its KV cache and did not compute again.",
     ),
     "engine/preemptions": Metric(
         "Speed and memory",
         "requests",
         "lower",
-        "Requests whose KV cache the serving engine gave to others and computed again later.",
+        "Requests whose KV cache the inference engine gave to others and computed again later.",
     ),
     "engine/logprob_gap": Metric(
         "Sampler-trainer mismatch",

@@ -9,7 +9,7 @@ Subscriber         consumes published versions; waits for a version that may sam
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,12 +95,20 @@ class AdapterLoad:
             old.cleanup()
 
 
+class WeightSource(Protocol):
+    """The part of a training engine that the publisher uses."""
+
+    def iter_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full weights, adapters merged, with Hugging Face names; to be iterated to the end."""
+        ...
+
+
 class Publisher:
     """The trainer's side: publishes versions when the policy or the explorer asks for them."""
 
     def __init__(
         self,
-        engine: TrainingEngine,
+        source: WeightSource,
         policy: StyleConfig,
         sender: WeightSender,
         *,
@@ -112,7 +120,7 @@ class Publisher:
         `pinned_version` is the version with which a killed explorer would sample its step again: the trainer
         publishes it in any case when it reaches that step, perhaps for the second time.
         """
-        self._engine = engine
+        self._source = source
         self._policy = policy
         self._sender = sender
         self._warmup_steps = warmup_steps
@@ -156,7 +164,7 @@ class Publisher:
     def _publish(self) -> None:
         """Publish the current version, and delete those that the explorer needs no more."""
         if self._version != self._published:
-            self._sender.write(self._version, self._engine.iter_weights())
+            self._sender.write(self._version, self._source.iter_weights())
             versions = self._sender.versions()
             oldest_needed = max(self._sender.get_signal(OLDEST_NEEDED), self._pinned_version or 0)
             retained = retained_versions(self._policy, versions, oldest_needed)

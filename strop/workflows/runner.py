@@ -11,7 +11,7 @@ from typing import Any
 from strop.config.schema.rollout import RolloutConfig
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.errors import StropError
-from strop.protocols import InferenceEngine
+from strop.protocols import Sampler
 from strop.seeds import derive_seed
 from strop.types import FailureCause, Message, Rollout, RolloutStatus, SamplingParams, Task
 from strop.workflows.chat import Chat, EventLoopBridge, SyncChat
@@ -36,7 +36,7 @@ class WorkflowRunner:
     def __init__(
         self,
         workflow: BoundWorkflow,
-        engine: InferenceEngine,
+        engine: Sampler,
         encoder: TurnEncoder,
         section: RolloutConfig,
         max_sequence_tokens: int,

@@ -13,7 +13,7 @@ from strop.data.encoding.chat_template import Tools
 from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.data.images.messages import media_of
 from strop.errors import EngineLostError
-from strop.protocols import InferenceEngine
+from strop.protocols import Sampler
 from strop.seeds import derive_seed
 from strop.types import ImageReference, IntArray, Message, SampleRequest, SamplingParams, Turn
 from strop.workflows.result import ContextLengthExceeded
@@ -54,7 +54,7 @@ class RolloutSession:
     def __init__(
         self,
         name: str,
-        engine: InferenceEngine,
+        engine: Sampler,
         encoder: TurnEncoder,
         sampling: SamplingParams,
         seed: int,

@@ -131,3 +131,26 @@ def test_trinity_decides_the_options_of_sglang():
     assert isinstance(engine, SglangEngineConfig)
     assert (engine.tensor_parallel, engine.mem_fraction_static, engine.dtype) == (2, 0.7, "float32")
     assert isinstance(read(*options).run.rollout.engine, NativeEngineConfig)
+
+
+AUXILIARY = (
+    "+explorer.auxiliary_models=[{model_path: /models/judge, engine_type: vllm, tensor_parallel_size: 2, "
+    "gpu_memory_utilization: 0.3, dtype: bfloat16, engine_num: 1}, {model_path: /models/small, "
+    "tensor_parallel_size: 1}]",
+)
+
+
+@pytest.mark.usefixtures("trinity_file")
+def test_trinity_decides_the_engines_of_auxiliary_models():
+    served, small = read(*AUXILIARY, here=False).run.rollout.auxiliary_models
+    assert isinstance(served.engine, VllmEngineConfig) and isinstance(small.engine, NativeEngineConfig)
+    assert (served.engine.tensor_parallel, served.engine.gpu_memory_utilization) == (2, 0.3)
+    assert served.engine.dtype == "bfloat16" and served.engine.enforce_eager is False
+    replaced = [model.engine for model in read(*AUXILIARY).run.rollout.auxiliary_models]
+    assert all(isinstance(engine, NativeEngineConfig) for engine in replaced)
+
+
+@pytest.mark.usefixtures("trinity_file")
+def test_an_auxiliary_model_has_one_engine():
+    with pytest.raises(PlacementError, match=r"engine_num.*an auxiliary model has one engine"):
+        read(*(option.replace("engine_num: 1", "engine_num: 2") for option in AUXILIARY), here=False)

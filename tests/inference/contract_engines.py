@@ -68,7 +68,10 @@ class SglangFactory:
 
     def __call__(self) -> InferenceEngine:
         section = SglangEngineConfig(
-            tensor_parallel=self.tensor_parallel, context_length=512, max_total_tokens=4096
+            tensor_parallel=self.tensor_parallel,
+            context_length=512,
+            max_total_tokens=4096,
+            enable_memory_saver=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(self.folder)
         return load_engine(section, ModelConfig(path=str(self.folder)), tokenizer, torch.device("cpu"))

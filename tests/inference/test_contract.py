@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,11 @@ from _pytest.mark import ParameterSet
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from strop.errors import InferenceError
+from strop.inference.partial_completion import continuation
 from strop.inference.registry import running_engine
 from strop.models.tiny import make_model
 from strop.protocols import InferenceEngine, WeightBroadcast
-from strop.types import Completion, SampleRequest, SamplingParams
+from strop.types import Completion, FloatArray, SampleRequest, SamplingParams
 from tests.inference.contract_engines import ENGINES, SERVING
 from tests.inference.helpers import (
     full_logits,
@@ -242,6 +243,53 @@ def test_tokens_after_a_load_have_the_new_version(subject: Subject):
         if (versions := completion.token_versions) is not None:
             assert versions[0] == completion.version == 4 and versions[-1] == 5
             assert (np.diff(versions) >= 0).all()
+
+
+def test_aborted_requests_have_the_tokens_so_far_and_can_be_continued(subject: Subject):
+    subject.load_initial_weights()
+    sampling = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    requests = requests_for(PROMPTS[:2], sampling)
+    whole = sample(subject.engine, requests)
+
+    async def abort_and_continue() -> tuple[list[Completion], list[Completion]]:
+        call = asyncio.create_task(subject.engine.sample(requests))
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(subject.engine.abort)
+        parts = await call
+        if {part.finish_reason for part in parts} == {"length"}:  # they were faster
+            return parts, []
+        rest = [continuation(request, part.token_ids) for request, part in zip(requests, parts, strict=True)]
+        return parts, await subject.engine.sample(rest)
+
+    parts, rests = asyncio.run(abort_and_continue())
+    for number, (expected, part) in enumerate(zip(whole, parts, strict=True)):
+        tokens, logprobs = part.token_ids.tolist(), _policy(part).tolist()
+        if rests:
+            assert part.finish_reason == "abort" and rests[number].finish_reason == "length"
+            tokens += rests[number].token_ids.tolist()
+            logprobs += _policy(rests[number]).tolist()
+        assert tokens == expected.token_ids.tolist()
+        np.testing.assert_allclose(logprobs, _policy(expected), atol=1e-4, rtol=0)
+
+
+def _policy(completion: Completion) -> FloatArray:
+    assert completion.policy_logprobs is not None
+    return completion.policy_logprobs
+
+
+def test_prompt_logprobs_are_the_models_or_are_refused(subject: Subject):
+    subject.load_initial_weights()
+    (request,) = requests_for(PROMPTS[1:2], SamplingParams(max_tokens=1))
+    request = replace(request, prompt_logprobs=True)
+    if not subject.engine.capabilities.prompt_logprobs:
+        with pytest.raises(InferenceError, match="log-probs of prompts"):
+            sample(subject.engine, [request])
+        return
+    (completion,) = sample(subject.engine, [request])
+    logprobs = full_logits(subject.model, request.prompt_ids[:1], request.prompt_ids[1:]).log_softmax(-1)
+    chosen = torch.from_numpy(request.prompt_ids[1:]).long()[:, None]
+    expected = logprobs.gather(1, chosen)[:, 0]
+    np.testing.assert_allclose(completion.prompt_logprobs, expected, atol=1e-4, rtol=0)
 
 
 def test_load_path_reads_a_model_folder_or_is_refused(subject: Subject, tmp_path: Path):

@@ -4,6 +4,8 @@ rest."""
 from __future__ import annotations
 
 import asyncio
+import copy
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,12 +20,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from strop.config.schema.inference_engine import SglangEngineConfig, VllmEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import ConfigError, ModelError, StropError
+from strop.inference.interruptible_sampler import InterruptibleSampler
 from strop.inference.pool import EnginePool, EngineSpec
 from strop.inference.registry import load_engine, running_engine
 from strop.models.tiny import make_model
 from strop.protocols import InferenceEngine
 from strop.types import Completion, SampleRequest, SamplingParams
+from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.start import LocalPlacement
+from strop.workers.waiting import never_stop
 
 from .helpers import (
     NEEDS_SGLANG,
@@ -111,6 +116,14 @@ def test_experts_have_the_new_weights_after_a_load(experts: tuple[EnginePool, Pr
     assert_sampled_by(model, requests, sample(pool, requests))
 
 
+def versions_of(completion: Completion) -> list[int]:
+    """The version of each token; a load may come before the first."""
+    if completion.token_versions is None:
+        return [completion.version] * len(completion.token_ids)
+    versions: list[int] = completion.token_versions.tolist()
+    return versions
+
+
 def test_running_completions_continue_with_the_new_weights(experts: tuple[EnginePool, PreTrainedModel]):
     pool, model = experts
     requests = requests_for(PROMPTS, SamplingParams(max_tokens=300, ignore_eos=True))
@@ -127,7 +140,33 @@ def test_running_completions_continue_with_the_new_weights(experts: tuple[Engine
         assert len(completion.token_ids) == 300
         expected = policy_logprobs(model, request, completion)
         np.testing.assert_allclose(completion.sampler_logprobs[-100:], expected[-100:], atol=1e-4)
+        versions = versions_of(completion)
+        assert set(versions) <= {1, 2} and versions[-1] == 2
     assert {each.version for each in sample(pool, requests[:1])} == {2}
+
+
+def test_aborted_completions_are_continued_with_the_new_weights(experts: tuple[EnginePool, PreTrainedModel]):
+    pool, model = experts
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=300, ignore_eos=True))
+    loop = EventLoopThread("rollouts")
+    tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+    sampler = InterruptibleSampler(pool, loop, tokenizer, "abort", timeout_seconds=60, check=never_stop)
+    before = copy.deepcopy(model)
+    try:
+        pool.load(before.named_parameters(), 2)
+        call = loop.submit(sampler.sample(requests))
+        time.sleep(0.3)
+        assert not call.done()
+        sampler.load(perturbed(model).named_parameters(), 4)
+        completions = call.result(120)
+    finally:
+        loop.close()
+    for request, completion in zip(requests, completions, strict=True):
+        versions = versions_of(completion)
+        assert set(versions) <= {2, 4} and versions[-1] == 4
+        old, new = (policy_logprobs(each, request, completion) for each in (before, model))
+        expected = np.where(np.array(versions) == 2, old, new)
+        np.testing.assert_allclose(completion.sampler_logprobs, expected, atol=1e-4, rtol=0)
 
 
 def test_after_a_failed_load_the_engine_samples_no_more(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,9 @@ from strop.config.schema.model import ModelConfig
 from strop.errors import ConfigError, InferenceError
 from strop.inference.native.stopping import StopStringMatcher
 from strop.inference.sglang.arguments import RESERVED_TOKENS, add_engine_kwargs, engine_arguments
-from strop.inference.sglang.requests import StopPlan, check_support, stop_plan, to_completion, to_sglang
+from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
 from strop.inference.sglang.statistics import CompletionStatistics
-from strop.inference.sglang.stopping import cut_at_stop
+from strop.inference.stop_cut import cut_at_stop
 from strop.types import Completion, EngineStatistics, SampleRequest, SamplingParams
 
 MODEL = ModelConfig(path="/models/m", compute_dtype="bfloat16")
@@ -42,7 +43,11 @@ def passed(**sampling: Any) -> dict[str, Any]:
 
 def output(tokens: int = 2, reason: str = "stop", **info: Any) -> dict[str, Any]:
     logprobs = [(-0.5, 7, None), (-0.25, 1, None)][:tokens]
-    meta = {"output_token_logprobs": logprobs, "finish_reason": {"type": reason}}
+    meta = {
+        "output_token_logprobs": logprobs,
+        "finish_reason": {"type": reason},
+        "weight_versions": [{"version": "4", "start": 0, "end": tokens}],
+    }
     return {"meta_info": meta | info}
 
 
@@ -123,20 +128,46 @@ def test_a_filter_asks_for_both_logprobs_and_keeps_every_token_without_top_k():
 
 
 def test_logprobs_of_the_policy_and_of_the_sampler():
-    plain = to_completion(request(), output(), 4)
+    plain = to_completion(request(), output(), int)
     assert plain.sampler_logprobs.tolist() == [-0.5, -0.25] and plain.version == 4
-    filtered = to_completion(request(top_k=5), output(output_token_sampling_logprobs=[-0.1, -0.2]), 4)
+    filtered = to_completion(request(top_k=5), output(output_token_sampling_logprobs=[-0.1, -0.2]), int)
     assert filtered.sampler_logprobs.tolist() == pytest.approx([-0.1, -0.2])
     assert filtered.policy_logprobs is not None and filtered.policy_logprobs.tolist() == [-0.5, -0.25]
-    greedy = to_completion(request(temperature=0), output(), 4)
+    greedy = to_completion(request(temperature=0), output(), int)
     assert greedy.sampler_logprobs.tolist() == [0, 0] and greedy.policy_logprobs is not None
-    assert to_completion(request(min_tokens=1), output(), 4).policy_logprobs is None
+    assert to_completion(request(min_tokens=1), output(), int).policy_logprobs is None
 
 
-@pytest.mark.parametrize("found", [output(reason="abort"), output(reason="length")])
-def test_a_completion_that_sglang_shortened_is_an_error(found: dict[str, Any]):
+def test_tokens_of_several_versions_have_a_version_each():
+    spans = [{"version": "4", "start": 0, "end": 1}, {"version": "6", "start": 1, "end": 2}]
+    mixed = to_completion(request(), output(weight_versions=spans), int)
+    assert mixed.version == 4 and mixed.token_versions is not None
+    assert mixed.token_versions.tolist() == [4, 6]
+
+
+def test_a_request_that_is_aborted_while_it_waits_has_no_tokens():
+    aborted = {
+        "output_token_logprobs": [],
+        "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+    }
+    completion = to_completion(request(top_k=5), {"meta_info": aborted}, int)
+    assert len(completion.token_ids) == 0 and completion.finish_reason == "abort"
+    recorder = CompletionStatistics()
+    recorder.record(aborted, ())
+    assert recorder.take().prompt_tokens == 0
+
+
+def test_logprobs_of_the_prompt_begin_with_its_second_token():
+    asked = replace(request(), prompt_logprobs=True)
+    assert to_sglang(asked, stop_plan(asked.sampling, END, VOCABULARY), VOCABULARY)["logprob_start_len"] == 0
+    given = output(input_token_logprobs=[(None, 3, None), (-0.5, 4, None), (-2.0, 5, None)])
+    found = to_completion(asked, given, int).prompt_logprobs
+    assert found is not None and found.tolist() == [-0.5, -2.0]
+
+
+def test_a_completion_that_sglang_shortened_is_an_error():
     with pytest.raises(InferenceError, match=r"request 'r': SGLang ended it after 2 of 5 tokens"):
-        to_completion(request(max_tokens=5), found, 0)
+        to_completion(request(max_tokens=5), output(reason="length"), int)
 
 
 @pytest.mark.parametrize(
@@ -162,38 +193,45 @@ class Letters:
 
 
 @pytest.mark.parametrize(
-    ("plan", "min_tokens", "expected"),
+    ("stops", "min_tokens", "expected"),
     [
-        ({"cut_tokens": {2}}, 0, "abc"),
-        ({"cut_tokens": {25}}, 0, "abcabc"),
-        ({"cut_strings": ("bc",)}, 2, "abc"),
-        ({"cut_strings": ("bc",)}, 3, "abcabc"),
-        ({"cut_strings": ("ca", "x")}, 3, "abca"),
+        ({"tokens": {2}}, 0, "abc"),
+        ({"tokens": {25}}, 0, "abcabc"),
+        ({"strings": ("bc",)}, 2, "abc"),
+        ({"strings": ("bc",)}, 3, "abcabc"),
+        ({"strings": ("ca", "x")}, 3, "abca"),
     ],
 )
-def test_a_completion_is_cut_at_its_first_stop(plan: dict[str, Any], min_tokens: int, expected: str):
+def test_a_completion_is_cut_at_its_first_stop(stops: dict[str, Any], min_tokens: int, expected: str):
     tokens = np.array([0, 1, 2, 0, 1, 2], dtype=np.int32)
     values = -tokens.astype(np.float32)
     whole = Completion(tokens, values, values, "length", 3)
-    empty: dict[str, Any] = {
-        "tokens": frozenset(),
-        "strings": (),
-        "cut_tokens": frozenset(),
-        "cut_strings": (),
-    }
-    sampling = SamplingParams(min_tokens=min_tokens)
-    cut = cut_at_stop(whole, StopPlan(**empty | plan), sampling, StopStringMatcher(Letters()))  # type: ignore[arg-type]
+    cut = cut_at_stop(whole, min_tokens, StopStringMatcher(Letters()), **stops)  # type: ignore[arg-type]
     assert Letters().decode(cut.token_ids.tolist()) == expected
     assert cut.sampler_logprobs.tolist() == values[: len(expected)].tolist()
-    at_end = plan in ({"cut_strings": ("bc",)},) and min_tokens == 3
+    at_end = stops == {"strings": ("bc",)} and min_tokens == 3
     assert cut.finish_reason == ("stop" if len(expected) < 6 or at_end else "length")
 
 
 def test_what_sglang_reports_is_added_up_until_it_is_taken():
-    recorder = CompletionStatistics()
+    now = 0.0
+    recorder = CompletionStatistics(lambda: now)
     for running, cached in ((4, 0), (8, 16)):
-        info = {"prompt_tokens": 32, "cached_tokens": cached, "num_retractions": 1}
+        logprobs = [(-0.5, 7, None)] * 3
+        info = {
+            "prompt_tokens": 32,
+            "cached_tokens": cached,
+            "num_retractions": 1,
+            "output_token_logprobs": logprobs,
+        }
         load = SimpleNamespace(num_running_reqs=running, num_waiting_reqs=1, token_usage=0.5)
         recorder.record(info, [load])
-    assert recorder.take() == EngineStatistics(8, 1, 0.5, 64, 16, 2)
-    assert recorder.take() == EngineStatistics(0, 0, 0.0, 0, 0, 0)
+    assert recorder.take() == EngineStatistics(8, 1, 0.5, 64, 16, 2, sampled_tokens=6)
+    now = 10.0  # nothing was running until now
+    with recorder.running():
+        now = 12.0
+        with recorder.running():
+            now = 13.0
+        assert recorder.take() == EngineStatistics(0, 0, 0.0, 0, 0, 0, busy_seconds=3.0)
+        now = 14.0
+    assert recorder.take() == EngineStatistics(0, 0, 0.0, 0, 0, 0, busy_seconds=1.0)

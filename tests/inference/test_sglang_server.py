@@ -66,7 +66,7 @@ class Server(ThreadingHTTPServer):
                     "output_token_logprobs": [[-0.5, 7, None]] * tokens,
                     "output_token_sampling_logprobs": [-0.25] * tokens,
                     "finish_reason": {"type": "length"},
-                    "weight_version": self.version,
+                    "weight_versions": [{"version": self.version, "start": 0, "end": tokens}],
                     "prompt_tokens": len(body["input_ids"]),
                     "cached_tokens": 0,
                 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
@@ -65,7 +66,19 @@ def test_options_have_vllms_names_and_are_left_out_without_a_value():
     assert passed["tensor_parallel_size"] == 2 and passed["max_num_seqs"] == 16 and passed["block_size"] == 32
     assert passed["dtype"] == "bfloat16" and passed["distributed_executor_backend"] == "mp"
     assert passed["logprobs_mode"] == "processed_logprobs"
-    assert not passed.keys() & {"gpu_memory_utilization", "seed", "enable_chunked_prefill", "quantization"}
+    assert not passed.keys() & {"gpu_memory_utilization", "seed", "quantization"}
+
+
+def test_the_cpu_build_computes_each_prompt_in_one_pass(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert arguments(enable_chunked_prefill=True)["enable_chunked_prefill"] is False
+    assert arguments(max_num_batched_tokens=512, max_model_len=512)["max_num_batched_tokens"] == 512
+    with pytest.raises(
+        ConfigError, match=r"max_num_batched_tokens is 511, less than the longest sequence \(512"
+    ):
+        arguments(max_num_batched_tokens=511, max_model_len=512)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "enable_chunked_prefill" not in arguments(max_num_batched_tokens=64, max_model_len=512)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +132,8 @@ def test_the_policys_logprobs_are_known_where_nothing_changes_its_distribution(
 
 
 def test_a_request_that_vllm_ended_early_is_an_error():
-    with pytest.raises(InferenceError, match=r"request 'r': vLLM ended it early \(abort\)"):
-        to_completion(request(), output("abort"))
+    with pytest.raises(InferenceError, match=r"request 'r': vLLM ended it early \(error\)"):
+        to_completion(request(), output("error"))
 
 
 def test_a_temperature_that_vllm_would_replace_is_refused():

@@ -6,7 +6,7 @@ import pytest
 
 import strop
 
-CLOCKS = ("time/", "tokens_per_second", "memory/")
+CLOCKS = ("time/", "tokens_per_second", "engine/", "memory/")
 
 
 def rows_of(run):

@@ -15,7 +15,7 @@ from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.resume import find_start
 from strop.runs.folder import RunFolder
 
-CLOCKS = ("time/", "tokens_per_second", "memory/")
+CLOCKS = ("time/", "tokens_per_second", "engine/", "memory/")
 
 
 @pytest.fixture(scope="module")

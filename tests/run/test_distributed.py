@@ -32,7 +32,7 @@ from .groups_by_id import assert_each_once
 from .groups_by_id import states as states_of
 
 pytest.importorskip("sqlalchemy")
-CLOCKS = ("time/", "tokens_per_second", "memory/", "sampled_version")
+CLOCKS = ("time/", "tokens_per_second", "engine/", "memory/", "sampled_version")
 
 
 @contextmanager

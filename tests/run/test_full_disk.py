@@ -22,7 +22,7 @@ from .test_rank_killed import finish, model, next_rank_process
 from .test_rank_killed import settings as rank_settings
 
 __all__ = ["model"]  # a fixture
-CLOCKS = ("time/", "tokens_per_second", "memory/")
+CLOCKS = ("time/", "tokens_per_second", "engine/", "memory/")
 PAGE = 4096
 LARGE = 64 << 20
 

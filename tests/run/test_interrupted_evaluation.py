@@ -13,7 +13,7 @@ import pytest
 import strop
 from strop.errors import Interrupted
 
-CLOCKS = ("time/", "tokens_per_second", "memory/")
+CLOCKS = ("time/", "tokens_per_second", "engine/", "memory/")
 
 
 class SignalInEvaluation(strop.Callback):

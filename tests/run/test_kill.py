@@ -24,7 +24,7 @@ STEPS = 12
 
 
 def not_timing(row):
-    clocks = ("time/", "tokens_per_second", "memory/")
+    clocks = ("time/", "tokens_per_second", "engine/", "memory/")
     return {name: value for name, value in row.items() if not name.startswith(clocks)}
 
 

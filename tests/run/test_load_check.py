@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from strop.errors import InferenceError
-from strop.run.rollout.load_check import LoadCheck
+from strop.run.rollout.load_check import LoadCheck, ProbedLoader, ProbedWeights, probe_tokens
 from strop.types import Completion, SampleRequest
 from strop.workers.event_loop_thread import EventLoopThread
 
@@ -54,3 +55,49 @@ def test_a_small_gap_is_a_metric():
 def test_a_large_gap_is_an_error(gap: float):
     with pytest.raises(InferenceError, match=r"version 7 of the weights.*engine: native"):
         check(gap)
+
+
+class PublishingTrainer(Trainer):
+    """Publishes one tensor."""
+
+    def iter_weights(self) -> Any:
+        yield "weight", torch.ones(1)
+
+
+class LoadedSampler:
+    """Takes weights, and answers the probe with log-probs of -1 for the prompt."""
+
+    def load(self, weights: Any, version: int) -> None:
+        self.names = [name for name, _ in weights]
+
+    async def sample(self, requests: list[SampleRequest]) -> list[Completion]:
+        (request,) = requests
+        assert request.prompt_logprobs
+        prompt = np.full(len(request.prompt_ids) - 1, -1, dtype=np.float32)
+        zero = np.zeros(1, dtype=np.float32)
+        return [Completion(np.zeros(1, dtype=np.int32), zero, zero, "length", 3, prompt_logprobs=prompt)]
+
+
+def load_published(gap: float, max_gap: float | None) -> tuple[LoadedSampler, dict[str, float]]:
+    tokens = probe_tokens(Tokenizer(), 22)  # type: ignore[arg-type]
+    assert len(tokens) == 21
+    loop, sampler = EventLoopThread("test"), LoadedSampler()
+    loader = ProbedLoader(sampler, loop, tokens, max_gap)  # type: ignore[arg-type]
+    try:
+        loader.load(ProbedWeights(PublishingTrainer(gap), tokens).iter_weights(), 7)  # type: ignore[arg-type]
+    finally:
+        loop.close()
+    return sampler, loader.metrics
+
+
+def test_a_separate_explorer_compares_the_published_logprobs_of_the_probe():
+    sampler, metrics = load_published(0.01, max_gap=0.05)
+    assert sampler.names == ["weight"]
+    assert metrics == {"engine/logprob_gap": pytest.approx(0.01)}
+    with pytest.raises(InferenceError, match="version 7 of the weights"):
+        load_published(0.2, max_gap=0.05)
+
+
+def test_a_native_explorer_ignores_the_probe():
+    sampler, metrics = load_published(0.2, max_gap=None)
+    assert sampler.names == ["weight"] and metrics == {}

@@ -34,7 +34,7 @@ def measured(row: Mapping[str, float | None]) -> dict[str, float | None]:
     return {
         current_metric(name): value
         for name, value in row.items()
-        if not name.startswith(("time/", "memory/")) and name != "tokens_per_second"
+        if not name.startswith(("time/", "memory/", "engine/", "tokens_per_second"))
     }
 
 

@@ -41,7 +41,7 @@ def train(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def learned(row: dict[str, Any]) -> dict[str, Any]:
-    clocks = ("time/", "tokens_per_second", "memory/")
+    clocks = ("time/", "tokens_per_second", "engine/", "memory/")
     return {name: value for name, value in row.items() if not name.startswith(clocks)}
 
 

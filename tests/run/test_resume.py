@@ -11,7 +11,7 @@ from strop.errors import CheckpointError, RunFolderError
 from strop.run.state.change import change_configuration
 from strop.runs.sessions import read_sessions
 
-CLOCKS = ("time/", "tokens_per_second", "memory/")
+CLOCKS = ("time/", "tokens_per_second", "engine/", "memory/")
 
 
 def rows_of(folder):

@@ -15,12 +15,13 @@ import pytest
 
 import strop
 from strop.models.tiny import make_model
+from strop.runs.folder import RunFolder
+from strop.runs.metrics_file import merge_rows, read_metrics
 from tests.inference.helpers import NEEDS_SGLANG, NEEDS_VLLM
 from tests.kill_log import kills, record_kill
 
 from .groups_by_id import rows as group_rows
 from .groups_by_id import states
-from .test_distributed import rows_of
 from .test_launch import start, wait_for
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
@@ -53,6 +54,12 @@ def engine_values(
     return make
 
 
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run's folder, with those of a separate explorer."""
+    files = RunFolder(folder)
+    return merge_rows(read_metrics(files.explorer.metrics), read_metrics(files.metrics))
+
+
 def test_a_run_has_the_trainers_logprobs_after_every_load(engine_values):
     rows = rows_of(strop.train(strop.load(engine_values())).folder)
     trained = [row for row in rows if row["step"] > 0]
@@ -79,6 +86,19 @@ def test_lora_and_filters(engine_values, library):
         assert "logprob_diff/mean_abs" not in last, "vLLM does not give the policy's log-probs under a filter"
 
 
+@pytest.mark.parametrize("pause_mode", ["keep", "abort"])
+def test_a_separate_explorer_compares_its_logprobs_with_the_trainers(engine_values, tmp_path, pause_mode):
+    style = {"type": "bounded", "max_staleness": "2 steps", "pause_mode": pause_mode}
+    values = engine_values(mode="both", synchronizer={"type": "checkpoint", "style": style})
+    process = start(tmp_path, values)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    rows = rows_of(tmp_path / "runs" / "strop" / "small")
+    gaps = [row["engine/logprob_gap"] for row in rows if "engine/logprob_gap" in row]
+    assert gaps and max(gaps) < 1e-4
+    assert max(row.get("engine/tokens_per_second", 0) for row in rows) > 0
+
+
 def processes_of(pid: int) -> list[psutil.Process]:
     """The engine's process and those that the library started, by the names that it gives them."""
     children = psutil.Process(pid).children(recursive=True)
@@ -92,9 +112,17 @@ def _is_engine(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.parametrize("victim", ["engine", "child"])
-def test_a_killed_process_of_the_engine_is_replaced(engine_values, library, tmp_path, victim):
-    process = start(tmp_path, engine_values(trainer__duration="12 steps"))
+@pytest.mark.parametrize(
+    ("victim", "tensor_parallel"),
+    [("engine", 1), ("child", 1), ("child", 2)],
+    ids=["engine", "child", "rank"],
+)
+def test_a_killed_process_of_the_engine_is_replaced(
+    engine_values, library, tmp_path, victim, tensor_parallel
+):
+    values = engine_values(trainer__duration="12 steps")
+    engine = values["rollout"]["engine"] | {"tensor_parallel": tensor_parallel}
+    process = start(tmp_path, values | {"rollout": values["rollout"] | {"engine": engine}})
     folder = tmp_path / "runs" / "strop" / "small"
     wait_for(folder / "metrics.jsonl", lines=2, process=process)
     found = processes_of(process.pid)

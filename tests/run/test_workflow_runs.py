@@ -16,7 +16,7 @@ from strop.errors import ConfigError, RolloutError
 
 MINE = Path(__file__).parent / "workflows.py"
 ECHO = {"name": "environment", "args": {"environment": f"{MINE}:Echo"}}
-CLOCKS = ("time/", "tokens_per_second", "memory/")
+CLOCKS = ("time/", "tokens_per_second", "engine/", "memory/")
 
 
 def rows_of(folder):

@@ -50,10 +50,8 @@ def _sharing_faults(run: Run) -> Iterator[str]:
             "rollout.colocated is true, and the actors of a Ray cluster with several GPUs do not share them; remove "
             "it, or write `cluster: local` for one machine"
         )
-    if run.rollout.release_memory and isinstance(
-        run.rollout.engine, SglangEngineConfig | ServerConnectionConfig
-    ):
-        yield "rollout.release_memory is true, and neither SGLang nor a server releases its memory; remove it"
+    if run.rollout.release_memory and isinstance(run.rollout.engine, ServerConnectionConfig):
+        yield "rollout.release_memory is true, and a server does not release its memory; remove it"
     if run.rollout.release_memory and run.is_distributed:
         yield (
             "rollout.release_memory is true, but explorer and trainer are separate processes that do not wait for each "

@@ -13,7 +13,7 @@ from strop.config.image_families import folder_takes_images
 from strop.config.plan import memory
 from strop.config.plan.machine import Machine, described_machine
 from strop.config.plan.memory import MemoryNeed
-from strop.config.plan.model_size import read_model_size
+from strop.config.plan.model_size import ModelSize, read_model_size
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, PrimeConfig, SftConfig
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
@@ -24,6 +24,7 @@ from strop.config.schema.inference_engine import (
     ServingEngineConfig,
 )
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.rollout import AuxiliaryModelConfig
 from strop.config.schema.run import Run
 from strop.config.units import Amount
 from strop.errors import PlacementError
@@ -224,8 +225,7 @@ def _services(run: Run) -> Iterator[tuple[str, MemoryNeed | None]]:
     for auxiliary in run.rollout.auxiliary_models:
         size = read_model_size(auxiliary.path) if auxiliary.device != "cpu" else None
         if auxiliary.device != "cpu":
-            tokens = auxiliary.engine.kv_cache_tokens
-            need = None if size is None else memory.engine(size, auxiliary.dtype, 1, tokens)
+            need = None if size is None else _auxiliary_need(auxiliary, size)
             yield f"auxiliary model {auxiliary.name}", need
     for reward in configured_rewards(run).values():
         for model in reward.models:
@@ -233,6 +233,15 @@ def _services(run: Run) -> Iterator[tuple[str, MemoryNeed | None]]:
                 size = read_model_size(model.path)
                 need = None if size is None else memory.engine(size, model.dtype, 1, 0)
                 yield f"reward model {model.name}", need
+
+
+def _auxiliary_need(auxiliary: AuxiliaryModelConfig, size: ModelSize) -> MemoryNeed:
+    """Memory that an auxiliary model's engine needs; of a serving engine, that of one sequence."""
+    engine = auxiliary.engine
+    if isinstance(engine, NativeEngineConfig):
+        return memory.engine(size, auxiliary.dtype, 1, engine.kv_cache_tokens)
+    dtype = engine.dtype if engine.dtype != "model" else auxiliary.dtype
+    return memory.engine(size, dtype, engine.devices, engine.sequence_limit or 0)
 
 
 def _total(needs: list[MemoryNeed | None]) -> MemoryNeed | None:

@@ -144,6 +144,8 @@ class SglangEngineConfig(ServingEngineConfig):
     deterministic: bool = False
     """Repeat seeded requests and the roundings of any batch, where SGLang's attention on a GPU can; by default each
     draw depends on the requests before it."""
+    enable_memory_saver: bool | None = None
+    """Allocate weights and KV cache so that `rollout.release_memory` can free them; null where it does."""
     seed: int = Field(0, ge=0)
     """Seed of the engine's draws."""
 
@@ -216,6 +218,10 @@ class AutoEngineConfig(Section):
     """Options of vLLM."""
 
 
+AuxiliaryEngineConfig = Annotated[
+    Annotated[NativeEngineConfig | VllmEngineConfig | SglangEngineConfig, Field(discriminator="type")],
+    type_shorthand("native"),
+]
 InferenceEngineConfig = Annotated[
     Annotated[
         NativeEngineConfig

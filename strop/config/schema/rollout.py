@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from strop.config.schema.base import SINGLE_TYPE_SHORTHAND, Section
-from strop.config.schema.inference_engine import InferenceEngineConfig, NativeEngineConfig
+from strop.config.schema.base import Section
+from strop.config.schema.inference_engine import (
+    AuxiliaryEngineConfig,
+    InferenceEngineConfig,
+    NativeEngineConfig,
+)
 from strop.config.schema.workflow import WorkflowConfig, WorkflowConfigOrName
 from strop.config.units import MAX_SECONDS
 
@@ -77,11 +81,11 @@ class AuxiliaryModelConfig(Section):
     chat_template: str = "tokenizer"
     """File with a Jinja template; `tokenizer` for the tokenizer's own."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the weights and matrix products."""
+    """Data type of the weights and matrix products, unless the engine has one of its own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model; `auto` is the GPU if there is one, otherwise the CPU."""
-    engine: Annotated[NativeEngineConfig, SINGLE_TYPE_SHORTHAND] = NativeEngineConfig(kv_cache_tokens=32768)
-    """Inference engine of the model."""
+    engine: AuxiliaryEngineConfig = NativeEngineConfig(kv_cache_tokens=32768)
+    """Inference engine of the model; vLLM and SGLang run in a process of its own, which is restarted if it ends."""
     max_response_tokens: int = Field(1024, gt=0)
     """Maximum length of a reply, in tokens, for requests without their own limit."""
     trust_remote_code: bool = False

@@ -19,7 +19,7 @@ from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.cluster import ClusterConfig, LocalClusterConfig, RayClusterConfig
 from strop.config.schema.data import DataConfig
 from strop.config.schema.group_baselines import GrpoConfig
-from strop.config.schema.inference_engine import ServerConnectionConfig, SglangEngineConfig
+from strop.config.schema.inference_engine import ServerConnectionConfig
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.process_reward import OversamplingConfig
 from strop.config.schema.record import EvaluateConfig, RecordConfig
@@ -34,8 +34,6 @@ from strop.config.schema.synchronizer import (
 )
 from strop.config.schema.trainer import TrainerConfig
 
-_KEEPS_MEMORY = SglangEngineConfig | ServerConnectionConfig
-"""Engines that do not release their memory."""
 SINGLE_ROLE_MODES = ("train", "explore")
 """Modes that run one role, explorer or trainer; the other role is another process."""
 
@@ -159,7 +157,7 @@ class Run(Section):
         """Whether the engines free their memory while the trainer works."""
         released = self.rollout.release_memory
         if released is None:
-            released = self.rollout.colocated and not isinstance(self.rollout.engine, _KEEPS_MEMORY)
+            released = self.rollout.colocated and not isinstance(self.rollout.engine, ServerConnectionConfig)
         return bool(released) and not self.is_distributed
 
     @property

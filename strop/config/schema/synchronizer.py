@@ -32,7 +32,19 @@ class FixedStyleConfig(BaseStyleConfig):
         return int(self.max_lead.count + self.every.count)
 
 
-class LatestStyleConfig(BaseStyleConfig):
+PauseMode = Literal["keep", "abort", "restart", "finish"]
+
+
+class RunningCompletionsConfig(Section):
+    """Fields of the styles under which completions are running when new weights are loaded."""
+
+    pause_mode: PauseMode = "keep"
+    """Treatment of completions that are running when new weights are loaded: `keep` holds them in the engine, and they
+    continue with the new weights; `abort` ends them in the engine, and their tokens are the beginning of a new request
+    for the rest; `restart` ends them and samples them again from their beginning; `finish` waits for them."""
+
+
+class LatestStyleConfig(RunningCompletionsConfig, BaseStyleConfig):
     """The explorer takes the latest published weights at each step, and never waits for newer ones."""
 
     type: Literal["latest"] = "latest"
@@ -43,7 +55,7 @@ class LatestStyleConfig(BaseStyleConfig):
         return None
 
 
-class OnRequestStyleConfig(Section):
+class OnRequestStyleConfig(RunningCompletionsConfig):
     """The explorer requests new weights, and waits until the trainer has finished its current step."""
 
     type: Literal["on_request"] = "on_request"
@@ -56,7 +68,7 @@ class OnRequestStyleConfig(Section):
         return None
 
 
-class BoundedStyleConfig(BaseStyleConfig):
+class BoundedStyleConfig(RunningCompletionsConfig, BaseStyleConfig):
     """The explorer takes the latest published weights, and waits only if they exceed `max_staleness`."""
 
     type: Literal["bounded"] = "bounded"

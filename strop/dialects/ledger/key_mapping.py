@@ -38,7 +38,7 @@ class ForeignValues(Protocol):
 
 Disposition = Literal["mapped", "accepted without effect", "refused", "placement"]
 """Treatment of a key in Strop: it decides fields of the run, it has no meaning in Strop, Strop does not
-support it, or it decides only where and how fast the run executes. There is no fifth kind of key."""
+support it, or it decides no field and only where and how fast the run executes. There is no fifth kind of key."""
 ReadFunction = Callable[[ForeignValues], Mapping[str, Any]]
 """Converter from foreign values to values by dotted run-file field. Keys that have a meaning only together
 share one converter."""
@@ -96,7 +96,11 @@ class KeyMapping:
     instead. Other keys: what a user should know."""
     value_type: ValueType = ANY
     supported: SupportCheck | None = None
+    """Check of a refused key's value, and of a value that needs hardware or an engine; None accepts every value."""
     inactive: InactiveCheck | None = None
+    is_placement: bool = False
+    """Whether the key decides where or how fast the run executes, so that `--here` replaces a value that `supported`
+    rejects."""
     default_stated: bool = True
     """Whether the seed page states the default; otherwise the default is the foreign tool's own at the time
     of the page."""
@@ -206,17 +210,18 @@ def placement(
     read: ReadFunction | None = None,
 ) -> KeyMapping:
     """A key that decides where or how fast a run executes; `--here` overrides values that `supported`
-    rejects."""
+    rejects. With `fields` it is a mapped key."""
     return KeyMapping(
         key,
         default,
-        "placement",
+        "mapped" if fields else "placement",
         fields,
         read,
         instead,
         value_type or value_type_of(default),
         supported,
         inactive,
+        is_placement=True,
     )
 
 

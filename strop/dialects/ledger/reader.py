@@ -13,7 +13,7 @@ from strop.config.load.validation import validate
 from strop.config.redact import redact, redacted_repr
 from strop.config.schema import Run
 from strop.dialects.ledger.foreign import ForeignConfig
-from strop.dialects.ledger.key_mapping import Disposition, KeyMapping, ReadFunction
+from strop.dialects.ledger.key_mapping import KeyMapping, ReadFunction
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.errors import ConfigError, FaultKind, config_error
 
@@ -65,7 +65,8 @@ def _check_support(foreign: ForeignConfig) -> tuple[OverriddenKey, ...]:
     _find_refused(foreign)
     overridden = tuple(
         OverriddenKey(key, redact(foreign[key], key), row.note)
-        for key, row in _unsupported(foreign, "placement")
+        for key, row in _unsupported(foreign)
+        if row.is_placement
     )
     if overridden and not foreign.here:
         foreign.tree.faults += placement_error(overridden).faults
@@ -74,20 +75,20 @@ def _check_support(foreign: ForeignConfig) -> tuple[OverriddenKey, ...]:
 
 def _find_refused(foreign: ForeignConfig) -> None:
     """Add the refused values to the faults."""
-    for key, row in list(_unsupported(foreign, "refused")):
+    for key, row in [(key, row) for key, row in _unsupported(foreign) if row.disposition == "refused"]:
         value = redacted_repr(foreign[key], key)
         message = f"{foreign.source(key)}: {key}={value} is not supported: {row.note}."
         foreign.tree.add_fault(FaultKind.UNSUPPORTED, message, split_key(key))
 
 
-def _unsupported(foreign: ForeignConfig, disposition: Disposition) -> Iterator[tuple[str, KeyMapping]]:
-    """The active keys with a disposition whose values are not supported."""
+def _unsupported(foreign: ForeignConfig) -> Iterator[tuple[str, KeyMapping]]:
+    """The active keys whose values are not supported."""
     for key, row in foreign.written.items():
-        if row.disposition != disposition or foreign.is_doubtful(key):
+        if row.supported is None or foreign.is_doubtful(key):
             continue
         if row.inactive is not None and row.inactive(foreign):
             continue
-        if row.supported is None or not row.supported(foreign, foreign[key]):
+        if not row.supported(foreign, foreign[key]):
             yield key, row
 
 

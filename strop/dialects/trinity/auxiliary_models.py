@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig
+from strop.config.schema.inference_engine import NativeEngineConfig, SglangEngineConfig, VllmEngineConfig
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
+    KeyMapping,
+    SupportCheck,
     mapped,
-    never,
     no_effect,
     only,
     placement,
@@ -21,9 +23,11 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.placement_notes import NO_SHARDS
 from strop.dialects.ledger.value_types import ANY, INTEGER, MAPPING_LIST, STRING, nullable
 from strop.dialects.trinity.presets import DISTILLED, advantage
-from strop.dialects.trinity.serving_engine import NATIVE
+from strop.dialects.trinity.serving_engine import DTYPES, ENGINE_OPTIONS, ENGINE_TYPES, NATIVE
 
 _AUXILIARY_MODELS = "explorer.auxiliary_models"
+_OPTIONS = tuple(ENGINE_OPTIONS["vllm"])
+"""Options of serving engines."""
 
 
 def write_auxiliary_models(run: Run) -> Mapping[str, Any]:
@@ -36,7 +40,18 @@ def write_auxiliary_models(run: Run) -> Mapping[str, Any]:
     for index, model in enumerate(run.rollout.auxiliary_models, start=first):
         at = f"{_AUXILIARY_MODELS}.{index}"
         values |= {f"{at}.model_path": model.path, f"{at}.max_response_tokens": model.max_response_tokens}
+        if not isinstance(model.engine, NativeEngineConfig):
+            values |= _written_engine(at, model.engine)
     return values
+
+
+def _written_engine(at: str, section: VllmEngineConfig | SglangEngineConfig) -> dict[str, Any]:
+    """The serving engine of a model, without the options that have the library's default."""
+    options = {key: getattr(section, field) for key, field in ENGINE_OPTIONS[section.type].items()}
+    if section.dtype == "model":
+        del options["dtype"]
+    given = {f"{at}.{key}": value for key, value in options.items() if value is not None}
+    return {f"{at}.engine_type": section.type, **given}
 
 
 @written_by(write_auxiliary_models)
@@ -54,8 +69,58 @@ def auxiliary_models(foreign: ForeignValues) -> Mapping[str, Any]:
         limit = foreign[f"{_AUXILIARY_MODELS}.{index}.max_response_tokens"]
         limit = foreign["model.max_response_tokens"] if limit is None else limit
         limits = {} if limit is None else {"max_response_tokens": limit}
-        models.append({"name": path.rstrip("/").rpartition("/")[2], "path": path, **limits})
+        name = path.rstrip("/").rpartition("/")[2]
+        models.append(
+            {"name": name, "path": path, **limits, **_engine(foreign, f"{_AUXILIARY_MODELS}.{index}")}
+        )
     return {"rollout.auxiliary_models": models} if models else {}
+
+
+def _engine(foreign: ForeignValues, at: str) -> dict[str, Any]:
+    """The section `engine` of a model that asks for a serving engine by its type or by an option; otherwise none."""
+    given = {key: foreign[f"{at}.{key}"] for key in _OPTIONS if foreign.is_set(f"{at}.{key}")}
+    is_typed = foreign.is_set(f"{at}.engine_type")
+    if foreign.here or not (
+        is_typed or given.keys() - {"tensor_parallel_size"} or given.get("tensor_parallel_size", 1) > 1
+    ):
+        return {}
+    name = ENGINE_TYPES.get(foreign[f"{at}.engine_type"]) if is_typed else "vllm"
+    if name is None:
+        return {}
+    fields = ENGINE_OPTIONS[name]
+    return {"engine": {"type": name, **{fields[key]: value for key, value in given.items() if key in fields}}}
+
+
+def _served(accepts: Callable[[Any], bool]) -> SupportCheck:
+    """Check of an option of serving engines; the teacher of a distillation and `--here` have none."""
+
+    def check(foreign: ForeignValues, value: Any) -> bool:
+        return not foreign.here and advantage(foreign) not in DISTILLED and accepts(value)
+
+    return check
+
+
+def _one_or_served(foreign: ForeignValues, value: Any) -> bool:
+    return value == 1 or _served(lambda value: True)(foreign, value)
+
+
+def _engine_row(key: str, accepts: Callable[[Any], bool] = lambda value: True) -> KeyMapping:
+    """The row of an option of a model's serving engine."""
+    field = "type" if key == "engine_type" else ENGINE_OPTIONS["vllm"][key]
+    note = (
+        ""
+        if key == "engine_type" or key in ENGINE_OPTIONS["sglang"]
+        else "; Trinity does not pass it to SGLang"
+    )
+    return placement(
+        f"{_AUXILIARY_MODELS}.0.{key}",
+        UNSET,
+        f"without a serving engine, {NATIVE}{note}",
+        supported=_served(accepts),
+        value_type=ANY,
+        fields=(f"rollout.auxiliary_models.0.engine.{field}",),
+        read=auxiliary_models,
+    )
 
 
 ROWS = (
@@ -79,24 +144,38 @@ ROWS = (
         f"{_AUXILIARY_MODELS}.0.tensor_parallel_size",
         UNSET,
         NO_SHARDS,
-        supported=only(1),
+        supported=_one_or_served,
         value_type=INTEGER,
+        fields=("rollout.auxiliary_models.0.engine.tensor_parallel",),
+        read=auxiliary_models,
     ),
 )
 FURTHER_ROWS = (
+    _engine_row("engine_type", lambda value: value in ENGINE_TYPES),
+    _engine_row("dtype", lambda value: value in DTYPES),
     *(
-        placement(f"{_AUXILIARY_MODELS}.0.{name}", UNSET, NATIVE, supported=never, value_type=ANY)
+        _engine_row(name)
         for name in (
-            "engine_type",
-            "engine_num",
-            "dtype",
             "gpu_memory_utilization",
             "enable_prefix_caching",
             "enable_chunked_prefill",
             "enforce_eager",
-            "use_v1",
             "seed",
         )
+    ),
+    placement(
+        f"{_AUXILIARY_MODELS}.0.engine_num",
+        UNSET,
+        "an auxiliary model has one engine",
+        supported=only(1),
+        value_type=ANY,
+    ),
+    placement(
+        f"{_AUXILIARY_MODELS}.0.use_v1",
+        UNSET,
+        NATIVE,
+        supported=_served(lambda value: True),
+        value_type=ANY,
     ),
     mapped(
         f"{_AUXILIARY_MODELS}.0.max_response_tokens",

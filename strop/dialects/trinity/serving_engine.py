@@ -24,9 +24,9 @@ from strop.dialects.ledger.value_types import ANY, STRING
 
 NATIVE = "the native sampler in the trainer's process"
 _MODEL = "explorer.rollout_model"
-_TYPES = {"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}
+ENGINE_TYPES = {"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}
 """Engine of Strop for each engine type."""
-_DTYPES = ("bfloat16", "float16", "float32")
+DTYPES = ("bfloat16", "float16", "float32")
 _DEFAULTS: Mapping[str, Any] = {
     "tensor_parallel_size": 1,
     "enable_prefix_caching": True,
@@ -37,7 +37,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "enable_chunked_prefill": False,
 }
 """Default of each option."""
-_OPTIONS: Mapping[str, Mapping[str, str]] = {
+ENGINE_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "vllm": {
         "tensor_parallel_size": "tensor_parallel",
         "enable_prefix_caching": "enable_prefix_caching",
@@ -53,13 +53,13 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
         "gpu_memory_utilization": "mem_fraction_static",
     },
 }
-"""Field of `rollout.engine` for each option that Trinity passes to an engine."""
+"""Field of the engine's section for each option that Trinity passes to an engine."""
 
 
 def serving_engine(foreign: ForeignValues) -> str | None:
     """The serving engine that the configuration asks for and `--here` does not replace."""
     key = f"{_MODEL}.engine_type"
-    return _TYPES.get(foreign[key]) if foreign.is_set(key) and not foreign.here else None
+    return ENGINE_TYPES.get(foreign[key]) if foreign.is_set(key) and not foreign.here else None
 
 
 def write_engine(run: Run) -> Mapping[str, Any]:
@@ -67,7 +67,9 @@ def write_engine(run: Run) -> Mapping[str, Any]:
     section = run.rollout.engine
     if not isinstance(section, VllmEngineConfig | SglangEngineConfig):
         return {}
-    written = {f"{_MODEL}.{key}": getattr(section, field) for key, field in _OPTIONS[section.type].items()}
+    written = {
+        f"{_MODEL}.{key}": getattr(section, field) for key, field in ENGINE_OPTIONS[section.type].items()
+    }
     if section.dtype == "model":
         written[f"{_MODEL}.dtype"] = run.model.compute_dtype or run.model.dtype
     given = {key: value for key, value in written.items() if value is not None}
@@ -80,7 +82,7 @@ def engine(foreign: ForeignValues) -> Mapping[str, Any]:
     name = serving_engine(foreign)
     if name is None:
         return {}
-    options = {field: foreign[f"{_MODEL}.{key}"] for key, field in _OPTIONS[name].items()}
+    options = {field: foreign[f"{_MODEL}.{key}"] for key, field in ENGINE_OPTIONS[name].items()}
     return {f"rollout.engine.{field}": value for field, value in {"type": name, **options}.items()}
 
 
@@ -90,7 +92,7 @@ def _supported(key: str) -> SupportCheck:
     def check(foreign: ForeignValues, value: Any) -> bool:
         if serving_engine(foreign) is None:
             return native(foreign, value)
-        return key != "dtype" or value in _DTYPES
+        return key != "dtype" or value in DTYPES
 
     return check
 
@@ -111,13 +113,15 @@ def engine_type_row() -> KeyMapping:
 def option_row(key: str, instead: str = NATIVE) -> KeyMapping:
     """The row of an option that decides a field of a serving engine; the native sampler does not use it."""
     fields = dict.fromkeys(
-        f"rollout.engine.{options[key]}" for options in _OPTIONS.values() if key in options
+        f"rollout.engine.{options[key]}" for options in ENGINE_OPTIONS.values() if key in options
     )
 
     def not_passed(foreign: ForeignValues) -> str | None:
         name = serving_engine(foreign)
         return (
-            f"Trinity does not pass it to {name}" if name is not None and key not in _OPTIONS[name] else None
+            f"Trinity does not pass it to {name}"
+            if name is not None and key not in ENGINE_OPTIONS[name]
+            else None
         )
 
     return placement(

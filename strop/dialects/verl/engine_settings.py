@@ -201,8 +201,8 @@ _CLUSTER = (
     placement(
         "async_training.partial_rollout",
         False,
-        "a step waits for all its responses; verl continues the unfinished ones in the next step, which saves time "
-        "where responses differ much in length",
+        "a step waits for all its responses; verl continues the unfinished ones in the next step, as a run file with "
+        "synchronizer.style.pause_mode: abort does, which saves time where responses differ much in length",
         supported=only(False),
     ),
     refused(

@@ -40,7 +40,7 @@ _HARDWARE = (
     "actor_rollout_ref.rollout.pipeline_model_parallel_size",
 )
 """Keys that ask for hardware or an engine; where it lacks, no notice replaces it."""
-_RELEASING = ("vllm",)
+_RELEASING = ("vllm", "sglang")
 """Engines that free their memory between two phases."""
 _SHARDED = "the trainer's ranks hold shards of the model (FSDP2)"
 
@@ -125,7 +125,7 @@ def _or_present(native: SupportCheck) -> SupportCheck:
 def with_gpus(row: KeyMapping) -> KeyMapping:
     """The row of a key that needs no replacement where the run uses its GPUs; a notice says what is done instead."""
     native = row.supported
-    if row.disposition != "placement" or row.key in _HARDWARE or native is None:
+    if not row.is_placement or row.key in _HARDWARE or native is None:
         return row
 
     def notice(foreign: ForeignValues) -> str | None:
@@ -139,7 +139,7 @@ def with_gpus(row: KeyMapping) -> KeyMapping:
 def _not_shared(foreign: ForeignValues) -> str | None:
     if uses_gpus(foreign) and serving_engine(foreign) in _RELEASING and foreign[_NODES] == 1:
         return None
-    return "no engine of vLLM shares GPUs with the trainer"
+    return "no engine of vLLM or SGLang shares GPUs with the trainer"
 
 
 RELEASE = mapped(

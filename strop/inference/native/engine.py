@@ -22,13 +22,13 @@ from strop.inference.native.pending_request import PendingRequest, SampleCall, p
 from strop.inference.native.scheduler import EngineStats, Scheduler
 from strop.inference.native.sequences import SequenceBatch
 from strop.inference.native.stopping import StopStringMatcher
-from strop.inference.request_validation import validate_request
+from strop.inference.request_validation import refuse_prompt_logprobs, validate_request
 from strop.inference.stop_tokens import eos_token_ids
 from strop.inference.weight_files import read_weights
 from strop.models.shared_weights import model_weights
 from strop.models.vision.embedding import takes_images
 from strop.protocols import EngineCapabilities, ImageProcessor, SharedWeights, WeightBroadcast
-from strop.types import Completion, SampleRequest
+from strop.types import Completion, EngineStatistics, SampleRequest
 
 _LOCK_POLL_SECONDS = 0.001
 """Interval at which the event loop asks for the lock while another thread holds it."""
@@ -190,6 +190,7 @@ class NativeEngine:
             for index, request in enumerate(requests)
         ]
         for each in pending:
+            refuse_prompt_logprobs(each.request, "the native engine")
             validate_request(
                 each.request,
                 self._runner.vocab_size,
@@ -245,8 +246,20 @@ class NativeEngine:
             "tensors to load"
         )
 
-    def take_statistics(self) -> None:
-        """None: `stats` has the current load."""
+    def take_statistics(self) -> EngineStatistics:
+        """Load since the last call."""
+        with self._between_steps():
+            return self._scheduler.statistics.take()
+
+    def abort(self) -> None:
+        """End all requests with the tokens that they have."""
+        with self._between_steps():
+            self._check_open()
+            aborted = self._scheduler.abort()
+        for pending, completion in aborted:
+            with suppress(RuntimeError):  # the loop has been closed, and nobody awaits the call
+                loop = pending.call.future.get_loop()
+                loop.call_soon_threadsafe(pending.call.set_completion, pending.index, completion)
 
     def pause(self) -> None:
         """Stop decoding; running and waiting requests keep their state."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from strop.inference.native.model.compaction import plan_compaction
 from strop.inference.native.model.runner import ModelRunner, Prompt
 from strop.inference.native.pending_request import PendingRequest, SampleCall
 from strop.inference.native.sequences import SequenceBatch
+from strop.inference.native.statistics import StepStatistics
+from strop.types import Completion, FinishReason, FloatArray
 
 
 @dataclass(slots=True)
@@ -59,6 +63,9 @@ class Scheduler:
         """Whether sequences have finished or requests have arrived since the last admission."""
         self._generated_tokens = 0
         self._prompt_tokens = 0
+        self._reserved_tokens = 0
+        """Tokens of the cache that the running sequences reserve, as of the last admission."""
+        self.statistics = StepStatistics()
         self.version = 0
 
     @property
@@ -93,6 +100,16 @@ class Scheduler:
         self._sequences.clear()
         self._runner.clear()
 
+    def abort(self) -> list[tuple[PendingRequest, Completion]]:
+        """Remove all requests; returns each with the tokens that it has."""
+        running = [
+            (pending, self._sequences.completion(row, "abort"))
+            for row, pending in enumerate(self._sequences.requests)
+        ]
+        waiting = [(pending, _empty_completion(self.version)) for pending in self._waiting]
+        self.clear()
+        return running + waiting
+
     def invalidate_prompts(self) -> None:
         """Prefill prompts again for later requests, because the weights have changed."""
         for prompt in self._prompts:
@@ -105,9 +122,18 @@ class Scheduler:
 
     def step(self) -> None:
         """Admit requests, and sample one token for every sequence; new ones sample their first beforehand."""
+        started, generated = time.perf_counter(), self._generated_tokens
         self._admit()
-        if len(self._sequences):
+        running = len(self._sequences)
+        if running:
             self._sample(self._runner.decode(self._sequences.last_tokens), first=0)
+        self.statistics.record_step(
+            running=running,
+            waiting=len(self._waiting),
+            kv_usage=min(1.0, self._reserved_tokens / self._cache_tokens),
+            sampled_tokens=self._generated_tokens - generated,
+            seconds=time.perf_counter() - started,
+        )
 
     def fits_alone(self, pending: PendingRequest) -> bool:
         """Whether the cache can hold a request that runs alone, for which padding does not count."""
@@ -150,6 +176,7 @@ class Scheduler:
             if count > self._max_sequences or (needed > self._cache_tokens and count > 1):
                 break
             chosen.append(pending)
+            self._reserved_tokens = needed
         return chosen
 
     def _prefill(self, requests: Sequence[PendingRequest]) -> list[int]:
@@ -165,7 +192,10 @@ class Scheduler:
             for (key, prompt), row in zip(new.items(), logits, strict=True):
                 slots[key] = len(self._prompts)
                 self._prompts.append(CachedPrompt(key, len(prompt.token_ids), row))
-                self._prompt_tokens += len(prompt.token_ids)
+        computed = sum(len(prompt.token_ids) for prompt in new.values())
+        self._prompt_tokens += computed
+        wanted = sum(pending.prompt_tokens for pending in requests)
+        self.statistics.record_prompts(wanted, wanted - computed)
         return [slots[pending.prompt_key] for pending in requests]
 
     def _sample(self, logits: torch.Tensor, first: int) -> None:
@@ -175,7 +205,8 @@ class Scheduler:
         result = sequences.find_finished(first)
         for row in result.finished.nonzero()[:, 0].tolist():
             pending = sequences.requests[row]
-            pending.call.set_completion(pending.index, sequences.completion(row, bool(result.stopped[row])))
+            finish: FinishReason = "stop" if result.stopped[row] else "length"
+            pending.call.set_completion(pending.index, sequences.completion(row, finish))
         self._remove(result.finished)
 
     def _remove(self, finished: torch.Tensor) -> None:
@@ -197,3 +228,9 @@ class Scheduler:
             self._sequences.slots = compaction.new_indices()[self._sequences.slots]
             self._runner.compact_prompts(compaction)
             compaction.apply_to_list(self._prompts)
+
+
+def _empty_completion(version: int) -> Completion:
+    """The completion of a request that is aborted before its first token."""
+    nothing: FloatArray = np.zeros(0, dtype=np.float32)
+    return Completion(np.zeros(0, dtype=np.int32), nothing, nothing, "abort", version)

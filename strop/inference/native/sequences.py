@@ -15,7 +15,7 @@ from strop.inference.native.stopping import StopStringMatcher, TokenSetTable
 from strop.inference.native.token_sampling import SamplingMetadata, build_sampling_metadata, sample_tokens
 from strop.inference.stop_tokens import effective_stop_tokens
 from strop.inference.token_versions import split_versions
-from strop.types import Completion, FloatArray
+from strop.types import Completion, FinishReason, FloatArray
 
 
 @dataclass(slots=True)
@@ -167,7 +167,7 @@ class SequenceBatch:
         all_stopped[selected] = stopped
         return FinishedSequences(all_finished, all_stopped)
 
-    def completion(self, row: int, stopped: bool) -> Completion:
+    def completion(self, row: int, finish_reason: FinishReason) -> Completion:
         """Tokens and log-probs that a row has sampled."""
         state = self._state
         length = int(state.length[row])
@@ -177,7 +177,7 @@ class SequenceBatch:
             token_ids=state.tokens[row, :length].to("cpu", torch.int32).numpy().copy(),
             sampler_logprobs=state.sampler_logprobs[row, :length].cpu().numpy().copy(),
             policy_logprobs=state.policy_logprobs[row, :length].cpu().numpy().copy(),
-            finish_reason="stop" if stopped else "length",
+            finish_reason=finish_reason,
             version=version,
             token_versions=token_versions,
         )

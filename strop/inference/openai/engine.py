@@ -16,7 +16,7 @@ from strop.config.schema.inference_engine import OpenAiEngineConfig
 from strop.errors import EngineLostError, InferenceError
 from strop.inference.openai.requests import chat_body, completion_body, parse_reply
 from strop.inference.openai.vllm_server import VllmServer
-from strop.inference.request_validation import validate_request
+from strop.inference.request_validation import refuse_prompt_logprobs, validate_request
 from strop.inference.server_client import ServerClient
 from strop.inference.stop_tokens import effective_stop_tokens
 from strop.inference.weight_files import share_weights
@@ -47,8 +47,11 @@ UPDATED_SERVER_CAPABILITIES = replace(
     weight_transports=frozenset(("tensors", "path")),
     converts_weights=True,
     token_versions=True,
+    prompt_logprobs=True,
 )
 """Features of a server of vLLM whose weights are updated."""
+_ABORT_POLL_SECONDS = 0.05
+"""Interval at which requests are aborted until the server has none."""
 _PROBE = SampleRequest(
     "probe",
     np.zeros(1, dtype=np.int32),
@@ -93,6 +96,10 @@ class OpenAiEngine:
         self._admitting = asyncio.Event()
         """Set while new requests are sent to the server; they wait while the engine is paused."""
         self._admitting.set()
+        self._running = 0
+        """Number of requests that the server has."""
+        self._aborts = 0
+        """Number of calls of `abort`."""
         self._started = False
         self._closed = False
 
@@ -148,6 +155,8 @@ class OpenAiEngine:
         self._check_open()
         for request in requests:
             validate_request(request, self._vocab_size, None)
+            if self._trained is None:
+                refuse_prompt_logprobs(request, "a server as it is")
             if request.media:
                 raise InferenceError(
                     f"request {request.id!r}: prompts with images cannot be sent to a server"
@@ -163,7 +172,15 @@ class OpenAiEngine:
     async def _sample(self, request: SampleRequest) -> Completion:
         await self._admitting.wait()
         async with self._client.slot():
-            return await self._request(request)
+            aborts = self._aborts
+            self._running += 1
+            try:
+                completion = await self._request(request)
+            finally:
+                self._running -= 1
+        if completion.finish_reason == "abort" and self._aborts == aborts:
+            raise InferenceError(f"request {request.id!r}: the server aborted it")
+        return completion
 
     async def _request(self, request: SampleRequest) -> Completion:
         if self._trained is not None:
@@ -215,6 +232,17 @@ class OpenAiEngine:
 
     def take_statistics(self) -> None:
         """None: a server has statistics of its own."""
+
+    def abort(self) -> None:
+        """End all requests of the server with the tokens that they have. Raises `InferenceError` for a server whose
+        weights are not updated."""
+        self._thread.run(self._abort(self._updated()))
+
+    async def _abort(self, server: VllmServer) -> None:
+        self._aborts += 1
+        while self._running:  # a request that is on its way to the server is aborted when it has arrived
+            await server.abort()
+            await asyncio.sleep(_ABORT_POLL_SECONDS)
 
     def pause(self) -> None:
         """Send no new requests. A server that is updated stops decoding; any other completes those that it has."""

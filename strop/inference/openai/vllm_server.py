@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class VllmServer:
             labels = [str(span["version"]) for span in choice["weight_versions"]]
             foreign = [label for label in labels if not label.startswith(self._prefix)]
             if self._version is None or not foreign:
-                return _completion(request, choice, "" if foreign else self._prefix)
+                return _completion(request, reply, "" if foreign else self._prefix)
             self._check_label(foreign[0], self._prefix)
             await self._restore()
 
@@ -86,6 +87,11 @@ class VllmServer:
             self._check_label(await self._label(), owned)
             await self._push(path, version)
             self._path, self._version = path, version
+
+    async def abort(self) -> None:
+        """Abort all requests."""
+        await self._post("/pause?mode=abort&clear_cache=false")
+        await self.resume()
 
     async def pause(self) -> None:
         """Stop decoding; running requests keep their state."""
@@ -134,17 +140,23 @@ class VllmServer:
             )
 
 
-def _completion(request: SampleRequest, choice: Mapping[str, Any], prefix: str) -> Completion:
+def _completion(request: SampleRequest, reply: Mapping[str, Any], prefix: str) -> Completion:
     """The completion of a reply; without a prefix of the labels, its version is that of the initial weights."""
+    (choice,), prompt_logprobs = reply["choices"], reply["prompt_logprobs"]
     spans = [
         (int(span["version"].removeprefix(prefix)) if prefix else 0, span["start"], span["end"])
         for span in choice["weight_versions"]
     ]
     logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
-    return completed(
+    completion = completed(
         request,
         np.array(choice["token_ids"], dtype=np.int32),
         np.array(logprobs, dtype=np.float32),
         choice["finish_reason"],
         spans,
     )
+    if not request.prompt_logprobs:
+        return completion
+    given = zip(request.prompt_ids[1:].tolist(), prompt_logprobs[1:], strict=True)
+    found = [position[str(token)]["logprob"] for token, position in given]
+    return replace(completion, prompt_logprobs=np.array(found, dtype=np.float32))

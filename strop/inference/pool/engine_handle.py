@@ -16,6 +16,7 @@ from typing import assert_never
 from strop.errors import EngineLostError, InferenceError, StropError, WorkerDiedError
 from strop.inference.pool.engine_worker import run_engine_worker
 from strop.inference.pool.messages import (
+    AbortRequests,
     CancelRequests,
     CommandCompleted,
     CreateEngine,
@@ -157,6 +158,11 @@ class EngineHandle:
             for request_id in self._pending.keys() & request_ids:
                 del self._pending.pop(request_id).requests[request_id]
             self._send(CancelRequests(tuple(request_ids)))
+
+    def abort(self) -> None:
+        """Begin to end all pending requests with the tokens that they have."""
+        with self._changed:
+            self._send(AbortRequests())
 
     def set_running(self, running: bool) -> None:
         """Pause or resume decoding."""

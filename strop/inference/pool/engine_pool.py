@@ -187,6 +187,15 @@ class EnginePool:
         given = [statistics for statistics in taken if statistics is not None]
         return reduce(EngineStatistics.combined_with, given) if given else None
 
+    def abort(self) -> None:
+        """End all pending requests with the tokens that they have.
+
+        An engine that dies meanwhile repeats its requests after its restart instead.
+        """
+        self._running()
+        for engine in self._engines:
+            engine.abort()
+
     def pause(self) -> None:
         """Stop decoding; pending requests keep their state."""
         self._running()

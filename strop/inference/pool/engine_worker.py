@@ -16,6 +16,7 @@ import torch
 
 from strop.errors import EngineLostError
 from strop.inference.pool.messages import (
+    AbortRequests,
     CancelRequests,
     CommandCompleted,
     CreateEngine,
@@ -118,6 +119,8 @@ class _EngineWorker:
                 for request_id in message.request_ids:
                     if request_id in self._tasks:
                         self._tasks[request_id].cancel()
+            case AbortRequests():
+                self._engine.abort()
             case SetRunning():
                 (self._engine.resume if message.running else self._engine.pause)()
             case _:

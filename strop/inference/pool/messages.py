@@ -83,6 +83,11 @@ class CancelRequests:
 
 
 @dataclass(frozen=True, slots=True)
+class AbortRequests:
+    """End all pending requests; each is answered with the tokens that it has."""
+
+
+@dataclass(frozen=True, slots=True)
 class SetRunning:
     """Pause or resume decoding."""
 
@@ -98,6 +103,7 @@ EngineCommand = (
     | TakeStatistics
     | SubmitRequests
     | CancelRequests
+    | AbortRequests
     | SetRunning
 )
 """A message from the pool to an engine."""

@@ -38,11 +38,10 @@ class ServingBackend(Protocol):
         """Raise `InferenceError` for a request that is invalid or that the library would change."""
         ...
 
-    async def generate(self, request: SampleRequest, version: int) -> Completion:
-        """The completion of a request; `version` is that of the weights at its start.
+    async def generate(self, request: SampleRequest) -> Completion:
+        """The completion of a request, with the version of the weights of each token.
 
-        A library that reports the weights of each token (`token_versions`) ignores it. Aborts the request when the
-        awaiting task is cancelled.
+        Aborts the request when the awaiting task is cancelled.
         """
         ...
 
@@ -59,7 +58,11 @@ class ServingBackend(Protocol):
         ...
 
     async def set_version(self, version: int) -> None:
-        """Name the weights that were loaded, for the tokens that they sample; nothing without `token_versions`."""
+        """Name the weights that were loaded, for the tokens that they sample."""
+        ...
+
+    async def abort(self) -> None:
+        """Abort the requests that the library has; each ends with the tokens that it has."""
         ...
 
     async def hold(self) -> None:

@@ -18,6 +18,8 @@ from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
 from strop.workers.start import LOCAL
 
 T = TypeVar("T")
+_ABORT_POLL_SECONDS = 0.01
+"""Interval at which requests are aborted until the library has none."""
 
 
 class ServingEngine:
@@ -35,7 +37,6 @@ class ServingEngine:
         """An engine that loads the model when it starts; its weights have version 0."""
         self._backend = backend
         self._thread = EventLoopThread(backend.name)
-        self._version = 0
         self._admitting = asyncio.Event()
         """Set while new requests are passed to the library; they wait while the engine is paused."""
         self._admitting.set()
@@ -44,6 +45,8 @@ class ServingEngine:
         self._has_weights = True
         self._running = 0
         """Number of requests that the library has."""
+        self._aborts = 0
+        """Number of calls of `abort`."""
         self._fault: str | None = None
         """Reason why the weights are unusable; None while they are complete."""
         self._started = False
@@ -96,10 +99,14 @@ class ServingEngine:
     async def _sample(self, request: SampleRequest) -> Completion:
         await self._admitting.wait()
         self._running += 1
+        aborts = self._aborts
         try:
-            return await self._guarded(self._backend.generate(request, self._version))
+            completion = await self._guarded(self._backend.generate(request))
         finally:
             self._running -= 1
+        if completion.finish_reason == "abort" and self._aborts == aborts:
+            raise InferenceError(f"request {request.id!r}: {self._backend.name} aborted it")
+        return completion
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Load tensors through a file in shared memory; see `load_path`."""
@@ -137,7 +144,7 @@ class ServingEngine:
             await change()
             await self._backend.discard_cache()
             await self._backend.set_version(version)
-            self._version, self._has_weights = version, True
+            self._has_weights = True
             await self._continue()
         except Exception as error:
             if (lost := self._backend.lost(error)) is not None:
@@ -156,6 +163,18 @@ class ServingEngine:
         """Load since the last call."""
         self._check_started()
         return self._thread.call(self._backend.take_statistics)
+
+    def abort(self) -> None:
+        """End all requests with the tokens that they have."""
+        self._run(self._abort())
+
+    async def _abort(self) -> None:
+        self._admitting.clear()
+        self._aborts += 1
+        while self._running:  # a request that is on its way to the library is aborted when it has arrived
+            await self._backend.abort()
+            await asyncio.sleep(_ABORT_POLL_SECONDS)
+        await self._continue()
 
     def pause(self) -> None:
         """Stop decoding; running and waiting requests keep their state."""

@@ -33,6 +33,7 @@ _BY_FIELD = {
     "disable_radix_cache": "disable_radix_cache",
     "attention_backend": "attention_backend",
     "deterministic": "enable_deterministic_inference",
+    "enable_memory_saver": "enable_memory_saver",
     "quantization": "quantization",
     "load_format": "load_format",
     "seed": "random_seed",
@@ -71,6 +72,7 @@ def engine_arguments(
         given["context_length"] = section.context_length + RESERVED_TOKENS
     if on_cpu:
         given |= {name: value for name, value in _CPU_DEFAULTS.items() if not given.get(name)}
+        given.pop("enable_memory_saver", None)  # it is for a GPU's memory
     return arguments | given
 
 

@@ -53,9 +53,12 @@ class SglangBackend(SglangFeatures):
         self._on_cpu = device.type == "cpu"
         images = request_images(load_config(model), model, limits)
         self._converter = RequestConverter(model, tokenizer, images)
-        self.capabilities = replace(self.capabilities, images=images is not None)
-        if section.deterministic:
-            self.capabilities = replace(self.capabilities, determinism="batch_invariant")
+        self.capabilities = replace(
+            self.capabilities,
+            determinism="batch_invariant" if section.deterministic else "none",
+            images=images is not None,
+            memory_release=bool(section.enable_memory_saver),
+        )
         self._library: SglangLibrary
         self._engine: Any
         self._front: Any
@@ -90,13 +93,14 @@ class SglangBackend(SglangFeatures):
         positions = min(self._front.context_len, scheduler["max_total_num_tokens"])
         self._converter.check(request, positions - RESERVED_TOKENS)
 
-    async def generate(self, request: SampleRequest, version: int) -> Completion:
-        """The completion of a request."""
+    async def generate(self, request: SampleRequest) -> Completion:
+        """The completion of a request, whose tokens SGLang labels with their versions."""
         arguments = self._library.generate(**self._converter.arguments(request))
         outputs = self._front.generate_request(arguments, None)
-        (output,) = [output async for output in outputs]
+        with self._statistics.running():
+            (output,) = [output async for output in outputs]
         self._statistics.record(output["meta_info"], await self._front.get_loads())
-        return self._converter.completion(request, output, version)
+        return self._converter.completion(request, output, _version_of)
 
     async def load_weights(self, path: Path) -> None:
         """Have each process load its shard of a safetensors file, or of a folder's files."""
@@ -116,6 +120,15 @@ class SglangBackend(SglangFeatures):
         flushed = await self._front.flush_cache()
         _check((flushed.success, flushed.message))
 
+    async def set_version(self, version: int) -> None:
+        """Label the weights, so that SGLang reports the label with each token that they sample."""
+        update = self._library.set_version(new_version=str(version), abort_all_requests=False)
+        await self._front.update_weight_version(update)
+
+    async def abort(self) -> None:
+        """Abort all requests."""
+        self._front.abort_request(abort_all=True)
+
     async def hold(self) -> None:
         """Stop decoding after the current step; running completions keep their tokens."""
         await self._front.pause_generation(self._library.pause(mode="retract"))
@@ -124,9 +137,28 @@ class SglangBackend(SglangFeatures):
         """Continue decoding."""
         await self._front.continue_generation(self._library.resume())
 
+    async def sleep(self) -> None:
+        """Free weights and KV cache, which on the CPU frees nothing."""
+        await self._front.release_memory_occupation(self._library.release_memory())
+
+    async def wake_up(self) -> None:
+        """Allocate weights and KV cache again, without their contents; decoding is held."""
+        await self._front.resume_memory_occupation(self._library.resume_memory())
+        await self.hold()
+
+    @property
+    def keeps_weights(self) -> bool:
+        """False: the next load brings all weights."""
+        return False
+
     def lost(self, error: Exception) -> EngineLostError | None:
         """None: SGLang ends this process when it loses one of its own."""
         return None
+
+
+def _version_of(label: str) -> int:
+    """Version of a label of the weights; those that SGLang started with have no number."""
+    return 0 if label == "default" else int(label)
 
 
 def _check(result: tuple[bool, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from strop.config.schema.model import ModelConfig
@@ -10,7 +10,7 @@ from strop.inference.native.stopping import StopStringMatcher
 from strop.inference.request_validation import validate_request
 from strop.inference.serving.images import RequestImages
 from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
-from strop.inference.sglang.stopping import cut_at_stop
+from strop.inference.stop_cut import cut_at_stop
 from strop.inference.stop_tokens import eos_token_ids
 from strop.models.loading import load_config, load_generation_config
 from strop.types import Completion, SampleRequest
@@ -51,8 +51,17 @@ class RequestConverter:
         pixels = {"pixel_values": inputs.pixel_values, "image_grid_thw": inputs.grid}
         return arguments | {"image_data": [{"format": "processor_output", **pixels}]}
 
-    def completion(self, request: SampleRequest, output: Mapping[str, Any], version: int) -> Completion:
-        """The completion of a finished request, up to its first stop."""
+    def completion(
+        self, request: SampleRequest, output: Mapping[str, Any], version_of: Callable[[str], int]
+    ) -> Completion:
+        """The completion of a finished request, up to its first stop; `version_of` gives the version of a label of the
+        weights."""
         plan = stop_plan(request.sampling, self._eos_ids, self.vocab_size)
-        completion = to_completion(request, output, version)
-        return cut_at_stop(completion, plan, request.sampling, self._stop_strings)
+        completion = to_completion(request, output, version_of)
+        return cut_at_stop(
+            completion,
+            request.sampling.min_tokens,
+            self._stop_strings,
+            tokens=plan.cut_tokens,
+            strings=plan.cut_strings,
+        )

@@ -17,7 +17,8 @@ SGLANG_CAPABILITIES = EngineCapabilities(
     adapters=False,
     images=False,
     memory_release=False,
-    token_versions=False,
+    token_versions=True,
+    prompt_logprobs=True,
 )
 """Its kernels for adapters need a GPU; a model with one is loaded merged."""
 
@@ -34,22 +35,6 @@ class SglangFeatures:
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Raise `InferenceError`: not supported."""
         raise InferenceError(f"the {self.name} engine loads merged weights")
-
-    async def set_version(self, version: int) -> None:
-        """Nothing: a completion has the version of its start."""
-
-    async def sleep(self) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise InferenceError(f"the {self.name} engine cannot release its memory")
-
-    async def wake_up(self) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise InferenceError(f"the {self.name} engine cannot release its memory")
-
-    @property
-    def keeps_weights(self) -> bool:
-        """Whether the weights are there after `wake_up`."""
-        return True
 
     @property
     def processed_tokens(self) -> None:

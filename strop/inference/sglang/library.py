@@ -33,6 +33,10 @@ class SglangLibrary:
     update: Any
     """Request class of weights as tensors, between `begin_update` and `end_update`."""
     end_update: Any
+    release_memory: Any
+    resume_memory: Any
+    set_version: Any
+    """Request class of a label for the weights."""
     serialize: Any
     """Function that serializes named tensors for `update`."""
 
@@ -51,7 +55,8 @@ def import_sglang(*, on_cpu: bool, processes: int) -> SglangLibrary:
         import sglang
     except ImportError as error:
         raise MissingExtraError(
-            f"rollout.engine.type is sglang, and SGLang cannot be imported ({error}): pip install 'strop[sglang]'"
+            "An engine of the run has type sglang, and SGLang cannot be imported "
+            f"({error}): pip install 'strop[sglang]'"
         ) from error
     from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.managers import io_struct
@@ -68,6 +73,9 @@ def import_sglang(*, on_cpu: bool, processes: int) -> SglangLibrary:
         begin_update=io_struct.BeginWeightUpdateReqInput,
         update=io_struct.UpdateWeightsFromTensorReqInput,
         end_update=io_struct.EndWeightUpdateReqInput,
+        release_memory=io_struct.ReleaseMemoryOccupationReqInput,
+        resume_memory=io_struct.ResumeMemoryOccupationReqInput,
+        set_version=io_struct.UpdateWeightVersionReqInput,
         serialize=MultiprocessingSerializer.serialize,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from strop.errors import InferenceError
 from strop.inference.stop_tokens import effective_stop_tokens
-from strop.types import Completion, SampleRequest, SamplingParams
+from strop.inference.token_versions import split_versions, versions_of_spans
+from strop.types import Completion, FloatArray, SampleRequest, SamplingParams
 
 _MAX_SEED = 2**63
 
@@ -77,7 +78,7 @@ def to_sglang(request: SampleRequest, plan: StopPlan, vocab_size: int) -> dict[s
     return {
         "input_ids": request.prompt_ids.tolist(),
         "return_logprob": True,
-        "logprob_start_len": -1,
+        "logprob_start_len": 0 if request.prompt_logprobs else -1,
         "return_sampling_mask": filtered,
         "sampling_params": {
             "temperature": sampling.temperature,
@@ -96,8 +97,11 @@ def to_sglang(request: SampleRequest, plan: StopPlan, vocab_size: int) -> dict[s
     }
 
 
-def to_completion(request: SampleRequest, output: Mapping[str, Any], version: int) -> Completion:
-    """The completion of a finished request, as SGLang ended it.
+def to_completion(
+    request: SampleRequest, output: Mapping[str, Any], version_of: Callable[[str], int]
+) -> Completion:
+    """The completion of a finished request, as SGLang ended it; `version_of` gives the version of a label of the
+    weights.
 
     Raises `InferenceError` for one that SGLang aborted or gave fewer tokens than it may have.
     """
@@ -105,16 +109,24 @@ def to_completion(request: SampleRequest, output: Mapping[str, Any], version: in
     logprobs = info["output_token_logprobs"]
     reason = info["finish_reason"]["type"]
     sampling = request.sampling
-    if reason not in ("stop", "length") or (reason == "length" and len(logprobs) != sampling.max_tokens):
+    if reason not in ("stop", "length", "abort") or (
+        reason == "length" and len(logprobs) != sampling.max_tokens
+    ):
         raise InferenceError(
             f"request {request.id!r}: SGLang ended it after {len(logprobs)} of {sampling.max_tokens} tokens "
             f"({info['finish_reason']})"
         )
+    # A request that is aborted while it waits has no versions and no sampling log-probs.
+    labels = info.get("weight_versions", ())
+    spans = [(version_of(span["version"]), span["start"], span["end"]) for span in labels]
+    version, token_versions = split_versions(
+        versions_of_spans(spans, len(logprobs)), current=spans[0][0] if spans else 0
+    )
     policy = np.asarray([logprob for logprob, *_ in logprobs], dtype=np.float32)
     sampled = policy
     if sampling.temperature == 0:
         sampled = np.zeros_like(policy)
-    elif is_filtered(sampling):
+    elif is_filtered(sampling) and logprobs:
         sampled = np.asarray(info["output_token_sampling_logprobs"], dtype=np.float32)
     return Completion(
         token_ids=np.asarray([token for _, token, *_ in logprobs], dtype=np.int32),
@@ -122,4 +134,11 @@ def to_completion(request: SampleRequest, output: Mapping[str, Any], version: in
         policy_logprobs=None if sampling.min_tokens > 0 else policy,
         finish_reason=reason,
         version=version,
+        token_versions=token_versions,
+        prompt_logprobs=_prompt_logprobs(info) if request.prompt_logprobs else None,
     )
+
+
+def _prompt_logprobs(info: Mapping[str, Any]) -> FloatArray:
+    """[P - 1] Log-probs of the prompt's tokens; SGLang gives none for the first."""
+    return np.asarray([logprob for logprob, *_ in info["input_token_logprobs"][1:]], dtype=np.float32)

@@ -46,6 +46,10 @@ class SglangServerBackend(SglangFeatures):
         self._client = ServerClient(section)
         self._id = uuid4().hex
         self._loads = itertools.count()
+        self._loaded = ""
+        """Mark of the last load."""
+        self._versions: dict[str, int] = {}
+        """Version of the weights of each mark."""
         self._info: Mapping[str, Any] = {}
         """The server's description of itself."""
 
@@ -89,18 +93,19 @@ class SglangServerBackend(SglangFeatures):
                 f"{vocab_size}"
             )
 
-    async def generate(self, request: SampleRequest, version: int) -> Completion:
+    async def generate(self, request: SampleRequest) -> Completion:
         """The completion of a request. A lost connection makes the server abort it."""
         async with self._client.slot():
-            output = await self._client.post("/generate", self._converter.arguments(request))
+            with self._statistics.running():
+                output = await self._client.post("/generate", self._converter.arguments(request))
         info = output["meta_info"]
-        if not info["weight_version"].startswith(self._id):
+        if any(span["version"] not in self._versions for span in info.get("weight_versions", ())):
             raise InferenceError(
                 f"The server at {self._section.base_url} has weights that this run did not load. Give each run a "
                 "server of its own."
             )
         self._statistics.record(info, ())
-        return self._converter.completion(request, output, version)
+        return self._converter.completion(request, output, self._versions.__getitem__)
 
     async def load_weights(self, path: Path) -> None:
         """Have the server load a folder in shared memory, a copy of this file or folder."""
@@ -117,9 +122,19 @@ class SglangServerBackend(SglangFeatures):
             await self._client.post("/update_weights_from_disk", {"model_path": path, "weight_version": mark})
         except ServerRejectionError as error:
             raise ModelError(f"{error}. The server must be able to read {path}.") from error
+        self._loaded = mark
+        self._versions[mark] = 0
+
+    async def set_version(self, version: int) -> None:
+        """Note the version of the weights that were loaded last."""
+        self._versions[self._loaded] = version
 
     async def discard_cache(self) -> None:
         """Nothing to do: the server discards its cache with every load."""
+
+    async def abort(self) -> None:
+        """Abort all requests of the server."""
+        await self._client.post("/abort_request", {"abort_all": True})
 
     async def hold(self) -> None:
         """Stop decoding after the current step; running completions keep their tokens."""
@@ -128,6 +143,19 @@ class SglangServerBackend(SglangFeatures):
     async def release(self) -> None:
         """Continue decoding."""
         await self._client.post("/continue_generation", {})
+
+    async def sleep(self) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError("an SGLang server does not release its memory")
+
+    async def wake_up(self) -> None:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError("an SGLang server does not release its memory")
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the weights are there after `wake_up`."""
+        return True
 
     def lost(self, error: Exception) -> EngineLostError | None:
         """The error itself if the server does not respond."""

@@ -10,6 +10,7 @@ import torch
 
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.errors import ConfigError
 from strop.inference.serving.arguments import (
     check_engine_kwargs,
     engine_dtype,
@@ -64,7 +65,25 @@ def engine_arguments(
     if section.limit_mm_per_prompt:
         arguments["limit_mm_per_prompt"] = section.limit_mm_per_prompt
     arguments |= image_arguments or {}
-    return arguments | given_options(section, _BY_FIELD)
+    arguments |= given_options(section, _BY_FIELD)
+    if not torch.cuda.is_available():
+        _prefill_whole_prompts(arguments)
+    return arguments
+
+
+def _prefill_whole_prompts(arguments: dict[str, Any]) -> None:
+    """Have the CPU build compute each prompt in one pass: split over two, a seeded request ends its engine.
+
+    Raises `ConfigError` for a limit of the tokens of a pass below the longest sequence.
+    """
+    arguments["enable_chunked_prefill"] = False
+    tokens, longest = arguments.get("max_num_batched_tokens"), arguments.get("max_model_len")
+    if tokens is not None and longest is not None and tokens < longest:
+        raise ConfigError(
+            f"rollout.engine.max_num_batched_tokens is {tokens}, less than the longest sequence ({longest}, "
+            "rollout.engine.max_model_len). vLLM's CPU build ends with an error if it splits the prompt of a seeded "
+            f"request over two passes; write at least {longest}, or leave it out."
+        )
 
 
 def vision_arguments(

@@ -40,6 +40,7 @@ VLLM_CAPABILITIES = EngineCapabilities(
     images=False,
     memory_release=False,
     token_versions=True,
+    prompt_logprobs=True,
 )
 """Features of the vLLM engine on a model without an adapter."""
 _ADAPTER = "policy"
@@ -112,7 +113,7 @@ class VllmBackend:
         validate_request(request, self._vocab_size, self._llm.model_config.max_model_len, processor)
         check_temperature(request)
 
-    async def generate(self, request: SampleRequest, version: int) -> Completion:
+    async def generate(self, request: SampleRequest) -> Completion:
         """The completion of a request, whose tokens vLLM labels with their versions."""
         library = self._library
         outputs = self._llm.generate(
@@ -154,6 +155,10 @@ class VllmBackend:
     async def set_version(self, version: int) -> None:
         """Label the weights, so that vLLM reports the label with each token that they sample."""
         await self._llm.update_weight_version(str(version))
+
+    async def abort(self) -> None:
+        """Abort all requests, and stop decoding."""
+        await self._llm.pause_generation(mode="abort", clear_cache=False)
 
     async def hold(self) -> None:
         """Stop decoding after the current step."""

@@ -50,7 +50,7 @@ def import_vllm() -> VllmLibrary:
         import vllm
     except ImportError as error:
         raise MissingExtraError(
-            f"rollout.engine.type is vllm, and vLLM cannot be imported ({error}): pip install 'strop[vllm]'"
+            f"An engine of the run has type vllm, and vLLM cannot be imported ({error}): pip install 'strop[vllm]'"
         ) from error
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.inputs import TokensPrompt

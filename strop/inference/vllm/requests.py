@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from strop.errors import InferenceError
 from strop.inference.stop_tokens import effective_stop_tokens
-from strop.inference.token_versions import split_versions
+from strop.inference.token_versions import split_versions, versions_of_spans
 from strop.inference.vllm.library import VllmLibrary
 from strop.types import Completion, FloatArray, IntArray, SampleRequest, SamplingParams
 
@@ -56,6 +57,7 @@ def sampling_arguments(request: SampleRequest, eos_ids: frozenset[int], vocab_si
         "detokenize": bool(sampling.stop),
         "skip_special_tokens": False,
         "logprobs": 0,
+        "prompt_logprobs": 0 if request.prompt_logprobs else None,
     }
 
 
@@ -63,13 +65,16 @@ def to_completion(request: SampleRequest, output: Any) -> Completion:
     """The completion of a finished request. Raises `InferenceError` for one that vLLM ended early."""
     (found,) = output.outputs
     spans = [(_version(span.version), span.start, span.end) for span in found.weight_versions]
-    return completed(
+    completion = completed(
         request,
         np.asarray(found.token_ids, dtype=np.int32),
         np.asarray(found.logprobs.logprobs, dtype=np.float32),
         found.finish_reason,
         spans,
     )
+    if not request.prompt_logprobs:
+        return completion
+    return replace(completion, prompt_logprobs=np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32))
 
 
 def _version(label: str) -> int:
@@ -88,12 +93,9 @@ def completed(
 
     Raises `InferenceError` for one that vLLM ended early.
     """
-    if finish_reason not in ("stop", "length"):
+    if finish_reason not in ("stop", "length", "abort"):
         raise InferenceError(f"request {request.id!r}: vLLM ended it early ({finish_reason})")
-    versions = np.zeros(len(token_ids), dtype=np.int32)
-    for version, start, end in spans:
-        versions[start:end] = version
-    version, token_versions = split_versions(versions, current=0)
+    version, token_versions = split_versions(versions_of_spans(spans, len(token_ids)), current=0)
     greedy = request.sampling.temperature == 0
     return Completion(
         token_ids=token_ids,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from strop.config.schema import Run
@@ -36,8 +36,9 @@ class ExplorerProgress:
         horizon: Horizon,
         folder: RunFolder,
         recorder: Recorder,
+        sampler_metrics: Callable[[], Mapping[str, float]],
     ) -> None:
-        """`folder` is the explorer's own."""
+        """`folder` is the explorer's own; `sampler_metrics` returns those of the sampler since its last call."""
         self.state = state
         self._run = run
         self._tasksets = tasksets
@@ -45,6 +46,7 @@ class ExplorerProgress:
         self._horizon = horizon
         self._folder = folder
         self._recorder = recorder
+        self._sampler_metrics = sampler_metrics
 
     def save(self, state: ExplorerState) -> None:
         """Replace the state, on disk too."""
@@ -79,7 +81,7 @@ class ExplorerProgress:
             section.rollouts_every, step - 1, step
         ):
             self._recorder.log_rollouts(step, sampled)
-        metrics = training_metrics(sampled) | metrics
+        metrics = {**training_metrics(sampled), **self._sampler_metrics(), **metrics}
         seconds = metrics["time/explore_seconds"]
         metrics["tokens_per_second"] = metrics.get("sampled_tokens", 0.0) / seconds
         self._recorder.log_step(step, metrics)

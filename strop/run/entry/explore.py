@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-import torch
 
 from strop.buffer.factory import clear_buffer, open_buffer
 from strop.config.load.loader import LoadedRun
 from strop.config.load.preflight import require_reward
 from strop.config.save import save_resolved
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import DpoConfig, RolloutAlgorithmConfig, SftConfig
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
-from strop.protocols import Buffer, InferenceEngine
+from strop.inference.interruptible_sampler import InterruptibleSampler
+from strop.protocols import Buffer
 from strop.rewards.known_sources import require_known_sources
 from strop.run.distributed.placement import local_address
 from strop.run.distributed.rendezvous import describe_rendezvous, rendezvous
@@ -26,9 +24,11 @@ from strop.run.drivers.explorer_progress import ExplorerProgress, TrainerEnded
 from strop.run.recording.recorder import Recorder
 from strop.run.rollout.collector import Collector, GroupSettings
 from strop.run.rollout.explorer import Explorer
-from strop.run.rollout.inference_engines import engine_notes, open_separate_engine
+from strop.run.rollout.inference_engines import engine_notes, max_logprob_gap, open_separate_engine
+from strop.run.rollout.load_check import ProbedLoader, probe_tokens
+from strop.run.rollout.rollout_metrics import engine_metrics
 from strop.run.rollout.rollout_services import open_rollout_services, reward_sources
-from strop.run.rollout.tasks import load_tasks
+from strop.run.rollout.tasks import TrainTaskSource, load_tasks
 from strop.run.rollout.workflow_runners import make_workflow_runners
 from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.horizon import compute_horizon
@@ -40,7 +40,6 @@ from strop.sync.factory import CrossProcessSync, clear_versions, open_weight_rec
 from strop.sync.publish import Subscriber
 from strop.sync.transport import WeightReceiver
 from strop.workers.cleanup import closing
-from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.signals import StopSignal
 
 EXPLORER_MEMBER = "explorer-0"
@@ -73,7 +72,17 @@ def explore(
         open_rollout_services(run, reward_sources(run, reward)) as services,
         open_separate_engine(run, tokenizer) as sampler,
     ):
-        runners = make_workflow_runners(run, sampler, tokenizer, services.services)
+        interruptible = InterruptibleSampler(
+            sampler,
+            services.event_loop,
+            tokenizer,
+            "keep" if isinstance(section.style, FixedStyleConfig) else section.style.pause_mode,
+            timeout_seconds=section.timeout_seconds,
+            check=stop.check,
+        )
+        probe = probe_tokens(tokenizer, run.max_sequence_tokens)
+        loader = ProbedLoader(interruptible, services.event_loop, probe, max_logprob_gap(run))
+        runners = make_workflow_runners(run, interruptible, tokenizer, services.services)
         explorer = Explorer(runners, services.rewards, services.event_loop, stop, seed=run.seed)
         state = ExplorerState.load(own) or _start_new_run(run, section, folder)
         with reporting_write_errors(own.path):
@@ -103,38 +112,26 @@ def explore(
             Recorder(own, loaded, horizon, start) as recorder,
         ):
             subscriber = Subscriber(
-                EngineInLoop(sampler, services.event_loop),
+                loader,
                 section.style,
                 receiver,
                 timeout_seconds=section.timeout_seconds,
                 check=stop.check,
                 warmup_steps=run.trainer.warmup_steps,
             )
-            progress = ExplorerProgress(run, explorer, tasks.eval, state, horizon, own, recorder)
-            loop: StepwiseExplorer | ContinuousExplorer
-            if isinstance(section.style, FixedStyleConfig):
-                loop = StepwiseExplorer(
-                    progress,
-                    Collector(run, algorithm, explorer, tasks.train),
-                    tasks.train,
-                    buffer,
-                    subscriber,
-                    tasks_per_step=run.trainer.tasks_per_step,
-                    warmup_steps=run.trainer.warmup_steps,
-                )
-            else:
-                loop = ContinuousExplorer(
-                    progress,
-                    GroupSettings.of(run, algorithm),
-                    explorer,
-                    tasks.train,
-                    buffer,
-                    subscriber,
-                    warmup_steps=run.trainer.warmup_steps,
-                )
+            progress = ExplorerProgress(
+                run,
+                explorer,
+                tasks.eval,
+                state,
+                horizon,
+                own,
+                recorder,
+                lambda: engine_metrics(sampler) | loader.metrics,
+            )
             return explore_to_end(
                 progress,
-                loop,
+                _explorer_loop(run, algorithm, progress, explorer, tasks.train, buffer, subscriber),
                 buffer,
                 subscriber,
                 last=horizon.steps,
@@ -143,16 +140,36 @@ def explore(
             )
 
 
-@dataclass(frozen=True, slots=True)
-class EngineInLoop:
-    """Loads weights in the event loop of the rollouts, between two steps of the sampler."""
-
-    engine: InferenceEngine
-    event_loop: EventLoopThread
-
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """See `InferenceEngine.load`."""
-        self.event_loop.call(self.engine.load, weights, version)
+def _explorer_loop(
+    run: Run,
+    algorithm: RolloutAlgorithmConfig,
+    progress: ExplorerProgress,
+    explorer: Explorer,
+    tasks: TrainTaskSource,
+    buffer: Buffer,
+    subscriber: Subscriber,
+) -> StepwiseExplorer | ContinuousExplorer:
+    """The loop of the synchronizer's style."""
+    section = run.synchronizer
+    if not isinstance(section, MemorySyncConfig) and isinstance(section.style, FixedStyleConfig):
+        return StepwiseExplorer(
+            progress,
+            Collector(run, algorithm, explorer, tasks),
+            tasks,
+            buffer,
+            subscriber,
+            tasks_per_step=run.trainer.tasks_per_step,
+            warmup_steps=run.trainer.warmup_steps,
+        )
+    return ContinuousExplorer(
+        progress,
+        GroupSettings.of(run, algorithm),
+        explorer,
+        tasks,
+        buffer,
+        subscriber,
+        warmup_steps=run.trainer.warmup_steps,
+    )
 
 
 def _check_stop_and_trainer(stop: StopSignal, receiver: WeightReceiver, last: int) -> None:

@@ -40,6 +40,8 @@ from strop.run.rollout.collector import Collector
 from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import Evaluation, evaluate
 from strop.run.rollout.explorer import Explorer
+from strop.run.rollout.inference_engines import max_logprob_gap
+from strop.run.rollout.load_check import ProbedWeights, probe_tokens
 from strop.run.rollout.rollout_services import reward_sources
 from strop.run.rollout.tasks import RunTasks, load_tasks
 from strop.run.state.checkpoint_saver import CompositeSnapshot, saves_engines_in_parallel
@@ -48,7 +50,7 @@ from strop.run.state.horizon import Horizon, compute_horizon
 from strop.run.state.resume import StartPoint
 from strop.runs.folder import RunFolder
 from strop.sync.factory import SYNC_FOLDER, open_weight_sender
-from strop.sync.publish import Publisher
+from strop.sync.publish import Publisher, WeightSource
 from strop.training.backends.registry import open_training_engines
 from strop.training.device import find_device
 from strop.workers.cleanup import closing
@@ -187,7 +189,11 @@ def open_distributed_setup(
         second = open_second_models(run, engines, tokenizer, horizon, start.checkpoint)
         pinned = explored.next_version if explored else None
         publisher = Publisher(
-            engine, section.style, sender, warmup_steps=run.trainer.warmup_steps, pinned_version=pinned
+            _published_weights(run, engine, tokenizer),
+            section.style,
+            sender,
+            warmup_steps=run.trainer.warmup_steps,
+            pinned_version=pinned,
         )
 
         def check() -> None:  # called while the trainer waits, when no update is in progress
@@ -211,6 +217,13 @@ def open_distributed_setup(
                 stop=stop,
                 notes=(*tasks.notes(), *describe_rendezvous(run)),
             )
+
+
+def _published_weights(run: Run, engine: TrainingEngine, tokenizer: PreTrainedTokenizerBase) -> WeightSource:
+    """The weights for the explorer, with the log-probs of a probe if its engine converts them."""
+    if max_logprob_gap(run) is None:
+        return engine
+    return ProbedWeights(engine, probe_tokens(tokenizer, run.max_sequence_tokens))
 
 
 def _check_teachers(

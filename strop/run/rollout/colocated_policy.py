@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.config.schema import Run
-from strop.config.schema.inference_engine import OpenAiEngineConfig, ServingEngineConfig, SglangServerConfig
 from strop.protocols import InferenceEngine, TrainingEngine
 from strop.run.rollout.explorer import Explorer
-from strop.run.rollout.inference_engines import engine_notes, open_colocated_engine, run_engine
+from strop.run.rollout.inference_engines import engine_notes, max_logprob_gap, open_colocated_engine
 from strop.run.rollout.load_check import LoadCheck
 from strop.run.rollout.rollout_metrics import engine_metrics
 from strop.run.rollout.rollout_services import RewardSource, RolloutServices, open_rollout_services
@@ -104,15 +103,10 @@ def _synchronizer(
     event_loop: EventLoopThread,
 ) -> LocalSynchronizer:
     """The synchronizer, with a check of each load into an engine that converts the weights."""
-    section = run_engine(run).section
-    if not (
-        sampler.capabilities.converts_weights
-        and isinstance(section, ServingEngineConfig | SglangServerConfig | OpenAiEngineConfig)
-    ):
-        return LocalSynchronizer(TensorLoad(engine, sampler))
-    check = LoadCheck(
-        engine, sampler, event_loop, tokenizer, run.max_sequence_tokens, section.max_logprob_gap
-    )
+    max_gap = max_logprob_gap(run)
+    if max_gap is None or not sampler.capabilities.converts_weights:
+        return LocalSynchronizer(TensorLoad(engine, sampler), lambda version: engine_metrics(sampler))
+    check = LoadCheck(engine, sampler, event_loop, tokenizer, run.max_sequence_tokens, max_gap)
 
     def report(version: int) -> Mapping[str, float]:
         return engine_metrics(sampler) | check(version)

@@ -17,6 +17,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.cluster import LocalClusterConfig, RayClusterConfig
 from strop.config.schema.inference_engine import (
+    NativeEngineConfig,
     OpenAiEngineConfig,
     ServerConnectionConfig,
     ServingEngineConfig,
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
 _UNREPEATED_DRAWS = (
     "sampling: SGLang's draws depend on the requests before them, so the same run samples other responses the next "
     "time (rollout.engine.deterministic on a GPU)"
+)
+_WHOLE_PROMPTS = (
+    "rollout.engine.enable_chunked_prefill: vLLM's CPU build cannot split the prompt of a seeded request, so each "
+    "prompt is computed in one pass"
 )
 
 
@@ -92,14 +97,23 @@ def run_engine(run: Run) -> EngineChoice:
         return replace(choice, section=section.model_copy(update={"holder": holder}))
     if not isinstance(section, ServingEngineConfig):
         return choice
-    derived: dict[str, int | None] = {}
+    derived: dict[str, int | bool | None] = {}
     if section.sequence_limit is None:
         derived[section.length_field] = run.max_sequence_tokens
     if isinstance(section, VllmEngineConfig):
         loads_adapter = run.model.lora is not None and not section.merge_lora
         level = section.sleep_level or (1 if loads_adapter else 2)
         derived["sleep_level"] = level if run.releases_engine_memory else None
+    if isinstance(section, SglangEngineConfig) and run.releases_engine_memory:
+        derived["enable_memory_saver"] = True
     return replace(choice, section=section.model_copy(update=derived))
+
+
+def max_logprob_gap(run: Run) -> float | None:
+    """Maximum mean difference, in nats, of the engine's log-probs from the trainer's after a load; None for the native
+    engine, which does not convert the weights."""
+    section = run_engine(run).section
+    return None if isinstance(section, NativeEngineConfig) else section.max_logprob_gap
 
 
 def engine_notes(run: Run) -> tuple[str, ...]:
@@ -109,6 +123,8 @@ def engine_notes(run: Run) -> tuple[str, ...]:
     match choice.section:
         case VllmEngineConfig() as section:
             notes += _logprob_notes(run, section.library, changed=_is_filtered(run) or _is_penalized(run))
+            if section.enable_chunked_prefill and not torch.cuda.is_available():
+                notes.append(_WHOLE_PROMPTS)
         case SglangEngineConfig() | SglangServerConfig() as section:
             notes += _logprob_notes(run, "SGLang", changed=_is_penalized(run))
             if not getattr(section, "deterministic", False):

@@ -12,12 +12,14 @@ from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.reward import RewardConfig
+from strop.config.schema.rollout import EnginePoolConfig
 from strop.data.encoding.chat_reply import ChatReplyParser
 from strop.inference.endpoint.server import EndpointServer
 from strop.run.rollout.reward_manager import RewardManager
 from strop.runs.folder import RunFolder
 from strop.training.device import find_device
 from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.start import LOCAL, LocalPlacement
 from strop.workflows.services import WorkflowServices
 
 if TYPE_CHECKING:
@@ -106,11 +108,15 @@ def _auxiliary_models(run: Run) -> dict[str, AuxiliaryModel]:
         return {}
     from strop.inference.auxiliary_model import AuxiliaryModel
 
+    folder = RunFolder.of(run).path.absolute()
+    pool = run.rollout.pool or EnginePoolConfig(engines=1)
     return {
         section.name: AuxiliaryModel(
             section,
             find_device(section.device, f"rollout.auxiliary_models ({section.name}).device"),
             seed=run.seed,
+            placement=LocalPlacement(folder / "log") if folder.is_dir() else LOCAL,
+            max_restarts=pool.max_restarts,
         )
         for section in run.rollout.auxiliary_models
     }

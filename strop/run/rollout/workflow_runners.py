@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from strop.config.schema import Run
 from strop.config.schema.workflow import WorkflowConfig
 from strop.data.encoding.turn_encoder import TurnEncoder
-from strop.protocols import InferenceEngine
+from strop.protocols import Sampler
 from strop.run.prompt_images import load_prompt_images
 from strop.workflows.registry import load_workflow
 from strop.workflows.runner import WorkflowRunner
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_workflow_runners(
-    run: Run, engine: InferenceEngine, tokenizer: PreTrainedTokenizerBase, services: WorkflowServices
+    run: Run, engine: Sampler, tokenizer: PreTrainedTokenizerBase, services: WorkflowServices
 ) -> dict[str, WorkflowRunner]:
     """Runners by purpose: `train`, and `eval-<name>` for each eval taskset.
 

@@ -1,0 +1,122 @@
+"""Sampling from an engine whose weights are replaced while completions are running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from strop.config.schema.synchronizer import PauseMode
+from strop.errors import InferenceError
+from strop.inference.native.stopping import StopStringMatcher
+from strop.inference.partial_completion import continuation, joined
+from strop.protocols import EngineCapabilities, InferenceEngine
+from strop.types import Completion, SampleRequest
+from strop.workers.event_loop_thread import EventLoopThread
+from strop.workers.waiting import StopCheck, wait_until
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_POLL_SECONDS = 0.01
+
+
+class InterruptibleSampler:
+    """Passes requests to an engine, and handles running completions at each load as the pause mode says.
+
+    A load that fails leaves the engine paused: nothing is sampled from a mixture of two versions. The next load
+    continues.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        event_loop: EventLoopThread,
+        tokenizer: PreTrainedTokenizerBase,
+        mode: PauseMode,
+        *,
+        timeout_seconds: float,
+        check: StopCheck,
+    ) -> None:
+        """`event_loop` is that of all calls of `sample`. Under `finish` a load waits at most `timeout_seconds`;
+        `check` is called during the wait, and may raise."""
+        self._engine = engine
+        self._event_loop = event_loop
+        self._matcher = StopStringMatcher(tokenizer)
+        self._mode = mode
+        self._timeout_seconds = timeout_seconds
+        self._check = check
+        self._admitting = asyncio.Event()
+        """Set while requests are passed to the engine; changed in the event loop."""
+        self._admitting.set()
+        self._running = 0
+        """Number of calls that the engine has."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """Features of the engine."""
+        return self._engine.capabilities
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        """Completions in the order of the requests. Aborted ones are continued, or sampled again."""
+        parts: list[list[Completion]] = [[] for _ in requests]
+        pending = list(range(len(requests)))
+        while pending:
+            completions = await self._pass_on([self._next(requests[each], parts[each]) for each in pending])
+            for each, completion in zip(pending, completions, strict=True):
+                parts[each].append(completion)
+            pending = [each for each in pending if parts[each][-1].finish_reason == "abort"]
+            if self._mode == "restart":
+                for each in pending:
+                    parts[each].clear()
+        return [joined(request, part, self._matcher) for request, part in zip(requests, parts, strict=True)]
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Load weights in the event loop, between two steps of the engine; for any other thread.
+
+        Raises what the engine raises. Under `finish` it first waits for running completions, and raises
+        `InferenceError` after the timeout.
+        """
+        self._event_loop.call(self._admitting.clear)
+        match self._mode:
+            case "keep":
+                self._engine.pause()
+            case "finish":
+                self._wait_for_running()
+            case "abort" | "restart":
+                self._engine.abort()
+        self._event_loop.call(self._engine.load, weights, version)
+        if self._mode == "keep":
+            self._engine.resume()
+        self._event_loop.call(self._admitting.set)
+
+    def _next(self, request: SampleRequest, parts: Sequence[Completion]) -> SampleRequest:
+        """The request for what `parts` lack."""
+        for part in parts:
+            request = continuation(request, part.token_ids)
+        return request
+
+    async def _pass_on(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        await self._admitting.wait()
+        self._running += 1
+        try:
+            return await self._engine.sample(requests)
+        finally:
+            self._running -= 1
+
+    def _wait_for_running(self) -> None:
+        finished = wait_until(
+            lambda: self._running == 0,
+            "running completions, before a load of weights",
+            timeout_seconds=self._timeout_seconds,
+            interval_seconds=_POLL_SECONDS,
+            check=self._check,
+        )
+        if not finished:
+            raise InferenceError(
+                f"Completions that were running before a load of weights have not ended in {self._timeout_seconds:g} "
+                "s. `synchronizer.style.pause_mode: finish` waits for them; write `abort` or `keep`, or a larger "
+                "`synchronizer.timeout_seconds`."
+            )
