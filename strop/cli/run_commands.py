@@ -129,11 +129,21 @@ def export(
     step: Annotated[
         int | None, typer.Option(help="Step of the checkpoint; by default the last valid one.")
     ] = None,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="ORG/NAME", help="Repository on the Hub to upload the folder to.")
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Create the repository as a private one.")
+    ] = False,
 ) -> None:
     """Convert a run's checkpoint, or a GGUF file, to a Hugging Face folder; a LoRA both as an adapter and merged."""
     from strop import api
 
     echo(f"Wrote {api.export(folder, to, step=step)}")
+    if push_to_hub is not None:
+        from strop.run.entry.push import push_to_hub as push
+
+        echo(f"Uploaded to {push(to, push_to_hub, private=private)}")
 
 
 def report(folder: RunFolderArgument) -> None:

@@ -20,12 +20,15 @@ from strop.run.entry.evaluate import last_checkpoint
 from strop.run.entry.policy_only import policy_only
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.folder import RunFolder
+from strop.runs.model_card import model_card
+from strop.runs.reader import read_run
 from strop.training.backends.registry import open_training_engines
 from strop.training.checkpoints import checkpoint as checkpoints
 
 
 def export_checkpoint(folder: Path, to: Path, step: int | None) -> Path:
-    """Export a checkpoint of the run in `folder`; with LoRA, the adapter as well. Returns `to`.
+    """Export a checkpoint of the run in `folder`; with LoRA, the adapter as well; README.md is its model card.
+    Returns `to`.
 
     A GGUF file in place of the run is converted.
 
@@ -48,7 +51,13 @@ def export_checkpoint(folder: Path, to: Path, step: int | None) -> Path:
     with open_training_engines(policy_only(run)) as engines:
         engine = engines.policy()
         engine.load(found)
-        engine.export(to, load_run_tokenizer(run).save_pretrained)
+        tokenizer, card = load_run_tokenizer(run), model_card(read_run(folder))
+
+        def add_files(target: Path) -> None:
+            tokenizer.save_pretrained(target)
+            (target / "README.md").write_text(card, encoding="utf-8")
+
+        engine.export(to, add_files)
     return to
 
 

@@ -1,0 +1,30 @@
+"""Upload of an exported model to the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from strop.errors import ModelError
+
+
+def push_to_hub(folder: Path, name: str, *, private: bool) -> str:
+    """Upload a folder as a model repository, which is created if it does not exist; returns its URL.
+
+    Raises `ModelError` for an invalid name, a missing login, or a failed upload.
+    """
+    api = HfApi()
+    try:
+        url = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message="Upload a model trained with Strop"
+        )
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"{folder} could not be uploaded as {name}: {first} Log in with `hf auth login`, or set HF_TOKEN, and name "
+            "a repository that you may write, such as my-organization/my-model. The export itself is complete."
+        ) from error
+    return str(url)

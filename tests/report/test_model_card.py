@@ -1,0 +1,71 @@
+"""The model card of an exported model, and its upload to a fake of the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub.errors import HFValidationError
+
+from strop.errors import ModelError
+from strop.run.entry import push
+from strop.runs.model_card import model_card
+from strop.runs.reader import read_run
+from tests.report.run_folders import metrics, open_recorder
+
+
+def card_of(folder: Path) -> tuple[dict[str, Any], str]:
+    with open_recorder(folder) as record:
+        record.log_step(0, {"eval/sums/reward": 0.25})
+        for step in range(1, 41):
+            evaluated = {"eval/sums/reward": step / 100} if step % 2 == 0 else {}
+            record.log_step(step, {**metrics(step), **evaluated})
+    _, header, text = model_card(read_run(folder)).split("---\n", 2)
+    return yaml.safe_load(header), text
+
+
+def test_the_card_says_what_was_trained_how_and_with_which_result(tmp_path: Path) -> None:
+    header, text = card_of(tmp_path)
+    assert header == {"library_name": "transformers", "tags": ["strop", "grpo"]}
+    for words in ("model, trained by GRPO with Strop", "Data: tasks.jsonl", "Length: 10 steps", "torch "):
+        assert words in text, words
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert table[0] == "| step | eval/sums/reward | reward/mean | response_tokens/mean |"
+    assert table[2].startswith("| 0 | 0.250 |") and len(table) <= 2 + 12
+    assert "hunter2" not in text
+
+
+def test_a_base_model_of_the_hub_is_named(tmp_path: Path) -> None:
+    card_of(tmp_path)
+    file = tmp_path / "run.yaml"
+    file.write_text(file.read_text().replace("path: model\n", "path: owner/base\n", 1))
+    assert "base_model: owner/base" in model_card(read_run(tmp_path))
+
+
+class FakeHub:
+    """Stands for `HfApi`: repositories are folders in memory."""
+
+    repositories: dict[str, dict[str, str]]
+
+    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> str:
+        if "/" not in name:
+            raise HFValidationError(f"Repo id must be in the form 'namespace/repo_name': {name!r}.")
+        self.repositories.setdefault(name, {})
+        return f"https://hub.invalid/{name}"
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        self.repositories[repo_id] |= {file.name: file.read_text() for file in folder_path.iterdir()}
+
+
+def test_an_upload_to_a_fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeHub, "repositories", {}, raising=False)
+    monkeypatch.setattr(push, "HfApi", FakeHub)
+    (tmp_path / "README.md").write_text("card")
+    assert push.push_to_hub(tmp_path, "org/name", private=True) == "https://hub.invalid/org/name"
+    assert FakeHub.repositories == {"org/name": {"README.md": "card"}}
+    with pytest.raises(
+        ModelError, match=r"could not be uploaded as name: Repo id.*The export itself is complete"
+    ):
+        push.push_to_hub(tmp_path, "name", private=False)
