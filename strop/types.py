@@ -552,6 +552,13 @@ class GlobalCounts:
     """Number of `tokens` that a rejection before the update has kept; None where there was none."""
     mean_importance_weight: float = 1.0
     """Mean of the importance weights, which they are divided by."""
+    computed_tokens: int | None = None
+    """Number of `tokens` in the sequences that the update computes; None for all of them. See `measured_tokens`."""
+
+    @property
+    def measured_tokens(self) -> int:
+        """Number of targets that metrics are means over: those that the update computes."""
+        return self.tokens if self.computed_tokens is None else self.computed_tokens
 
     @classmethod
     def of(cls, experiences: Sequence[Experience]) -> GlobalCounts:

@@ -10,6 +10,7 @@ import torch
 from strop.algorithms import custom
 from strop.algorithms.advantages import asymre, gpg, grpo, grpo_passk, opmd_log_avg_exp, opo, raft, rloo
 from strop.algorithms.kl import AdaptiveKlController, FixedKlController, KlController
+from strop.algorithms.losses.policy_losses import vanishes_at_zero_advantage as policy_loss_vanishes
 from strop.algorithms.losses.policy_objective import PolicyObjective
 from strop.algorithms.losses.preference_losses import DpoLoss
 from strop.algorithms.losses.sft import MixedLoss, SftLoss
@@ -279,6 +280,18 @@ def reward_reads_logprobs(config: RolloutAlgorithmConfig) -> bool:
     if config.kl_reward is not None and config.kl_reward.estimator != "full":
         return True
     return config.distillation is not None and config.distillation.reward is not None
+
+
+def vanishes_at_zero_advantage(config: RolloutAlgorithmConfig) -> bool:
+    """Whether a rollout whose advantages are all 0 adds nothing to the loss and its gradient.
+
+    A divergence, an entropy bonus and a user's own loss function do not depend on advantages alone.
+    """
+    if isinstance(config, CustomConfig) and config.loss is not None:
+        return False
+    from_teacher = config.distillation is not None and config.distillation.loss is not None
+    others = config.kl_loss is not None or config.entropy_coef > 0 or from_teacher
+    return policy_loss_vanishes(config.policy_loss) and not others
 
 
 def needs_greedy_baseline(config: AlgorithmConfig) -> bool:

@@ -194,6 +194,13 @@ METRICS: dict[str, Metric] = {
         None,
         "Groups in the buffer that are not taken yet, after this step's groups were taken.",
     ),
+    "skipped_sequences": Metric(
+        "Rollouts",
+        "sequences",
+        None,
+        "Sequences of an update that are not computed, since all their advantages are 0 and the loss has no term but "
+        "the policy loss (`trainer.skip_zero_advantages`); mean over updates.",
+    ),
     "prompt_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's prompts."),
     "response_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's scored responses."),
     "response_tokens/max": Metric("Lengths", "tokens", None, "Length of the step's longest scored response."),
@@ -624,6 +631,10 @@ def metrics_page() -> str:
         "",
         "Each row of `metrics.jsonl` is one step: a flat JSON object of numbers, `null` where one is not "
         "finite. A row holds only the metrics that the step measured.",
+        "",
+        "Targets are the tokens that have a loss. Means over targets of log-probs, ratios, importance weights and "
+        "entropies, and fractions of targets that a bound or a rejection applies to, are over the targets that an "
+        "update computes, so without those of `skipped_sequences`; losses are divided by the counts of all.",
         "",
         "This page is generated from `strop/runs/metrics.py`: `python -m strop.runs.metrics > docs/metrics.md`.",
     ]

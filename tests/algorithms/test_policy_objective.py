@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from strop.algorithms.losses.aggregation import TargetTokens
 from strop.algorithms.losses.rejection import kept_targets
 from strop.algorithms.losses.sft import SftLoss
-from strop.algorithms.registry import compute_advantages, make_loss_fn
+from strop.algorithms.registry import compute_advantages, make_loss_fn, vanishes_at_zero_advantage
 from strop.algorithms.rollout_batch import RolloutBatch
-from strop.config.schema.algorithm import ReinforcePlusPlusBaselineConfig
+from strop.config.schema.algorithm import CustomConfig, ReinforcePlusPlusBaselineConfig
 from strop.config.schema.group_baselines import (
     GpgConfig,
     GrpoConfig,
@@ -188,6 +188,34 @@ def test_equals_the_naive_loop(
 ) -> None:
     config = with_parts(policy_loss=loss, importance_correction=correction)
     check_naive(config, make_batch(SHAPES, on_policy=on_policy))
+
+
+SCALED = [
+    KlCovLossConfig(kl_coef=0.0),
+    RecLossConfig(regularizer="k2", regularizer_coef=0.1),
+    RecLossConfig(regularizer="forward_kl", regularizer_coef=0.1),
+    RecLossConfig(regularizer="k2", weight="advantage"),
+]
+
+
+@pytest.mark.parametrize("loss", [*(kind() for kind in get_args(PolicyLossConfig)), *SCALED], ids=str)
+def test_a_loss_vanishes_at_zero_advantages_where_its_definition_says_so(loss: PolicyLossConfig) -> None:
+    batch = make_batch(SHAPES)
+    batch = replace(batch, advantages=torch.zeros_like(batch.advantages))
+    config = GrpoConfig(policy_loss=loss, importance_correction=ImportanceCorrectionConfig())
+    parameters, outputs = model_outputs(batch)
+    result = run(config, batch, counts_of(batch), outputs)
+    (gradient,) = torch.autograd.grad(result.loss, parameters)
+    assert vanishes_at_zero_advantage(config) == (not gradient.any() and result.loss.item() == 0)
+
+
+@pytest.mark.parametrize(
+    "parts", [{"kl_loss": KlLossConfig(coef=0.1)}, {"entropy_coef": 0.1}], ids=["kl_loss", "entropy_coef"]
+)
+def test_a_divergence_and_an_entropy_bonus_do_not_vanish_at_zero_advantages(parts: dict[str, Any]) -> None:
+    assert not vanishes_at_zero_advantage(GrpoConfig(**parts))
+    assert not vanishes_at_zero_advantage(CustomConfig(loss="file.py:loss"))
+    assert vanishes_at_zero_advantage(CustomConfig(advantages="file.py:advantages"))
 
 
 @pytest.mark.parametrize("loss", LOSSES[:3], ids=lambda loss: loss.type)

@@ -84,7 +84,7 @@ def trained(
     updater = RolloutUpdater(
         PolicyOptimizer(cast(Any, engine), loss, rate),
         algorithm,
-        TrainerConfig(tasks_per_step=len(groups), tasks_per_update=per_update),
+        TrainerConfig(tasks_per_step=len(groups), tasks_per_update=per_update, skip_zero_advantages=False),
         horizon,
         max_response_tokens=10,
         seed=1,

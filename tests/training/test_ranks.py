@@ -51,6 +51,7 @@ from strop.training.ranks.share import interleave, plan_rank_shares
 from strop.training.specs import PolicySpec
 from strop.types import GlobalCounts, MicroBatch, TrainingBatch
 from tests.models.families import family_folder
+from tests.run.zero_advantages import update_on_groups
 from tests.training.test_local_engine import batch_of, make_run
 
 LIMIT = Amount(60, "tokens")
@@ -140,6 +141,17 @@ def test_two_ranks_learn_what_one_process_learns(pair, model_folder, model, algo
         close(*effects, tolerance)
     sft = LossSpec(SftConfig(), 64)
     close(ranked.evaluate_loss(batch, sft), alone.evaluate_loss(batch, sft), tolerance)
+
+
+def test_two_ranks_skip_zero_advantages_as_one_process_computes_them(pair, model_folder):
+    """Most updates have fewer micro-batches than ranks, and some only a sequence without a gradient."""
+    run = the_run(model_folder)
+    full, ranked = LocalEngine(run), Fsdp2Engine(pair, run)
+    expected = update_on_groups(full, run, skip=False)
+    found = update_on_groups(ranked, run, skip=True)
+    assert found["skipped_sequences"] > 0
+    close(found["grad_norm"], expected["grad_norm"])
+    close(weights(ranked), weights(full))
 
 
 @pytest.mark.parametrize("divergence", ["reverse_kl", "sampled_kl"])

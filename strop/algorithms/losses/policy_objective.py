@@ -24,7 +24,7 @@ class PolicyObjective:
     """The objective of RL algorithms as a `LossFn`; with the clipped loss, GRPO's (arXiv 2402.03300, eq. 3).
 
     All terms are aggregated in the same way; `policy_loss + kl_loss + distillation_loss - entropy_bonus` is the
-    loss. Other metrics are means over targets.
+    loss. Other metrics are means over the targets that the update computes.
     """
 
     config: RolloutAlgorithmConfig
@@ -91,7 +91,7 @@ class PolicyObjective:
                 means["distillation_loss/divergence"] = from_teacher
             if entropy is not None:
                 means["entropy"] = entropy
-            shares = {name: each.sum() / counts.tokens for name, each in means.items()}
+            shares = {name: each.sum() / counts.measured_tokens for name, each in means.items()}
         return LossOutput(loss, {name: part.detach() for name, part in parts.items()} | shares)
 
     def _kept(

@@ -50,6 +50,10 @@ class TrainerConfig(Section):
     """Choice of the experiences that a step learns from."""
     microbatch: MicroBatchSize = Amount(16384, "tokens")
     """Size of a micro-batch, in `tokens` or `sequences`; it changes memory, never the gradient."""
+    skip_zero_advantages: bool = True
+    """Leave rollouts whose advantages are all 0 out of the updates' forward and backward passes, where the loss has no
+    term but the policy loss. They still count in its denominators, so that the gradient is the same; metrics of
+    log-probs are means over the other rollouts."""
     optimizer: Annotated[OptimizerConfig, type_shorthand("adamw")] = AdamWConfig()
     """Optimizer of the policy."""
     weight_decay_increase: WeightDecayIncreaseConfig | None = None

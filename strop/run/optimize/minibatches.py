@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -14,7 +14,7 @@ from strop.config.schema.algorithm import RewardResamplingConfig, RolloutAlgorit
 from strop.config.schema.trainer import TrainerConfig
 from strop.run.optimize.advantage_inputs import split_by_experience
 from strop.seeds import derive_seed
-from strop.types import BoolArray, Experience, ExperienceGroup
+from strop.types import BoolArray, Experience, ExperienceGroup, FloatArray
 
 
 def group_indices(groups: Sequence[ExperienceGroup]) -> list[list[int]]:
@@ -94,6 +94,56 @@ def trained_experiences(
         else None
         for experience, mask in zip(experiences, masks, strict=True)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """Indices of one update's experiences."""
+
+    members: tuple[int, ...]
+    """All of them; they count as sequences."""
+    trained: tuple[int, ...]
+    """Those with targets that the loss reads; they count as tokens, too."""
+    computed: tuple[int, ...]
+    """Those of `trained` that the update computes."""
+
+
+def make_minibatches(
+    planned: Sequence[Sequence[int]],
+    trained: Sequence[Experience | None],
+    advantages: Sequence[FloatArray],
+    *,
+    skip_zero_advantages: bool,
+) -> list[Minibatch]:
+    """The minibatches of the planned updates; an update without a target is left out.
+
+    Args:
+        planned: indices of each update's experiences.
+        trained: the experiences as `trained_experiences` returns them.
+        advantages: [L] of each experience.
+        skip_zero_advantages: whether to compute only experiences with an advantage other than 0.
+    """
+    found = []
+    for members in planned:
+        with_loss = {i: e for i in members if (e := trained[i]) is not None}
+        if with_loss:
+            computed = _with_gradient(with_loss, advantages) if skip_zero_advantages else set(with_loss)
+            indices = tuple(i for i in members if i in with_loss)
+            found.append(Minibatch(tuple(members), indices, tuple(i for i in indices if i in computed)))
+    return found
+
+
+def _with_gradient(experiences: Mapping[int, Experience], advantages: Sequence[FloatArray]) -> set[int]:
+    """The indices of experiences with an advantage other than 0 at a target.
+
+    Where there are none, among all or among those with images, the shortest one is added: a parameter whose gradient
+    is 0 still moves by momentum and weight decay, and one without a gradient does not.
+    """
+    found = {i for i, e in experiences.items() if advantages[i][e.loss_mask].any()}
+    for kind in (experiences, {i: e for i, e in experiences.items() if e.media}):
+        if kind and not found & kind.keys():
+            found.add(min(kind, key=lambda i: len(experiences[i].token_ids)))
+    return found
 
 
 def shuffle_seed(trainer: TrainerConfig, seed: int) -> int:

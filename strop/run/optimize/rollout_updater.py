@@ -23,13 +23,14 @@ from strop.run.optimize.advantage_inputs import (
     gather_targets,
     make_rollout_batch,
     split_by_experience,
-    zeros_for,
 )
 from strop.run.optimize.critic import Critic
 from strop.run.optimize.expert_data import ExpertData
 from strop.run.optimize.group_implicit_rewards import add_implicit_rewards
 from strop.run.optimize.minibatches import (
+    Minibatch,
     group_indices,
+    make_minibatches,
     plan_minibatches,
     resample_groups,
     shuffle_seed,
@@ -40,14 +41,15 @@ from strop.run.optimize.off_policy_counts import count_kept, importance_weights,
 from strop.run.optimize.policy_optimizer import PolicyOptimizer, mean_metrics
 from strop.run.optimize.process_reward import ProcessRewardModel
 from strop.run.optimize.staleness_metrics import staleness_metrics
-from strop.run.optimize.step_logprobs import StepLogprobs, compute_step_logprobs
+from strop.run.optimize.step_logprobs import StepLogprobs, add_old_logprobs, compute_step_logprobs
 from strop.run.optimize.teachers import require_teachers
 from strop.run.optimize.token_selection import select_update_tokens
+from strop.run.optimize.update_batch import make_update_batch
 from strop.run.optimize.updater import StepBatch, UpdateResult
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
 from strop.seeds import derive_seed
-from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts, TrainingBatch
+from strop.types import Experience, ExperienceGroup, FloatArray, GlobalCounts
 
 
 class RolloutUpdater:
@@ -89,6 +91,11 @@ class RolloutUpdater:
         self._process_reward = process_reward
         self._expert = expert
         self._kl = registry.make_kl_controller(algorithm)
+        self._skip_zero_advantages = (
+            trainer.skip_zero_advantages
+            and trainer.router_loss is None
+            and registry.vanishes_at_zero_advantage(algorithm)
+        )
 
     def load_state(self, state: RunState) -> None:
         """Continue with the saved KL coefficient and expert position."""
@@ -115,7 +122,7 @@ class RolloutUpdater:
         chosen = self._chosen_groups(groups, step)
         planned = self._plan_minibatches(chosen, step, updates_done)
         started = time.perf_counter()
-        logprobs = compute_step_logprobs(self._policy.engine, self._algorithm, experiences, planned)
+        logprobs = compute_step_logprobs(self._policy.engine, self._algorithm, experiences)
         logprobs_ended = time.perf_counter()
         baselines = {group.id: group.baseline for group in groups if group.baseline is not None}
         scored, metrics = self._score(experiences, logprobs, baselines or None)
@@ -126,7 +133,6 @@ class RolloutUpdater:
         metrics |= advantage_metrics | teacher_metrics
         metrics["advantages/mean"] = float(advantages.mean())
         metrics["advantages/std"] = float(advantages.std(correction=0))
-        updates_started = time.perf_counter()
         mean_weight = None
         if not weighs_current_policy(self._algorithm):
             mean_weight = mean_importance_weight(self._algorithm, experiences, lambda: logprobs.old)
@@ -134,7 +140,14 @@ class RolloutUpdater:
         if kept is not None:
             metrics["entropy_filter/token_fraction"] = float((~kept).double().mean())
         trained = trained_experiences(self._algorithm, experiences, kept)
-        minibatches = [each for each in planned if any(trained[i] is not None for i in each)]
+        minibatches = make_minibatches(
+            planned, trained, by_experience, skip_zero_advantages=self._skip_zero_advantages
+        )
+        old_started = time.perf_counter()
+        logprobs = add_old_logprobs(
+            logprobs, self._policy.engine, experiences, [each.computed for each in minibatches]
+        )
+        updates_started = time.perf_counter()
         compared = self._algorithm.old_policy == "sampler" or registry.needs_start_logprobs(self._algorithm)
         rows = [
             self._update(
@@ -153,7 +166,7 @@ class RolloutUpdater:
         metrics |= {
             **staleness_metrics(experiences, step),
             "updates": float(len(rows)),
-            "time/logprobs_seconds": logprobs_ended - started,
+            "time/logprobs_seconds": logprobs_ended - started + updates_started - old_started,
             "time/update_seconds": time.perf_counter() - updates_started,
         }
         return UpdateResult(len(rows), metrics)
@@ -293,7 +306,7 @@ class RolloutUpdater:
         self,
         experiences: Sequence[Experience | None],
         advantages: Sequence[FloatArray],
-        minibatch: Sequence[int],
+        minibatch: Minibatch,
         logprobs: StepLogprobs,
         mean_weight: float | None,
         step: int,
@@ -301,23 +314,19 @@ class RolloutUpdater:
     ) -> dict[str, float]:
         """One update of the policy, on a minibatch and, under mix, the expert's next demonstrations.
 
-        `experiences` are None where they have no loss; they count as sequences.
-        `mean_weight` is None where importance weights are those of the current policy, whose mean changes.
+        `experiences` are None where they have no loss. `mean_weight` is None where importance weights are those of
+        the current policy, whose mean changes.
         """
         expert = [] if self._expert is None else self._expert.take()
-        zeros = [zeros_for(experience) for experience in expert]
-        trained = [i for i in minibatch if experiences[i] is not None]
-        rollouts = [each for each in (experiences[i] for i in minibatch) if each is not None]
-        start = None if logprobs.old is None else [logprobs.old[i] for i in trained]
-
-        def picked(values: Sequence[FloatArray] | None) -> list[FloatArray] | None:
-            return None if values is None else [*(values[i] for i in trained), *zeros]
+        rollouts = [each for each in (experiences[i] for i in minibatch.trained) if each is not None]
+        computed = [each for each in (experiences[i] for i in minibatch.computed) if each is not None]
+        start = None if logprobs.old is None else [logprobs.old[i] for i in minibatch.trained]
 
         def current() -> list[FloatArray]:
             return self._policy.engine.logprobs(rollouts)
 
         own = add_implicit_rewards(
-            self._algorithm, rollouts, [advantages[i] for i in trained], start, current
+            self._algorithm, rollouts, [advantages[i] for i in minibatch.trained], start, current
         )
         selected = select_update_tokens(
             self._algorithm,
@@ -327,23 +336,20 @@ class RolloutUpdater:
             current,
             seed=derive_seed(self._seed, "token_selection", update),
         )
-        batch = TrainingBatch(
-            [*rollouts, *expert],
-            advantages=[*own, *zeros],
-            old_logprobs=picked(logprobs.old),
-            ref_logprobs=picked(logprobs.reference),
-            teacher_logprobs=picked(logprobs.teacher),
-            selected=None if selected is None else [*selected, *(zero > 0 for zero in zeros)],
+        batch = make_update_batch(
+            minibatch, computed, expert, advantages=own, logprobs=logprobs, selected=selected
         )
         if mean_weight is None:
             mean_weight = mean_importance_weight(self._algorithm, rollouts, current)
         counts = replace(
-            GlobalCounts.of(batch.experiences),
-            sequences=len(minibatch),
+            GlobalCounts.of([*rollouts, *expert]),
+            sequences=len(minibatch.members),
+            computed_tokens=sum(each.response_tokens for each in computed),
             kept_tokens=count_kept(self._algorithm, rollouts, start),
             mean_importance_weight=mean_weight,
         )
-        return self._policy.update(batch, step=step, update=update, counts=counts)
+        skipped = {"skipped_sequences": float(len(rollouts) - len(computed))}
+        return skipped | self._policy.update(batch, step=step, update=update, counts=counts)
 
 
 def _same_logprobs(experiences: Sequence[Experience]) -> Sequence[Experience]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strop.algorithms import registry
 from strop.config.schema.algorithm import RolloutAlgorithmConfig
@@ -22,41 +22,51 @@ class StepLogprobs:
 
 
 def compute_step_logprobs(
-    engine: TrainingEngine,
-    algorithm: RolloutAlgorithmConfig,
-    experiences: Sequence[Experience],
-    updates: Sequence[Sequence[int]],
+    engine: TrainingEngine, algorithm: RolloutAlgorithmConfig, experiences: Sequence[Experience]
 ) -> StepLogprobs:
-    """Compute the log-probs that the algorithm reads. `updates` are the indices of each update's experiences."""
+    """Compute the log-probs that the algorithm reads of all experiences; `add_old_logprobs` adds the others."""
     reference = registry.needs_reference_logprobs(algorithm)
     teacher = registry.needs_teacher_logprobs(algorithm)
     return StepLogprobs(
-        old=_old_logprobs(engine, algorithm, experiences, updates),
+        old=_old_logprobs(engine, algorithm, experiences),
         reference=engine.logprobs(experiences, reference=True) if reference else None,
         teacher=engine.teacher_logprobs(experiences) if teacher else None,
     )
 
 
 def _old_logprobs(
-    engine: TrainingEngine,
-    algorithm: RolloutAlgorithmConfig,
-    experiences: Sequence[Experience],
-    updates: Sequence[Sequence[int]],
+    engine: TrainingEngine, algorithm: RolloutAlgorithmConfig, experiences: Sequence[Experience]
 ) -> list[FloatArray] | None:
-    """Log-probs by the old policy: the weights at the start of the step, of what is trained on after the first
-    update, or the sampler's.
-
-    In the first update they equal the current log-probs, so no forward pass is spent on them, unless a
-    divergence in the reward or a correction is computed from the log-probs of all experiences.
-    """
+    """Log-probs by the sampler, where it is the old policy, or by the weights at the start of the step, where a
+    divergence in the reward or a correction is computed from those of all experiences."""
     if algorithm.old_policy == "sampler":
         known = [e.policy_logprobs for e in experiences if e.policy_logprobs is not None]
         return known if len(known) == len(experiences) else engine.logprobs(experiences)
-    chosen = sorted({number for update in updates[1:] for number in update})
     if registry.reward_reads_logprobs(algorithm) or registry.needs_start_logprobs(algorithm):
-        chosen = list(range(len(experiences)))
-    if not chosen:
-        return None
-    picked = [experiences[i] for i in chosen]
-    found = dict(zip(chosen, engine.logprobs(picked), strict=True))
-    return [found[i] if i in found else zeros_for(e) for i, e in enumerate(experiences)]
+        return engine.logprobs(experiences)
+    return None
+
+
+def add_old_logprobs(
+    logprobs: StepLogprobs,
+    engine: TrainingEngine,
+    experiences: Sequence[Experience],
+    updates: Sequence[Sequence[int]],
+) -> StepLogprobs:
+    """The log-probs, with those by the old policy of what is trained on after the first update, 0 for the others.
+
+    In the first update they equal the current log-probs, so no forward pass is spent on them.
+
+    Args:
+        logprobs: those that are known; `old` is kept where it is.
+        engine: the policy's engine, before the first update.
+        experiences: those of the step.
+        updates: indices of the experiences that each update computes.
+    """
+    later = sorted({number for update in updates[1:] for number in update})
+    if logprobs.old is not None or not later:
+        return logprobs
+    found = dict(zip(later, engine.logprobs([experiences[i] for i in later]), strict=True))
+    return replace(
+        logprobs, old=[found[i] if i in found else zeros_for(e) for i, e in enumerate(experiences)]
+    )

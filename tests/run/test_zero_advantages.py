@@ -1,0 +1,171 @@
+"""Rollouts without a gradient are not computed, and the weights are those of the full computation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from strop.models.tiny import make_model
+from strop.protocols import TrainingEngine
+from strop.run.optimize.minibatches import Minibatch, make_minibatches
+from strop.training.backends.local import LocalEngine
+from strop.types import Experience, FloatArray, ImageReference
+from tests.models.models import experience
+from tests.run.zero_advantages import ZERO_ADVANTAGES, update_on_groups
+from tests.training.test_local_engine import make_run, same, weights
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "clip": {},
+    "gspo, per sequence": {"policy_loss": "gspo", "aggregation": "seq-mean-token-mean"},
+    "clip_cov": {"policy_loss": {"type": "clip_cov", "token_fraction": 0.2, "covariance_low": -1}},
+    "m2po": {"policy_loss": {"type": "m2po", "max_second_moment": 1e-4}},
+    "weights and rejection": {
+        "importance_correction": {"normalize": True},
+        "rejection": [{"low": 0.7, "high": 1.4}],
+        "aggregation": "seq-mean-token-mean",
+    },
+    "gpg by the sampler": {
+        "policy_loss": "gpg",
+        "old_policy": "sampler",
+        "importance_correction": {"normalize": True, "level": "sequence"},
+    },
+}
+COMPUTED = {
+    "kl loss": {"kl_loss": {"coef": 0.1}},
+    "entropy bonus": {"entropy_coef": 0.1},
+    "regularizer": {"policy_loss": {"type": "dro"}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model"
+    return make_model(path, ["one and one is two"], vocab_size=280, hidden_size=32)
+
+
+class CountingEngine(LocalEngine):
+    """Counts the sequences of its passes."""
+
+    trained = scored = 0
+
+    def forward_backward(self, batch: Any, *args: Any) -> Mapping[str, float]:
+        self.trained += len(batch.experiences)
+        return super().forward_backward(batch, *args)
+
+    def logprobs(self, experiences: Sequence[Experience], **keywords: Any) -> list[FloatArray]:
+        self.scored += len(experiences)
+        return super().logprobs(experiences, **keywords)
+
+
+def updated(
+    folder: Path, algorithm: dict[str, Any], *, skip: bool, microbatch: str = "60 tokens", epochs: int = 2
+) -> tuple[CountingEngine, Mapping[str, float]]:
+    trainer = {
+        "optimizer": {"type": "adamw", "lr": 0.01, "weight_decay": 0.1},
+        "engine": {"device": "cpu"},
+        "microbatch": microbatch,
+        "epochs_per_step": epochs,
+    }
+    run = make_run(folder, algorithm={"type": "grpo", "rollouts_per_task": 4, **algorithm}, trainer=trainer)
+    engine = CountingEngine(run)
+    return engine, update_on_groups(engine, run, skip=skip)
+
+
+def close(first: TrainingEngine, second: TrainingEngine) -> None:
+    torch.testing.assert_close(weights(first), weights(second), rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("algorithm", LOSSES.values(), ids=LOSSES)
+def test_the_weights_are_those_of_the_full_computation(folder: Path, algorithm: dict[str, Any]) -> None:
+    """Two of the six updates of a step have no gradient at all: they move the weights by momentum and decay."""
+    full, expected = updated(folder, algorithm, skip=False)
+    engine, metrics = updated(folder, algorithm, skip=True)
+    close(engine, full)
+    assert full.trained == 2 * 2 * 12
+    # In the update without a gradient, one sequence is computed.
+    assert engine.trained == full.trained - 2 * 2 * (ZERO_ADVANTAGES - 1)
+    assert engine.scored <= full.scored
+    assert metrics["skipped_sequences"] == pytest.approx((ZERO_ADVANTAGES - 1) / 3)
+    assert expected["skipped_sequences"] == 0
+    for name in ("loss", "policy_loss", "grad_norm", "advantages/mean", "updates"):
+        assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5)
+
+
+def test_the_size_of_micro_batches_changes_nothing(folder: Path) -> None:
+    full, _ = updated(folder, {}, skip=False)
+    for microbatch in ("1 sequences", "10000 tokens"):
+        close(updated(folder, {}, skip=True, microbatch=microbatch)[0], full)
+
+
+def test_old_logprobs_are_those_of_computed_rollouts_only(folder: Path) -> None:
+    """Of the three updates of an epoch, the first needs none."""
+    engine, _ = updated(folder, {}, skip=True, epochs=1)
+    assert engine.scored == 2 * (1 + 4)
+    full, _ = updated(folder, {}, skip=False, epochs=1)
+    assert full.scored == 2 * (4 + 4)
+
+
+@pytest.mark.parametrize("algorithm", COMPUTED.values(), ids=COMPUTED)
+def test_another_term_of_the_loss_computes_everything(folder: Path, algorithm: dict[str, Any]) -> None:
+    full, expected = updated(folder, algorithm, skip=False, epochs=1)
+    engine, metrics = updated(folder, algorithm, skip=True, epochs=1)
+    assert same(weights(engine), weights(full))
+    assert engine.trained == full.trained
+    timed = {name for name in metrics if name.startswith("time/")}
+    assert {n: metrics[n] for n in metrics.keys() - timed} == {
+        n: expected[n] for n in expected.keys() - timed
+    }
+
+
+def test_metrics_are_means_over_computed_targets(folder: Path) -> None:
+    """In a first update every ratio is 1, so that the mean over too many targets would be below 1."""
+    _, metrics = updated(folder, {}, skip=True, epochs=1)
+    assert metrics["ratio/mean"] == pytest.approx(1, abs=0.1)
+    assert metrics["entropy"] == pytest.approx(math.log(280), rel=0.1)
+
+
+def planned(advantages: Sequence[Sequence[float]], *experiences: Experience | None) -> Minibatch:
+    (found,) = make_minibatches(
+        [list(range(len(experiences)))],
+        experiences,
+        [np.array(each, dtype=np.float32) for each in advantages],
+        skip_zero_advantages=True,
+    )
+    return found
+
+
+SHORT, LONG = experience([3], [4]), experience([3], [4, 5])
+WITH_IMAGE = replace(LONG, media=(ImageReference("digest", Path("image.png"), 8, 8),))
+
+
+def test_members_count_and_only_a_gradient_is_computed() -> None:
+    found = planned([[0, 0], [0, 0, -0.0], [0, 0, 0.5]], SHORT, None, LONG)
+    assert found == Minibatch(members=(0, 1, 2), trained=(0, 2), computed=(2,))
+
+
+def test_an_advantage_outside_the_loss_mask_gives_no_gradient() -> None:
+    found = planned([[0, 1], [1, 0, 0]], SHORT, LONG)
+    assert found.computed == (0,)
+
+
+def test_the_shortest_sequence_is_computed_where_none_has_a_gradient() -> None:
+    assert planned([[0, 0, 0], [0, 0], [0, 0]], LONG, SHORT, SHORT).computed == (1,)
+
+
+def test_the_shortest_sequence_with_images_is_computed_where_none_has_a_gradient() -> None:
+    """Otherwise the vision tower would have no gradient, and the optimizer would skip it."""
+    assert planned([[0, 1], [0, 0, 0]], SHORT, WITH_IMAGE).computed == (0, 1)
+    assert planned([[0, 0], [0, 0, 0]], SHORT, WITH_IMAGE).computed == (0, 1)
+    assert planned([[0, 0], [0, 1, 0]], SHORT, WITH_IMAGE).computed == (1,)
+
+
+def test_an_update_without_a_target_is_left_out() -> None:
+    advantages = [np.ones(2, dtype=np.float32)]
+    assert make_minibatches([[0]], [None], advantages, skip_zero_advantages=True) == []
