@@ -20,6 +20,7 @@ DOCS = HERE.parent / "docs"
 TABLES = {
     "step": ["benchmarks/grpo_step.py"],
     "sft": ["benchmarks/sft.py"],
+    "zero_advantages": ["benchmarks/zero_advantages.py"],
     "cost": ["benchmarks/step_cost.py"],
     "sampler": ["benchmarks/sampler.py"],
     "engine_pool": ["benchmarks/engine_pool.py", "--engines", "2", "3"],

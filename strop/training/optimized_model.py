@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.optimizer import OptimizerConfig, ScheduleFreeSgdConfig
@@ -73,6 +74,12 @@ class OptimizedModel:
         self._max_grad_norm = max_grad_norm
         self._checkpoint = checkpoint
         self._model_key, self._trainer_key = model_key, trainer_key
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the decoder's residual stream."""
+        decoder = next(module for module in self.master.modules() if isinstance(module, PreTrainedModel))
+        return int(decoder.config.get_text_config().hidden_size)
 
     def train(self) -> None:
         """Switch to training mode. A schedule-free optimizer computes gradients at other weights than the

@@ -123,7 +123,6 @@ class CountParameters:
 def test_two_ranks_learn_what_one_process_learns(pair, model_folder, model, algorithm):
     run = the_run(model_folder, model, algorithm)
     alone, ranked = LocalEngine(run), Fsdp2Engine(pair, run)
-    assert len(plan_micro_batches(batch_of().experiences, LIMIT, share_prompts=True)) % 2 == 1  # one is idle
     tolerance = 0.05 if "compute_dtype" in model else 1e-4
     close(learn(ranked, run, range(3)), learn(alone, run, range(3)), tolerance)
     close(weights(ranked), weights(alone), tolerance)

@@ -174,7 +174,12 @@ _TRAINER = (
     *RESUME,
     placement("trainer.nnodes", 1, ONE_MACHINE, supported=only(1)),
     placement("trainer.n_gpus_per_node", 1, ONE_GPU, supported=one_gpu),
-    placement("trainer.balance_batch", True, "a single process needs no balancing", supported=only(True)),
+    placement(
+        "trainer.balance_batch",
+        True,
+        "the ranks of an update always share it by predicted cost",
+        supported=only(True),
+    ),
     placement(
         "trainer.device",
         "cuda",

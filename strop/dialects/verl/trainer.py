@@ -351,6 +351,11 @@ ROWS = (
             read=max_checkpoints,
             value_type=nullable(INTEGER),
         ),
-        placement("trainer.balance_batch", True, "a single process needs no balancing", supported=only(True)),
+        placement(
+            "trainer.balance_batch",
+            True,
+            "the ranks of an update always share it by predicted cost",
+            supported=only(True),
+        ),
     ),
 )

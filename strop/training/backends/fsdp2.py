@@ -21,7 +21,7 @@ from strop.config.schema.critic import CriticConfig
 from strop.config.schema.process_reward import ProcessRewardConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.config.units import Amount
-from strop.data.packing import MicroBatchPlan, plan_micro_batches
+from strop.data.packing import MicroBatchPlan
 from strop.errors import PlacementError
 from strop.protocols import CriticEngine, SharedWeights, TrainingEngine
 from strop.training.critic_model import CriticModel
@@ -29,6 +29,7 @@ from strop.training.device import find_rank_device_type
 from strop.training.optimized_model import sum_metrics
 from strop.training.parallel.mesh import ParallelDims
 from strop.training.policy_model import PolicyModel
+from strop.training.ranks.balance import RankPlan, plan_for_ranks
 from strop.training.ranks.group import RankGroup
 from strop.training.ranks.messages import (
     CRITIC,
@@ -76,6 +77,7 @@ class _ShardedEngine:
         self._microbatch: Amount = spec.microbatch
         self._save_concurrency = spec.checkpoint.save_concurrency
         self.supports_shared_prompts: bool = group.worker.model(model).supports_shared_prompts
+        self._hidden_size: int = group.worker.model(model).hidden_size
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next update."""
@@ -98,10 +100,16 @@ class _ShardedEngine:
         """
         self._group.run(LoadCheckpoint(self._model, folder))
 
-    def _plan(self, experiences: Sequence[Experience]) -> list[MicroBatchPlan]:
-        return plan_micro_batches(experiences, self._microbatch, share_prompts=self.supports_shared_prompts)
+    def _plan(self, experiences: Sequence[Experience]) -> RankPlan:
+        return plan_for_ranks(
+            experiences,
+            self._microbatch,
+            ranks=self._dims.dp,
+            hidden_size=self._hidden_size,
+            share_prompts=self.supports_shared_prompts,
+        )
 
-    def _shares(self, batch: TrainingBatch, plans: Sequence[MicroBatchPlan]) -> list[RankShare]:
+    def _shares(self, batch: TrainingBatch, plans: Sequence[MicroBatchPlan | None]) -> list[RankShare]:
         """The share of each rank; the ranks of one data-parallel rank get the same."""
         shares = plan_rank_shares(batch, plans, self._dims.dp)
         return [shares[self._dims.data_rank(rank)] for rank in range(self._dims.ranks)]

@@ -62,7 +62,9 @@ class RankShare:
         return unpack_numbered(micro_batches, values, experiences)
 
 
-def plan_rank_shares(batch: TrainingBatch, plans: Sequence[MicroBatchPlan], ranks: int) -> list[RankShare]:
+def plan_rank_shares(
+    batch: TrainingBatch, plans: Sequence[MicroBatchPlan | None], ranks: int
+) -> list[RankShare]:
     """Each data-parallel rank's share: rank r gets micro-batches r, r + ranks, r + 2 ranks, ..."""
     padded = [*plans, *[None] * (-len(plans) % ranks)]
     return [_share(batch, padded[rank::ranks]) for rank in range(ranks)]
