@@ -50,11 +50,13 @@ NON_LEARNING_FIELDS = (
     "rollout.pool",
     "rollout.max_concurrent_rollouts",
     "trainer.engine",
+    "trainer.microbatch",
+    "trainer.skip_zero_advantages",
     "trainer.stop_after",
     "cluster",
 )
-"""Fields and sections that do not change what is learned: locations, checkpoints, evaluation, and the number
-of processes, which changes results only by rounding."""
+"""Fields and sections that do not change what is learned: locations, checkpoints, evaluation, the number of processes,
+and the division of an update's work, which change results only by rounding."""
 
 
 def recorded_differences(run_file: Path, run: Run) -> list[str]:

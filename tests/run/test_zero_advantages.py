@@ -104,7 +104,7 @@ def test_the_size_of_micro_batches_changes_nothing(folder: Path) -> None:
 
 
 def test_old_logprobs_are_those_of_computed_rollouts_only(folder: Path) -> None:
-    """Of the three updates of an epoch, the first needs none."""
+    """The first of the three updates of an epoch needs none."""
     engine, _ = updated(folder, {}, skip=True, epochs=1)
     assert engine.scored == 2 * (1 + 4)
     full, _ = updated(folder, {}, skip=False, epochs=1)

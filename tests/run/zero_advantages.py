@@ -20,7 +20,7 @@ from strop.types import ExperienceGroup
 from tests.training.test_local_engine import experiences
 
 REWARDS = ((0.0, 1.0, 0.5, 0.5), (1.0, 1.0, 1.0, 1.0), (0.0, 0.0, 1.0, 0.0))
-"""Of three groups of four: 2 rollouts of the first and all of the second have the advantage 0 under GRPO."""
+"""Rewards of three groups of four; 2 rollouts of the first and all of the second have the advantage 0 under GRPO."""
 ZERO_ADVANTAGES = 6
 
 

@@ -101,11 +101,11 @@ class Minibatch:
     """Indices of one update's experiences."""
 
     members: tuple[int, ...]
-    """All of them; they count as sequences."""
+    """Members of the update; they count as sequences."""
     trained: tuple[int, ...]
-    """Those with targets that the loss reads; they count as tokens, too."""
+    """Members with targets that the loss reads; their targets count as tokens."""
     computed: tuple[int, ...]
-    """Those of `trained` that the update computes."""
+    """Members of `trained` that the update computes."""
 
 
 def make_minibatches(
