@@ -261,6 +261,22 @@ def silence_transformers() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
+@contextmanager
+def without_deepspeed() -> Iterator[None]:
+    """Keep accelerate from importing DeepSpeed in the block, which takes a second where DeepSpeed is installed.
+
+    It does so when transformers saves a model, to unwrap one of DeepSpeed's engines, which the model is not.
+    """
+    from accelerate.utils import other as accelerate_helpers
+
+    is_available = accelerate_helpers.is_deepspeed_available
+    accelerate_helpers.is_deepspeed_available = lambda: False
+    try:
+        yield
+    finally:
+        accelerate_helpers.is_deepspeed_available = is_available
+
+
 def _check_folder(path: str) -> None:
     """Raise `ModelError` with the fault of a local folder, more specific than that of transformers."""
     if not is_local(path) or gguf_file(path) is not None:

@@ -69,7 +69,7 @@ def make_model(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from strop.models.loading import silence_transformers
+    from strop.models.loading import silence_transformers, without_deepspeed
 
     folder.mkdir(parents=True, exist_ok=True)
     size = make_tokenizer(folder, corpus, vocab_size)
@@ -79,7 +79,7 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    with silence_transformers():
+    with silence_transformers(), without_deepspeed():
         model.save_pretrained(folder)
     return folder
 

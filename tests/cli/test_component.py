@@ -123,10 +123,10 @@ def test_grpo_trains_on_two_processes_with_its_deepspeed_file(cli: Cli, folder: 
     zero = {"stage": 3, "offload_optimizer": offload, "offload_param": offload, "reduce_bucket_size": "auto"}
     sections = {"zero_optimization": zero, "train_batch_size": 8, "gradient_clipping": "auto"}
     (folder / "ds.json").write_text(json.dumps(sections))
-    data = ["--dataset_train_split=choice_train.jsonl", "--max_prompt_length=600"]
+    data = ["--dataset_train_split=choice_train.jsonl", "--dataset_validation_split=choice_val.jsonl"]
     given = ["--model_name_or_path", "tiny", "--deepspeed_config", "ds.json", "--output_model_path", "out"]
-    words = ["--per_device_train_batch_size=4", "--max_completion_length=8", "--save_steps=3"]
-    line = ("component", "grpo", *data, *given, *words)
+    words = ["--per_device_train_batch_size=4", "--max_prompt_length=600", "--max_completion_length=8"]
+    line = ("component", "grpo", *data, *given, *words, "--save_steps=3")
     result = cli(*line, "--max_steps=3", "--num_iterations=1")
     assert result.exit_code == 0, result.output
     assert "overridden" not in result.output

@@ -33,8 +33,15 @@ from strop.dialects.ledger.placement_notes import NO_DEEPSPEED
 from strop.dialects.ledger.value_types import ANY
 from strop.errors import ConfigError
 
-_OWN_ROWS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-_OWN_ROWS += ("gradient_clipping", "optimizer", "scheduler", *LOGGING)
+_OWN_ROWS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+    *LOGGING,
+)
 _PLACEMENT = tuple(
     name for name in (*KEYS, *SWITCHED_OFF, *VALUES_OFF) if "." not in name and name not in _OWN_ROWS
 )
@@ -64,8 +71,9 @@ def _process_batch(foreign: ForeignValues) -> int:
 def write_engine(run: Run) -> Mapping[str, Any]:
     """Write the path of the run's DeepSpeed file, if it has one."""
     section = run.trainer.engine
-    has_file = isinstance(section, DeepSpeedEngineConfig) and isinstance(section.config, str)
-    return {"deepspeed_config": section.config} if has_file else {}
+    if isinstance(section, DeepSpeedEngineConfig) and isinstance(section.config, str):
+        return {"deepspeed_config": section.config}
+    return {}
 
 
 @written_by(write_engine)

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from strop.errors import ModelError
-from strop.models.loading import silence_transformers
+from strop.models.loading import silence_transformers, without_deepspeed
 from strop.models.lora import adapter_weights, merged_weights
 from strop.models.packed_attention.forward import base_model
 from strop.workers.atomic_folder import atomic_folder
@@ -30,7 +30,7 @@ def export_model(model: nn.Module, add_files: Callable[[Path], object], folder: 
     """
     _require_replaceable(folder)
     try:
-        with atomic_folder(folder) as partial, silence_transformers():
+        with atomic_folder(folder) as partial, silence_transformers(), without_deepspeed():
             base_model(model).save_pretrained(partial, state_dict=dict(merged_weights(model)))
             add_files(partial)
             if isinstance(model, PeftModel):
