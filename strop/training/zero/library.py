@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,10 @@ from strop.errors import MissingExtraError
 
 _ACCELERATOR_ENV = "DS_ACCELERATOR"
 _LOCAL_RANK_ENV = "LOCAL_RANK"
+_DEPRECATED_COLLECTIVES = (
+    r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
+)
+"""Message of torch about operations that DeepSpeed uses."""
 _SHARED_MEMORY_OP = "deepspeed_shm_comm"
 """Collective operations of CPU ranks in C++, which DeepSpeed compiles on first use; gloo does the same."""
 
@@ -30,6 +35,7 @@ def import_deepspeed(device_type: str) -> Any:
             f"trainer.engine is deepspeed, and DeepSpeed cannot be imported ({error}): pip install 'strop[deepspeed]'"
         ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=_DEPRECATED_COLLECTIVES, category=FutureWarning)
     ops.__compatible_ops__[_SHARED_MEMORY_OP] = False
     return deepspeed
 
