@@ -235,6 +235,11 @@ def test_engines_and_concurrent_rollouts() -> None:
     assert read().run.rollout.max_concurrent_rollouts is None
 
 
+@pytest.mark.parametrize("empty", ["{}", "null"])
+def test_an_empty_trainer_config_keeps_all_defaults(empty: str) -> None:
+    assert read(f"trainer.trainer_config={empty}").run == read().run
+
+
 def test_trainer_config_path() -> None:
     inner = {"actor_rollout_ref": {"actor": {"optim": {"lr": 3e-5}, "grad_clip": 0.5}}}
     Path("inner.yaml").write_text(yaml.safe_dump(inner))

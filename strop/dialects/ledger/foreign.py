@@ -78,12 +78,19 @@ class ForeignConfig:
             if split_key(dotted) in self.tree.faulty:
                 continue
             value, source = self.tree.get(split_key(dotted)), self.source(dotted)
-            if row.key == f"{dotted}.*" and not isinstance(value, dict) and merged.get(split_key(dotted)):
-                continue  # A section that is null keeps the defaults of its keys.
+            if self._is_empty_section(row, dotted, value) and merged.get(split_key(dotted)):
+                continue  # It keeps the defaults of its keys.
             merged.set(split_key(dotted), value, source)
             if row.alias_of:
                 merged.set(split_key(row.alias_of), value, source)
         return merged
+
+    def _is_empty_section(self, row: KeyMapping, dotted: str, value: Any) -> bool:
+        """Whether a section of keys with rows of their own is null or empty."""
+        if row.key == f"{dotted}.*":
+            return not isinstance(value, dict) or not value
+        inside = any(each.key.startswith(f"{dotted}.") for each in self.ledger.rows)
+        return inside and (value is None or value == {})
 
     def __getitem__(self, dotted: str) -> Any:
         self.reads.add(dotted)
