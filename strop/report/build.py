@@ -55,6 +55,7 @@ def write_report(folder: Path) -> Path:
         title=_title(data),
         outcome=status.outcome,
         message=status.message,
+        subject=_subject(data),
         verdict=verdict(data),
         faults=learning_faults(data.rows),
         headline=_headline(data, status),
@@ -88,6 +89,19 @@ def write_bench(folder: Path) -> Path:
 def _title(data: RunData) -> str:
     path = data.folder.path.resolve()
     return f"{path.parent.name} / {path.name}"
+
+
+def _subject(data: RunData) -> str:
+    """Sentence on what was trained, how, and on which data; empty without a run file."""
+    run = data.configuration()
+    model, lora = run.get("model", {}).get("path"), run.get("model", {}).get("lora")
+    if model is None:
+        return ""
+    algorithm = str(run.get("algorithm", {}).get("type", "grpo")).upper()
+    part = f"LoRA adapter of rank {lora.get('rank')} on" if lora else "all weights of"
+    train = run.get("data", {}).get("train", {})
+    path = train.get("path", "") if isinstance(train, dict) else train
+    return f"{algorithm}, {part} {model}, on {path if isinstance(path, str) else ', '.join(path)}."
 
 
 def _headline(data: RunData, status: RunStatus) -> list[HeadlineValue]:

@@ -69,6 +69,7 @@ def test_shows_outcome_headline_charts_and_samples(tmp_path: Path) -> None:
     for words in (
         "sums / first",
         "finished",
+        "GRPO, all weights of model, on tasks.jsonl.",
         "Held-out reward, sums",
         "0.750",
         "from 0.250",
