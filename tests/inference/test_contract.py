@@ -344,7 +344,7 @@ def test_released_memory_is_restored(subject: Subject):
         with pytest.raises(InferenceError):
             subject.engine.release_memory()
         return
-    requests = requests_for(PROMPTS, SamplingParams(max_tokens=16, ignore_eos=True))
+    requests = requests_for(PROMPTS, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))
     expected = sample(subject.engine, requests)
 
     async def released() -> list[Completion]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from threading import Condition, Thread
 from typing import assert_never
 
-from strop.errors import EngineLostError, InferenceError, StropError, WorkerDiedError
+from strop.errors import ConfigError, EngineLostError, InferenceError, StropError, WorkerDiedError
 from strop.inference.pool.engine_worker import run_engine_worker
 from strop.inference.pool.messages import (
     AbortRequests,
@@ -101,7 +101,8 @@ class EngineHandle:
 
         Raises the error of its creation, or EngineLostError after the timeout, with the last lines of its output.
         """
-        self._wait(lambda: self._created is not None, timeout_seconds)
+        awaited = "started; a longer time is `start_timeout_seconds` of the engine"
+        self._wait(lambda: self._created is not None, awaited, timeout_seconds)
         assert self._created is not None
         return self._created
 
@@ -125,7 +126,7 @@ class EngineHandle:
 
     def wait_completed(self, command_id: int) -> None:
         """Wait until a command has completed. Raises its error."""
-        self._wait(lambda: self._completed_command >= command_id)
+        self._wait(lambda: self._completed_command >= command_id, "replied")
 
     def begin_statistics(self, command: TakeStatistics) -> None:
         """Begin to take statistics; see `statistics`."""
@@ -258,10 +259,12 @@ class EngineHandle:
                 self._resolve(reply.request_id, reply.completion)
             case EngineFailure():
                 error = reply.failure.to_error(self.name, InferenceError)
-                if reply.request_id is None:
-                    self._give_up(error if self._is_created else type(error)(f"{error}{self._output()}"))
-                else:
+                if reply.request_id is not None:
                     self._resolve(reply.request_id, error)
+                elif self._is_created or isinstance(error, ConfigError):  # which says what to write
+                    self._give_up(error)
+                else:
+                    self._give_up(type(error)(f"{error}{self._output()}"))
             case _:
                 assert_never(reply)
 
@@ -323,7 +326,13 @@ class EngineHandle:
         for request_id in tuple(self._pending):
             self._resolve(request_id, error)
 
-    def _wait(self, is_done: Callable[[], bool], timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+    def _wait(
+        self, is_done: Callable[[], bool], awaited: str, timeout_seconds: float = _TIMEOUT_SECONDS
+    ) -> None:
+        """Wait until a condition is true.
+
+        Raises the engine's fault, and EngineLostError after the timeout, in which the engine has not `awaited`.
+        """
         with self._changed:
             in_time = self._changed.wait_for(
                 lambda: self._fault is not None or is_done(), timeout=timeout_seconds
@@ -331,7 +340,7 @@ class EngineHandle:
             if self._fault is not None:
                 raise self._fault
         if not in_time:
-            raise EngineLostError(f"{self.name} has not replied for {timeout_seconds:g} s.{self._output()}")
+            raise EngineLostError(f"In {timeout_seconds:g} s {self.name} has not {awaited}.{self._output()}")
 
     def _output(self) -> str:
         """The last lines of the process's output, for an error message; empty without a log file."""

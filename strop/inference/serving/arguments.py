@@ -42,8 +42,8 @@ def check_engine_kwargs(
             raise ConfigError(f"{key} is set by Strop and cannot be changed; remove it.")
         if name not in known:
             raise ConfigError(
-                f"{key} is not an argument of the installed {owner}{did_you_mean(name, known)}. Remove it, or write "
-                "one of its names."
+                f"{key} is not an argument of the installed {owner}{did_you_mean(name, known) or '.'} Remove it, or "
+                "write one of its names."
             )
 
 
