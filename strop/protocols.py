@@ -73,6 +73,8 @@ class EngineCapabilities:
     version of its start."""
     prompt_logprobs: bool = False
     """Whether `SampleRequest.prompt_logprobs` is supported; without it such a request raises `InferenceError`."""
+    adapter_in_place: bool = False
+    """Whether the engine reads the trainer's weights and its adapter in place, so that a load needs no tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +270,27 @@ class EngineSnapshot(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LowRankUpdate:
+    """Adapter of a weight W [out, in], which stands for W + scale * B A (LoRA, arXiv 2106.09685)."""
+
+    a: torch.Tensor
+    """[rank, in]"""
+    b: torch.Tensor
+    """[out, rank]"""
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnmergedWeights:
+    """A model's own weights and its adapter, for an engine that applies the adapter itself."""
+
+    tensors: Callable[[], Iterator[tuple[str, torch.Tensor]]]
+    """Base weights with Hugging Face names."""
+    adapter: Mapping[str, LowRankUpdate]
+    """Update of each adapted weight, by the weight's name; the trainer changes its tensors in place."""
+
+
+@dataclass(frozen=True, slots=True)
 class SharedWeights:
     """Weights of a model in this process, which an inference engine can read in place.
 
@@ -285,6 +308,9 @@ class SharedWeights:
     """Full weights, adapters merged, with Hugging Face names; to be iterated to the end."""
     image_processor: Callable[[], ImageProcessor] | None = None
     """Returns the processor of the model's images; None for an engine that samples from text only."""
+    unmerged: UnmergedWeights | None = None
+    """The same weights without the merge; None for a model without an adapter, and for adapters of other tensors than
+    the weights of linear layers."""
 
 
 class TrainingEngine(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from strop.models.dtensor import full_tensor
 from strop.models.packed_attention.forward import base_model
 from strop.models.shared_weights import plain_name
 from strop.models.vision.embedding import takes_images, vision_modules
+from strop.protocols import LowRankUpdate
 
 ADAPTER = "default"
 """PEFT's name for the one adapter."""
@@ -121,6 +122,26 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if plain in adapted:
             weight = _merged(weight, adapted[plain])
         yield plain, weight
+
+
+def low_rank_updates(model: nn.Module) -> Mapping[str, LowRankUpdate] | None:
+    """The adapter's own tensors by the Hugging Face name of the weight that they adapt.
+
+    None for a model without an adapter, and for one that adapts experts or transposed weights.
+    """
+    modules = {name: each for name, each in base_model(model).named_modules() if hasattr(each, "lora_A")}
+    if not modules or not all(
+        isinstance(each, Linear) and not each.fan_in_fan_out for each in modules.values()
+    ):
+        return None
+    return {
+        plain_name(f"{name}.weight"): LowRankUpdate(
+            cast(Tensor, each.lora_A[ADAPTER].weight).detach(),
+            cast(Tensor, each.lora_B[ADAPTER].weight).detach(),
+            each.scaling[ADAPTER],
+        )
+        for name, each in cast(Mapping[str, Linear], modules).items()
+    }
 
 
 def adapter_weights(model: PeftModel) -> Iterator[tuple[str, Tensor]]:

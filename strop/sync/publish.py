@@ -76,6 +76,17 @@ class TensorLoad:
         self.explorer.load(self.trainer.iter_weights(), version)
 
 
+@dataclass(frozen=True, slots=True)
+class InPlaceLoad:
+    """Tells a sampler that reads the trainer's tensors and adapter in place that they have changed."""
+
+    explorer: InferenceEngine
+
+    def __call__(self, version: int) -> None:
+        """Give the current weights this version."""
+        self.explorer.load((), version)
+
+
 class AdapterLoad:
     """Loads the trainer's LoRA adapter into the sampler, which has the base weights, through a temporary folder."""
 

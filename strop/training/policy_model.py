@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,11 +26,12 @@ from strop.models.logprobs import (
     squared_probabilities,
     token_outputs,
 )
-from strop.models.lora import merged_weights, without_adapter
+from strop.models.lora import low_rank_updates, merged_weights, without_adapter
 from strop.models.packed_attention.forward import base_model, can_share_prompts
 from strop.models.routers import experts_per_token, router_logits
+from strop.models.shared_weights import named_weights
 from strop.models.vision.model_images import ModelImages
-from strop.protocols import LossFn, SharedWeights
+from strop.protocols import LossFn, SharedWeights, UnmergedWeights
 from strop.training.checkpoints.file_names import RNG_FILE
 from strop.training.checkpoints.snapshot import LocalSnapshot
 from strop.training.checkpoints.tensor_files import get_rng_state, read_tensors, set_rng_state
@@ -238,6 +240,7 @@ class PolicyModel(OptimizedModel):
         """Handle of the weights for an inference engine in this process, with fused projections."""
         base = self.compute_model
         fuse_storage(base)
+        adapter = low_rank_updates(self.model)
         return SharedWeights(
             config=base.config,
             generation_config=base.generation_config,
@@ -245,6 +248,7 @@ class PolicyModel(OptimizedModel):
             dtype=base.dtype,
             tensors=self.iter_weights,
             image_processor=lambda: self.images.processor,
+            unmerged=None if adapter is None else UnmergedWeights(partial(named_weights, base), adapter),
         )
 
     def export(self, folder: Path, add_files: Callable[[Path], object] = lambda folder: None) -> None:

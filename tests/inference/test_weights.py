@@ -16,6 +16,7 @@ from strop.models.fused_storage import fuse_storage
 from strop.models.shared_weights import named_weights
 from strop.types import SamplingParams
 from tests.inference.helpers import Tiny, policy_logprobs, random_prompts, requests_for, sample
+from tests.training.test_local_engine import make_policy, make_run
 
 REQUESTS = requests_for(random_prompts(6, 13), SamplingParams(max_tokens=16, ignore_eos=True), samples=3)
 
@@ -170,3 +171,24 @@ def test_load_of_one_name_updates_tied_weights(tiny):
     perturb(other)
     engine.load(other.named_parameters(), version=1)
     assert_agrees(engine, other)
+
+
+def test_an_adapter_is_applied_without_a_merged_copy(tiny, tmp_path):
+    """The engine reads the trainer's adapter in place; merged weights that are loaded replace it."""
+    trainer = own_copy(tiny, "qwen2")
+    trainer.model.save_pretrained(tmp_path / "model")
+    run = make_run(tmp_path / "model", {"lora": {"rank": 4, "alpha": 8}})
+    policy = make_policy(run)
+    section = NativeEngineConfig(merge_lora=False)
+    engine = NativeEngine.from_weights(policy.shared_weights(), section, trainer.tokenizer)
+    assert engine.capabilities.adapter_in_place
+    assert "100 % of the weights used in place" in engine.describe()
+    for version in (1, 2):
+        perturb(policy.model)
+        engine.load((), version)
+        trainer.model.load_state_dict(dict(policy.iter_weights()), strict=False)
+        assert_agrees(engine, trainer.model)
+    merged_copy = [(name, weight.clone()) for name, weight in policy.iter_weights()]
+    perturb(policy.model)
+    engine.load(merged_copy, 3)
+    assert_agrees(engine, trainer.model)

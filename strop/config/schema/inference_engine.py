@@ -21,6 +21,9 @@ class NativeEngineConfig(Section):
     """Capacity of the KV cache, in tokens; sequences that do not fit wait, and none is dropped."""
     max_sequences: int = Field(256, gt=0)
     """Maximum number of concurrent completions; further requests queue."""
+    merge_lora: bool = True
+    """Sample from a copy of the adapted weights with the LoRA adapter merged: the samples are, bit for bit, those of an
+    explorer in a separate process. False applies the adapter without a copy, in the trainer's process."""
     start_timeout_seconds: float = Field(1800.0, gt=0, le=MAX_SECONDS)
     """Maximum duration of the start of an engine in a process of its own; after it the run stops with an error and the
     last lines of the engine's output."""

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, Pr
 
 from strop.config.schema.inference_engine import NativeEngineConfig
 from strop.errors import InferenceError
+from strop.inference.native.model.adapter import is_applicable
 from strop.inference.native.model.architecture import native_unsupported_reason
 from strop.inference.native.model.decoder import NativeModelRunner
 from strop.inference.native.model.huggingface import HuggingFaceModelRunner
@@ -27,7 +28,13 @@ from strop.inference.stop_tokens import eos_token_ids
 from strop.inference.weight_files import read_weights
 from strop.models.shared_weights import model_weights
 from strop.models.vision.embedding import takes_images
-from strop.protocols import EngineCapabilities, ImageProcessor, SharedWeights, WeightBroadcast
+from strop.protocols import (
+    EngineCapabilities,
+    ImageProcessor,
+    SharedWeights,
+    UnmergedWeights,
+    WeightBroadcast,
+)
 from strop.types import Completion, EngineStatistics, SampleRequest
 
 _LOCK_POLL_SECONDS = 0.001
@@ -65,8 +72,10 @@ class NativeEngine:
         dtype: torch.dtype,
         generation_config: GenerationConfig | None = None,
         image_processor: Callable[[], ImageProcessor] | None = None,
+        unmerged: UnmergedWeights | None = None,
     ) -> None:
-        """Build the model; `dtype` is used if `section.dtype` is `model`.
+        """Build the model; `dtype` is used if `section.dtype` is `model`. With `merge_lora: false` the
+        native forward samples from `unmerged` in place of `weights` where it can apply the adapter.
 
         Raises `ModelError` for weights that do not fit the configuration.
         """
@@ -75,9 +84,17 @@ class NativeEngine:
         self._fallback_reason = native_unsupported_reason(config)
         device = torch.device(device)
         runner: ModelRunner
+        applied = None if section.merge_lora else unmerged
+        if applied is not None and not is_applicable(applied.adapter, dtype):
+            applied = None
         if self._fallback_reason is None:
             runner = NativeModelRunner(
-                config, weights, device=device, dtype=dtype, image_processor=image_processor
+                config,
+                weights if applied is None else applied.tensors(),
+                device=device,
+                dtype=dtype,
+                image_processor=image_processor,
+                adapter=None if applied is None else applied.adapter,
             )
         else:
             runner = HuggingFaceModelRunner(
@@ -85,7 +102,13 @@ class NativeEngine:
             )
         self._runner = runner
         self._image_processor = image_processor if takes_images(config) else None
-        self.capabilities = replace(NATIVE_CAPABILITIES, images=self._image_processor is not None)
+        self.capabilities = replace(
+            NATIVE_CAPABILITIES,
+            images=self._image_processor is not None,
+            adapter_in_place=applied is not None
+            and self._fallback_reason is None
+            and runner.shared_fraction() == 1,
+        )
         eos_ids = eos_token_ids(config, generation_config, tokenizer)
         sequences = SequenceBatch(runner.vocab_size, runner.device, eos_ids, StopStringMatcher(tokenizer))
         self._scheduler = Scheduler(runner, sequences, section.kv_cache_tokens, section.max_sequences)
@@ -133,6 +156,7 @@ class NativeEngine:
             dtype=weights.dtype,
             generation_config=weights.generation_config,
             image_processor=weights.image_processor,
+            unmerged=weights.unmerged,
         )
 
     @property

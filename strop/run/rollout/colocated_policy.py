@@ -17,7 +17,7 @@ from strop.run.rollout.rollout_metrics import engine_metrics
 from strop.run.rollout.rollout_services import RewardSource, RolloutServices, open_rollout_services
 from strop.run.rollout.workflow_runners import make_workflow_runners
 from strop.run.state.run_state import RunState
-from strop.sync.publish import AdapterLoad, LocalSynchronizer, TensorLoad
+from strop.sync.publish import AdapterLoad, InPlaceLoad, LocalSynchronizer, TensorLoad
 from strop.training.backends.registry import TrainingBackend
 from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.signals import StopSignal
@@ -105,7 +105,9 @@ def _synchronizer(
     """The synchronizer, with a check of each load into an engine that converts the weights."""
     max_gap = max_logprob_gap(run)
     if max_gap is None or not sampler.capabilities.converts_weights:
-        return LocalSynchronizer(TensorLoad(engine, sampler), lambda version: engine_metrics(sampler))
+        in_place = sampler.capabilities.adapter_in_place
+        load = InPlaceLoad(sampler) if in_place else TensorLoad(engine, sampler)
+        return LocalSynchronizer(load, lambda version: engine_metrics(sampler))
     check = LoadCheck(engine, sampler, event_loop, tokenizer, run.max_sequence_tokens, max_gap)
 
     def report(version: int) -> Mapping[str, float]:

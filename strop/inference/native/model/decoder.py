@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PretrainedConfig
 
+from strop.inference.native.model.adapter import AppliedAdapter
 from strop.inference.native.model.architecture import DecoderArchitecture
 from strop.inference.native.model.attention import (
     PromptSharing,
@@ -31,7 +32,7 @@ from strop.inference.native.model.weights import (
     shared_fraction,
 )
 from strop.models.vision.embedding import takes_images
-from strop.protocols import ImageProcessor
+from strop.protocols import ImageProcessor, LowRankUpdate
 
 PREFILL_CHUNK_TOKENS = 8192
 """Maximum number of prompt tokens in one forward pass; a longer prompt goes through alone."""
@@ -68,8 +69,12 @@ class NativeModelRunner:
         device: torch.device,
         dtype: torch.dtype,
         image_processor: Callable[[], ImageProcessor] | None = None,
+        adapter: Mapping[str, LowRankUpdate] | None = None,
     ) -> None:
-        """Raises `ModelError` for weights that do not fit the configuration."""
+        """`adapter` has updates that the forward pass applies to weights, by the weight's name.
+
+        Raises `ModelError` for weights that do not fit the configuration.
+        """
         self._arch = arch = DecoderArchitecture.from_config(config)
         self.vocab_size = arch.vocab_size
         self.device = device
@@ -80,8 +85,10 @@ class NativeModelRunner:
         self._tower = NativeVisionTower(config, device, dtype) if takes_images(config) else None
         self._matrices = [*self._weights.matrices(), *(self._tower.weights.values() if self._tower else ())]
         self._by_name = {name: matrix for matrix in self._matrices for name in matrix.names}
+        self._adapter = AppliedAdapter()
         self.load(weights)
         check_complete(self._matrices)
+        self._adapter.apply(self._weights.matrices(), adapter or {})
         self._rope = RotaryTable(config, device, dtype)
         self._sharing: PromptSharing | None = None
         self._own = KvCache(arch, device, dtype)
@@ -97,9 +104,10 @@ class NativeModelRunner:
         return shared_fraction(self._matrices)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace weights; tensors whose memory is already shared cost nothing."""
+        """Replace weights and their updates; tensors whose memory is already shared cost nothing."""
         named = ((name.replace(_LANGUAGE_MODEL, "model.", 1), tensor) for name, tensor in weights)
-        load_weights(self._by_name, named, ignore=("lm_head.weight",) if self._arch.tied_embeddings else ())
+        merged = self._adapter.dropped_for(named)
+        load_weights(self._by_name, merged, ignore=("lm_head.weight",) if self._arch.tied_embeddings else ())
         if self._tower is not None:
             self._tower.use_weights()
 
@@ -255,7 +263,7 @@ class NativeModelRunner:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotated queries and keys [n, heads + kv_heads, head_dim], and values [n, kv_heads, head_dim]."""
         arch = self._arch
-        qkv = F.linear(self._norm(x, layer.input_norm), layer.qkv.tensor, _tensor(layer.qkv_bias))
+        qkv = self._linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
         heads = qkv.view(len(x), arch.heads + 2 * arch.kv_heads, arch.head_dim)
         queries_keys, values = heads[:, : arch.heads + arch.kv_heads], heads[:, arch.heads + arch.kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -266,10 +274,14 @@ class NativeModelRunner:
 
     def _output_and_mlp(self, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Output projection and MLP of a layer."""
-        x = x + F.linear(attended, layer.output.tensor, _tensor(layer.output_bias))
-        gate_up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up.tensor, _tensor(layer.gate_up_bias))
+        x = x + self._linear(attended, layer.output, layer.output_bias)
+        gate_up = self._linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
         gate, up = gate_up.chunk(2, dim=-1)
-        return x.add_(F.linear(F.silu(gate).mul_(up), layer.down.tensor, _tensor(layer.down_bias)))
+        return x.add_(self._linear(F.silu(gate).mul_(up), layer.down, layer.down_bias))
+
+    def _linear(self, x: torch.Tensor, weight: StackedWeight, bias: StackedWeight | None) -> torch.Tensor:
+        output = F.linear(x, weight.tensor, None if bias is None else bias.tensor)
+        return self._adapter.add_to(output, x, weight)
 
 
 def causal_attention(
@@ -287,10 +299,6 @@ def causal_attention(
         mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
     return out[0].transpose(0, 1).flatten(1)
-
-
-def _tensor(matrix: StackedWeight | None) -> torch.Tensor | None:
-    return None if matrix is None else matrix.tensor
 
 
 def _prefill_chunks(lengths: Sequence[int], limit: int) -> Iterator[range]:

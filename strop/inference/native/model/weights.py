@@ -44,6 +44,10 @@ class StackedWeight:
         assert self._tensor is not None, f"{self.missing_parts} have not been set"
         return self._tensor
 
+    def part(self, name: str) -> torch.Tensor:
+        """The rows of one part, which has been set."""
+        return self._parts[name]
+
     def set_part(self, name: str, source: torch.Tensor) -> None:
         """Set or replace one part, without a copy if possible."""
         if self._tensor is None:
