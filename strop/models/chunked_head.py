@@ -260,7 +260,8 @@ def _through_module(
 
 
 def _chunks(count: int) -> Iterator[slice]:
-    return (slice(i, min(i + CHUNK_ROWS, count)) for i in range(0, count, CHUNK_ROWS))
+    """Chunks of rows; a single empty one of no rows, through which gradients of zero flow."""
+    return (slice(i, min(i + CHUNK_ROWS, count)) for i in range(0, max(count, 1), CHUNK_ROWS))
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, transform: LogitTransform) -> Tensor:

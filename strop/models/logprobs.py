@@ -22,6 +22,8 @@ from strop.models.chunked_head import (
     squared_probability_sums,
 )
 from strop.models.packed_attention.forward import base_model, decoder_of, packed_forward, packed_outputs
+from strop.models.packed_attention.sequence_parallel import SequenceGroup
+from strop.models.packed_attention.targets import TargetRows, target_rows
 from strop.types import MicroBatch, TokenOutputs
 
 UNKNOWN_LOGPROB = -1e4
@@ -63,15 +65,9 @@ def _vocabulary_sums(
     micro_batch: MicroBatch,
     sum_over: Callable[[FrozenDistribution, Tensor, Tensor], Tensor],
 ) -> Tensor:
-    base = base_model(model)
-    hidden = packed_forward(model, micro_batch)
-    targets = micro_batch.loss_mask.nonzero()[:, 0]
-    sums = sum_over(
-        FrozenStates(hidden, _head(base), logit_transform(base)),
-        targets - 1,
-        micro_batch.temperature[targets],
-    )
-    return sums.new_zeros(len(hidden)).index_copy(0, targets, sums)
+    base, found = base_model(model), target_rows(model, micro_batch)
+    states = FrozenStates(packed_forward(model, micro_batch), _head(base), logit_transform(base))
+    return found.spread(sum_over(states, found.rows, micro_batch.temperature[found.targets]))
 
 
 def token_outputs(
@@ -89,46 +85,46 @@ def token_outputs(
     All are differentiable. A target's logits are divided by its `temperature`, as in sampling.
     """
     hidden, routers = packed_outputs(model, micro_batch, router_logits=router_logits)
-    base = base_model(model)
-    targets = micro_batch.loss_mask.nonzero()[:, 0]
+    base, found = base_model(model), target_rows(model, micro_batch)
     comparisons = [] if reference is None else [Comparison(reference, ReverseKlConfig())]
     logprobs, entropies, divergences = head_outputs(
         _head(base),
         hidden,
-        targets - 1,
-        micro_batch.token_ids[targets],
-        micro_batch.temperature[targets],
+        found.rows,
+        micro_batch.token_ids[found.targets],
+        micro_batch.temperature[found.targets],
         logit_transform(base),
         entropy=entropy,
         comparisons=comparisons if teacher is None else [*comparisons, teacher],
     )
-
-    def at_targets(values: Tensor) -> Tensor:
-        return values.new_zeros(len(hidden)).index_copy(0, targets, values)
-
     return TokenOutputs(
-        at_targets(logprobs),
-        None if entropies is None else at_targets(entropies),
-        None if reference is None else at_targets(divergences[0]),
-        None if teacher is None else at_targets(divergences[-1]),
+        found.spread(logprobs),
+        None if entropies is None else found.spread(entropies),
+        None if reference is None else found.spread(divergences[0]),
+        None if teacher is None else found.spread(divergences[-1]),
         routers,
     )
 
 
 @torch.no_grad()
-def sampled_logprobs(distribution: FrozenDistribution, micro_batch: MicroBatch) -> Tensor:
+def sampled_logprobs(
+    distribution: FrozenDistribution, micro_batch: MicroBatch, group: SequenceGroup | None = None
+) -> Tensor:
     """[T] Log-prob of each target under a frozen model's distribution; 0 where `loss_mask` is False.
+
+    With sequence parallelism the distribution has the positions of this rank of the `group`.
 
     A token beyond its vocabulary, which only pads the policy's, has the log-prob `UNKNOWN_LOGPROB`.
     """
-    targets = micro_batch.loss_mask.nonzero()[:, 0]
-    found = torch.zeros(len(micro_batch.token_ids), device=targets.device)
-    for chunk in torch.split(targets, CHUNK_ROWS):
-        every = distribution.logprobs(chunk - 1, micro_batch.temperature[chunk])
-        tokens = micro_batch.token_ids[chunk]
+    found = TargetRows.of(micro_batch, group)
+    labels, temperature = micro_batch.token_ids[found.targets], micro_batch.temperature[found.targets]
+    logprobs = torch.zeros_like(temperature)
+    for start in range(0, len(labels), CHUNK_ROWS):
+        chunk = slice(start, start + CHUNK_ROWS)
+        every, tokens = distribution.logprobs(found.rows[chunk], temperature[chunk]), labels[chunk]
         picked = every.gather(-1, tokens[:, None].clamp(max=every.shape[1] - 1))[:, 0]
-        found[chunk] = picked.masked_fill(tokens >= every.shape[1], UNKNOWN_LOGPROB)
-    return found
+        logprobs[chunk] = picked.masked_fill(tokens >= every.shape[1], UNKNOWN_LOGPROB)
+    return found.spread(logprobs)
 
 
 def logit_transform(base: PreTrainedModel) -> LogitTransform:

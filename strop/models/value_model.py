@@ -12,6 +12,7 @@ from strop.config.schema.model import ModelConfig
 from strop.models.loading import load_decoder
 from strop.models.lora import add_lora
 from strop.models.packed_attention.forward import packed_forward
+from strop.models.packed_attention.targets import target_rows
 from strop.types import MicroBatch
 
 HeadInit = Literal["zero", "normal"]
@@ -65,7 +66,7 @@ def token_values(model: ValueModel, micro_batch: MicroBatch) -> Tensor:
     target's log-prob does.
     """
     hidden = packed_forward(model.decoder, micro_batch)
-    targets = micro_batch.loss_mask.nonzero()[:, 0]
-    states = hidden[targets - 1].float()
+    found = target_rows(model.decoder, micro_batch)
+    states = hidden[found.rows].float()
     values = nn.functional.linear(states, model.head.weight.float(), model.head.bias.float())[:, 0]
-    return values.new_zeros(len(hidden)).index_copy(0, targets, values)
+    return found.spread(values)

@@ -24,7 +24,7 @@ class RoutedStates:
 
     states: tuple[FrozenStates, ...]
     teacher: Tensor
-    """[T] Number of the teacher of each position; -1 where none is needed."""
+    """[T] Number of the teacher of each position of the hidden states; -1 where none is needed."""
 
     def logprobs(self, rows: Tensor, temperature: Tensor) -> Tensor:
         """[n, V] float32 Log-probs of the next token at each position, by its teacher.
@@ -52,6 +52,7 @@ class Teachers:
         self, section: DistillationConfig, parallelizer: Parallelizer, *, max_sequence_tokens: int
     ) -> None:
         self._section = section
+        self._group = parallelizer.sequence_group
         self._calls: list[ModelCall] = []
         self.shared_prompts_obstacle = ""
         """Reason why a micro-batch must not hold a shared prompt; empty if it may."""
@@ -81,14 +82,15 @@ class Teachers:
         """[T] log-probs of each micro-batch's targets; `check` is called in between and may raise."""
         found = []
         for micro_batch in micro_batches:
-            found.append(sampled_logprobs(self.states(micro_batch), micro_batch))
+            found.append(sampled_logprobs(self.states(micro_batch), micro_batch, self._group))
             check()
         return found
 
     def _numbers(self, micro_batch: MicroBatch) -> Tensor:
-        """[T] Number of each position's teacher."""
+        """[T] Number of each position's teacher; with sequence parallelism of this rank's positions."""
         numbers = [self._section.teacher_of(source) for source in micro_batch.source]
         by_segment = torch.tensor(
             [-1 if number is None else number for number in numbers], device=micro_batch.token_ids.device
         )
-        return by_segment[micro_batch.segment_of_token()]
+        numbers_of_tokens = by_segment[micro_batch.segment_of_token()]
+        return numbers_of_tokens if self._group is None else self._group.share(numbers_of_tokens)

@@ -43,6 +43,9 @@ class Fsdp2EngineConfig(Section):
     replicate: int = Field(1, gt=0)
     """Number of replicas of the model (HSDP): each replica is sharded over `ranks / replicate` ranks, and gradients
     are summed over the replicas."""
+    sequence_parallel: int = Field(1, gt=0)
+    """Number of ranks that divide the tokens of a micro-batch (Ulysses): activations of one rank shrink by that factor.
+    `microbatch` counts the tokens of all of them; the model's attention heads must be a multiple."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the ranks; `auto` is one GPU per rank if there are GPUs, otherwise the CPU."""
     reshard_after_forward: bool = True
@@ -70,10 +73,10 @@ class Fsdp2EngineConfig(Section):
 
     def faults(self) -> Iterator[str]:
         """Faults between the fields."""
-        if self.ranks % self.replicate:
+        if self.ranks % (self.replicate * self.sequence_parallel):
             yield (
-                f"ranks ({self.ranks}) is not a multiple of replicate ({self.replicate}), the number of replicas; "
-                "write a number of replicas that divides the ranks"
+                f"ranks ({self.ranks}) is not a multiple of replicate ({self.replicate}) x sequence_parallel "
+                f"({self.sequence_parallel}); write sizes whose product divides the ranks"
             )
 
 

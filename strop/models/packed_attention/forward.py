@@ -19,6 +19,7 @@ from strop.errors import ModelError
 from strop.models.family_traits import check_rope_limit, rope_token_limit
 from strop.models.packed_attention.kernels import AttentionOptions, attention
 from strop.models.packed_attention.layout import SegmentLayout, plan_layout
+from strop.models.packed_attention.sequence_parallel import SequenceGroup, sequence_group, set_sequence_group
 from strop.models.vision.embedding import embed_images
 from strop.types import MicroBatch
 
@@ -29,7 +30,10 @@ PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
 def packed_forward(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
-    """[T, H] The decoder's last hidden states, before the language-model head; raises as `packed_outputs`."""
+    """[T, H] The decoder's last hidden states, before the language-model head; raises as `packed_outputs`.
+
+    With sequence parallelism, [t, H] those of this rank's tokens.
+    """
     return packed_outputs(model, micro_batch)[0]
 
 
@@ -38,6 +42,8 @@ def packed_outputs(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """[T, H] the decoder's last hidden states, and if requested [T, E] the logits of each layer's router.
 
+    With sequence parallelism the hidden states are [t, H], those of this rank's tokens.
+
     Raises `ModelError` for shared prompts if `can_share_prompts` is False, and for a sequence that is too long for
     the rotary embeddings.
     """
@@ -45,16 +51,24 @@ def packed_outputs(
     if rope_token_limit(base.config) is not None:
         check_rope_limit(base.config, int(micro_batch.position_ids.max()) + 1)
     if _text_attention(base) == PACKED_ATTENTION:
-        layout = plan_layout(
-            micro_batch.cu_seqlens.tolist(), micro_batch.prefix_of, micro_batch.token_ids.device
-        )
+        group, tokens = sequence_group(base), len(micro_batch.token_ids)
+        bounds, prefix_of = micro_batch.cu_seqlens.tolist(), micro_batch.prefix_of
+        inputs = _decoder_inputs(base, micro_batch, lambda tokens: tokens[None])
+        positions = micro_batch.position_ids[..., None, :]
+        if group is not None:
+            inputs, positions = _share_inputs(inputs, group), group.share(positions)
+            if padding := group.padding(tokens):
+                bounds, prefix_of = [*bounds, tokens + padding], (*prefix_of, -1)
         hidden, logits = _decoder_outputs(
             base,
-            _decoder_inputs(base, micro_batch, lambda tokens: tokens[None]),
-            micro_batch.position_ids[..., None, :],
+            inputs,
+            positions,
             router_logits=router_logits,
-            strop_layout=layout,
+            strop_layout=plan_layout(bounds, prefix_of, micro_batch.token_ids.device),
+            strop_sequence_group=group,
         )
+        if group is not None:
+            logits = tuple(group.gather(each, tokens) for each in logits)
         return hidden[0], logits
     return _padded_outputs(base, micro_batch, router_logits=router_logits)
 
@@ -73,6 +87,27 @@ def enable_packed_attention(model: PreTrainedModel) -> None:
     AttentionMaskInterface.register(PACKED_ATTENTION, _no_mask)
     if _unsupported_reason(model) is None:
         _set_text_attention(model, PACKED_ATTENTION)
+
+
+def split_sequences(model: nn.Module, group: SequenceGroup) -> None:
+    """Divide the tokens of the model's micro-batches over the ranks of a group.
+
+    Raises ModelError for a model without Strop's attention, or with a number of heads that the ranks do not divide.
+    """
+    base = base_model(model)
+    supported, obstacle = can_share_prompts(base)
+    if not supported:
+        raise ModelError(
+            f"trainer.engine.sequence_parallel is {group.size}, but the tokens of {type(base).__name__} cannot be "
+            f"divided over ranks: {obstacle}. Write sequence_parallel: 1."
+        )
+    heads = base.config.get_text_config().num_attention_heads
+    if heads % group.size:
+        raise ModelError(
+            f"trainer.engine.sequence_parallel is {group.size}, which does not divide the {heads} attention heads of "
+            f"{type(base).__name__}. Write a divisor of {heads}."
+        )
+    set_sequence_group(base, group)
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:
@@ -109,6 +144,21 @@ def _decoder_inputs(
     return embed_images(base, token_ids, arrange(images.is_image), images.load())
 
 
+def _share_inputs(inputs: Mapping[str, Any], group: SequenceGroup) -> dict[str, Any]:
+    """The part of a rank of `_decoder_inputs` [1, T, ...]."""
+    shared = {
+        name: group.share(inputs[name], dim=1)
+        for name in ("input_ids", "inputs_embeds", "visual_pos_masks")
+        if name in inputs
+    }
+    if "deepstack_visual_embeds" in inputs:
+        is_image = inputs["visual_pos_masks"]
+        first = int(is_image[:, : group.bounds(is_image.shape[1])[0]].sum())
+        last = first + int(shared["visual_pos_masks"].sum())
+        shared["deepstack_visual_embeds"] = [each[first:last] for each in inputs["deepstack_visual_embeds"]]
+    return shared
+
+
 def _decoder_outputs(
     base: PreTrainedModel,
     inputs: Mapping[str, Any],
@@ -136,9 +186,13 @@ def _packed_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     strop_layout: SegmentLayout | None = None,
+    strop_sequence_group: SequenceGroup | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers: query [1, H, T, D] and key [1, K, T, D] to [1, T, H, D]."""
+    """Attention function for transformers: query [1, H, T, D] and key [1, K, T, D] to [1, T, H, D].
+
+    With sequence parallelism T is the number of this rank's tokens, and the layout is that of all of them.
+    """
     if strop_layout is None or attention_mask is not None:
         raise ModelError(
             "The model uses Strop's attention, which supports only packed micro-batches, but it was called "
@@ -152,7 +206,12 @@ def _packed_attention(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attention(q, k, v, strop_layout, AttentionOptions(scale, sliding_window, softcap))[None], None
+    attention_options = AttentionOptions(scale, sliding_window, softcap)
+    if strop_sequence_group is None:
+        return attention(q, k, v, strop_layout, attention_options)[None], None
+    q, k, v = (strop_sequence_group.to_heads(x) for x in (q, k, v))
+    out = attention(q, k, v, strop_layout, attention_options)
+    return strop_sequence_group.to_tokens(out)[None], None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

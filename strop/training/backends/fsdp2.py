@@ -64,6 +64,8 @@ def describe_mesh(dims: ParallelDims, kind: str) -> str:
     parts = [f"sharded over {dims.shard_ranks} {kind} (FSDP2)"]
     if dims.replicate > 1:
         parts.append(f"{dims.replicate} replicas")
+    if dims.sp > 1:
+        parts.append(f"tokens divided over {dims.sp}")
     return ", ".join(parts)
 
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 import torch.export
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -33,9 +32,11 @@ from strop.models.dtensor import distribute_like
 from strop.models.loading import enable_gradient_checkpointing, load_model
 from strop.models.logprobs import check_logits
 from strop.models.meta_loading import MetaLoadingUnsupported, WeightFiles, build_on_meta
-from strop.models.packed_attention.forward import base_model, enable_packed_attention
+from strop.models.packed_attention.forward import base_model, enable_packed_attention, split_sequences
+from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.shared_weights import plain_name
 from strop.models.value_model import HeadInit, ValueModel, load_value_model
+from strop.training.parallel.mesh import RankMeshes
 from strop.training.parallel.parallelize import LoadedModel, ModelCall, with_adapter
 from strop.types import TokenOutputs
 
@@ -51,9 +52,13 @@ class Fsdp2Parallelizer:
     """Loads models in equal shards on all ranks of a replica; every rank calls the same methods."""
 
     device: torch.device
-    mesh: DeviceMesh
-    """Mesh of all ranks, as `ParallelDims.build_mesh` builds it."""
+    meshes: RankMeshes
     engine: Fsdp2EngineConfig
+
+    @property
+    def sequence_group(self) -> SequenceGroup | None:
+        """Ranks that divide the tokens of each micro-batch."""
+        return self.meshes.sequence
 
     def load_policy(self, section: ModelConfig) -> LoadedModel:
         try:
@@ -80,11 +85,13 @@ class Fsdp2Parallelizer:
         try:
             base, weights = build_on_meta(section, trainable=False)
         except MetaLoadingUnsupported:
-            model = load_model(section, device=_CPU, trainable=False)
-            return shard(model, model)
-        root = shard(base, base)
-        self._read_shards(base, weights, offload=offload)
-        root(_check_and_enable_packing)
+            base = load_model(section, device=_CPU, trainable=False)
+            root = shard(base, base)
+        else:
+            root = shard(base, base)
+            self._read_shards(base, weights, offload=offload)
+            root(_check_and_enable_packing)
+        self._split_sequences(base)
         return root
 
     def load_critic(self, section: ModelConfig, head: HeadInit) -> LoadedModel:
@@ -104,8 +111,13 @@ class Fsdp2Parallelizer:
         return self._trained(model, model.decoder, root)
 
     def _trained(self, model: nn.Module, decoder: nn.Module, root: _FsdpRoot, note: str = "") -> LoadedModel:
+        self._split_sequences(decoder)
         sync = partial(_set_gradient_sync, root, self.engine)
         return LoadedModel(model, decoder, root, note=note, before_backward=sync)
+
+    def _split_sequences(self, decoder: nn.Module) -> None:
+        if self.sequence_group is not None:
+            split_sequences(decoder, self.sequence_group)
 
     def _shard_trained(self, model: nn.Module, decoder: nn.Module, section: ModelConfig) -> _FsdpRoot:
         policy = MixedPrecisionPolicy()
@@ -129,9 +141,10 @@ class Fsdp2Parallelizer:
     ) -> _FsdpRoot:
         """Shard the modules that the wrap policy names, and what is around them."""
         pinned = self.device.type == "cuda"
+        mesh = self.meshes.parameters
         shard = partial(
             fully_shard,
-            mesh=self.mesh["replicate", "shard"] if self.mesh["replicate"].size() > 1 else self.mesh["shard"],
+            mesh=mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
             offload_policy=CPUOffloadPolicy(pin_memory=pinned) if offload else OffloadPolicy(),
         )
         wrapped = find_wrapped_modules(base_model(decoder), self.engine.wrap)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from strop.config.schema.training_engine import Fsdp2EngineConfig, TrainingEngineConfig
 from strop.errors import PlacementError
+from strop.models.packed_attention.sequence_parallel import SequenceGroup
 
-_LONG_NAMES = {"sp": "sequence parallelism", "tp": "tensor parallelism"}
+_LONG_NAMES = {"tp": "tensor parallelism"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class ParallelDims:
     def of(cls, section: TrainingEngineConfig) -> ParallelDims:
         """The dimensions of a section of the run file."""
         if isinstance(section, Fsdp2EngineConfig):
-            return cls(dp=section.ranks, replicate=section.replicate)
+            sp = section.sequence_parallel
+            return cls(dp=section.ranks // sp, replicate=section.replicate, sp=sp)
         return cls(dp=section.ranks)
 
     @property
@@ -66,13 +69,35 @@ class ParallelDims:
         """The first of the ranks that get the same experiences, for each data-parallel rank."""
         return range(0, self.ranks, self.sp * self.tp)
 
-    def build_mesh(self, device_type: str) -> DeviceMesh:
-        """The mesh of all ranks, with dimensions `replicate`, `shard` and `tp`; every rank calls it.
+    def build_meshes(self, device_type: str) -> RankMeshes:
+        """The meshes of all ranks; every rank calls it.
 
         Parameters are sharded over sequence-parallel ranks as over data-parallel ones.
         """
-        return init_device_mesh(
+        parameters = init_device_mesh(
             device_type,
             (self.replicate, self.shard_ranks, self.tp),
             mesh_dim_names=("replicate", "shard", "tp"),
         )
+        if self.sp == 1:
+            return RankMeshes(parameters, None)
+        tokens = init_device_mesh(
+            device_type, (self.dp, self.sp, self.tp), mesh_dim_names=("data", "sequence", "tensor")
+        )
+        return RankMeshes(parameters, SequenceGroup.of(tokens["sequence"].get_group()))
+
+
+@dataclass(frozen=True, slots=True)
+class RankMeshes:
+    """Groups of ranks that communicate with each other."""
+
+    parameters: DeviceMesh
+    """Mesh over which parameters are divided, with dimensions `replicate`, `shard` and `tp`."""
+    sequence: SequenceGroup | None
+    """Ranks that divide the tokens of a micro-batch; None without sequence parallelism."""
+
+    @property
+    def groups(self) -> list[ProcessGroup]:
+        """Process groups of this rank."""
+        own = [] if self.sequence is None else [self.sequence.group]
+        return [*self.parameters.get_all_groups(), *own]

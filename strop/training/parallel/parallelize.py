@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from strop.config.schema.model import ModelConfig
 from strop.models.loading import load_model
 from strop.models.lora import add_lora, load_adapter
+from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.value_model import HeadInit, load_value_model
 from strop.training.device import find_device
 from strop.training.mixed_precision import ComputeCopy, make_compute_copy
@@ -74,6 +75,11 @@ class Parallelizer(Protocol):
         """Device of this rank, on which micro-batches are built."""
         ...
 
+    @property
+    def sequence_group(self) -> SequenceGroup | None:
+        """Ranks that divide the tokens of each micro-batch; None where this rank gets all of them."""
+        ...
+
     def load_policy(self, section: ModelConfig) -> LoadedModel:
         """The trained policy, with a new adapter where the section has `lora`. Raises ModelError."""
         ...
@@ -92,6 +98,11 @@ class SingleDevice:
     """Loads models whole onto one device."""
 
     device: torch.device
+
+    @property
+    def sequence_group(self) -> SequenceGroup | None:
+        """None: there is one rank."""
+        return None
 
     def load_policy(self, section: ModelConfig) -> LoadedModel:
         base = load_model(section, device=self.device)

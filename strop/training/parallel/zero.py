@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from strop.config.deepspeed.settings import engine_config, read_config, with_hidden_size, zero_settings
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
@@ -17,8 +16,10 @@ from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.errors import ModelError
 from strop.models.loading import load_model
 from strop.models.packed_attention.forward import base_model
+from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.value_model import HeadInit, load_value_model
 from strop.training.parallel.fsdp2 import Fsdp2Parallelizer
+from strop.training.parallel.mesh import RankMeshes
 from strop.training.parallel.parallelize import LoadedModel, ModelCall, with_adapter
 from strop.training.zero.model import ZeroModel
 
@@ -35,11 +36,15 @@ class ZeroParallelizer:
     """DeepSpeed configuration, with `auto` for sizes that depend on the model."""
 
     @classmethod
-    def of(cls, engine: DeepSpeedEngineConfig, device: torch.device, mesh: DeviceMesh) -> ZeroParallelizer:
-        """`device` is this rank's own, and `mesh` is that of all ranks."""
+    def of(cls, engine: DeepSpeedEngineConfig, device: torch.device, meshes: RankMeshes) -> ZeroParallelizer:
+        """`device` is this rank's own, and `meshes` are those of all ranks."""
         offloads = zero_settings(engine, read_config(engine)).offload_parameters
         frozen = Fsdp2EngineConfig(ranks=engine.ranks, reference_cpu_offload=offloads)
-        return cls(Fsdp2Parallelizer(device, mesh, frozen), engine_config(engine, device.type))
+        return cls(Fsdp2Parallelizer(device, meshes, frozen), engine_config(engine, device.type))
+
+    @property
+    def sequence_group(self) -> SequenceGroup | None:
+        return self.frozen.sequence_group
 
     @property
     def device(self) -> torch.device:

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
-from torch.distributed.device_mesh import DeviceMesh
 
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig, TrainingEngineConfig
 from strop.training.critic_model import CriticModel
 from strop.training.parallel.fsdp2 import Fsdp2Parallelizer
-from strop.training.parallel.mesh import ParallelDims
+from strop.training.parallel.mesh import ParallelDims, RankMeshes
 from strop.training.parallel.parallelize import Parallelizer
 from strop.training.parallel.zero import ZeroParallelizer
 from strop.training.policy_model import PolicyModel
@@ -49,7 +48,7 @@ class RankWorker:
         """Name of the rank's node."""
         self._collective_timeout_seconds = spec.collective_timeout_seconds
         set_collective_timeout(spec.collective_timeout_seconds)
-        self._meshes: dict[ParallelDims, DeviceMesh] = {}
+        self._meshes: dict[ParallelDims, RankMeshes] = {}
         self._models: dict[str, Any] = {}
         self._dims: dict[str, ParallelDims] = {}
 
@@ -75,15 +74,15 @@ class RankWorker:
         return partial(write_shard, save, files, self.store)
 
     def _parallelizer(self, model: str, engine: TrainingEngineConfig) -> Parallelizer:
-        """The parallelizer of a model; ranks with the same dimensions share one mesh."""
+        """The parallelizer of a model; models of the same dimensions share the meshes."""
         dims = self._dims[model] = ParallelDims.of(engine)
         if dims not in self._meshes:
-            self._meshes[dims] = dims.build_mesh(self.device.type)
-        mesh = self._meshes[dims]
+            self._meshes[dims] = dims.build_meshes(self.device.type)
+        meshes = self._meshes[dims]
         if isinstance(engine, DeepSpeedEngineConfig):
-            return ZeroParallelizer.of(engine, self.device, mesh)
+            return ZeroParallelizer.of(engine, self.device, meshes)
         assert isinstance(engine, Fsdp2EngineConfig)
-        return Fsdp2Parallelizer(self.device, mesh, engine)
+        return Fsdp2Parallelizer(self.device, meshes, engine)
 
 
 def run_rank_worker(channel: Channel) -> None:
