@@ -116,3 +116,18 @@ def test_ray_address_joins_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_single_role_refuses_a_cluster(mode: str) -> None:
     with pytest.raises(PlacementError, match=r"--here.*cluster\.node_num=2"):
         read(f"mode={mode}", "cluster.node_num=2", here=False)
+
+
+def test_the_trainers_ranks_are_divided_as_the_file_says() -> None:
+    actor = "trainer.trainer_config.actor_rollout_ref.actor"
+    for ulysses in (f"{actor}.ulysses_sequence_parallel_size=2", "trainer.ulysses_sequence_parallel_size=2"):
+        loaded = read(
+            NODES,
+            "explorer.rollout_model.engine_num=4",
+            f"+{ulysses}",
+            f"+{actor}.fsdp_config.param_offload=True",
+            here=False,
+        )
+        assert loaded.run.trainer.engine == Fsdp2EngineConfig(ranks=4, sequence_parallel=2, cpu_offload=True)
+        assert any("CPUOffloadPolicy stands in" in note for note in loaded.notes)
+    assert write_dialect(LEDGER, loaded.run).unsupported == ()

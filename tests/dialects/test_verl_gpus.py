@@ -9,6 +9,7 @@ from strop.config.plan.machine import on_machine, parse_machine
 from strop.config.plan.table import plan_run
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.inference_engine import VllmEngineConfig
+from strop.config.schema.training_engine import Fsdp2EngineConfig, WrapPolicyConfig
 from strop.dialects.verl.ppo_trainer import read_verl
 from strop.errors import ConfigError, PlacementError
 
@@ -53,8 +54,10 @@ def test_a_line_for_eight_gpus_needs_no_here_on_eight_gpus() -> None:
     assert run.trainer.engine.ranks == 8 and run.rollout.pool and run.rollout.pool.engines == 4
     assert run.rollout.colocated and run.releases_engine_memory
     assert isinstance(run.rollout.engine, VllmEngineConfig) and run.rollout.engine.tensor_parallel == 2
+    assert isinstance(run.trainer.engine, Fsdp2EngineConfig) and run.trainer.engine.reference_cpu_offload
     assert any(
-        "ref.fsdp_config.param_offload" in note and "shards of the model" in note for note in loaded.notes
+        "ref.fsdp_config.param_offload" in note and "CPUOffloadPolicy stands in" in note
+        for note in loaded.notes
     )
     with on_machine(parse_machine("8xH100-80GB")):
         plan = plan_run(run)
@@ -85,3 +88,87 @@ def test_the_memory_of_engines_may_be_kept() -> None:
 def test_engines_larger_than_a_node_are_refused() -> None:
     with pytest.raises(ConfigError, match="needs 16 GPUs of one node"):
         read("8xH100-80GB", "actor_rollout_ref.rollout.tensor_model_parallel_size=16")
+
+
+FSDP, MEGATRON = f"{_ACTOR}.fsdp_config", f"{_ACTOR}.megatron"
+LAYOUTS = {
+    "ulysses": ((f"{_ACTOR}.ulysses_sequence_parallel_size=2",), {"sequence_parallel": 2}),
+    "hsdp": ((f"{FSDP}.fsdp_size=4",), {"replicate": 2}),
+    "ddp": ((f"{FSDP}.fsdp_size=1",), {"replicate": 8}),
+    "offload": ((f"{FSDP}.optimizer_offload=True",), {"cpu_offload": True}),
+    "offload policy": (
+        (f"{_ACTOR}.strategy=fsdp2", f"+{FSDP}.offload_policy=True"),
+        {"cpu_offload": True},
+    ),
+    "communication": (
+        (f"+{FSDP}.reshard_after_forward=False", f"+{FSDP}.forward_prefetch=True"),
+        {"reshard_after_forward": False, "forward_prefetch": 1},
+    ),
+    "mixed precision": ((f"+{FSDP}.mixed_precision.reduce_dtype=bf16",), {"reduce_dtype": "bfloat16"}),
+    "wrap policy": (
+        (f"{FSDP}.wrap_policy.min_num_params=9", f"+{FSDP}.wrap_policy.transformer_layer_cls_to_wrap=[A]"),
+        {"wrap": WrapPolicyConfig(layers=("A",), min_parameters=9)},
+    ),
+    "megatron": (
+        (
+            f"{_ACTOR}.strategy=megatron",
+            f"{MEGATRON}.tensor_model_parallel_size=2",
+            f"{MEGATRON}.context_parallel_size=2",
+            f"{MEGATRON}.param_offload=True",
+        ),
+        {"sequence_parallel": 2, "cpu_offload": True},
+    ),
+}
+
+
+@pytest.mark.parametrize(("keys", "fields"), LAYOUTS.values(), ids=LAYOUTS)
+def test_the_layout_of_the_ranks_is_that_of_the_line(
+    keys: tuple[str, ...], fields: dict[str, object]
+) -> None:
+    loaded = read("8xH100-80GB", *keys)
+    assert loaded.overridden == ()
+    engine = Fsdp2EngineConfig(ranks=8, reference_cpu_offload=True)
+    assert loaded.run.trainer.engine == engine.model_copy(update=fields)
+
+
+def test_what_stands_in_for_megatrons_sizes_is_said() -> None:
+    notes = read("8xH100-80GB", *LAYOUTS["megatron"][0]).notes
+    said = {note.split("=")[0].rpartition(".")[2]: note for note in notes}
+    assert "FSDP2 trains" in said["strategy"]
+    assert "divided over all ranks" in said["tensor_model_parallel_size"]
+    assert "Ulysses" in said["context_parallel_size"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ((f"{_ACTOR}.ulysses_sequence_parallel_size=3",), "does not divide the 8 ranks"),
+        ((f"{FSDP}.fsdp_size=3",), "does not divide the trainer's 8 ranks"),
+        (
+            (f"{_ACTOR}.strategy=megatron", f"{MEGATRON}.pipeline_model_parallel_size=2"),
+            "no pipeline or expert parallelism. Write 1: FSDP2 divides every layer",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(keys: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read("8xH100-80GB", *keys)
+
+
+def test_ranks_may_share_the_cpu() -> None:
+    """A line with `trainer.device=cpu` runs as it stands, on processes of this machine."""
+    keys = ("algorithm", "data", "actor_rollout_ref.model", f"{_ACTOR}.optim", f"{_ACTOR}.ppo")
+    line = [key for key in LINE if key.startswith((*keys, "trainer.total"))]
+    loaded = read_verl(
+        [
+            *line,
+            "trainer.device=cpu",
+            "trainer.n_gpus_per_node=4",
+            f"{_ACTOR}.ulysses_sequence_parallel_size=2",
+            f"{FSDP}.param_offload=True",
+        ]
+    )
+    assert loaded.overridden == ()
+    assert loaded.run.trainer.engine == Fsdp2EngineConfig(
+        ranks=4, device="cpu", sequence_parallel=2, cpu_offload=True
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 ONE_MACHINE = "a single process on this machine"
 ONE_GPU = f"{ONE_MACHINE}'s GPU, or on its CPU if there is no GPU"
 NO_SHARDS = "a single process holds the whole model"
+ONE_TRAINER = "a single process trains"
 NO_DEEPSPEED = "a single process trains without DeepSpeed"
 NATIVE_SAMPLER = "the native sampler does not use it"
 TRAINER_MICRO_BATCHES = "log-probs are computed in the trainer's micro-batches"

@@ -83,13 +83,13 @@ def cluster(foreign: ForeignValues) -> Mapping[str, Any]:
         "cluster.logs_by_node": foreign[_BY_NODE],
         **{f"cluster.{role}_name": foreign[f"{role}.name"] for role in _ROLES},
     }
-    ranks = _ranks(foreign)
+    ranks = cluster_ranks(foreign)
     if ranks > 1:
         settings |= {"trainer.engine.type": "fsdp2", "trainer.engine.ranks": ranks}
     return settings
 
 
-def _ranks(foreign: ForeignValues) -> int:
+def cluster_ranks(foreign: ForeignValues) -> int:
     """The number of GPUs of the trainer; a single GPU is shared with the explorer."""
     gpus = foreign[_NODES] * foreign[_GPUS]
     at = "explorer.rollout_model"

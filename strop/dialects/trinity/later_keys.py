@@ -16,6 +16,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.value_types import ANY, INTEGER, NUMBER, NUMBER_LIST, nullable, one_of
 from strop.dialects.trinity.embedded_verl import newer_row
+from strop.dialects.trinity.layout import with_ranks
 
 _SCHEDULES = nullable(one_of("constant", "cosine"))
 OPTIMIZER: tuple[KeyMapping, ...] = (
@@ -48,7 +49,7 @@ TRAINER: tuple[KeyMapping, ...] = (
     replace(newer_row("trainer.actor_grad_clip", None, "0.3", value_type=nullable(NUMBER)), until="0.3"),
     newer_row("trainer.use_dynamic_bsz", True, "0.4"),
     newer_row("trainer.max_token_len_per_gpu", None, "0.4", value_type=nullable(INTEGER)),
-    newer_row("trainer.ulysses_sequence_parallel_size", 1, "0.4"),
+    with_ranks(newer_row("trainer.ulysses_sequence_parallel_size", 1, "0.4")),
     newer_row(
         "trainer.trainer_strategy",
         "fsdp",

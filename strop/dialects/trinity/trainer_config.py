@@ -25,6 +25,7 @@ from strop.dialects.ledger.value_types import ANY, INTEGER, MAPPING, NUMBER, nul
 from strop.dialects.trinity import critic
 from strop.dialects.trinity.algorithm import algorithm
 from strop.dialects.trinity.embedded_verl import PREFIX, embedded_converter, remaining_rows, verl_row
+from strop.dialects.trinity.layout import with_ranks
 from strop.dialects.trinity.presets import only_sampled, repeat_times, without_critic
 from strop.dialects.verl.model import override_config
 
@@ -103,11 +104,12 @@ _PAGE: tuple[KeyMapping, ...] = (
         f"${{{PREFIX}{_ACTOR}.ppo_max_token_len_per_gpu}}",
         TRAINER_MICRO_BATCHES,
     ),
-    _placement_row(
-        f"{_REF}.ulysses_sequence_parallel_size",
+    placement(
+        f"{PREFIX}{_REF}.ulysses_sequence_parallel_size",
         f"${{{PREFIX}{_ACTOR}.ulysses_sequence_parallel_size}}",
-        NO_SHARDS,
-        1,
+        "the reference model is divided as the actor is",
+        supported=same_as(f"{PREFIX}{_ACTOR}.ulysses_sequence_parallel_size"),
+        value_type=INTEGER,
     ),
     _placement_row(
         f"{_REF}.entropy_from_logits_with_chunking",
@@ -220,4 +222,4 @@ _OTHERS = remaining_rows(
     (f"{_ACTOR}.", f"{_MODEL}.", f"{_REF}.", "critic."),
     {row.key for row in (*_PAGE, *_ELSEWHERE, *_MEGATRON)},
 )
-ROWS = (*_PAGE, *_ELSEWHERE, *_MEGATRON, *_OTHERS)
+ROWS = tuple(map(with_ranks, (*_PAGE, *_ELSEWHERE, *_MEGATRON, *_OTHERS)))

@@ -12,7 +12,7 @@ from strop.dialects.ledger.key_mapping import (
     placement,
     refused,
 )
-from strop.dialects.ledger.placement_notes import NO_SHARDS
+from strop.dialects.ledger.placement_notes import ONE_TRAINER
 from strop.dialects.ledger.value_types import (
     INTEGER,
     NUMBER_LIST,
@@ -21,7 +21,7 @@ from strop.dialects.ledger.value_types import (
     nullable,
     one_of,
 )
-from strop.dialects.verl import router_loss, switches
+from strop.dialects.verl import layout, router_loss, switches
 from strop.dialects.verl.actor_converters import (
     betas,
     clipping,
@@ -49,7 +49,7 @@ ROWS = (
     placement(
         "actor_rollout_ref.actor.strategy",
         "fsdp",
-        "a single process trains",
+        ONE_TRAINER,
         value_type=STRING,
         supported=only("fsdp", "fsdp2"),
     ),
@@ -149,7 +149,7 @@ ROWS = (
         note="null means data.seed",
     ),
     mapped("actor_rollout_ref.actor.shuffle", False, "trainer.shuffle_each_epoch"),
-    placement("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1, NO_SHARDS, supported=only(1)),
+    layout.ULYSSES,
     mapped("actor_rollout_ref.actor.optim.lr", 1e-6, "trainer.optimizer.lr"),
     mapped(
         "actor_rollout_ref.actor.optim.lr_warmup_steps",
@@ -195,14 +195,9 @@ ROWS = (
         supported=equals_or_same_as(-1, "trainer.total_training_steps"),
         value_type=INTEGER,
     ),
-    placement(
-        "actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params", 0, NO_SHARDS, supported=only(0)
-    ),
-    placement("actor_rollout_ref.actor.fsdp_config.param_offload", False, NO_SHARDS, supported=only(False)),
-    placement(
-        "actor_rollout_ref.actor.fsdp_config.optimizer_offload", False, NO_SHARDS, supported=only(False)
-    ),
-    placement("actor_rollout_ref.actor.fsdp_config.fsdp_size", -1, NO_SHARDS, supported=only(-1, 1)),
+    layout.MIN_PARAMETERS,
+    *layout.OFFLOAD,
+    layout.SIZE,
     mapped(
         "actor_rollout_ref.actor.checkpoint.save_contents",
         ["model", "optimizer", "extra"],
@@ -240,16 +235,7 @@ ROWS = (
             value_type=one_of("fp32", "float32", "bf16", "bfloat16"),
             note="dtype of the parameters; computation is in bfloat16",
         ),
-        placement(
-            "actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
-            None,
-            NO_SHARDS,
-            supported=only(None),
-        ),
-        *(
-            placement(f"actor_rollout_ref.actor.fsdp_config.{name}", False, NO_SHARDS, supported=only(False))
-            for name in ("forward_prefetch", "offload_policy")
-        ),
+        *layout.NOT_ON_PAGE,
         *router_loss.ROWS,
         *megatron_parallelism_rows("actor_rollout_ref.actor.megatron", switches.megatron, ()),
     ),

@@ -14,7 +14,7 @@ from strop.dialects.ledger.key_mapping import (
     refused,
     same_as,
 )
-from strop.dialects.ledger.placement_notes import ALWAYS_PACKED, NO_SHARDS
+from strop.dialects.ledger.placement_notes import ALWAYS_PACKED, NO_SHARDS, ONE_TRAINER
 from strop.dialects.ledger.value_types import (
     INTEGER,
     NUMBER,
@@ -115,7 +115,7 @@ _MODEL = (
     placement(
         "critic.strategy",
         "${actor_rollout_ref.actor.strategy}",
-        "a single process trains",
+        ONE_TRAINER,
         value_type=STRING,
         supported=only("fsdp", "fsdp2"),
         inactive=switches.gae,

@@ -26,6 +26,7 @@ from strop.dialects.ledger.placement_notes import (
 )
 from strop.dialects.ledger.value_types import ANY, STRING
 from strop.dialects.verl import switches
+from strop.dialects.verl.gpus import DEVICE
 from strop.dialects.verl.serving_engine import serving_option
 
 _NO_PROFILER = "Strop does not profile a run; the metrics have the time of every part of a step"
@@ -175,13 +176,7 @@ _CLUSTER = (
     ),
     *(placement_section(section, _NO_RAY) for section in ("ray_kwargs", "ray_init", "transfer_queue")),
     _where("actor_rollout_ref.nccl_timeout", 600, ONE_MACHINE),
-    placement(
-        "trainer.device",
-        "cuda",
-        "this machine's GPU, or its CPU if there is no GPU",
-        value_type=STRING,
-        supported=only("cuda"),
-    ),
+    DEVICE,
     _without_effect("global_profiler", _NO_PROFILER),
     *(
         _without_effect(f"trainer.{name}", _NO_PROFILER)

@@ -1,4 +1,4 @@
-"""Ledger rows of verl's GPUs: `trainer.nnodes` and `trainer.n_gpus_per_node`.
+"""Ledger rows of verl's GPUs: `trainer.nnodes`, `trainer.n_gpus_per_node` and `trainer.device`.
 
 verl trains and samples on the same GPUs in turns (its hybrid engine). Where they are set and the machine has them, the
 trainer has a rank on each of them and the serving engines share them. Several nodes are a Ray cluster, whose GPUs are
@@ -26,11 +26,11 @@ from strop.dialects.ledger.key_mapping import (
     placement,
     written_by,
 )
-from strop.dialects.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE
-from strop.dialects.ledger.value_types import BOOLEAN
+from strop.dialects.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE, ONE_TRAINER
+from strop.dialects.ledger.value_types import BOOLEAN, one_of
 from strop.dialects.verl.serving_engine import devices_per_engine, serving_engine
 
-_NODES, _GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
+_NODES, _GPUS, _DEVICE = "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.device"
 _RELEASE = "actor_rollout_ref.rollout.free_cache_engine"
 _HARDWARE = (
     _NODES,
@@ -42,7 +42,11 @@ _HARDWARE = (
 """Keys that ask for hardware or an engine; where it lacks, no notice replaces it."""
 _RELEASING = ("vllm", "sglang")
 """Engines that free their memory between two phases."""
-_SHARDED = "the trainer's ranks hold shards of the model (FSDP2)"
+_WITH_RANKS = {
+    NO_SHARDS: "the trainer's ranks hold shards of the model (FSDP2)",
+    ONE_TRAINER: "FSDP2 trains on the trainer's ranks",
+}
+"""Notes on a single process, and what they are where the trainer has ranks."""
 
 
 def uses_gpus(foreign: ForeignValues) -> bool:
@@ -54,6 +58,8 @@ def uses_gpus(foreign: ForeignValues) -> bool:
 def _are_present(foreign: ForeignValues) -> bool:
     """One node's GPUs are those of this machine; several nodes are a Ray cluster, which the start of the run checks."""
     nodes, gpus = foreign[_NODES], foreign[_GPUS]
+    if _on_cpu(foreign):
+        return bool(nodes == 1 and gpus > 0)
     if nodes == 1:
         return bool(0 < gpus <= count_cuda_devices())
     machine = described_machine()
@@ -62,10 +68,17 @@ def _are_present(foreign: ForeignValues) -> bool:
     return sum(node.gpus >= gpus for node in machine.nodes) >= nodes
 
 
+def _on_cpu(foreign: ForeignValues) -> bool:
+    """Whether the ranks are processes that share the CPU of this machine."""
+    return bool(foreign[_DEVICE] == "cpu")
+
+
 def write_gpus(run: Run) -> Mapping[str, Any]:
     """Write the number of GPUs of a cluster, or of the trainer's ranks that share them with the engines."""
     if isinstance(run.cluster, RayClusterConfig):
         return {_NODES: run.cluster.nodes, _GPUS: run.cluster.gpus_per_node}
+    if run.trainer.engine.device == "cpu":
+        return {_DEVICE: "cpu", _NODES: 1, _GPUS: run.trainer.engine.ranks}
     if not run.rollout.colocated:
         return {}
     return {_GPUS: run.trainer.engine.ranks, _RELEASE: run.releases_engine_memory}
@@ -77,6 +90,8 @@ def gpus(foreign: ForeignValues) -> Mapping[str, Any]:
     if not uses_gpus(foreign):
         return {}
     nodes, per_node = foreign[_NODES], foreign[_GPUS]
+    if _on_cpu(foreign):
+        return _ranks(per_node) | {"trainer.engine.device": "cpu"}
     each = devices_per_engine(foreign)
     if each > per_node:
         raise foreign.error_for(
@@ -128,10 +143,13 @@ def with_gpus(row: KeyMapping) -> KeyMapping:
     if not row.is_placement or row.key in _HARDWARE or native is None:
         return row
 
+    if row.fields and row.fields[0].startswith("trainer.engine."):
+        return replace(row, supported=_or_present(native))
+
     def notice(foreign: ForeignValues) -> str | None:
         if not uses_gpus(foreign) or native(foreign, foreign[row.key]):
             return None
-        return f"without effect: {_SHARDED if row.note == NO_SHARDS else row.note}"
+        return f"without effect: {_WITH_RANKS.get(row.note, row.note)}"
 
     return replace(row, supported=_or_present(native), warn=notice)
 
@@ -159,5 +177,14 @@ GPUS = placement(
     f"{ONE_GPU}; a rank of the trainer on each of them needs a machine that has this number of GPUs",
     supported=_or_present(one_gpu),
     fields=("trainer.engine", "rollout.pool.engines", "rollout.colocated", "cluster.gpus_per_node"),
+    read=gpus,
+)
+DEVICE = placement(
+    _DEVICE,
+    "cuda",
+    "this machine's GPU, or its CPU if there is no GPU",
+    value_type=one_of("cuda", "cpu", "npu"),
+    supported=only("cuda"),
+    fields=("trainer.engine.device",),
     read=gpus,
 )

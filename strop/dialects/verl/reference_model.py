@@ -5,11 +5,11 @@ from __future__ import annotations
 from strop.dialects.ledger.key_mapping import any_inactive, not_on_page, only, placement, same_as
 from strop.dialects.ledger.placement_notes import NO_SHARDS, TRAINER_MICRO_BATCHES
 from strop.dialects.ledger.value_types import INTEGER, nullable
-from strop.dialects.verl import switches
+from strop.dialects.verl import layout, switches
 from strop.dialects.verl.parallelism import megatron_parallelism_rows
 
 ROWS = (
-    placement("actor_rollout_ref.ref.fsdp_config.param_offload", False, NO_SHARDS, supported=only(False)),
+    layout.REF_OFFLOAD,
     placement(
         "actor_rollout_ref.ref.fsdp_config.wrap_policy.min_num_params", 0, NO_SHARDS, supported=only(0)
     ),
@@ -45,8 +45,8 @@ ROWS = (
     placement(
         "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
         "${actor_rollout_ref.actor.ulysses_sequence_parallel_size}",
-        NO_SHARDS,
-        supported=only(1),
+        "the reference model is divided as the actor is",
+        supported=same_as("actor_rollout_ref.actor.ulysses_sequence_parallel_size"),
     ),
     *not_on_page(
         placement(

@@ -1,0 +1,48 @@
+"""Ledger rows of verl's keys inside Trinity's `trainer_config` that divide the model over the trainer's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from strop.config.schema import Run
+from strop.dialects.ledger.key_mapping import ForeignValues, KeyConverter, KeyMapping, written_by
+from strop.dialects.trinity.cluster import cluster_ranks, uses_cluster
+from strop.dialects.trinity.embedded_verl import PREFIX, embedded_converter, for_embedded
+from strop.dialects.verl import layout as verl
+
+
+def write_layout(run: Run) -> Mapping[str, Any]:
+    """Write the layout of the trainer's ranks."""
+    converter = embedded_converter(verl.layout)
+    assert isinstance(converter, KeyConverter)
+    return converter.write(run)
+
+
+@written_by(write_layout)
+def layout(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the layout of the trainer's ranks on a cluster; nothing where a single process trains."""
+    if not uses_cluster(foreign):
+        return {}
+    ranks = cluster_ranks(foreign)
+    found: Mapping[str, Any] = for_embedded(verl.layout_of_ranks)(foreign, ranks)
+    return found
+
+
+def with_ranks(row: KeyMapping) -> KeyMapping:
+    """The row of a key that the trainer's ranks on a cluster honor; any other row itself."""
+    key = row.key.removeprefix(PREFIX)
+    if not row.fields or not row.fields[0].startswith("trainer.engine.") or row.supported is None:
+        return row
+    native = row.supported
+
+    def warn(foreign: ForeignValues) -> str | None:
+        return verl.STANDS_IN[key] if uses_cluster(foreign) and foreign[row.key] != row.default else None
+
+    return replace(
+        row,
+        read=layout,
+        supported=lambda foreign, value: uses_cluster(foreign) or native(foreign, value),
+        warn=warn if key in verl.STANDS_IN else None,
+    )
