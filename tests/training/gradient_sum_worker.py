@@ -1,4 +1,4 @@
-"""Gradients of every loss, summed over processes that divide an update's micro-batches, or the tokens of each.
+"""Gradients of every loss, summed over processes that each have some of an update's micro-batches.
 
     python -m tests.training.gradient_sum_worker MODEL OUT RENDEZVOUS RANK WORLD
 
@@ -27,8 +27,6 @@ from strop.config.schema.algorithm import AlgorithmConfig, PpoConfig
 from strop.config.schema.policy_gradient import Aggregation, KlEstimator
 from strop.config.units import Amount
 from strop.data.packing import pack
-from strop.models.packed_attention.forward import split_sequences
-from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.training.critic_model import CriticModel
 from strop.training.optimized_model import OptimizedModel
 from strop.training.parallel.parallelize import single_device
@@ -135,41 +133,26 @@ def micro_batches(
     )
 
 
-def summed(engine: OptimizedModel, metrics: Mapping[str, float], *, by_tokens: bool) -> tuple[Tensor, Tensor]:
-    """Gradient and metrics, summed over all processes; the gradient is cleared.
-
-    Processes that divide tokens all have the metrics of the whole update.
-    """
+def summed(engine: OptimizedModel, metrics: Mapping[str, float]) -> tuple[Tensor, Tensor]:
+    """Gradient and metrics, summed over all processes; the gradient is cleared."""
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in engine.master.parameters()]
     gradient = torch.cat([part.flatten() for part in parts])
     values = torch.tensor(list(metrics.values()), dtype=torch.float64)
     engine.master.zero_grad()
     if dist.is_initialized():
         dist.all_reduce(gradient)
-        if not by_tokens:
-            dist.all_reduce(values)
+        dist.all_reduce(values)
     return gradient, values
 
 
-def by_tokens_cases() -> list[str]:
-    """Names of the cases that are tried with divided tokens: each loss with one aggregation."""
-    first = get_args(Aggregation)[0]
-    return [*(name for name in cases() if "," not in name or name.endswith(f", {first}")), "value"]
-
-
-def gradients(folder: Path, rank: int, world: int, *, by_tokens: bool = False) -> dict[str, Tensor]:
-    """Gradients by case; each process has every `world`-th micro-batch, starting at its rank, or `by_tokens` its part
-    of the tokens of all."""
+def gradients(folder: Path, rank: int, world: int) -> dict[str, Tensor]:
+    """Gradients by case; each process has every `world`-th micro-batch, starting at its rank."""
     engine = make_policy(make_run(folder, algorithm={"type": "grpo", "kl_loss": {}}))
     noise = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in engine.master.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=noise), alpha=0.05)
     critic = CriticModel(CriticSpec.of(make_run(folder), PpoConfig().critic), single_device("cpu"))
-    if by_tokens:
-        group = SequenceGroup.of(dist.group.WORLD)
-        split_sequences(engine.master, group)
-        split_sequences(critic.master.decoder, group)
     # As unlikely as the tokens of a random model are.
     guess = {
         kind: [np.full(len(e.token_ids), -5.6, dtype=np.float32) for e in experiences(kind)]
@@ -190,15 +173,11 @@ def gradients(folder: Path, rank: int, world: int, *, by_tokens: bool = False) -
     }
     learn["value"] = (critic, "grpo", partial(critic.forward_backward, loss_fn=ValueLoss(0.1)))
     found: dict[str, Tensor] = {}
-    names = by_tokens_cases() if by_tokens else learn
-    for name in names:
-        learner, kind, forward_backward = learn[name]
-        mine = micro_batches(learner, kind, guess[kind])
-        if not by_tokens:
-            mine = mine[rank::world]
+    for name, (learner, kind, forward_backward) in learn.items():
+        mine = micro_batches(learner, kind, guess[kind])[rank::world]
         assert mine, "fewer micro-batches than processes"
         metrics = forward_backward(mine, counts=GlobalCounts.of(experiences(kind)))
-        found[f"{name}: gradient"], found[f"{name}: metrics"] = summed(learner, metrics, by_tokens=by_tokens)
+        found[f"{name}: gradient"], found[f"{name}: metrics"] = summed(learner, metrics)
     return found
 
 
@@ -207,8 +186,6 @@ def main(folder: str, out: str, rendezvous: str, rank: str, world: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=int(world))
     assert dist.get_world_size() == int(world)
     found = gradients(Path(folder), int(rank), int(world))
-    divided = gradients(Path(folder), int(rank), int(world), by_tokens=True)
-    found |= {f"by tokens, {name}": tensor for name, tensor in divided.items()}
     if rank == "0":
         save_file(found, out)
     dist.destroy_process_group()
