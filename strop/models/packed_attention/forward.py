@@ -146,7 +146,7 @@ def _decoder_inputs(
 
 def _share_inputs(inputs: Mapping[str, Any], group: SequenceGroup) -> dict[str, Any]:
     """The part of a rank of `_decoder_inputs` [1, T, ...]."""
-    shared = {
+    shared: dict[str, Any] = {
         name: group.share(inputs[name], dim=1)
         for name in ("input_ids", "inputs_embeds", "visual_pos_masks")
         if name in inputs

@@ -220,7 +220,7 @@ def find_wrapped_modules(base: PreTrainedModel, section: WrapPolicyConfig) -> li
 
 
 def _set_forward_prefetch(wrapped: Sequence[nn.Module], ahead: int) -> None:
-    modules = [module for module in wrapped if isinstance(module, FSDPModule)]
+    modules: list[FSDPModule] = [module for module in wrapped if isinstance(module, FSDPModule)]
     for i, module in enumerate(modules):
         module.set_modules_to_forward_prefetch(modules[i + 1 : i + 1 + ahead])
 
