@@ -9,6 +9,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from strop.errors import ModelError
 
+_HTTP_ERROR = HfHubHTTPError.__bases__[0]
+"""Base of all errors of the HTTP library that huggingface_hub uses, which differs between its versions."""
+
 
 def push_to_hub(folder: Path, name: str, *, private: bool) -> str:
     """Upload a folder as a model repository, which is created if it does not exist; returns its URL.
@@ -21,7 +24,7 @@ def push_to_hub(folder: Path, name: str, *, private: bool) -> str:
         api.upload_folder(
             repo_id=name, folder_path=folder, commit_message="Upload a model trained with Strop"
         )
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except (_HTTP_ERROR, HFValidationError, OSError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"{folder} could not be uploaded as {name}: {first} Log in with `hf auth login`, or set HF_TOKEN, and name "
