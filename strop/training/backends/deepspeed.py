@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from strop.config.deepspeed.settings import read_config, resolved, zero_settings
 from strop.config.schema import Run
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
+from strop.errors import PlacementError
 from strop.training.backends.fsdp2 import Fsdp2Backend
 from strop.training.device import find_rank_device_type
 from strop.training.ranks.group import RankGroup
@@ -27,6 +28,10 @@ def open_deepspeed(run: Run, placement: WorkerPlacement = LOCAL) -> Iterator[Fsd
     assert isinstance(section, DeepSpeedEngineConfig)
     local_ranks = 1 if isinstance(placement, RayPlacement) else section.ranks
     device = find_rank_device_type(section.device, local_ranks)
+    if device == "cpu" and run.model.compute_dtype == "float16":
+        raise PlacementError(
+            "model.compute_dtype is float16, which DeepSpeed computes on GPUs only. Write bfloat16 or float32."
+        )
     import_deepspeed(device)
     section = resolved(section)  # other nodes do not have its file
     run = run.model_copy(update={"trainer": run.trainer.model_copy(update={"engine": section})})
