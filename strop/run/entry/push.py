@@ -9,7 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from strop.errors import ModelError
 
-_HTTP_ERROR = HfHubHTTPError.__bases__[0]
+_HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 """Base of all errors of the HTTP library that huggingface_hub uses, which differs between its versions."""
 
 
