@@ -41,4 +41,5 @@ def test_relative_links_resolve(page: Path) -> None:
 def test_every_page_of_the_docs_is_listed() -> None:
     listed = "".join(_text(page) for page in PAGES if page.name == "README.md")
     unlisted = {p.name for p in PAGES if p.parent.name != "parity"} - set(re.findall(r"[\w.-]+\.md", listed))
-    assert unlisted <= {"README.md", "CHANGELOG.md"}
+    site_only = {"index.md", "contributing.md", "changelog.md"}
+    assert unlisted <= {"README.md", "CHANGELOG.md"} | site_only

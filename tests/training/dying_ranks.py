@@ -25,15 +25,15 @@ def die() -> None:
 
 def before_it_connects(channel: Channel) -> None:
     spec: RankSpec = channel.receive()
-    if spec.rank == spec.dims.ranks - 1:
+    if spec.rank == spec.ranks - 1:
         die()
     _run(spec, channel)
 
 
 def between_store_and_process_group(channel: Channel) -> None:
     spec: RankSpec = channel.receive()
-    if spec.rank == spec.dims.ranks - 1:
-        next(rendezvous(spec.init_method, spec.rank, spec.dims.ranks))
+    if spec.rank == spec.ranks - 1:
+        next(rendezvous(spec.init_method, spec.rank, spec.ranks))
         die()
     _run(spec, channel)
 
@@ -41,7 +41,7 @@ def between_store_and_process_group(channel: Channel) -> None:
 def in_the_first_collective(channel: Channel) -> None:
     """The one in which the ranks make their mesh."""
     spec: RankSpec = channel.receive()
-    if spec.rank == spec.dims.ranks - 1:
+    if spec.rank == spec.ranks - 1:
         original = rendezvous_module.init_process_group
 
         def init_and_die(spec: RankSpec) -> None:
@@ -60,7 +60,7 @@ def in_a_later_collective(channel: Channel) -> None:
 def never(channel: Channel) -> None:
     """The last rank does not join, and the others wait for it."""
     spec: RankSpec = channel.receive()
-    if spec.rank == spec.dims.ranks - 1:
+    if spec.rank == spec.ranks - 1:
         time.sleep(600)
     print("joining", flush=True)
     _run(spec, channel)
