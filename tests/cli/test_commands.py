@@ -17,13 +17,16 @@ from .conftest import Cli
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Any]]:
     """Calls of the library's functions, which are replaced."""
     seen: list[tuple[str, Any]] = []
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"step": 3, "reward/mean": 0.5}\n', encoding="utf-8")
 
     def train(loaded: LoadedRun) -> RunResult:
         seen.append(("train", loaded))
-        return RunResult(Path("f"), Path("f/model"), 3, 3, {})
+        return RunResult(folder, folder / "model", 3, 3, {})
 
     def evaluate(loaded: LoadedRun, *, checkpoint: Path | None = None) -> dict[str, float]:
         seen.append(("evaluate", checkpoint))

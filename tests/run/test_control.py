@@ -184,12 +184,9 @@ def test_on_evaluate_is_called_for_each_taskset():
     assert callback.calls == [("evaluate", "a", 4.0, True), ("evaluate", "b", 4.0, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param("strop.train(run, callbacks=[Tell()])", marks=pytest.mark.slow),
-        "strop.start(run, callbacks=[Tell()]).wait()",
-    ],
+    "call", ["strop.train(run, callbacks=[Tell()])", "strop.start(run, callbacks=[Tell()]).wait()"]
 )
 def test_ctrl_c_in_a_script_prints_one_line_and_saves_the_state(values, tmp_path, call):
     run = values(trainer__duration="1000 steps", checkpoint={"every": "never"}, record__monitors=[])

@@ -168,7 +168,7 @@ def explore(
     explorer = Explorer({"train": runner}, {"train": FakeRewards(log)}, event_loop, StopSignal(), seed=1)
     buffer = FakeBuffer()
     subscriber = FakeSubscriber(buffer, 2, max_staleness)
-    settings = GroupSettings(2, 3, SAMPLING, None, None, 0.1, make_pipeline(()))
+    settings = GroupSettings(2, 3, SAMPLING, None, None, None, 0.1, make_pipeline(()))
     loop = ContinuousExplorer(
         progress,
         settings,

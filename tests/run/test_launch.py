@@ -99,6 +99,7 @@ def wait_for(file: Path, *, lines: int, process: subprocess.Popen) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_users_reward_function_runs_in_the_explorer_and_its_error_is_reported(values, capfd):
     run = values(synchronizer="checkpoint", checkpoint__every="1 steps")
     del run["reward"]

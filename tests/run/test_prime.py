@@ -31,7 +31,7 @@ def train(values: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of the run's metrics, without those that depend on time."""
     strop.train(strop.load(values))
     lines = (folder_of(values) / "metrics.jsonl").read_text().splitlines()
-    clocks = ("time/", "tokens_per_second", "memory/")
+    clocks = ("time/", "tokens_per_second", "engine/", "memory/")
     return [{n: v for n, v in json.loads(line).items() if not n.startswith(clocks)} for line in lines]
 
 

@@ -51,6 +51,7 @@ def finish(process) -> str:
     return output
 
 
+@pytest.mark.slow
 def test_a_stopped_and_resumed_run_on_ray_equals_the_run_in_one_process(values, tmp_path, cluster):
     reference = strop.train(strop.load(values(name="one")))
     run = values(

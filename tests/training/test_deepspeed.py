@@ -143,6 +143,7 @@ def check(folder: Path, tmp_path: Path, case: Case) -> None:
 CASES = SMALL | GRID if ALL else SMALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_two_ranks_learn_what_one_process_learns(case: Case, model_folder: Path, tmp_path: Path) -> None:
     check(model_folder, tmp_path, case)

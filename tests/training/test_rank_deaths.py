@@ -37,7 +37,6 @@ MOMENTS = (
     "in_the_first_collective",
     "in_a_later_collective",
 )
-FAST = ("between_store_and_process_group", 2, 0)
 ROUNDS = range(kills(1, sources=len(MOMENTS) * 2))
 
 
@@ -59,13 +58,8 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out
 
 
-@pytest.mark.parametrize(
-    ("moment", "ranks", "number"),
-    [
-        pytest.param(*kill, marks=() if kill == FAST else pytest.mark.faults)
-        for kill in itertools.product(MOMENTS, (2, 3), ROUNDS)
-    ],
-)
+@pytest.mark.faults
+@pytest.mark.parametrize(("moment", "ranks", "number"), [*itertools.product(MOMENTS, (2, 3), ROUNDS)])
 def test_a_killed_rank_is_named(moment, ranks, number):
     """And not one whose collective operation fails as a consequence."""
     process = start(moment, ranks)
