@@ -12,14 +12,14 @@ class TwoTurns(vf.MultiTurnEnv):  # type: ignore[misc]
     async def env_response(
         self, messages: vf.Messages, state: vf.State, **kwargs: object
     ) -> list[dict[str, str]]:
-        """The second question."""
-        return [{"role": "user", "content": "Again."}]
+        """The second question, which is the first one again."""
+        return [vf.UserMessage(content=messages[0]["content"])]
 
 
 def share_right(completion: vf.Messages, answer: str) -> float:
     """Fraction of the replies that are the digit."""
     replies = [message["content"].strip() for message in completion if message["role"] == "assistant"]
-    return sum(reply == answer for reply in replies) / len(replies)
+    return sum(reply == answer for reply in replies) / max(1, len(replies))
 
 
 def load_environment(digits: int = 2) -> vf.Environment:

@@ -56,6 +56,12 @@ def test_an_error_of_the_environment_fails_the_rollout(world: Any, user_file: An
     assert rollout.status == "error" and "failed" in str(rollout.error)
 
 
+def test_an_empty_reply_has_reward_0(world: Any) -> None:
+    args = {"environment": f"{REPEAT}:load_environment"}
+    rollout = world.run(world.says("1", ""), "verifiers", args, task=task(world))
+    assert (rollout.error, rollout.reward, len(rollout.turns)) == (None, 0.0, 2)
+
+
 def test_a_conversation_without_room_is_truncated(world: Any) -> None:
     args = {"environment": f"{REPEAT}:load_environment"}
     tokens = len(task(world).prompt_ids) + 2

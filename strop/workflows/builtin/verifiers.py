@@ -11,6 +11,9 @@ from strop.types import Task
 from strop.workflows.chat import Chat
 from strop.workflows.result import WorkflowResult
 
+_EMPTY_REPLY = "EmptyModelResponseError"
+"""Error of verifiers for a reply without text and without tool calls: the model's own doing, which it must unlearn."""
+
 
 class VerifiersWorkflow:
     """Runs an environment's rollout through its OpenAI client, against this rollout's endpoint.
@@ -32,13 +35,16 @@ class VerifiersWorkflow:
         self._shared_client: Any = None
 
     async def run(self, task: Task, chat: Chat) -> WorkflowResult:
-        """One rollout. Raises `RuntimeError` with the environment's error."""
+        """One rollout; one with an empty reply ends there, with reward 0. Raises `RuntimeError` with the
+        environment's error."""
         with chat.serve() as access:
             client = self._client(access.url, access.api_key)
             row = {**task.extra, "prompt": task.prompt_value}
             row.setdefault("example_id", 0)
             output = await self._environment.run_rollout(row, client, chat.policy_name, {})
         error = output.get("error")
+        if error and error["error"] == _EMPTY_REPLY:
+            return WorkflowResult(reward=0.0)
         if error and not chat.is_truncated:
             raise RuntimeError(f"the environment {self._name!r} failed: {error}")
         parts = {name: value for name, value in (output.get("metrics") or {}).items() if value is not None}
