@@ -9,6 +9,19 @@ from strop.errors import EngineLostError
 from strop.protocols import EngineCapabilities
 from strop.types import Completion, EngineStatistics, SampleRequest
 
+SERVING_CAPABILITIES = EngineCapabilities(
+    weight_transports=frozenset(("tensors", "path")),
+    determinism="none",
+    filtered_policy_logprobs=False,
+    converts_weights=True,
+    adapters=False,
+    images=False,
+    memory_release=False,
+    token_versions=True,
+    prompt_logprobs=True,
+)
+"""Features of every serving library on a model without an adapter and without images; a backend adds its own."""
+
 
 class ServingBackend(Protocol):
     """A serving library's engine. `ServingEngine` calls the coroutines and `take_statistics` in one event loop."""

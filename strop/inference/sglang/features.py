@@ -5,22 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from strop.errors import InferenceError
+from strop.inference.serving.backend import SERVING_CAPABILITIES
 from strop.inference.sglang.statistics import CompletionStatistics
 from strop.protocols import EngineCapabilities
 from strop.types import EngineStatistics
-
-SGLANG_CAPABILITIES = EngineCapabilities(
-    weight_transports=frozenset(("tensors", "path")),
-    determinism="none",
-    filtered_policy_logprobs=False,
-    converts_weights=True,
-    adapters=False,
-    images=False,
-    memory_release=False,
-    token_versions=True,
-    prompt_logprobs=True,
-)
-"""Its kernels for adapters need a GPU; a model with one is loaded merged."""
 
 
 class SglangFeatures:
@@ -29,7 +17,8 @@ class SglangFeatures:
     name: str
 
     def __init__(self) -> None:
-        self.capabilities = SGLANG_CAPABILITIES
+        # Kernels for adapters need a GPU; a model with one is loaded merged.
+        self.capabilities: EngineCapabilities = SERVING_CAPABILITIES
         self._statistics = CompletionStatistics()
 
     async def load_adapter(self, folder: Path, version: int) -> None:

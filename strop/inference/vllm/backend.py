@@ -13,6 +13,7 @@ from strop.config.schema.model import ModelConfig
 from strop.errors import EngineLostError, InferenceError
 from strop.inference.request_validation import validate_request
 from strop.inference.serving.arguments import engine_dtype
+from strop.inference.serving.backend import SERVING_CAPABILITIES
 from strop.inference.serving.images import check_expansion, request_images
 from strop.inference.stop_tokens import eos_token_ids
 from strop.inference.vllm.arguments import (
@@ -25,24 +26,11 @@ from strop.inference.vllm.library import VllmLibrary, import_vllm
 from strop.inference.vllm.requests import check_temperature, to_completion, to_vllm
 from strop.inference.vllm.statistics import StatisticsRecorder
 from strop.models.loading import load_config, load_generation_config
-from strop.protocols import EngineCapabilities
 from strop.types import Completion, EngineStatistics, SampleRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-VLLM_CAPABILITIES = EngineCapabilities(
-    weight_transports=frozenset(("tensors", "path")),
-    determinism="none",
-    filtered_policy_logprobs=False,
-    converts_weights=True,
-    adapters=False,
-    images=False,
-    memory_release=False,
-    token_versions=True,
-    prompt_logprobs=True,
-)
-"""Features of the vLLM engine on a model without an adapter."""
 _ADAPTER = "policy"
 
 
@@ -67,7 +55,7 @@ class VllmBackend:
         self._images = request_images(config, model, limits)
         self._eos_ids = eos_token_ids(config, load_generation_config(model), tokenizer)
         self.capabilities = replace(
-            VLLM_CAPABILITIES,
+            SERVING_CAPABILITIES,
             adapters=loads_adapters(section, model),
             images=self._images is not None,
             memory_release=section.sleep_level is not None,

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from strop.algorithms.losses.value_losses import ValueLoss, explained_variance
 from strop.config.schema import Run
 from strop.config.schema.algorithm import PpoConfig
@@ -21,6 +19,7 @@ from strop.protocols import CriticEngine, EngineSnapshot
 from strop.run.optimize.advantage_inputs import gather_targets
 from strop.run.optimize.lr_schedule import learning_rate
 from strop.run.optimize.minibatches import plan_minibatches, shuffle_seed
+from strop.run.optimize.policy_optimizer import mean_metrics
 from strop.run.state.horizon import Horizon
 from strop.training.backends.registry import TrainingBackend
 from strop.types import Experience, FloatArray, TrainingBatch
@@ -95,7 +94,7 @@ class Critic:
                 returns=[returns[i] for i in batch],
             )
             rows.append(self._update(picked, step, first + number))
-        metrics = {f"critic/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        metrics = {f"critic/{name}": value for name, value in mean_metrics(rows).items()}
         explained = explained_variance(predicted, targets)
         if explained is not None:
             metrics["critic/explained_variance"] = explained

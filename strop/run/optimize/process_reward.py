@@ -22,6 +22,7 @@ from strop.run.optimize.advantage_inputs import gather_targets
 from strop.run.optimize.critic import check_vocabulary
 from strop.run.optimize.lr_schedule import learning_rate
 from strop.run.optimize.minibatches import plan_minibatches, shuffle_seed
+from strop.run.optimize.policy_optimizer import mean_metrics
 from strop.run.state.horizon import Horizon
 from strop.training.backends.registry import TrainingBackend
 from strop.types import Experience, FloatArray, TrainingBatch
@@ -131,7 +132,7 @@ class ProcessRewardModel:
             self._engine.set_lr(lr)
             metrics = {"lr": lr, **self._engine.forward_backward(batch, self._loss)}
             rows.append({**metrics, "grad_norm": self._engine.step()})
-        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]} if rows else {}
+        return mean_metrics(rows) if rows else {}
 
 
 def open_process_reward(
