@@ -50,13 +50,19 @@ def learn(engine: TrainingEngine, loss: LossSpec, batches: list[TrainingBatch]) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sequence_parallel", [1, 2])
 @pytest.mark.parametrize(("family", "model"), CASES.values(), ids=CASES)
 def test_two_ranks_learn_what_one_process_learns(
-    pair: RankGroup, family: str, model: dict[str, Any], tmp_path: Path
+    pair: RankGroup, family: str, model: dict[str, Any], sequence_parallel: int, tmp_path: Path
 ) -> None:
     trainer = {
         "optimizer": {"type": "adamw", "lr": 1e-3},
-        "engine": {"type": "fsdp2", "device": "cpu"},
+        "engine": {
+            "type": "fsdp2",
+            "device": "cpu",
+            "ranks": 2,
+            "sequence_parallel": sequence_parallel,
+        },
         "microbatch": "80 tokens",
     }
     run = make_run(vision_model(family), model, trainer=trainer)
