@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +14,54 @@ from strop.errors import DataError
 IndexArray = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """Result of one group of rollouts of a task."""
+
+    index: int
+    """Index of the task in its taskset."""
+    rewards: tuple[float, ...]
+    """Rewards of the group's scored rollouts; empty if all of them failed."""
+
+
+class TaskOrder(Protocol):
+    """Order in which the tasks of a taskset are taken. `position` and `state` are saved in checkpoints."""
+
+    position: int
+    """Number of tasks passed since the start."""
+
+    def take(self, n: int) -> IndexArray:
+        """Indices of the next step of `n` tasks. Raises `DataError` if the taskset is too small for one."""
+        ...
+
+    def steps_per_epoch(self, n: int) -> int:
+        """Number of steps of `n` tasks in one epoch. Raises `DataError` if there is none."""
+        ...
+
+    def observe(self, outcomes: Sequence[TaskOutcome]) -> None:
+        """Called with the results of tasks that were taken, in the order in which they were taken."""
+
+    @property
+    def state(self) -> Mapping[str, Any] | None:
+        """State in addition to `position`, as JSON values; None for an order without feedback."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state` that is not None."""
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the tasks taken last; none for an order without feedback."""
+        ...
+
+
 class EpochOrder:
     """Epochs over `tasks` tasks, taken in steps; `position` is the whole state.
 
     The order of each epoch is a function of (seed, epoch). A step never crosses the end of an epoch:
     remaining tasks that do not fill a step are dropped, or make a smaller step.
     """
+
+    state = None
 
     def __init__(
         self,
@@ -27,7 +71,9 @@ class EpochOrder:
         shuffle: bool,
         incomplete: Literal["drop", "keep"],
         name: str = "train",
+        ranks: IndexArray | None = None,
     ) -> None:
+        """`ranks` [tasks]: tasks of a lower rank come first in each epoch; None if all ranks are equal."""
         self.tasks = tasks
         self.position = 0
         """Number of tasks passed since the start: taken, or dropped at the end of an epoch."""
@@ -35,6 +81,7 @@ class EpochOrder:
         self._shuffle = shuffle
         self._incomplete = incomplete
         self._name = name
+        self._ranks = ranks
         self._permutation: tuple[int, IndexArray] | None = None
 
     def take(self, n: int) -> IndexArray:
@@ -59,12 +106,24 @@ class EpochOrder:
             )
         return self.tasks // n
 
+    def observe(self, outcomes: Sequence[TaskOutcome]) -> None:
+        """Nothing: results do not change this order."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Nothing: this order has no state but its position."""
+
+    def metrics(self) -> dict[str, float]:
+        """None."""
+        return {}
+
     def _of_epoch(self, epoch: int) -> IndexArray:
         if self._permutation is None or self._permutation[0] != epoch:
-            self._permutation = (
-                epoch,
-                epoch_permutation(self.tasks, self._seed, epoch) if self._shuffle else np.arange(self.tasks),
+            order = (
+                epoch_permutation(self.tasks, self._seed, epoch) if self._shuffle else np.arange(self.tasks)
             )
+            if self._ranks is not None:
+                order = order[np.argsort(self._ranks[order], kind="stable")]
+            self._permutation = (epoch, order)
         return self._permutation[1]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
+from strop.config.schema.task_order import ColumnOrderConfig
 from strop.data.encoding.chat_template import to_messages, to_tools
 from strop.data.encoding.conversation_encoder import (
     ConversationEncoder,
@@ -23,7 +24,7 @@ from strop.data.encoding.conversation_encoder import (
     TrainingConversation,
 )
 from strop.data.encoding.truncation import OverlongRule, require_whole_images
-from strop.data.epoch_order import EpochOrder
+from strop.data.epoch_order import TaskOrder
 from strop.data.images.prompt_images import RunImages
 from strop.data.images.row_images import RowImages, read_row_images
 from strop.data.progress_bar import with_progress_bar
@@ -31,6 +32,7 @@ from strop.data.sources.columns import row_tools, system_message, template_args,
 from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
+from strop.data.task_order import make_task_order
 from strop.errors import DataError
 from strop.types import Experience, ExperienceGroup, Message, SegmentRole
 
@@ -44,7 +46,7 @@ class OfflineDataset:
     """Encoded demonstrations or preference pairs, in an order that a seed determines and one number resumes."""
 
     def __init__(
-        self, name: str, groups: Sequence[ExperienceGroup], num_filtered: int, order: EpochOrder
+        self, name: str, groups: Sequence[ExperienceGroup], num_filtered: int, order: TaskOrder
     ) -> None:
         self.name = name
         self.num_filtered = num_filtered
@@ -107,24 +109,27 @@ def load_offline_dataset(
     name: str,
     seed: int,
     shuffle: bool,
+    order: ColumnOrderConfig | None = None,
     images: RunImages | None = None,
 ) -> OfflineDataset:
     """Read, check and encode every row of a taskset with a column `response`, or `chosen` and `rejected`.
 
-    `images` are those of a model that reads images. Raises `DataError`, which names the row, for a row without an
-    answer or an assistant turn, for an image that cannot be used, and for a row that is too long
+    `order` is `data.order`; `images` are those of a model that reads images. Raises `DataError`, which names the row,
+    for a row without an answer or an assistant turn, for an image that cannot be used, and for a row that is too long
     under `overlong: error`; `ModelError` for a tokenizer that cannot be used.
     """
     rows, encoded = _rows_and_answers(section, tokenizer, data, images, name)
     pad = None if images is None else images.processor.image_token_id
     limit = data.max_prompt_tokens + data.max_response_tokens
-    groups, num_filtered = [], 0
+    groups: list[ExperienceGroup] = []
+    numbers, num_filtered = [], 0
     for number, of_row in enumerate(with_progress_bar(encoded, len(rows), f"Encoding the answers of {name}")):
         where = rows.where(number)
         fitted = [_fit(one, data.overlong, limit, where, pad) for one in of_row]
         kept = [one for one in fitted if one is not None]
         if len(kept) == len(fitted):
             groups.append(_group(f"{name}:{number}", where, kept))
+            numbers.append(number)
         else:
             num_filtered += 1
     if not groups:
@@ -132,8 +137,10 @@ def load_offline_dataset(
             f"All {len(rows)} rows of {name} are longer than data.max_prompt_tokens + max_response_tokens "
             f"({limit} tokens), so there is nothing to train on. Write a higher limit."
         )
-    order = EpochOrder(len(groups), seed=seed, shuffle=shuffle, incomplete=data.incomplete_batch, name=name)
-    return OfflineDataset(name, groups, num_filtered, order)
+    task_order = make_task_order(
+        order, rows, numbers, seed=seed, shuffle=shuffle, incomplete=data.incomplete_batch, name=name
+    )
+    return OfflineDataset(name, groups, num_filtered, task_order)
 
 
 def check_offline_images(

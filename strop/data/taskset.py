@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
+from strop.config.schema.task_order import TaskOrderConfig
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder, to_messages, to_tools
 from strop.data.encoding.parallel_encoding import encode_prompts
 from strop.data.encoding.truncation import FittedPrompts, fit_prompts
-from strop.data.epoch_order import EpochOrder
+from strop.data.epoch_order import TaskOrder, TaskOutcome
 from strop.data.images.messages import media_of
 from strop.data.images.prompt_images import RunImages
 from strop.data.images.row_images import RowImages, read_row_images
@@ -20,8 +22,9 @@ from strop.data.sources.columns import row_tools, system_message, value_at
 from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
+from strop.data.task_order import make_task_order
 from strop.errors import DataError
-from strop.types import IntArray, Task
+from strop.types import IntArray, RolloutGroup, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +39,7 @@ class TaskSet:
         section: TasksetConfig,
         rows: DatasetRows,
         fitted: FittedPrompts,
-        order: EpochOrder,
+        order: TaskOrder,
         row_images: RowImages,
     ) -> None:
         self.name = name
@@ -73,12 +76,33 @@ class TaskSet:
 
     @property
     def position(self) -> int:
-        """The position in the order, which is all the state to save and to restore. See `EpochOrder`."""
+        """Number of tasks passed, over all epochs. Saved and restored, with `order_state`."""
         return self._order.position
 
     @position.setter
     def position(self, position: int) -> None:
         self._order.position = position
+
+    @property
+    def order_state(self) -> Mapping[str, Any] | None:
+        """State of an order that follows the results, as JSON values; None for one that `position` determines."""
+        return self._order.state
+
+    def restore(self, position: int, order_state: Mapping[str, Any] | None) -> None:
+        """Continue from a saved position and `order_state`."""
+        self._order.position = position
+        if order_state is not None:
+            self._order.load_state(order_state)
+
+    def observe(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        """Report the results of groups of this taskset to its order; returns the order's metrics."""
+        outcomes = []
+        for group in groups:
+            number = int(group.task.id.rpartition(":")[2])
+            rewards = tuple(rollout.reward for rollout in group.rollouts if rollout.reward is not None)
+            outcomes.append(TaskOutcome(bisect_left(self._fitted.rows, number), rewards))
+        self._order.observe(outcomes)
+        return self._order.metrics()
 
     def sources(self) -> frozenset[str]:
         """Data sources of the rows; the empty text where no column has them."""
@@ -116,13 +140,14 @@ def load_taskset(
     *,
     seed: int,
     shuffle: bool,
+    order: TaskOrderConfig | None = None,
     images: RunImages | None = None,
 ) -> TaskSet:
     """Read a taskset, check every row, store every image and encode every prompt, once.
 
-    `images` are those of a model that reads images. Raises `DataError` for a dataset that cannot be read, for a row
-    that lacks a column or has an image that cannot be used, and for a prompt that is too long under
-    `overlong: error`; `ModelError` for a tokenizer without a chat template.
+    `order` is `data.order`; `images` are those of a model that reads images. Raises `DataError` for a dataset that
+    cannot be read, for a row that lacks a column or has an image that cannot be used, and for a prompt that is too
+    long under `overlong: error`; `ModelError` for a tokenizer without a chat template.
     """
     name = section.name if isinstance(section, EvalTasksetConfig) else "train"
     encoded: Iterator[IntArray]
@@ -142,10 +167,10 @@ def load_taskset(
         rows.where,
         None if images is None else images.processor.image_token_id,
     )
-    order = EpochOrder(
-        len(fitted.rows), seed=seed, shuffle=shuffle, incomplete=data.incomplete_batch, name=name
+    task_order = make_task_order(
+        order, rows, fitted.rows, seed=seed, shuffle=shuffle, incomplete=data.incomplete_batch, name=name
     )
-    return TaskSet(name, section, rows, fitted, order, row_images)
+    return TaskSet(name, section, rows, fitted, task_order, row_images)
 
 
 def check_task_images(section: TasksetConfig, data: DataConfig, images: RunImages | None, name: str) -> None:

@@ -54,6 +54,10 @@ PANELS = (
         "Groups and rollouts without a training signal",
         ("groups/zero_variance_fraction", "rollouts/*_fraction"),
     ),
+    ChartPanel(
+        "Tasks drawn by the curriculum",
+        ("curriculum/drawn_rate", "curriculum/success_rate", "curriculum/explored_fraction"),
+    ),
     ChartPanel("Clipped tokens", ("clip_fraction", "clip_fraction/*")),
     ChartPanel("Gradient norm", ("grad_norm",)),
     ChartPanel("Learning rate", ("lr",)),

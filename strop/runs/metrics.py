@@ -12,6 +12,7 @@ MetricCategory = Literal[
     "Reward",
     "Evaluation",
     "Rollouts",
+    "Curriculum",
     "Lengths",
     "Loss",
     "Critic",
@@ -200,6 +201,27 @@ METRICS: dict[str, Metric] = {
         None,
         "Sequences of an update that are not computed, since all their advantages are 0 and the loss has no term but "
         "the policy loss (`trainer.skip_zero_advantages`); mean over updates.",
+    ),
+    "curriculum/explored_fraction": Metric(
+        "Curriculum",
+        "",
+        None,
+        "Fraction of the step's tasks that exploration drew, whatever their success rate.",
+    ),
+    "curriculum/seen_fraction": Metric(
+        "Curriculum", "", None, "Fraction of the training tasks that had a success rate before the step."
+    ),
+    "curriculum/in_target_fraction": Metric(
+        "Curriculum", "", None, "Fraction of the tasks with a success rate whose rate is in the target band."
+    ),
+    "curriculum/success_rate": Metric(
+        "Curriculum", "", "higher", "Mean success rate of the tasks that have one, before the step."
+    ),
+    "curriculum/drawn_rate": Metric(
+        "Curriculum",
+        "",
+        None,
+        "Mean success rate, before the step, of the tasks that were drawn by priority.",
     ),
     "prompt_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's prompts."),
     "response_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's scored responses."),

@@ -9,6 +9,7 @@ from strop.config.checks.engine import engine_faults
 from strop.config.checks.lengths import length_faults
 from strop.config.checks.models import model_faults
 from strop.config.checks.optimization import optimization_faults
+from strop.config.checks.task_order import task_order_faults
 from strop.config.checks.topology import topology_faults
 from strop.config.deepspeed.agreement import deepspeed_faults
 from strop.config.schema.run import Run
@@ -21,6 +22,7 @@ def run_faults(run: Run) -> Iterator[str]:
     yield from _sampling_faults(run)
     yield from algorithm_faults(run)
     yield from optimization_faults(run)
+    yield from task_order_faults(run)
     yield from topology_faults(run)
     yield from length_faults(run)
     yield from engine_faults(run)

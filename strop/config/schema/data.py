@@ -11,6 +11,7 @@ from strop.config.names import FileName
 from strop.config.schema.base import Section
 from strop.config.schema.reward import RewardConfigOrShorthand
 from strop.config.schema.rollout import SamplingConfig
+from strop.config.schema.task_order import TaskOrderConfig
 from strop.config.schema.workflow import WorkflowConfigOrName
 from strop.config.units import MAX_SECONDS
 
@@ -198,7 +199,9 @@ class DataConfig(Section):
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Variables of the chat template, such as `enable_thinking: false`; none by default."""
     shuffle: bool = True
-    """Shuffle the tasks in each epoch, by the run's `seed`."""
+    """Shuffle the tasks in each epoch, by the run's `seed`; under `order`, the tasks that it ranks equally."""
+    order: TaskOrderConfig | None = None
+    """Order of the training tasks by a column, or an online curriculum; null for that of `shuffle`."""
     incomplete_batch: Literal["drop", "keep"] = "drop"
     """Treatment of the tasks at an epoch's end that do not fill a step: `drop` skips them, `keep` trains on
     them in a smaller step."""

@@ -60,11 +60,11 @@ class RolloutSource(BatchSource):
 
     def load_state(self, state: RunState) -> None:
         """Continue after the tasks taken so far."""
-        self._tasks.position = state.tasks_taken
+        self._tasks.restore(state.tasks_taken, state.task_order)
 
     def save_state(self, state: RunState) -> RunState:
-        """The state with the number of tasks taken so far."""
-        return replace(state, tasks_taken=self._tasks.position)
+        """The state with the number of tasks taken so far, and the state of their order."""
+        return replace(state, tasks_taken=self._tasks.position, task_order=self._tasks.order_state)
 
     def next_batch(self, step: int) -> StepBatch:
         """Sample and score the rollouts of step `step`. Raises `RolloutError` where too many failed."""

@@ -62,7 +62,7 @@ class ContinuousExplorer:
         self._max_groups = 2 * groups
         """Groups that may be sampled or scored at once: a slow reward holds up sampling only then."""
         self._last_record = time.perf_counter()
-        tasks.position = progress.state.tasks_taken
+        tasks.restore(progress.state.tasks_taken, progress.state.task_order)
 
     def run(self, last: int) -> None:
         """Sample up to step `last`. Once the trainer has finished, only the open steps are completed."""

@@ -43,7 +43,7 @@ class StepwiseExplorer:
         self._subscriber = subscriber
         self._tasks_per_step = tasks_per_step
         self._warmup_steps = warmup_steps
-        tasks.position = progress.state.tasks_taken
+        tasks.restore(progress.state.tasks_taken, progress.state.task_order)
 
     def run(self, last: int) -> None:
         """Sample up to step `last`. A step that was interrupted is sampled again, with the same result."""
@@ -80,6 +80,7 @@ class StepwiseExplorer:
                 progress.state,
                 step=step,
                 tasks_taken=self._tasks.position,
+                task_order=self._tasks.order_state,
                 groups_written=written,
                 next_version=None,
             )

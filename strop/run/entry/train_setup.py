@@ -18,6 +18,7 @@ from strop.config.schema.algorithm import DpoConfig, RolloutAlgorithmConfig, Sft
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
+from strop.config.schema.task_order import CurriculumOrderConfig
 from strop.data.offline_dataset import load_offline_dataset
 from strop.errors import CheckpointError
 from strop.protocols import EngineSnapshot, TrainingEngine
@@ -122,6 +123,7 @@ def open_offline_setup(
 ) -> Iterator[TrainSetup]:
     """Training on demonstrations or preference pairs: SFT and DPO."""
     data, trainer = run.data, run.trainer
+    assert not isinstance(data.order, CurriculumOrderConfig)
     train = load_offline_dataset(
         data.train,
         data,
@@ -129,6 +131,7 @@ def open_offline_setup(
         name="train",
         seed=run.seed,
         shuffle=data.shuffle,
+        order=data.order,
         images=load_prompt_images(run, tokenizer),
     )
     held_out = load_held_out(run, tokenizer, reward)

@@ -88,6 +88,8 @@ class Collector:
         self._settings = GroupSettings.of(run, algorithm)
         self._explorer = explorer
         self._tasks = tasks
+        self._observed: dict[str, float] = {}
+        """Metrics of the tasks that were drawn last."""
 
     def collect(self, step: int) -> CollectedStep:
         """Sample and score a step. Raises `RolloutError` if too many of its rollouts fail."""
@@ -105,7 +107,7 @@ class Collector:
             learnable += prefer_groups(found, self._settings.oversampling)[: size - len(learnable)]
             if len(learnable) == size:
                 break
-        metrics = dict(seconds)
+        metrics = seconds | self._observed
         if self._settings.filters_groups:
             metrics["groups/filtered"] = float(len(sampled) - len(learnable))
         return CollectedStep(sampled, learnable, metrics)
@@ -121,6 +123,7 @@ class Collector:
             tasks, settings.rollouts_per_task, settings.sampling, purpose="train", step=step, first=first
         )
         check_error_fraction(explored.groups, settings.max_error_fraction)
+        self._observed = self._tasks.observe(explored.groups)
         return explored
 
     def _learnable(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from strop.config.redact import redact_text
 from strop.config.schema import Run
@@ -17,7 +18,7 @@ from strop.data.sources.sql_table import is_database_url, read_table_slice
 from strop.data.taskset import to_prompt, to_task
 from strop.errors import DataError
 from strop.run.state.horizon import compute_horizon
-from strop.types import Task
+from strop.types import RolloutGroup, Task
 from strop.workers.waiting import TimedWait, never_stop
 
 if TYPE_CHECKING:
@@ -62,6 +63,19 @@ class TaskQueue:
 
     def __str__(self) -> str:
         return f"train: a queue, {self._shown}"
+
+    @property
+    def order_state(self) -> None:
+        """None: the position is the entire state."""
+        return None
+
+    def restore(self, position: int, order_state: Mapping[str, Any] | None) -> None:
+        """Continue from a saved position."""
+        self.position = position
+
+    def observe(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        """Nothing: results do not change the order of a queue."""
+        return {}
 
     @property
     def fingerprint(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from strop.config.schema import Run
 from strop.config.schema.data import EvalTasksetConfig
@@ -12,7 +12,7 @@ from strop.data.offline_dataset import OfflineDataset, load_offline_dataset
 from strop.data.taskset import TaskSet, load_taskset
 from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.task_queue import TaskQueue
-from strop.types import Task
+from strop.types import RolloutGroup, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,8 +23,18 @@ EvalTasksets = tuple[tuple[EvalTasksetConfig, TaskSet], ...]
 class TrainTaskSource(Protocol):
     """Source of training tasks: a taskset that is complete from the start, or a queue that grows."""
 
-    position: int
-    """Number of tasks taken so far, over all epochs; save it, and set it for an exact resume."""
+    @property
+    def position(self) -> int:
+        """Number of tasks taken so far, over all epochs; saved, with `order_state`, for an exact resume."""
+        ...
+
+    @property
+    def order_state(self) -> Mapping[str, Any] | None:
+        """State of an order that follows the results, as JSON values; None for one that `position` determines."""
+        ...
+
+    def restore(self, position: int, order_state: Mapping[str, Any] | None) -> None:
+        """Continue from a saved position and `order_state`."""
 
     @property
     def fingerprint(self) -> str:
@@ -41,6 +51,10 @@ class TrainTaskSource(Protocol):
 
     def take(self, n: int) -> list[Task]:
         """The next `n` tasks; an empty list if they are not there yet and the caller has to ask again."""
+        ...
+
+    def observe(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        """Report the results of groups, in the order in which their tasks were taken; returns metrics of the draws."""
         ...
 
 
@@ -65,7 +79,9 @@ def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunTasks:
     images = load_prompt_images(run, tokenizer)
     train: TrainTaskSource
     if data.queue is None:
-        train = load_taskset(data.train, data, tokenizer, seed=run.seed, shuffle=data.shuffle, images=images)
+        train = load_taskset(
+            data.train, data, tokenizer, seed=run.seed, shuffle=data.shuffle, order=data.order, images=images
+        )
     else:
         train = TaskQueue(run, data.queue, tokenizer, images)
     auxiliary = {

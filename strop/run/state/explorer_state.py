@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from strop.errors import RunFolderError
 from strop.runs.folder import RunFolder
@@ -28,6 +30,8 @@ class ExplorerState:
     """Last step of which all groups are in the buffer, as are those of the steps before it."""
     tasks_taken: int = 0
     """Training tasks taken up to that step, over all epochs."""
+    task_order: Mapping[str, Any] | None = None
+    """State of an order of tasks that follows their results; None for an order without feedback."""
     next_version: int | None = None
     """Version of the weights that the next step is sampled with, once that is decided; a repetition of the
     step uses the same version and gives the same groups. None under styles other than `fixed`."""

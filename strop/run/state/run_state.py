@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from strop.algorithms.plateau import PlateauState
 from strop.config.aliases import current_metric
@@ -32,6 +34,8 @@ class RunState:
     """Number of completed optimizer updates."""
     tasks_taken: int = 0
     """Number of training tasks taken so far, over all epochs."""
+    task_order: Mapping[str, Any] | None = None
+    """State of an order of tasks that follows their results (`data.order`); None for an order without feedback."""
     kl_coef: float | None = None
     """Current coefficient of the KL penalty in the reward; None where there is no penalty."""
     expert_position: int = 0
