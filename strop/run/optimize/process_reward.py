@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +18,8 @@ from strop.config.schema.trainer import TrainerConfig
 from strop.errors import RewardError
 from strop.protocols import EngineSnapshot, TrainingEngine
 from strop.run.optimize.advantage_inputs import gather_targets
-from strop.run.optimize.critic import check_vocabulary
-from strop.run.optimize.lr_schedule import learning_rate
-from strop.run.optimize.minibatches import plan_minibatches, shuffle_seed
-from strop.run.optimize.policy_optimizer import mean_metrics
+from strop.run.optimize.second_model_updates import second_model_updates
+from strop.run.optimize.vocabularies import check_same_vocabulary
 from strop.run.state.horizon import Horizon
 from strop.training.backends.registry import TrainingBackend
 from strop.types import Experience, FloatArray, TrainingBatch
@@ -49,13 +46,8 @@ class ProcessRewardModel:
         """`seed` is the run's; what `section` leaves out is taken from `trainer`."""
         self._engine = engine
         self._section = section
-        self._per_update = section.tasks_per_update or trainer.tasks_per_update or trainer.tasks_per_step
-        self._seed = shuffle_seed(trainer, seed) if trainer.shuffle_each_epoch else None
         self._loss = ProcessRewardLossSpec(section.beta)
-        updates = -(-trainer.tasks_per_step // self._per_update)
-        self._horizon = replace(
-            horizon, critic_steps=0, updates=horizon.scheduled_steps * updates, updates_per_step=updates
-        )
+        self._updates = second_model_updates(engine, section, trainer, horizon, epochs=1, seed=seed)
 
     def rewards(
         self, experiences: Sequence[Experience], groups: Sequence[Sequence[int]], *, step: int
@@ -111,28 +103,17 @@ class ProcessRewardModel:
         step: int,
     ) -> dict[str, float]:
         """Run one step's updates; returns the means of their metrics."""
-        batches = plan_minibatches(
-            groups,
-            per_update=self._per_update,
-            epochs=1,
-            shuffle_seed=None if self._seed is None else (self._seed, step),
-        )
-        section, first = self._section, (step - 1) * self._horizon.updates_per_step
-        rows = []
-        for number, picked in enumerate(batches):
-            chosen = [experiences[i] for i in picked]
+
+        def forward_backward(indices: Sequence[int]) -> Mapping[str, float]:
+            chosen = [experiences[i] for i in indices]
             batch = TrainingBatch(
                 chosen,
-                ref_logprobs=[reference[i] for i in picked],
+                ref_logprobs=[reference[i] for i in indices],
                 returns=[np.full(len(e.token_ids), e.reward, dtype=np.float32) for e in chosen],
             )
-            lr = learning_rate(
-                section.optimizer, section.schedule, self._horizon, step=step, update=first + number
-            )
-            self._engine.set_lr(lr)
-            metrics = {"lr": lr, **self._engine.forward_backward(batch, self._loss)}
-            rows.append({**metrics, "grad_norm": self._engine.step()})
-        return mean_metrics(rows) if rows else {}
+            return self._engine.forward_backward(batch, self._loss)
+
+        return self._updates.run(groups, forward_backward, step=step)
 
 
 def open_process_reward(
@@ -150,7 +131,7 @@ def open_process_reward(
         return None
     section = run.algorithm.process_reward
     if section.model is not None:
-        check_vocabulary("algorithm.process_reward", section.model, tokenizer)
+        check_same_vocabulary("algorithm.process_reward", section.model, tokenizer)
     engine = engines.process_reward(section)
     if checkpoint is not None:
         engine.load(checkpoint / PROCESS_REWARD_FOLDER)
