@@ -1,4 +1,4 @@
-"""Checks that a model beside the policy (a critic, a process reward model, a teacher) reads the policy's tokens."""
+"""Checks that a second model (a critic, a process reward model, a teacher) reads the policy's tokens."""
 
 from __future__ import annotations
 
