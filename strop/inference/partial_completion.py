@@ -33,6 +33,7 @@ def continuation(request: SampleRequest, tokens: IntArray) -> SampleRequest:
         sampling=remaining,
         seed=derive_seed(request.seed, "continuation", count),
         messages=(),
+        prompt_logprobs=False,
     )
 
 
@@ -52,6 +53,7 @@ def joined(request: SampleRequest, parts: Sequence[Completion], matcher: StopStr
         finish_reason=last.finish_reason,
         version=version,
         token_versions=token_versions,
+        prompt_logprobs=_prompt_logprobs(parts),
     )
     sampling = request.sampling
     if len(sampled) == 1 or not sampling.stop:
@@ -68,3 +70,9 @@ def _versions(part: Completion) -> IntArray:
 def _policy_logprobs(parts: Sequence[Completion]) -> FloatArray | None:
     given = [part.policy_logprobs for part in parts if part.policy_logprobs is not None]
     return np.concatenate(given) if len(given) == len(parts) else None
+
+
+def _prompt_logprobs(parts: Sequence[Completion]) -> FloatArray | None:
+    """Those of the first part that has any: later parts have another prompt."""
+    given = (part.prompt_logprobs for part in parts if part.prompt_logprobs is not None)
+    return next(given, None)

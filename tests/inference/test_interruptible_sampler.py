@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,19 @@ def part_of(tokens: Sequence[int], version: int, finish: FinishReason) -> Comple
 
 def request_for(**sampling: Any) -> SampleRequest:
     return SampleRequest("r", np.array([7, 8], dtype=np.int32), SamplingParams(**sampling), seed=5)
+
+
+def test_the_joined_completion_has_the_log_probs_of_the_requests_own_prompt():
+    """A separate explorer's check of every load reads them."""
+    request = replace(request_for(max_tokens=3), prompt_logprobs=True)
+    given = np.array([-1.5], dtype=np.float32)
+    whole = replace(part_of([9], 1, "length"), prompt_logprobs=given)
+    matcher = StopStringMatcher(Letters())
+    assert joined(request, [whole], matcher).prompt_logprobs is given
+    assert joined(request, [part_of([], 1, "abort"), whole], matcher).prompt_logprobs is given
+    begun = replace(part_of([9], 1, "abort"), prompt_logprobs=given)
+    assert joined(request, [begun, part_of([10, 11], 2, "length")], matcher).prompt_logprobs is given
+    assert not continuation(request, begun.token_ids).prompt_logprobs, "its prompt is another one"
 
 
 class Engine:
