@@ -125,6 +125,10 @@ class InferenceError(StropError):
     """An inference engine cannot serve a request."""
 
 
+class WeightTransferError(StropError):
+    """A version of the weights did not arrive at an engine, and is to be requested again."""
+
+
 class EngineLostError(StropError):
     """An inference engine has ended and is not restarted. No rollout is at fault, and none can be sampled."""
 

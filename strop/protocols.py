@@ -23,6 +23,7 @@ from strop.types import (
     TrainingBatch,
     VisionInputs,
 )
+from strop.workers.address import Address
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,9 @@ ValueLossFn = Callable[[MicroBatch, "torch.Tensor", GlobalCounts], LossOutput]
 
 WeightTransport = Literal["tensors", "path", "process_group"]
 """Way for weights to reach an inference engine: `load`, `load_path` or `load_process_group`."""
+
+TrainerAddress = Callable[[], Address | None]
+"""Returns the address of the trainer's server of weights, which changes with a restart; None while there is none."""
 
 Determinism = Literal["none", "same_batch", "batch_invariant"]
 """Level of reproducibility of a seeded request.
@@ -75,34 +79,6 @@ class EngineCapabilities:
     """Whether `SampleRequest.prompt_logprobs` is supported; without it such a request raises `InferenceError`."""
     adapter_in_place: bool = False
     """Whether the engine reads the trainer's weights and its adapter in place, so that a load needs no tensors."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Name, shape and type of one tensor."""
-
-    name: str
-    """Hugging Face parameter name."""
-    shape: tuple[int, ...]
-    """Size of each dimension."""
-    dtype: str
-    """Name of the torch type, such as `bfloat16`."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightBroadcast:
-    """Weights that rank 0 of a process group broadcasts, one tensor after the other."""
-
-    init_method: str
-    """Rendezvous address, such as `tcp://10.0.0.1:29500`."""
-    backend: str
-    """Backend of torch.distributed, `nccl` or `gloo`."""
-    world_size: int
-    """Number of processes in the group, the sender included."""
-    first_rank: int
-    """Rank of the engine's first process; an engine of several processes takes the ranks that follow."""
-    tensors: tuple[TensorSpec, ...]
-    """Tensors in the order in which they are sent."""
 
 
 class ImageProcessor(Protocol):
@@ -204,8 +180,12 @@ class InferenceEngine(Sampler, Protocol):
         """
         ...
 
-    def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
-        """Receive weights from rank 0 of a process group; returns when all tensors have arrived."""
+    def load_process_group(self, trainer: TrainerAddress, version: int) -> None:
+        """Receive a published version from the trainer, over a process group of it and this engine's processes.
+
+        Raises `WeightTransferError` if the weights do not arrive, perhaps half of them; requests then wait until a
+        load succeeds.
+        """
         ...
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,7 @@ from strop.config.schema.synchronizer import PauseMode
 from strop.errors import InferenceError
 from strop.inference.native.stopping import StopStringMatcher
 from strop.inference.partial_completion import continuation, joined
-from strop.protocols import EngineCapabilities, InferenceEngine
+from strop.protocols import EngineCapabilities, InferenceEngine, TrainerAddress
 from strop.types import Completion, SampleRequest
 from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.waiting import StopCheck, wait_until
@@ -79,6 +79,13 @@ class InterruptibleSampler:
         Raises what the engine raises. Under `finish` it first waits for running completions, and raises
         `InferenceError` after the timeout.
         """
+        self._load(lambda: self._engine.load(weights, version))
+
+    def load_process_group(self, trainer: TrainerAddress, version: int) -> None:
+        """Have the engine receive a version from the trainer; see `load`."""
+        self._load(lambda: self._engine.load_process_group(trainer, version))
+
+    def _load(self, load: Callable[[], None]) -> None:
         self._event_loop.call(self._admitting.clear)
         match self._mode:
             case "keep":
@@ -87,7 +94,7 @@ class InterruptibleSampler:
                 self._wait_for_running()
             case "abort" | "restart":
                 self._engine.abort()
-        self._event_loop.call(self._engine.load, weights, version)
+        self._event_loop.call(load)
         if self._mode == "keep":
             self._engine.resume()
         self._event_loop.call(self._admitting.set)

@@ -16,6 +16,9 @@ from strop.errors import ModelError
 from strop.workers.shared_file import SharedFile
 from strop.workers.start import WorkerPlacement
 
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Fields of configurations with the number of experts of a layer."""
+
 
 def share_weights(weights: Iterable[tuple[str, torch.Tensor]], placement: WorkerPlacement) -> SharedFile:
     """A safetensors file with these tensors in shared memory, for readers of a placement."""
@@ -46,8 +49,13 @@ def checkpoint_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights under the names of a checkpoint, which serving libraries read.
 
-    A model in transformers has all experts of a layer in one tensor; a checkpoint has them one by one.
+    A model in transformers has all experts of a layer in one tensor; a checkpoint has them one by one. The weights of a
+    model without experts are passed on one at a time.
     """
+    text = config.get_text_config()
+    if not any(getattr(text, count, None) for count in _EXPERT_COUNTS):
+        yield from weights
+        return
     tensors = dict(weights)
     if any(".experts." in name and tensor.dim() == 3 for name, tensor in tensors.items()):
         with torch.device("meta"):

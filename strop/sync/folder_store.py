@@ -62,6 +62,9 @@ class FolderVersionStore:
                 for name in file.keys():  # noqa: SIM118  (safe_open is not a dict)
                     yield name, file.get_tensor(name)
 
+    def published(self, version: int) -> None:
+        """None: the files are read by the explorer."""
+
     def clear(self) -> None:
         """Delete all versions and signals of an earlier run."""
         with _storage_errors(self.folder, "written"):

@@ -8,6 +8,7 @@ Subscriber         consumes published versions; waits for a version that may sam
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Protocol
 import torch
 
 from strop.config.schema.synchronizer import FixedStyleConfig, StyleConfig
-from strop.errors import CheckpointError, ModelError
+from strop.errors import CheckpointError, ModelError, WeightTransferError
 from strop.protocols import EngineSnapshot, InferenceEngine, TrainingEngine
 from strop.sync.staleness_policy import (
     VersionWindow,
@@ -33,12 +34,14 @@ from strop.sync.transport import (
     OLDEST_NEEDED,
     REQUESTED,
     SERVED,
+    PublishedVersion,
     VersionGone,
     WeightReceiver,
     WeightSender,
 )
 from strop.workers.waiting import StopCheck, TimedWait
 
+log = logging.getLogger("strop.sync")
 _POLL_SECONDS = 0.05
 
 
@@ -186,6 +189,15 @@ class Publisher:
 class WeightLoader(Protocol):
     """The part of an inference engine that the subscriber uses."""
 
+    @property
+    def joins_process_groups(self) -> bool:
+        """Whether `load_published` is supported."""
+        ...
+
+    def load_published(self, published: PublishedVersion, version: int) -> None:
+        """Receive new weights from the trainer. Raises `WeightTransferError` if they do not arrive."""
+        ...
+
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Take new weights."""
         ...
@@ -276,6 +288,7 @@ class Subscriber:
             try:
                 self._load(found)
             except VersionGone:
+                self._sleep(wait, f"a complete transfer of version {found} of the weights")
                 continue
             return found
 
@@ -293,7 +306,10 @@ class Subscriber:
         if version != self.version:
             self.version = None
             try:
-                self._sampler.load(self._receiver.read(version), version)
+                self._transfer(version)
+            except WeightTransferError as error:
+                log.warning("%s. The explorer gets the weights again when the trainer has them.", error)
+                raise VersionGone from error
             except ModelError as error:
                 raise CheckpointError(
                     f"Version {version} of the weights {self._receiver.location} belongs to another model "
@@ -302,6 +318,14 @@ class Subscriber:
                 ) from error
             self.version = version
         self.load_seconds = time.perf_counter() - started
+
+    def _transfer(self, version: int) -> None:
+        """Have the sampler receive a version itself if it can, or pass the tensors to it."""
+        published = self._receiver.published(version) if self._sampler.joins_process_groups else None
+        if published is not None:
+            self._sampler.load_published(published, version)
+        else:
+            self._sampler.load(self._receiver.read(version), version)
 
     def _request_weights(self, step: int, check: StopCheck) -> None:
         self._receiver.set_signal(REQUESTED, step)

@@ -5,13 +5,14 @@ A signal is a number under a name; each is set by one of the two and read by the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from strop.protocols import EngineSnapshot
+    from strop.protocols import EngineSnapshot, TrainerAddress
 
 SignalName = Literal["asked", "answered", "taken", "ended", "shift"]
 """The names are file names in a run's folder, and stay what they are."""
@@ -29,6 +30,16 @@ of their size, minus the groups that no step has received."""
 SIGNALS: tuple[SignalName, ...] = (REQUESTED, SERVED, OLDEST_NEEDED, FINAL_VERSION, GROUP_SHORTFALL)
 TRAINER_SIGNALS: tuple[SignalName, ...] = (SERVED, GROUP_SHORTFALL)
 """The signals that the trainer sets while it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedVersion:
+    """A version that engines can receive from the trainer's server themselves."""
+
+    trainer: TrainerAddress
+    """Current address of the server."""
+    annotations: Mapping[str, Tensor]
+    """Tensors that accompany the weights and that no engine loads."""
 
 
 class VersionGone(Exception):
@@ -88,6 +99,13 @@ class WeightReceiver(Protocol):
 
     def read(self, version: int) -> Iterator[tuple[str, Tensor]]:
         """The weights of a version. Raises `VersionGone`, or `CheckpointError` for a damaged version."""
+        ...
+
+    def published(self, version: int) -> PublishedVersion | None:
+        """A version for engines that receive it themselves; None for one that has to be `read`.
+
+        Raises `VersionGone`.
+        """
         ...
 
     def set_signal(self, signal: SignalName, number: int) -> None:

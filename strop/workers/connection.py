@@ -62,6 +62,11 @@ class SocketConnection:
             raise ConnectionLost
         return self.read(length, deadline)
 
+    @property
+    def local_host(self) -> str:
+        """Address of this machine from which the peer is reached."""
+        return str(self._socket.getsockname()[0])
+
     def close(self) -> None:
         """Close the connection; the peer gets `ConnectionLost`."""
         self._socket.close()

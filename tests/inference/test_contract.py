@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +20,19 @@ import torch
 from _pytest.mark import ParameterSet
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from strop.errors import InferenceError
+from strop.config.schema.synchronizer import CollectiveSyncConfig
+from strop.errors import InferenceError, WeightTransferError
 from strop.inference.partial_completion import continuation
 from strop.inference.registry import running_engine
+from strop.inference.weight_transfer import buckets
+from strop.inference.weight_transfer.process_group import ProcessGroupBroken, WeightProcessGroup
 from strop.models.tiny import make_model
-from strop.protocols import InferenceEngine, WeightBroadcast
+from strop.protocols import InferenceEngine
+from strop.sync.collective.sender import CollectiveSender
+from strop.sync.collective.server import TRAINER_ADDRESS_FILE
 from strop.types import Completion, FloatArray, SampleRequest, SamplingParams
+from strop.workers.address import Address
+from strop.workers.waiting import StopCheck
 from tests.inference.contract_engines import ENGINES, SERVING
 from tests.inference.helpers import (
     full_logits,
@@ -34,6 +43,7 @@ from tests.inference.helpers import (
     sample,
 )
 
+CPU = torch.device("cpu")
 PROMPTS = random_prompts(4, 9, 15, 6)
 STOP_TOKENS = tuple(range(0, 300, 3))
 
@@ -313,12 +323,72 @@ def test_load_adapter_is_refused_without_the_capability(subject: Subject, tmp_pa
         subject.engine.load_adapter(tmp_path, 1)
 
 
-def test_load_process_group_is_refused_without_the_capability(subject: Subject):
-    if "process_group" in subject.engine.capabilities.weight_transports:
-        pytest.skip("this engine needs a test with a sender")
-    broadcast = WeightBroadcast("tcp://127.0.0.1:1", "gloo", world_size=2, first_rank=1, tensors=())
-    with pytest.raises(InferenceError, match=r"cannot join a process group; .* pass the tensors to load"):
-        subject.engine.load_process_group(broadcast, 1)
+@pytest.fixture
+def other(subject: Subject) -> PreTrainedModel:
+    """A model of the same shape with other weights."""
+    return scaled(subject.model, 0.8)
+
+
+def test_load_process_group(subject: Subject, other: PreTrainedModel, tmp_path: Path):
+    """Engines of several processes receive each its own shard; what has not arrived is not sampled from."""
+    if "process_group" not in subject.engine.capabilities.weight_transports:
+        with pytest.raises(InferenceError, match=r"cannot join a process group; .* pass the tensors to load"):
+            subject.engine.load_process_group(lambda: None, 1)
+        return
+    with closing(CollectiveSender(tmp_path, CollectiveSyncConfig(), "127.0.0.1", CPU, None)) as sender:
+        sender.announce_start()
+        trainer = partial(Address.load, tmp_path / TRAINER_ADDRESS_FILE)
+        requests = requests_for(PROMPTS, SamplingParams(max_tokens=12))
+        sender.write(6, [*other.named_parameters(), ("strop.note", torch.ones(2))])
+        with pytest.raises(WeightTransferError, match="the trainer has no version 7"):
+            subject.engine.load_process_group(trainer, 7)
+        for _ in range(2):
+            subject.engine.load_process_group(trainer, 6)
+            completions = sample(subject.engine, requests)
+            assert {completion.version for completion in completions} == {6}
+            assert_sampled_by(other, requests, completions)
+    with pytest.raises(WeightTransferError, match="the trainer cannot be reached|connection to the trainer was lost"):
+        subject.engine.load_process_group(trainer, 8)
+    subject.load_initial_weights()
+
+
+def test_nothing_is_sampled_after_half_of_a_transfer(
+    subject: Subject, other: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if "process_group" not in subject.engine.capabilities.weight_transports:
+        pytest.skip("this engine joins no process group")
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 2**16)
+    broadcast = WeightProcessGroup.broadcast
+    sent: list[int] = []
+
+    def broken(group: WeightProcessGroup, data: torch.Tensor, check: StopCheck) -> None:
+        sent.append(len(data))
+        if len(sent) == 4:
+            raise ProcessGroupBroken("the test breaks it off")
+        broadcast(group, data, check)
+
+    requests = requests_for(PROMPTS, SamplingParams(max_tokens=12))
+    with closing(CollectiveSender(tmp_path, CollectiveSyncConfig(), "127.0.0.1", CPU, None)) as sender:
+        sender.announce_start()
+        trainer = partial(Address.load, tmp_path / TRAINER_ADDRESS_FILE)
+        sender.write(8, other.named_parameters())
+        sender.write(9, scaled(subject.model, 1.2).named_parameters())
+        monkeypatch.setattr(WeightProcessGroup, "broadcast", broken)
+        with pytest.raises(WeightTransferError, match="the transfer of version 9 of the weights failed"):
+            subject.engine.load_process_group(trainer, 9)
+        assert len(sent) == 4
+
+        async def sampled_after_the_next_load() -> list[Completion]:
+            call = asyncio.create_task(subject.engine.sample(requests))
+            done, _ = await asyncio.wait([call], timeout=0.5)
+            assert not done, "half of the weights are another version's"
+            await asyncio.to_thread(subject.engine.load_process_group, trainer, 8)
+            return await call
+
+        completions = asyncio.run(sampled_after_the_next_load())
+    assert {completion.version for completion in completions} == {8}
+    assert_sampled_by(other, requests, completions)
+    subject.load_initial_weights()
 
 
 def test_pause_holds_requests_until_resume(subject: Subject):

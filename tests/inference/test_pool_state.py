@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from strop.errors import EngineLostError
+from strop.errors import EngineLostError, WeightTransferError
 from strop.inference.native.engine import NATIVE_CAPABILITIES
 from strop.inference.pool import EnginePool, EngineSpec
 from strop.inference.registry import running_engine
+from strop.protocols import TrainerAddress
 from strop.types import Completion, EngineStatistics, SampleRequest, SamplingParams
+from strop.workers.address import Address
 from strop.workers.start import LocalPlacement
 from tests.inference.helpers import random_prompts, requests_for, sample
 
@@ -23,7 +27,11 @@ class StubEngine:
 
     folder: Path
     losses: int
-    capabilities = replace(NATIVE_CAPABILITIES, adapters=True)
+    capabilities = replace(
+        NATIVE_CAPABILITIES,
+        adapters=True,
+        weight_transports=frozenset(("tensors", "path", "process_group")),
+    )
     adapter = ""
     version = 0
     processed_tokens = 0
@@ -38,6 +46,8 @@ class StubEngine:
         return "a stub"
 
     async def sample(self, requests: list[SampleRequest]) -> list[Completion]:
+        while self.version < 0:
+            await asyncio.sleep(0.01)
         if len(list(self.folder.glob("start-*"))) <= self.losses:
             raise EngineLostError("a process of the stub has ended")
         tokens = np.frombuffer(self.adapter.encode(), dtype=np.uint8).astype(np.int32)
@@ -46,6 +56,14 @@ class StubEngine:
 
     def load_adapter(self, folder: Path, version: int) -> None:
         self.adapter, self.version = (folder / "adapter").read_text(), version
+
+    def load_process_group(self, trainer: TrainerAddress, version: int) -> None:
+        """Receive weights from a trainer, which is a file: its host is the file's name."""
+        self.version = -1  # nothing is sampled with it
+        address = trainer()
+        if address is None or not Path(address.host).exists():
+            raise WeightTransferError("the trainer is gone")
+        self.version, self.adapter = version, Path(address.host).read_text()
 
     def take_statistics(self) -> EngineStatistics:
         return EngineStatistics(3, 1, 0.5, 10, 4, 2)
@@ -76,6 +94,31 @@ def test_an_engine_that_loses_its_processes_is_replaced_with_its_adapter_and_req
     assert len(list(starts.iterdir())) == 2
     assert [bytes(each.token_ids.astype(np.uint8)) for each in completions] == [b"v7"] * 4
     assert {each.version for each in completions} == {7}
+
+
+def test_a_restarted_engine_receives_its_version_again_from_a_restarted_trainer(tmp_path: Path):
+    """The trainer of the first load is gone when the engine is started again, and comes back at another address."""
+    starts, files = tmp_path / "starts", [tmp_path / "first", tmp_path / "second"]
+    starts.mkdir()
+    files[0].write_text("v7")
+    asked: list[int] = []
+
+    def trainer() -> Address | None:
+        asked.append(len(asked))
+        if len(asked) == 4:  # asked again and again by the restarted engine
+            files[1].write_text("v7 again")
+        return Address(str(files[0 if len(asked) == 1 else 1]), 1, "token")
+
+    with running_engine(pool_of(1, StubFactory(starts, losses=1))) as pool:
+        pool.load_process_group(trainer, 7)
+        (completion,) = sample(pool, requests_for(random_prompts(3), SamplingParams()))
+        with pytest.raises(WeightTransferError, match="engine-0: the trainer is gone"):
+            pool.load_process_group(lambda: None, 8)
+        pool.load_process_group(trainer, 9)
+        (later,) = sample(pool, requests_for(random_prompts(3), SamplingParams()))
+    assert len(list(starts.iterdir())) == 2 and len(asked) == 5
+    assert (completion.version, bytes(completion.token_ids.astype(np.uint8))) == (7, b"v7 again")
+    assert later.version == 9
 
 
 def test_statistics_are_those_of_all_engines(tmp_path: Path):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,18 +21,21 @@ from hypothesis import strategies as st
 
 from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.config.schema.synchronizer import BoundedStyleConfig, CollectiveSyncConfig, FixedStyleConfig
+from strop.errors import CheckpointError, WeightTransferError
+from strop.inference.weight_transfer import buckets, process_group
+from strop.inference.weight_transfer.bucket_receiver import BucketReceiver
+from strop.inference.weight_transfer.buckets import Bucket, pack_buckets
+from strop.inference.weight_transfer.client import WeightClient
 from strop.models.loading import load_model
 from strop.models.lora import add_lora, merged_weights
 from strop.models.tiny import make_model
-from strop.sync.collective import buckets, process_group
-from strop.sync.collective.buckets import Bucket, pack_buckets
-from strop.sync.collective.process_group import TRAINER_ADDRESS_FILE
 from strop.sync.collective.receiver import CollectiveReceiver
 from strop.sync.collective.sender import CollectiveSender
+from strop.sync.collective.server import TRAINER_ADDRESS_FILE
 from strop.sync.folder_store import FolderVersionStore
 from strop.sync.publish import Publisher, Subscriber
 from strop.sync.staleness_policy import VersionWindow
-from strop.sync.transport import GROUP_SHORTFALL, OLDEST_NEEDED, REQUESTED, VersionGone
+from strop.sync.transport import GROUP_SHORTFALL, OLDEST_NEEDED, REQUESTED, PublishedVersion, VersionGone
 from strop.workers.address import Address
 from strop.workers.waiting import wait_until
 
@@ -201,6 +205,8 @@ def test_signals_of_the_trainer_are_kept_until_a_restarted_trainer_sets_others(t
 class RecordingSampler:
     """A sampler that keeps the weights that it has loaded."""
 
+    joins_process_groups = False
+
     def __init__(self) -> None:
         self.weights: dict[str, torch.Tensor] = {}
 
@@ -215,6 +221,85 @@ def make_subscriber(receiver, sampler, check=lambda: None) -> Subscriber:
 def start_trainer(folder: Path, *limit: object) -> subprocess.Popen:
     command = [sys.executable, "-m", "tests.sync.trainer_process", str(folder), *map(str, limit)]
     return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+class Engine:
+    """An engine of two processes, here threads, that receives weights itself."""
+
+    joins_process_groups = True
+
+    def __init__(self) -> None:
+        self.client = WeightClient()
+        self.ranks = [BucketReceiver(rank, CPU) for rank in (1, 2)]
+        self.versions: list[int] = []
+        self.weights: list[dict[str, torch.Tensor]] = []
+        self.annotations: dict[str, list[float]] = {}
+
+    def load_published(self, published: PublishedVersion, version: int) -> None:
+        offer = self.client.request(published.trainer, version, [None, None])
+        assert offer.rendezvous.world_size == 3
+
+        def receive(rank: BucketReceiver) -> dict[str, torch.Tensor]:
+            return dict(rank.receive(offer.rendezvous, offer.buckets, self.client.host))
+
+        with ThreadPoolExecutor(2) as threads:
+            self.weights = list(threads.map(receive, self.ranks))
+        self.client.finish()
+        self.versions.append(version)
+        self.annotations = {name: tensor.tolist() for name, tensor in published.annotations.items()}
+
+    def load(self, weights, version: int) -> None:
+        self.weights, self.annotations = [dict(weights)], {}
+        self.versions.append(version)
+
+
+def test_the_processes_of_an_engine_receive_versions_from_the_trainer_themselves(tmp_path, monkeypatch):
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 80_000)
+    engine = Engine()
+    with sender_and_receiver(tmp_path) as (sender, receiver):
+        subscriber = make_subscriber(receiver, engine)
+        for version in (1, 2):  # the second over the same process group
+            weights = {name: tensor * version for name, tensor in WEIGHTS.items()}
+            sender.write(version, [*weights.items(), ("strop.note", torch.tensor([0.1, -version]))])
+            assert subscriber.load_newest(VersionWindow(version, version)) == version
+            for found in engine.weights:
+                assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+            assert engine.annotations == {"strop.note": [torch.tensor(0.1).item(), -version]}
+        with pytest.raises(WeightTransferError, match="has no version 9 of the weights"):
+            engine.client.request(receiver.published(2).trainer, 9, [None])
+        with pytest.raises(VersionGone):
+            receiver.published(9)
+        sender.delete([1])
+        sender.finish(2)
+        assert receiver.published(2) is None, "it is read from the folder"
+        assert subscriber.load_final(2) == 2
+        engine.client.close()
+    with pytest.raises(WeightTransferError, match="the trainer cannot be reached"):
+        engine.client.request(lambda: Address.load(tmp_path / TRAINER_ADDRESS_FILE), 2, [None])
+    assert engine.versions == [1, 2]
+
+
+def test_a_version_that_does_not_arrive_is_requested_again(tmp_path, caplog):
+    class Broken(Engine):
+        failures = 2
+
+        def load_published(self, published: PublishedVersion, version: int) -> None:
+            if self.failures:
+                self.failures -= 1
+                raise WeightTransferError("half of the weights are missing")
+            super().load_published(published, version)
+
+    engine = Broken()
+    with sender_and_receiver(tmp_path) as (sender, receiver):
+        sender.write(1, WEIGHTS.items())
+        assert make_subscriber(receiver, engine).load_newest(VersionWindow(1, 1)) == 1
+        engine.failures = 10**9
+        sender.write(2, WEIGHTS.items())
+        subscriber = Subscriber(engine, FixedStyleConfig(), receiver, timeout_seconds=0.3, check=lambda: None)
+        with pytest.raises(CheckpointError, match="for a complete transfer of version 2 of the weights"):
+            subscriber.load_newest(VersionWindow(2, 2))
+        engine.client.close()
+    assert engine.versions == [1] and "half of the weights are missing" in caplog.text
 
 
 KILLED = """

@@ -33,6 +33,8 @@ class Trainer:
 class Sampler:
     """A sampler that records its loads."""
 
+    joins_process_groups = False
+
     def __init__(self) -> None:
         self.loaded: list[tuple[int, float]] = []
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from strop.config.schema.synchronizer import CollectiveSyncConfig
-from strop.sync.collective import buckets
-from strop.sync.collective.process_group import WeightProcessGroup
+from strop.inference.weight_transfer import buckets
+from strop.inference.weight_transfer.process_group import WeightProcessGroup
 from strop.sync.collective.sender import CollectiveSender
 
 WEIGHTS = {f"w{number}": torch.arange(5000) + number for number in range(6)}

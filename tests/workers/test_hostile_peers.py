@@ -21,9 +21,9 @@ from strop.buffer.remote.client import BufferClientRole, RemoteStore
 from strop.config.schema.buffer import QueueBufferConfig
 from strop.config.schema.synchronizer import CollectiveSyncConfig
 from strop.protocols import BufferCounts
-from strop.sync.collective.process_group import TRAINER_ADDRESS_FILE
 from strop.sync.collective.receiver import CollectiveReceiver
 from strop.sync.collective.sender import CollectiveSender
+from strop.sync.collective.server import TRAINER_ADDRESS_FILE
 from strop.sync.transport import REQUESTED
 from strop.workers import authentication
 from strop.workers.address import Address, connect

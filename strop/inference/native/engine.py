@@ -32,8 +32,8 @@ from strop.protocols import (
     EngineCapabilities,
     ImageProcessor,
     SharedWeights,
+    TrainerAddress,
     UnmergedWeights,
-    WeightBroadcast,
 )
 from strop.types import Completion, EngineStatistics, SampleRequest
 
@@ -263,7 +263,7 @@ class NativeEngine:
             "the native engine cannot load an adapter; merge it, and pass the tensors to load"
         )
 
-    def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
+    def load_process_group(self, trainer: TrainerAddress, version: int) -> None:
         """Raise `InferenceError`: not supported."""
         raise InferenceError(
             "the native engine cannot join a process group; receive the weights in its process and pass the "

@@ -20,7 +20,7 @@ from strop.inference.request_validation import refuse_prompt_logprobs, validate_
 from strop.inference.server_client import ServerClient
 from strop.inference.stop_tokens import effective_stop_tokens
 from strop.inference.weight_files import share_weights
-from strop.protocols import EngineCapabilities, WeightBroadcast
+from strop.protocols import EngineCapabilities, TrainerAddress
 from strop.types import Completion, IntArray, SampleRequest, SamplingParams
 from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
 from strop.workers.shared_file import SharedFile
@@ -219,7 +219,7 @@ class OpenAiEngine:
         """Raise `InferenceError`: not supported."""
         raise InferenceError("a server cannot load an adapter; merge it, and pass the tensors to load")
 
-    def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
+    def load_process_group(self, trainer: TrainerAddress, version: int) -> None:
         """Raise `InferenceError`: not supported."""
         raise InferenceError(
             "a server cannot join a process group; receive the weights in this process and pass the tensors to load"

@@ -7,13 +7,22 @@ weights into it, and submits all unanswered requests again.
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from threading import Condition, Thread
 from typing import assert_never
 
-from strop.errors import ConfigError, EngineLostError, InferenceError, StropError, WorkerDiedError
+from strop.errors import (
+    ConfigError,
+    EngineLostError,
+    InferenceError,
+    StropError,
+    WeightTransferError,
+    WorkerDiedError,
+)
 from strop.inference.pool.engine_worker import run_engine_worker
 from strop.inference.pool.messages import (
     AbortRequests,
@@ -25,13 +34,13 @@ from strop.inference.pool.messages import (
     EngineFailure,
     EngineReply,
     LoadAdapter,
-    LoadWeights,
     ProgressReport,
     RequestCompleted,
     SetMemory,
     SetRunning,
     StatisticsTaken,
     TakeStatistics,
+    TransferFailed,
 )
 from strop.inference.pool.pool_request import (
     EngineSpec,
@@ -41,6 +50,7 @@ from strop.inference.pool.pool_request import (
     submit_message,
 )
 from strop.inference.pool.progress import ProgressWatch
+from strop.inference.pool.weight_command import REPEAT_SECONDS, FailedTransfer, WeightCommand
 from strop.types import Completion, EngineStatistics
 from strop.workers.restarts import RestartBudget
 from strop.workers.start import WorkerPlacement, start_worker
@@ -70,8 +80,10 @@ class EngineHandle:
         self._changed = Condition()
         self._pending: dict[int, RequestBatch] = {}
         """Batch of each unanswered request, by request id."""
-        self._load: LoadWeights | None = None
+        self._load: WeightCommand | None = None
         """Latest load, repeated after a restart."""
+        self._transfer: FailedTransfer | None = None
+        """Latest load whose weights have not arrived."""
         self._adapter: LoadAdapter | None = None
         """Latest load of an adapter, repeated after a restart and after that of the weights."""
         self._memory: SetMemory | None = None
@@ -106,11 +118,11 @@ class EngineHandle:
         assert self._created is not None
         return self._created
 
-    def load(self, load: LoadWeights) -> None:
+    def load(self, load: WeightCommand) -> None:
         """Begin to load weights; see `wait_completed`."""
         with self._changed:
-            self._load = load
-            self._send(load)
+            self._load, self._transfer = load, None
+            self._send(load.message())
 
     def load_adapter(self, load: LoadAdapter) -> None:
         """Begin to load an adapter; see `wait_completed`."""
@@ -125,8 +137,15 @@ class EngineHandle:
             self._send(command)
 
     def wait_completed(self, command_id: int) -> None:
-        """Wait until a command has completed. Raises its error."""
-        self._wait(lambda: self._completed_command >= command_id, "replied")
+        """Wait until a command has completed. Raises its error: `WeightTransferError` for weights that have not
+        arrived."""
+
+        def failed() -> bool:
+            return self._transfer is not None and self._transfer.command_id == command_id
+
+        self._wait(lambda: self._completed_command >= command_id or failed(), "replied")
+        if self._completed_command < command_id and self._transfer is not None:
+            raise WeightTransferError(f"{self.name}: {self._transfer.reason}")
 
     def begin_statistics(self, command: TakeStatistics) -> None:
         """Begin to take statistics; see `statistics`."""
@@ -205,8 +224,9 @@ class EngineHandle:
 
     def _receive_one(self, worker: Worker) -> Worker | None:
         """Handle one reply; returns the process to receive from next, None if there is none."""
-        while not worker.poll(self._progress.report_seconds):
+        while not worker.poll(self._progress.report_seconds if self._transfer is None else REPEAT_SECONDS):
             self._kill_if_hanging(worker)
+            self._repeat_transfer()
         try:
             reply: EngineReply = worker.receive()
         except WorkerDiedError as death:
@@ -239,7 +259,21 @@ class EngineHandle:
         commands = (self._load, self._adapter, self._memory, self._statistics_command)
         last = max((command.command_id for command in commands if command is not None), default=-1)
         is_released = self._memory is not None and self._memory.released
-        return is_released or self._completed_command < last
+        return is_released or self._transfer is not None or self._completed_command < last
+
+    def _repeat_transfer(self) -> None:
+        """Request weights again that did not arrive after a restart, for which no caller waits."""
+        with self._changed:
+            transfer, load = self._transfer, self._load
+            if transfer is None or load is None or not transfer.is_due:
+                return
+            if transfer.seconds > _TIMEOUT_SECONDS:
+                raise EngineLostError(
+                    f"In {_TIMEOUT_SECONDS:g} s {self.name} has not received the weights again that it had before its "
+                    f"restart: {transfer.reason}"
+                )
+            self._transfer = replace(transfer, is_due=False)
+            self._send(load.message())
 
     def _handle(self, reply: EngineReply) -> None:
         match reply:
@@ -251,6 +285,10 @@ class EngineHandle:
             case CommandCompleted():
                 self._progress.restart()
                 self._completed_command = max(self._completed_command, reply.command_id)
+                if self._transfer is not None and self._transfer.command_id == reply.command_id:
+                    self._transfer = None
+            case TransferFailed():
+                self._handle_failed_transfer(reply)
             case StatisticsTaken():
                 self._statistics_command, self._statistics = None, reply.statistics
                 self._completed_command = max(self._completed_command, reply.command_id)
@@ -267,6 +305,13 @@ class EngineHandle:
                     self._give_up(type(error)(f"{error}{self._output()}"))
             case _:
                 assert_never(reply)
+
+    def _handle_failed_transfer(self, reply: TransferFailed) -> None:
+        if self._load is None or self._load.command_id != reply.command_id:
+            return  # a later load has been sent
+        since = None if self._transfer is None else self._transfer.since
+        is_due = reply.command_id <= self._completed_command
+        self._transfer = FailedTransfer(reply.command_id, reply.reason, is_due, since or time.monotonic())
 
     def _resolve(self, request_id: int, result: Completion | StropError) -> None:
         if request_id in self._pending:  # after a restart a request may be answered twice
@@ -304,10 +349,9 @@ class EngineHandle:
 
     def _state_messages(self) -> list[EngineCommand]:
         """Messages that bring a new process to the current state."""
-        messages: list[EngineCommand] = [
-            each
-            for each in (self._load, self._adapter, self._memory, self._statistics_command)
-            if each is not None
+        messages: list[EngineCommand] = [] if self._load is None else [self._load.message()]
+        messages += [
+            each for each in (self._adapter, self._memory, self._statistics_command) if each is not None
         ]
         if not self._running:
             messages.append(SetRunning(running=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import count
@@ -12,12 +12,20 @@ from pathlib import Path
 
 import torch
 
-from strop.errors import InferenceError
+from strop.errors import InferenceError, WeightTransferError
 from strop.inference.pool.engine_handle import EngineHandle
-from strop.inference.pool.messages import EngineCreated, LoadAdapter, LoadWeights, SetMemory, TakeStatistics
+from strop.inference.pool.messages import (
+    EngineCreated,
+    LoadAdapter,
+    LoadWeights,
+    ReceiveWeights,
+    SetMemory,
+    TakeStatistics,
+)
 from strop.inference.pool.pool_request import EngineSpec, PoolRequest
+from strop.inference.pool.weight_command import WeightCommand
 from strop.inference.weight_files import share_weights
-from strop.protocols import EngineCapabilities, WeightBroadcast
+from strop.protocols import EngineCapabilities, TrainerAddress
 from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.shared_file import SharedFile
 from strop.workers.start import LocalPlacement, WorkerPlacement
@@ -67,14 +75,10 @@ class EnginePool:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """Features of the pool's engines; weights are loaded by tensors, and by path if the engines can.
-
-        Adapters are loaded if all engines read this machine's files.
-        """
+        """Features of the pool's engines; adapters are loaded if all engines read this machine's files."""
         engine = self._running().capabilities
         return replace(
             engine,
-            weight_transports=engine.weight_transports & {"tensors", "path"},
             adapters=engine.adapters and isinstance(self._placement, LocalPlacement),
         )
 
@@ -136,7 +140,7 @@ class EnginePool:
         self._check_can_load()
         shared = share_weights(weights, self._placement)
         old, self._weights = self._weights, shared
-        self._load(LoadWeights(shared.handle, version, next(self._ids)))
+        self._load(lambda command_id: LoadWeights(shared.handle, version, command_id))
         if old is not None:
             old.close()
 
@@ -147,10 +151,8 @@ class EnginePool:
             raise InferenceError(
                 "the engines of this pool cannot load weights by path; pass the tensors to load"
             )
-        self._load(LoadWeights(path, version, next(self._ids)))
-        if self._weights is not None:
-            self._weights.close()
-            self._weights = None
+        self._load(lambda command_id: LoadWeights(path, version, command_id))
+        self._free_weights()
 
     def load_adapter(self, folder: Path, version: int) -> None:
         """Load an adapter into all engines, which read it again after a restart."""
@@ -165,12 +167,20 @@ class EnginePool:
         for engine in self._engines:
             engine.wait_completed(command.command_id)
 
-    def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise InferenceError(
-            "a pool of engines cannot join a process group; receive the weights in this process and pass the "
-            "tensors to load"
-        )
+    def load_process_group(self, trainer: TrainerAddress, version: int) -> None:
+        """Have each engine receive a version from the trainer, over a process group of its own.
+
+        An engine that is restarted receives the version again, at the trainer's address of that time. Raises
+        `WeightTransferError` if the weights do not arrive in one of the engines.
+        """
+        self._check_can_load()
+        if "process_group" not in self.capabilities.weight_transports:
+            raise InferenceError(
+                "the engines of this pool cannot join a process group; receive the weights in this process and pass "
+                "the tensors to load"
+            )
+        self._load(lambda command_id: ReceiveWeights(trainer(), version, command_id))
+        self._free_weights()
 
     @property
     def processed_tokens(self) -> int:
@@ -243,11 +253,26 @@ class EnginePool:
         if self._memory_released:
             raise InferenceError("load was called after release_memory; call restore_memory first")
 
-    def _load(self, command: LoadWeights) -> None:
+    def _load(self, message: Callable[[int], LoadWeights | ReceiveWeights]) -> None:
+        """Send a load, built from the command's id, to all engines and wait for all."""
+        command_id = next(self._ids)
+        command = WeightCommand(command_id, lambda: message(command_id))
         for engine in self._engines:
             engine.load(command)
+        failed: WeightTransferError | None = None
         for engine in self._engines:
-            engine.wait_completed(command.command_id)
+            try:
+                engine.wait_completed(command_id)
+            except WeightTransferError as error:  # the other engines' processes are still busy with the load
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def _free_weights(self) -> None:
+        """Free the shared file of the latest `load`, which no restarted engine reads any more."""
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None
 
     def _set_memory(self, *, released: bool) -> None:
         command = SetMemory(released, next(self._ids))

@@ -14,7 +14,7 @@ from typing import assert_never
 
 import torch
 
-from strop.errors import EngineLostError
+from strop.errors import EngineLostError, WeightTransferError
 from strop.inference.pool.messages import (
     AbortRequests,
     CancelRequests,
@@ -27,12 +27,14 @@ from strop.inference.pool.messages import (
     LoadAdapter,
     LoadWeights,
     ProgressReport,
+    ReceiveWeights,
     RequestCompleted,
     SetMemory,
     SetRunning,
     StatisticsTaken,
     SubmitRequests,
     TakeStatistics,
+    TransferFailed,
 )
 from strop.inference.weight_files import read_weights
 from strop.protocols import InferenceEngine
@@ -102,6 +104,8 @@ class _EngineWorker:
             case LoadWeights():
                 self._load(message.weights, message.version)
                 self._reply(CommandCompleted(message.command_id))
+            case ReceiveWeights():
+                self._receive(message)
             case LoadAdapter():
                 self._engine.load_adapter(message.folder, message.version)
                 self._reply(CommandCompleted(message.command_id))
@@ -134,6 +138,14 @@ class _EngineWorker:
                 self._engine.load_path(path, version)
         else:
             self._engine.load(_read(weights), version)
+
+    def _receive(self, message: ReceiveWeights) -> None:
+        try:
+            self._engine.load_process_group(lambda: message.trainer, message.version)
+        except WeightTransferError as error:
+            self._reply(TransferFailed(message.command_id, str(error)))
+        else:
+            self._reply(CommandCompleted(message.command_id))
 
     async def _sample(self, request_id: int, request: SampleRequest) -> None:
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from strop.protocols import EngineCapabilities, InferenceEngine
 from strop.types import Completion, EngineStatistics, SampleRequest
+from strop.workers.address import Address
 from strop.workers.messages import RemoteFailure
 from strop.workers.shared_file import SharedFileHandle
 
@@ -28,6 +29,18 @@ class LoadWeights:
 
     weights: SharedFileHandle | Path
     """A safetensors file that the pool shares, or a path for the engine's `load_path`."""
+    version: int
+    """Version of the weights."""
+    command_id: int
+    """Id in the pool, in ascending order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveWeights:
+    """Receive a version from the trainer; the reply is `CommandCompleted` or `TransferFailed`."""
+
+    trainer: Address | None
+    """Address of the trainer's server; None while there is none."""
     version: int
     """Version of the weights."""
     command_id: int
@@ -98,6 +111,7 @@ class SetRunning:
 EngineCommand = (
     CreateEngine
     | LoadWeights
+    | ReceiveWeights
     | LoadAdapter
     | SetMemory
     | TakeStatistics
@@ -121,9 +135,17 @@ class EngineCreated:
 
 @dataclass(frozen=True, slots=True)
 class CommandCompleted:
-    """A `LoadWeights`, `LoadAdapter` or `SetMemory` has completed."""
+    """A `LoadWeights`, `ReceiveWeights`, `LoadAdapter` or `SetMemory` has completed."""
 
     command_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
+    """The weights of a `ReceiveWeights` have not arrived; requests wait until the next load."""
+
+    command_id: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +182,12 @@ class ProgressReport:
 
 
 EngineReply = (
-    EngineCreated | CommandCompleted | StatisticsTaken | RequestCompleted | ProgressReport | EngineFailure
+    EngineCreated
+    | CommandCompleted
+    | TransferFailed
+    | StatisticsTaken
+    | RequestCompleted
+    | ProgressReport
+    | EngineFailure
 )
 """A message from an engine to the pool."""

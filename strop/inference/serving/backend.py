@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from strop.errors import EngineLostError
+from strop.inference.weight_transfer.client import WeightOffer
 from strop.protocols import EngineCapabilities
 from strop.types import Completion, EngineStatistics, SampleRequest
 
@@ -60,6 +61,17 @@ class ServingBackend(Protocol):
 
     async def load_weights(self, path: Path) -> None:
         """Load a safetensors file, or those of a folder, while decoding is held."""
+        ...
+
+    async def receivers(self) -> list[str | None]:
+        """UUID of the GPU of each process that `receive_weights` receives in, None on the CPU; by rank."""
+        ...
+
+    async def receive_weights(self, offer: WeightOffer, host: str) -> list[str]:
+        """Receive weights in each process, from `host`, while decoding is held; where `process_group` is a capability.
+
+        Returns a reason for each process in which they have not arrived; these processes have a mixture of weights.
+        """
         ...
 
     async def load_adapter(self, folder: Path, version: int) -> None:

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from strop.errors import InferenceError, ModelError
+from strop.errors import InferenceError, ModelError, WeightTransferError
 from strop.inference.serving.backend import ServingBackend
 from strop.inference.weight_files import share_weights
-from strop.protocols import EngineCapabilities, WeightBroadcast
+from strop.inference.weight_transfer.client import WeightClient
+from strop.protocols import EngineCapabilities, TrainerAddress
 from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
 from strop.workers.start import LOCAL
@@ -47,6 +48,7 @@ class ServingEngine:
         """Number of requests that the library has."""
         self._aborts = 0
         """Number of calls of `abort`."""
+        self._weight_client = WeightClient()
         self._fault: str | None = None
         """Reason why the weights are unusable; None while they are complete."""
         self._started = False
@@ -69,6 +71,7 @@ class ServingEngine:
         if self._closed:
             return
         self._closed = True
+        self._weight_client.close()
         if self._started:
             self._thread.run(self._backend.close())
         self._thread.close()
@@ -146,18 +149,39 @@ class ServingEngine:
             await self._backend.set_version(version)
             self._has_weights = True
             await self._continue()
+        except WeightTransferError:
+            self._has_weights = False
+            raise
         except Exception as error:
             if (lost := self._backend.lost(error)) is not None:
                 raise lost from error
             self._fault = f"{self._backend.name} cannot load version {version} of the weights: {error}"
             raise ModelError(self._fault) from error
 
-    def load_process_group(self, broadcast: WeightBroadcast, version: int) -> None:
-        """Raise `InferenceError`: not supported."""
-        raise InferenceError(
-            f"the {self._backend.name} engine cannot join a process group; receive the weights in its process and "
-            "pass the tensors to load"
-        )
+    def load_process_group(self, trainer: TrainerAddress, version: int) -> None:
+        """Have each of the library's processes receive a version from the trainer; see `load_path`.
+
+        Raises `WeightTransferError` if the weights do not arrive; requests then wait until a load succeeds.
+        """
+        self._check_started()
+        if "process_group" not in self.capabilities.weight_transports:
+            raise InferenceError(
+                f"the {self._backend.name} engine cannot join a process group; receive the weights in its process and "
+                "pass the tensors to load"
+            )
+        self._run(self._load(lambda: self._receive(trainer, version), version))
+
+    async def _receive(self, trainer: TrainerAddress, version: int) -> None:
+        client = self._weight_client
+        receivers = await self._backend.receivers()
+        offer = await asyncio.to_thread(client.request, trainer, version, receivers)
+        reasons = await self._backend.receive_weights(offer, client.host)
+        if reasons:
+            client.close()  # which ends the process group
+            raise WeightTransferError(
+                f"the transfer of version {version} of the weights failed: {reasons[0]}"
+            )
+        await asyncio.to_thread(client.finish)
 
     def take_statistics(self) -> EngineStatistics:
         """Load since the last call."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from strop.errors import InferenceError
 from strop.inference.serving.backend import SERVING_CAPABILITIES
 from strop.inference.sglang.statistics import CompletionStatistics
+from strop.inference.weight_transfer.client import WeightOffer
 from strop.protocols import EngineCapabilities
 from strop.types import EngineStatistics
 
@@ -20,6 +21,14 @@ class SglangFeatures:
         # Kernels for adapters need a GPU; a model with one is loaded merged.
         self.capabilities: EngineCapabilities = SERVING_CAPABILITIES
         self._statistics = CompletionStatistics()
+
+    async def receivers(self) -> list[str | None]:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError(f"the {self.name} engine receives no weights over a process group")
+
+    async def receive_weights(self, offer: WeightOffer, host: str) -> list[str]:
+        """Raise `InferenceError`: not supported."""
+        raise InferenceError(f"the {self.name} engine receives no weights over a process group")
 
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Raise `InferenceError`: not supported."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from strop.inference.vllm.arguments import (
 from strop.inference.vllm.library import VllmLibrary, import_vllm
 from strop.inference.vllm.requests import check_temperature, to_completion, to_vllm
 from strop.inference.vllm.statistics import StatisticsRecorder
+from strop.inference.weight_transfer.client import WeightOffer
 from strop.models.loading import load_config, load_generation_config
 from strop.types import Completion, EngineStatistics, SampleRequest
 
@@ -56,6 +57,7 @@ class VllmBackend:
         self._eos_ids = eos_token_ids(config, load_generation_config(model), tokenizer)
         self.capabilities = replace(
             SERVING_CAPABILITIES,
+            weight_transports=SERVING_CAPABILITIES.weight_transports | {"process_group"},
             adapters=loads_adapters(section, model),
             images=self._images is not None,
             memory_release=section.sleep_level is not None,
@@ -127,6 +129,17 @@ class VllmBackend:
     async def load_weights(self, path: Path) -> None:
         """Have each worker load its shard of a safetensors file, or of a folder's files."""
         await self._llm.collective_rpc("strop_load_weights", args=(str(path),))
+
+    async def receivers(self) -> list[str | None]:
+        """The GPU of each worker, by rank."""
+        return list(await self._llm.collective_rpc("strop_gpu"))
+
+    async def receive_weights(self, offer: WeightOffer, host: str) -> list[str]:
+        """Have each worker receive the weights, and load its shard of them bucket by bucket."""
+        replies = await self._llm.collective_rpc(
+            "strop_receive_weights", args=(asdict(offer.rendezvous), list(offer.buckets), host)
+        )
+        return [reply for reply in replies if reply is not None]
 
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Load an adapter in place of the last one."""

@@ -72,7 +72,9 @@ def to_completion(request: SampleRequest, output: Any) -> Completion:
         found.finish_reason,
         spans,
     )
-    if not request.prompt_logprobs or found.finish_reason == "abort":  # perhaps before its prompt was computed
+    if (
+        not request.prompt_logprobs or found.finish_reason == "abort"
+    ):  # perhaps before its prompt was computed
         return completion
     return replace(completion, prompt_logprobs=np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32))
 

@@ -1,14 +1,19 @@
-"""Methods that vLLM adds to its workers: loading of weights from a file."""
+"""Methods that vLLM adds to its workers: loading of weights from a file, and from the trainer's memory."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from strop.inference.weight_files import checkpoint_weights, read_weights
+from strop.inference.weight_transfer.bucket_receiver import BucketReceiver
+from strop.inference.weight_transfer.buckets import ANNOTATION_PREFIX
+from strop.inference.weight_transfer.process_group import ProcessGroupBroken, Rendezvous, gpu_uuid
 
 _RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 """Logger that warns at every load of layers without weights of their own, such as a tied output head."""
@@ -19,18 +24,62 @@ class StropWorkerExtension:
 
     device: Any
     model_runner: Any
+    rank: int
+    strop_receiver: BucketReceiver | None = None
+
+    def strop_gpu(self) -> str | None:
+        """The UUID of the worker's GPU; None on the CPU."""
+        return gpu_uuid(self.device)
 
     def strop_load_weights(self, path: str) -> None:
         """Load the weights of a safetensors file, or of a folder's files; each worker keeps its shard."""
+        self._strop_load(read_weights(Path(path)))
+
+    def strop_receive_weights(
+        self, rendezvous: Mapping[str, Any], buckets: Sequence[Mapping[str, Any]], host: str
+    ) -> str | None:
+        """Load the weights that the trainer broadcasts, as rank 1 and above of a process group with it.
+
+        Returns the reason if they have not all arrived; the model then has a mixture of weights until the next load.
+        """
+        self.strop_receiver = self.strop_receiver or BucketReceiver(1 + self.rank, self.device)
+        arriving = _UntilBroken(self.strop_receiver.receive(Rendezvous(**rendezvous), buckets, host))
+        self._strop_load(arriving)
+        if arriving.reason is not None:
+            self.strop_receiver.leave()
+        return arriving.reason
+
+    def _strop_load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         logging.getLogger(_RELOAD_LOGGER).setLevel(logging.ERROR)
         model = self.model_runner.model
         on_cpu = self.device.type == "cpu"
         if on_cpu:
             _discard_packed_experts(model)
-        weights = checkpoint_weights(read_weights(Path(path)), self.model_runner.model_config.hf_config)
-        self.reload_weights(weights_iterator=weights)  # type: ignore[attr-defined]
+        converted = checkpoint_weights(weights, self.model_runner.model_config.hf_config)
+        self.reload_weights(weights_iterator=converted)  # type: ignore[attr-defined]
         if on_cpu:
             _pack_output_head(model)
+
+
+class _UntilBroken:
+    """Weights up to the end of the transfer, or to its failure.
+
+    An exception in the middle of vLLM's reload would leave half of a layer behind, which the next reload would complete
+    with new weights; an end of the weights does not.
+    """
+
+    def __init__(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self._weights = weights
+        self.reason: str | None = None
+        """Reason of the failure; None while there is none."""
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        try:
+            for name, tensor in self._weights:
+                if not name.startswith(ANNOTATION_PREFIX):
+                    yield name, tensor
+        except ProcessGroupBroken as error:
+            self.reason = str(error) or "the trainer is gone"
 
 
 def _discard_packed_experts(model: nn.Module) -> None:

@@ -15,7 +15,9 @@ import torch
 
 from strop.errors import InferenceError
 from strop.inference.interruptible_sampler import InterruptibleSampler
+from strop.inference.weight_transfer.buckets import ANNOTATION_PREFIX
 from strop.protocols import InferenceEngine, TrainingEngine
+from strop.sync.transport import PublishedVersion
 from strop.types import Experience, FloatArray, IntArray, SampleRequest, SamplingParams
 from strop.workers.event_loop_thread import EventLoopThread
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 _PROBE_TEXT = "One and two make three, three and four make seven: what do"
 _PROBE_TOKENS = 16
-PROBE_TENSOR = "strop.probe_logprobs"
+PROBE_TENSOR = f"{ANNOTATION_PREFIX}probe_logprobs"
 """Name, among the published weights, of the log-probs of the probe's tokens."""
 
 
@@ -95,17 +97,33 @@ class ProbedLoader:
         """Load the weights as this version. Raises `InferenceError` if the difference is above the maximum."""
         published: list[torch.Tensor] = []
         self._sampler.load(_split(weights, published), version)
-        if self._max_gap is not None:
-            for expected in published:
-                self.metrics = self._check(expected.numpy(), version, self._max_gap)
+        for expected in published:
+            self._check(expected, version)
 
-    def _check(self, expected: FloatArray, version: int, max_gap: float) -> dict[str, float]:
+    @property
+    def joins_process_groups(self) -> bool:
+        """Whether the engine's processes can receive weights from the trainer themselves."""
+        return "process_group" in self._sampler.capabilities.weight_transports
+
+    def load_published(self, published: PublishedVersion, version: int) -> None:
+        """Have the engine receive a version from the trainer, and compare its log-probs; see `load`.
+
+        Raises `WeightTransferError` if the weights do not arrive.
+        """
+        self._sampler.load_process_group(published.trainer, version)
+        if (expected := published.annotations.get(PROBE_TENSOR)) is not None:
+            self._check(expected, version)
+
+    def _check(self, expected: torch.Tensor, version: int) -> None:
+        """Set the metric `engine/logprob_gap`, unless there is no check."""
+        if self._max_gap is None:
+            return
         request = SampleRequest(
             "probe", self._token_ids, SamplingParams(max_tokens=1), seed=0, prompt_logprobs=True
         )
         (completion,) = self._event_loop.run(self._sampler.sample([request]))
         assert completion.prompt_logprobs is not None
-        return _checked_gap(completion.prompt_logprobs, expected, version, max_gap)
+        self.metrics = _checked_gap(completion.prompt_logprobs, expected.numpy(), version, self._max_gap)
 
 
 def probe_tokens(tokenizer: PreTrainedTokenizerBase, max_sequence_tokens: int) -> IntArray:

@@ -5,6 +5,7 @@
         version_store  packed versions, signals
         server         requests    <--- socket --->
                        buckets     <--- process group of the two: gloo or NCCL --->
+                                                engine     the same, if its processes receive weights themselves
 
 Either process may be killed at any moment. Its peer notices that the connection is lost, and reconnects after
 the restart.

@@ -14,23 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.sync.collective.buckets import Bucket
-from strop.sync.collective.process_group import (
-    TRAINER_ADDRESS_FILE,
+from strop.inference.weight_transfer.bucket_receiver import BucketReceiver
+from strop.inference.weight_transfer.client import send_request
+from strop.inference.weight_transfer.process_group import (
     ProcessGroupBroken,
     Rendezvous,
-    WeightProcessGroup,
     gpu_uuid,
 )
+from strop.sync.collective.server import TRAINER_ADDRESS_FILE
 from strop.sync.folder_store import FolderVersionStore
-from strop.sync.transport import SignalName, VersionGone
+from strop.sync.transport import PublishedVersion, SignalName, VersionGone
 from strop.workers.address import Address, connect
 from strop.workers.connection import (
     PEER_TIMEOUT_SECONDS,
     ConnectionLost,
     SocketConnection,
 )
-from strop.workers.waiting import StopCheck, call_with_checks
+from strop.workers.waiting import StopCheck
 
 log = logging.getLogger("strop.sync")
 
@@ -51,7 +51,7 @@ class CollectiveReceiver:
         self._sent_signals: dict[SignalName, int] = {}
         self._received_signals: dict[SignalName, int] = {}
         self._connection: SocketConnection | None = None
-        self._group: WeightProcessGroup | None = None
+        self._buckets = BucketReceiver(1, device, check)
 
     def versions(self) -> list[int]:
         """See `WeightReceiver`."""
@@ -81,6 +81,19 @@ class CollectiveReceiver:
             if not is_complete:
                 self.close()
 
+    def published(self, version: int) -> PublishedVersion | None:
+        """See `WeightReceiver`."""
+        if version in self._folder_store.versions():
+            return None
+        reply = self._request(annotations_of=version)
+        if reply is None or "annotations" not in reply:
+            raise VersionGone
+        annotations = {name: torch.tensor(values) for name, values in reply["annotations"].items()}
+        return PublishedVersion(self._trainer_address, annotations)
+
+    def _trainer_address(self) -> Address | None:
+        return Address.load(self._folder / TRAINER_ADDRESS_FILE)
+
     def set_signal(self, signal: SignalName, number: int) -> None:
         """See `WeightReceiver`. The signal is also sent to every restarted trainer."""
         self._sent_signals[signal] = number
@@ -99,18 +112,25 @@ class CollectiveReceiver:
         """See `WeightReceiver`."""
         if self._connection is not None:
             self._connection.close()
-        self._connection = self._group = None
+        self._connection = None
+        self._buckets.leave()
 
-    def _request(self, version: int | None = None) -> dict[str, Any] | None:
+    def _request(
+        self, version: int | None = None, annotations_of: int | None = None
+    ) -> dict[str, Any] | None:
         """The trainer's reply, see `WeightServer`; None if the trainer cannot be reached."""
         if self._connection is None:
-            self._connection = connect(Address.load(self._folder / TRAINER_ADDRESS_FILE), self._check)
+            self._connection = connect(self._trainer_address(), self._check)
         if self._connection is None:
             return None
-        request = {"signals": self._sent_signals, "version": version, "gpu": gpu_uuid(self._device)}
         try:
-            self._connection.send(request, timeout_seconds=PEER_TIMEOUT_SECONDS)
-            reply: dict[str, Any] = self._connection.receive(timeout_seconds=PEER_TIMEOUT_SECONDS)
+            reply = send_request(
+                self._connection,
+                signals=self._sent_signals,
+                version=version,
+                receivers=[gpu_uuid(self._device)],
+                annotations_of=annotations_of,
+            )
         except ConnectionLost:
             self.close()
             return None
@@ -119,14 +139,5 @@ class CollectiveReceiver:
 
     def _receive(self, reply: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
         assert self._connection is not None
-        if self._group is None:
-            rendezvous = Rendezvous(**reply["rendezvous"])
-            device = self._device if rendezvous.backend == "nccl" else torch.device("cpu")
-            self._group = call_with_checks(
-                lambda: WeightProcessGroup(rendezvous, 1, self._host, device), self._check
-            )
-        for metadata in reply["buckets"]:
-            bucket = Bucket.allocate(metadata, self._group.device)
-            self._group.broadcast(bucket.data, self._check)
-            yield from bucket.weights()
+        yield from self._buckets.receive(Rendezvous(**reply["rendezvous"]), reply["buckets"], self._host)
         self._connection.receive(timeout_seconds=PEER_TIMEOUT_SECONDS)

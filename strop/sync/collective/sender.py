@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from strop.config.schema.synchronizer import CollectiveSyncConfig
+from strop.inference.weight_transfer.buckets import Bucket, pack_buckets
 from strop.protocols import FileChecksum
-from strop.sync.collective.buckets import Bucket, pack_buckets
-from strop.sync.collective.process_group import TRAINER_ADDRESS_FILE
-from strop.sync.collective.server import WeightServer
+from strop.sync.collective.server import TRAINER_ADDRESS_FILE, WeightServer
 from strop.sync.collective.version_store import VersionStore
 from strop.sync.folder_store import FolderVersionStore
 from strop.sync.transport import SignalName

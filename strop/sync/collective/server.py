@@ -1,9 +1,10 @@
 """The trainer's server of a collective transfer, and its protocol on one connection.
 
-A request has `signals`, all signals of the explorer; `version`, the version that it wants now, or null; and
-`gpu`, the UUID of its GPU, or null. The reply has `signals`, those of the trainer; `versions`, the published
-versions; and for a wanted version `rendezvous` and `buckets`. Then both broadcast the buckets, and the
-trainer ends the transfer with `null`.
+A request has `signals`, all signals of the explorer; `version`, the version that the client wants now, or null;
+`receivers`, the UUID of the GPU, or null, of each process that receives it; and `annotations_of`, a version, or null.
+The reply has `signals`, those of the trainer; `versions`, the published versions; for a wanted version `rendezvous` and
+`buckets`; and `annotations`, the values of those tensors of the version that are no weights. Then all broadcast the
+buckets, the trainer as rank 0 and the receivers in their order, and the trainer ends the transfer with `null`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 
 from strop.config.schema.synchronizer import CollectiveSyncConfig
 from strop.errors import PlacementError
-from strop.sync.collective.buckets import Bucket
-from strop.sync.collective.process_group import (
+from strop.inference.weight_transfer.buckets import ANNOTATION_PREFIX, Bucket
+from strop.inference.weight_transfer.process_group import (
     CollectiveBackend,
     ProcessGroupBroken,
     Rendezvous,
@@ -32,10 +33,12 @@ from strop.sync.transport import TRAINER_SIGNALS
 from strop.workers.connection import PEER_TIMEOUT_SECONDS, ConnectionLost, Disconnected, SocketConnection
 
 log = logging.getLogger("strop.sync")
+TRAINER_ADDRESS_FILE = "address.json"
+"""The file in the synchronizer's folder with the address of the trainer's server."""
 
 
 class WeightServer:
-    """Serves versions from a `VersionStore` to the explorer."""
+    """Serves versions from a `VersionStore` to the explorer and to its engines."""
 
     def __init__(
         self, versions: VersionStore, section: CollectiveSyncConfig, host: str, device: torch.device
@@ -53,7 +56,7 @@ class WeightServer:
     def serve(self, connection: SocketConnection) -> None:
         """Serve requests until the connection is lost. Raises PlacementError if the GPUs do not suit the
         configured `backend`."""
-        group, name = None, str(next(self._group_numbers))
+        group, current, name = None, None, str(next(self._group_numbers))
         while True:
             request = connection.receive()
             self._version_store.set_signals(request["signals"])
@@ -63,16 +66,26 @@ class WeightServer:
                 "signals": self._version_store.signals(TRAINER_SIGNALS),
                 "versions": list(versions),
             }
+            if (annotated := versions.get(request["annotations_of"])) is not None:
+                reply["annotations"] = _annotations(annotated)
             if wanted is None:
                 connection.send(reply, timeout_seconds=PEER_TIMEOUT_SECONDS)
                 continue
-            backend = self._backend(request["gpu"])
+            receivers = request["receivers"]
+            backend = self._backend(receivers)
             self.storage_device = self._device if backend == "nccl" else torch.device("cpu")
-            rendezvous = Rendezvous(self._host, self._rendezvous_store.port, name, backend)
+            rendezvous = Rendezvous(
+                self._host, self._rendezvous_store.port, name, backend, 1 + len(receivers)
+            )
             reply |= {"rendezvous": asdict(rendezvous), "buckets": [bucket.metadata() for bucket in wanted]}
             try:
                 connection.send(reply, timeout_seconds=PEER_TIMEOUT_SECONDS)
-                group = group or WeightProcessGroup(rendezvous, 0, self._host, self.storage_device)
+                if rendezvous != current:
+                    group, current = (
+                        WeightProcessGroup(rendezvous, 0, self._host, self.storage_device),
+                        rendezvous,
+                    )
+                assert group is not None
                 _send_buckets(wanted, group, connection)
             except Disconnected:
                 raise
@@ -84,16 +97,16 @@ class WeightServer:
                 )
                 raise ConnectionLost from error
 
-    def _backend(self, explorer_gpu: str | None) -> CollectiveBackend:
-        own = gpu_uuid(self._device)
-        both = own is not None and explorer_gpu is not None and own != explorer_gpu
+    def _backend(self, receivers: Sequence[str | None]) -> CollectiveBackend:
+        gpus = [gpu_uuid(self._device), *receivers]
+        both = None not in gpus and len(set(gpus)) == len(gpus)
         match self._section.backend:
             case "auto":
                 return "nccl" if both else "gloo"
             case "nccl" if not both:
                 raise PlacementError(
-                    "synchronizer.backend: nccl needs one GPU for the trainer and another for the explorer; "
-                    f"they have {own or 'none'} and {explorer_gpu or 'none'}. Write gloo or auto."
+                    "synchronizer.backend: nccl needs one GPU for the trainer and another for each process of the "
+                    f"explorer's engine; they have {', '.join(gpu or 'none' for gpu in gpus)}. Write gloo or auto."
                 )
             case backend:
                 return backend
@@ -103,3 +116,9 @@ def _send_buckets(buckets: Sequence[Bucket], group: WeightProcessGroup, connecti
     for bucket in buckets:
         group.broadcast(bucket.data.to(group.device), connection.check)
     connection.send(None, timeout_seconds=PEER_TIMEOUT_SECONDS)
+
+
+def _annotations(buckets: Sequence[Bucket]) -> dict[str, Any]:
+    """The values of the tensors that accompany the weights, as lists."""
+    weights = (weight for bucket in buckets for weight in bucket.weights())
+    return {name: tensor.tolist() for name, tensor in weights if name.startswith(ANNOTATION_PREFIX)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping
 
-from strop.sync.collective.buckets import Bucket
+from strop.inference.weight_transfer.buckets import Bucket
 from strop.sync.transport import SignalName
 
 

@@ -1,6 +1,7 @@
-"""A process group of trainer and explorer for weight transfers, separate from that of the trainer's ranks.
+"""A process group of the trainer and the receivers of its weights, separate from that of the trainer's ranks.
 
-`broadcast` sends from the trainer (rank 0) to the explorer (rank 1); both call it with tensors of one size.
+`broadcast` sends from the trainer (rank 0) to the others; all call it with tensors of one size. The receivers are an
+explorer, or the processes of one engine.
 """
 
 from __future__ import annotations
@@ -21,36 +22,36 @@ from strop.workers.waiting import StopCheck, wait_until
 
 CollectiveBackend = Literal["gloo", "nccl"]
 JOIN_TIMEOUT_SECONDS = 10.0
-"""Timeout for the other process to join."""
+"""Timeout for the other processes to join."""
 BROADCAST_TIMEOUT_SECONDS = 30.0
 """Timeout for one chunk of a transfer."""
-TRAINER_ADDRESS_FILE = "address.json"
-"""The file in the synchronizer's folder with the address of the trainer's server."""
 _CHUNK_BYTES = 64 << 20
 _POLL_SECONDS = 0.001
 _ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 class ProcessGroupBroken(Exception):
-    """The other process is gone, or has exceeded a timeout."""
+    """Another process is gone, or has exceeded a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The address of the key-value store through which the two processes connect; the trainer serves it."""
+    """The address of the key-value store through which the processes connect; the trainer serves it."""
 
     host: str
     port: int
     name: str
     """Name of the process group, unique within the store."""
     backend: CollectiveBackend
+    world_size: int
+    """Number of processes, the trainer included."""
 
 
 class WeightProcessGroup:
     """This process's membership in the process group."""
 
-    def __init__(self, rendezvous: Rendezvous, rank: Literal[0, 1], host: str, device: torch.device) -> None:
-        """Join from `host`, an address of this machine. Raises `ProcessGroupBroken` if the peer does not.
+    def __init__(self, rendezvous: Rendezvous, rank: int, host: str, device: torch.device) -> None:
+        """Join from `host`, an address of this machine. Raises `ProcessGroupBroken` if another process does not.
 
         `device` is the device of the tensors to broadcast: the CPU under gloo.
         """
@@ -59,13 +60,15 @@ class WeightProcessGroup:
         try:
             shared = TCPStore(rendezvous.host, rendezvous.port, timeout=timeout, wait_for_workers=False)
             store = PrefixStore(rendezvous.name, shared)
-            gloo = rendezvous.backend == "gloo"
-            self._group = _gloo(store, rank, host) if gloo else _nccl(store, rank, device)
+            if rendezvous.backend == "gloo":
+                self._group = _gloo(store, rank, rendezvous.world_size, host)
+            else:
+                self._group = _nccl(store, rank, rendezvous.world_size, device)
         except RuntimeError as error:  # torch raises it for every failure of the peer or the network
             raise ProcessGroupBroken(str(error)) from error
 
     def broadcast(self, data: Tensor, check: StopCheck) -> None:
-        """Send rank 0's tensor into rank 1's. Raises `ProcessGroupBroken`, and what `check` raises."""
+        """Send rank 0's tensor into those of the others. Raises `ProcessGroupBroken`, and what `check` raises."""
         for chunk in torch.split(data, _CHUNK_BYTES):
             try:
                 self._broadcast(chunk, check)
@@ -104,14 +107,14 @@ def gpu_uuid(device: torch.device) -> str | None:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
-def _gloo(store: PrefixStore, rank: int, host: str) -> Any:
+def _gloo(store: PrefixStore, rank: int, world_size: int, host: str) -> Any:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=BROADCAST_TIMEOUT_SECONDS)
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-    return ProcessGroupGloo(store, rank, 2, options)
+    return ProcessGroupGloo(store, rank, world_size, options)
 
 
-def _nccl(store: PrefixStore, rank: int, device: torch.device) -> Any:
+def _nccl(store: PrefixStore, rank: int, world_size: int, device: torch.device) -> Any:
     """NCCL's watchdog would end this process when the peer is gone; here the peer may be restarted."""
     from torch.distributed import ProcessGroupNCCL
 
@@ -119,7 +122,7 @@ def _nccl(store: PrefixStore, rank: int, device: torch.device) -> Any:
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=BROADCAST_TIMEOUT_SECONDS)
     with _environment_variable(_ERROR_HANDLING, "0"):
-        return ProcessGroupNCCL(store, rank, 2, options)
+        return ProcessGroupNCCL(store, rank, world_size, options)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
@@ -12,6 +12,8 @@ from torch import Tensor
 
 BUCKET_BYTES = 64 << 20
 _ALIGNMENT_BYTES = 16
+ANNOTATION_PREFIX = "strop."
+"""Prefix of the names of tensors that accompany the weights of a version and that no engine loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Bucket:
         return {"bytes": len(self.data), "slots": [slot.to_json() for slot in self.slots]}
 
     @classmethod
-    def allocate(cls, metadata: dict[str, Any], device: torch.device) -> Bucket:
+    def allocate(cls, metadata: Mapping[str, Any], device: torch.device) -> Bucket:
         """A bucket with uninitialized data, to be received."""
         slots = tuple(TensorSlot.from_json(slot) for slot in metadata["slots"])
         return cls(slots, torch.empty(metadata["bytes"], dtype=torch.uint8, device=device))

@@ -1,0 +1,42 @@
+"""Loads of weights in an engine's process, which a pool repeats after a restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from strop.inference.pool.messages import LoadWeights, ReceiveWeights
+
+REPEAT_SECONDS = 1.0
+"""Interval at which a restarted engine requests weights again that have not arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCommand:
+    """A load of weights."""
+
+    command_id: int
+    """Id in the pool, in ascending order."""
+    message: Callable[[], LoadWeights | ReceiveWeights]
+    """Builds the message each time that it is sent: a restarted trainer has another address."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTransfer:
+    """A load whose weights have not arrived."""
+
+    command_id: int
+    """Id of the load."""
+    reason: str
+    """Reason, as text."""
+    is_due: bool
+    """Whether the weights are to be requested again, since no caller waits for them: the load had succeeded before a
+    restart of the engine."""
+    since: float
+    """Time of the first failure, of `time.monotonic`."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the first failure."""
+        return time.monotonic() - self.since

@@ -1,0 +1,48 @@
+"""Receiver of buckets in one process: joins the process groups of successive transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strop.inference.weight_transfer.buckets import Bucket
+from strop.inference.weight_transfer.process_group import Rendezvous, WeightProcessGroup
+from strop.workers.waiting import StopCheck, call_with_checks, never_stop
+
+
+class BucketReceiver:
+    """Receives weights as one rank of a process group, which it keeps for the next transfer."""
+
+    def __init__(self, rank: int, device: torch.device, check: StopCheck = never_stop) -> None:
+        """`device` is that of the weights under NCCL; `check` is called during waits."""
+        self._rank = rank
+        self._device = device
+        self._check = check
+        self._group: WeightProcessGroup | None = None
+        self._rendezvous: Rendezvous | None = None
+
+    def receive(
+        self, rendezvous: Rendezvous, buckets: Sequence[Mapping[str, Any]], host: str
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The weights of these buckets, as they arrive, at `host`, an address of this machine.
+
+        Raises `ProcessGroupBroken` if the trainer or another receiver is gone.
+        """
+        if self._group is None or rendezvous != self._rendezvous:
+            self.leave()
+            device = self._device if rendezvous.backend == "nccl" else torch.device("cpu")
+            self._group = call_with_checks(
+                lambda: WeightProcessGroup(rendezvous, self._rank, host, device), self._check
+            )
+            self._rendezvous = rendezvous
+        for metadata in buckets:
+            bucket = Bucket.allocate(metadata, self._group.device)
+            self._group.broadcast(bucket.data, self._check)
+            yield from bucket.weights()
+
+    def leave(self) -> None:
+        """Leave the process group, if there is one."""
+        self._group = self._rendezvous = None
