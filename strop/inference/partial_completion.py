@@ -73,6 +73,6 @@ def _policy_logprobs(parts: Sequence[Completion]) -> FloatArray | None:
 
 
 def _prompt_logprobs(parts: Sequence[Completion]) -> FloatArray | None:
-    """Those of the first part that has any: later parts have another prompt."""
+    """Log-probs of the first part that has any: later parts have another prompt."""
     given = (part.prompt_logprobs for part in parts if part.prompt_logprobs is not None)
     return next(given, None)

@@ -347,7 +347,9 @@ def test_load_process_group(subject: Subject, other: PreTrainedModel, tmp_path: 
             completions = sample(subject.engine, requests)
             assert {completion.version for completion in completions} == {6}
             assert_sampled_by(other, requests, completions)
-    with pytest.raises(WeightTransferError, match="the trainer cannot be reached|connection to the trainer was lost"):
+    with pytest.raises(
+        WeightTransferError, match=r"the trainer cannot be reached|connection to the trainer was lost"
+    ):
         subject.engine.load_process_group(trainer, 8)
     subject.load_initial_weights()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from strop.errors import InferenceError, ModelError, WeightTransferError
+from strop.errors import EngineLostError, InferenceError, ModelError, StropError, WeightTransferError
 from strop.inference.serving.backend import ServingBackend
 from strop.inference.weight_files import share_weights
 from strop.inference.weight_transfer.client import WeightClient
@@ -19,8 +20,11 @@ from strop.workers.event_loop_thread import EventLoopThread, gather_or_cancel
 from strop.workers.start import LOCAL
 
 T = TypeVar("T")
-_ABORT_POLL_SECONDS = 0.01
-"""Interval at which requests are aborted until the library has none."""
+_POLL_SECONDS = 0.01
+"""Interval at which requests are aborted until the library has none, and at which the end of its processes is looked
+for."""
+_REPORT_SECONDS = 10.0
+"""Maximum time from the failure of a call to the library's report that one of its processes has ended."""
 
 
 class ServingEngine:
@@ -153,7 +157,7 @@ class ServingEngine:
             self._has_weights = False
             raise
         except Exception as error:
-            if (lost := self._backend.lost(error)) is not None:
+            if (lost := await self._lost(error)) is not None:
                 raise lost from error
             self._fault = f"{self._backend.name} cannot load version {version} of the weights: {error}"
             raise ModelError(self._fault) from error
@@ -197,7 +201,7 @@ class ServingEngine:
         self._aborts += 1
         while self._running:  # a request that is on its way to the library is aborted when it has arrived
             await self._backend.abort()
-            await asyncio.sleep(_ABORT_POLL_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         await self._continue()
 
     def pause(self) -> None:
@@ -266,9 +270,16 @@ class ServingEngine:
         try:
             return await coroutine
         except Exception as error:
-            if (lost := self._backend.lost(error)) is not None:
+            if (lost := await self._lost(error)) is not None:
                 raise lost from error
             raise
+
+    async def _lost(self, error: Exception) -> EngineLostError | None:
+        """The error of a lost process, which the library may report later than the failure of a call."""
+        end = time.monotonic() + (0 if isinstance(error, StropError) else _REPORT_SECONDS)
+        while (lost := self._backend.lost(error)) is None and time.monotonic() < end:
+            await asyncio.sleep(_POLL_SECONDS)
+        return lost
 
     def _check_open(self) -> None:
         if self._closed:
