@@ -17,6 +17,7 @@ from strop.cli import (
     plan_command,
     reference_commands,
     run_commands,
+    studio_command,
     watch_command,
 )
 from strop.cli.command_group import StropGroup
@@ -35,6 +36,7 @@ plan_command.add_to(app)
 chat_command.add_to(app)
 folder_commands.add_to(app)
 watch_command.add_to(app)
+studio_command.add_to(app)
 init_command.add_to(app)
 dialect_commands.add_to(app)
 component_command.add_to(app)

@@ -55,10 +55,10 @@ def write_report(folder: Path) -> Path:
         title=_title(data),
         outcome=status.outcome,
         message=status.message,
-        subject=_subject(data),
+        subject=subject_of(data),
         verdict=verdict(data),
         faults=learning_faults(data.rows),
-        headline=_headline(data, status),
+        headline=headline_values(data, status),
         charts=make_charts(data),
         samples=samples,
         thumbnails=make_thumbnails(data.folder.images, images),
@@ -91,7 +91,7 @@ def _title(data: RunData) -> str:
     return f"{path.parent.name} / {path.name}"
 
 
-def _subject(data: RunData) -> str:
+def subject_of(data: RunData) -> str:
     """Sentence on what was trained, how, and on which data; empty without a run file."""
     run = data.configuration()
     model, lora = run.get("model", {}).get("path"), run.get("model", {}).get("lora")
@@ -104,7 +104,8 @@ def _subject(data: RunData) -> str:
     return f"{algorithm}, {part} {model}, on {path if isinstance(path, str) else ', '.join(path)}."
 
 
-def _headline(data: RunData, status: RunStatus) -> list[HeadlineValue]:
+def headline_values(data: RunData, status: RunStatus) -> list[HeadlineValue]:
+    """The key figures of a run: last values of its rewards or losses, steps, time and speed."""
     figures = [
         _metric_value(data, name, title)
         for pattern, title in _HEADLINE_METRICS

@@ -53,18 +53,27 @@ def _find(folder: Path, depth: int) -> Iterator[Path]:
 def run_overview(path: Path) -> RunOverview:
     """Summarize one run; a run with damaged files has the status `damaged`."""
     try:
-        data = read_run(path)
+        return overview_of(read_run(path))
     except RunFolderError:
-        return RunOverview(path, "damaged", 0, 0, None, {}, _changed(path))
+        return damaged_overview(path)
+
+
+def damaged_overview(path: Path) -> RunOverview:
+    """The overview of a run with damaged files."""
+    return RunOverview(path, "damaged", 0, 0, None, {}, _changed(path))
+
+
+def overview_of(data: RunData) -> RunOverview:
+    """Summarize the contents of a run folder."""
     status = run_status(data)
     return RunOverview(
-        path,
+        data.folder.path,
         run_state(data),
         status.step,
         status.steps,
         last_value(data, "reward/mean"),
         held_out_rewards(data),
-        _changed(path),
+        _changed(data.folder.path),
     )
 
 

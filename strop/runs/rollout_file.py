@@ -43,6 +43,9 @@ SCHEMA = pa.schema(
 and null if `text` is the complete conversation; `reward` is null for a failed rollout. `images` are those of the
 prompt, as names of files in the run's folder `images`; files of older versions have no such column."""
 
+_ROW_GROUP = 256
+"""Rollouts of a row group, the part of a file that is read at once."""
+
 
 def rollout_path(folder: Path, step: int) -> Path:
     """Return the path of a step's rollout file."""
@@ -81,7 +84,8 @@ def write_rollouts(path: Path, step: int, groups: Sequence[RolloutGroup]) -> Non
     rows = [row for group in groups for row in _rows(step, group)]
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd")
+        table = pa.Table.from_pylist(rows, schema=SCHEMA)
+        pq.write_table(table, temporary, compression="zstd", row_group_size=_ROW_GROUP)
 
 
 def read_rollouts(path: Path) -> list[dict[str, Any]]:

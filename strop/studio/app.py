@@ -1,0 +1,60 @@
+"""Web application of Strop Studio: routes, access and errors."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from strop.errors import StropError, message_with_notes
+from strop.studio.access import AccessMiddleware
+from strop.studio.pages import comparison, compose, rollouts, run_list, run_view
+from strop.studio.rendering import html, static_file
+from strop.studio.run_cache import RunCache
+from strop.studio.settings import StudioSettings
+
+
+def make_app(settings: StudioSettings) -> Starlette:
+    """The application; `app.state` has the settings and the cache of run folders."""
+    app = Starlette(
+        routes=[
+            Route("/", _home),
+            Route("/static/{name}", _static),
+            *run_list.ROUTES,
+            *run_view.ROUTES,
+            *rollouts.ROUTES,
+            *comparison.ROUTES,
+            *compose.ROUTES,
+        ],
+        middleware=[Middleware(AccessMiddleware, settings=settings)],
+        exception_handlers={StropError: _error, 404: _not_found},
+    )
+    app.state.settings = settings
+    app.state.cache = RunCache()
+    return app
+
+
+def _home(request: Request) -> Response:
+    return RedirectResponse("/runs")
+
+
+def _static(request: Request) -> Response:
+    return static_file(request.path_params["name"])
+
+
+def _error(request: Request, error: Exception) -> Response:
+    """A user's mistake: the message, as a page, or as JSON for a script of the page."""
+    message = message_with_notes(error)
+    if request.method == "POST":
+        return JSONResponse({"error": message}, 400)
+    page = html("error", title="Error", area="", message=message)
+    page.status_code = 400
+    return page
+
+
+def _not_found(request: Request, error: Exception) -> Response:
+    page = html("error", title="Not found", area="", message=f"There is no page {request.url.path}.")
+    page.status_code = 404
+    return page

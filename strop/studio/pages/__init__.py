@@ -1,0 +1,1 @@
+"""Pages of Strop Studio, one module each."""

@@ -1,0 +1,263 @@
+"""Page that composes a configuration: a form for beginners, one with every field, the text, its faults and its plan."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from strop.config.first_run import FirstRun
+from strop.config.load.config_tree import split_key
+from strop.config.redact import safe_text
+from strop.config.save import folder_mode, yaml_text
+from strop.dialects.convert import convert as convert_job
+from strop.errors import ConfigError
+from strop.studio.checking import EDITABLE, CheckedText, check_text
+from strop.studio.documents import remove_value, set_value
+from strop.studio.fields import FormField, FormSection, run_file_sections
+from strop.studio.files import default_name, digest, open_file, save_file
+from strop.studio.planning import plan_for
+from strop.studio.processes import start_process
+from strop.studio.questions import question_section, value_at
+from strop.studio.rendering import html, render, url
+from strop.studio.requests import json_action, name_of, run_path
+from strop.studio.suggestions import suggest
+from strop.studio.trinity_fields import trinity_sections
+
+_CHECK_SECONDS = 300.0
+_SAME_COLUMNS = {
+    "data.train.prompt": "data.eval.0.prompt",
+    "data.train.answer": "data.eval.0.answer",
+    "data.train.response": "data.eval.0.response",
+    "data.train.chosen": "data.eval.0.chosen",
+    "data.train.rejected": "data.eval.0.rejected",
+}
+"""Columns of the training data that the beginner's form gives to the held-out data too."""
+_NEW = FirstRun(
+    model="",
+    train="",
+    prompt="prompt",
+    answer="answer",
+    reward="",
+    eval=None,
+    steps=100,
+    lora=False,
+    max_response_tokens=256,
+    chat=True,
+)
+
+
+def page(request: Request) -> Response:
+    """The page with a new run file, with an existing file (`file=`), or with the run file of a run (`run=`)."""
+    name, known = request.query_params.get("file", ""), ""
+    if name:
+        text = open_file(name)
+        known = digest(text)
+    elif "run" in request.query_params:
+        text, name = open_file(str(run_path(request) / "run.yaml")), default_name("run")
+    else:
+        text, name = _NEW.text(), default_name("run")
+    mode = "expert" if request.query_params.get("mode") == "expert" else "beginner"
+    checked = check_text(text, name)
+    if checked.dialect not in EDITABLE:
+        raise ConfigError(
+            f"{name} is a configuration of {checked.dialect}. Studio edits run files and files of Trinity-RFT: convert "
+            f"it with strop convert {name} --output run.yaml."
+        )
+    return html(
+        "compose",
+        title="Compose",
+        area="compose",
+        text=text,
+        file=name,
+        known=known,
+        mode=mode,
+        checked=checked,
+        form=_form(checked, mode),
+    )
+
+
+def check(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    """Check the text, and fill in the form."""
+    return _answer(values, str(values["text"]))
+
+
+def assign(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    """Set a value of the text, or remove it if the new value is empty."""
+    text, key, value = str(values["text"]), str(values["key"]), values.get("value")
+    for name in _keys_to_set(values, text, key):
+        keys = split_key(name)
+        text = set_value(text, keys, str(value)) if value not in (None, "") else remove_value(text, keys)
+    return _answer(values, text)
+
+
+def plan(request: Request, values: dict[str, Any]) -> Response:
+    """The plan of what the text configures."""
+    checked = _check(values, str(values["text"]))
+    stages = checked.job.loaded.runs if checked.job else ()
+    return html("compose_plan", plans=[plan_for(stage) for stage in stages])
+
+
+def convert(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    """The text in another dialect, with what that dialect cannot express."""
+    checked, to = _check(values, str(values["text"])), str(values["to"])
+    if checked.job is None:
+        raise ConfigError("A configuration with faults is not converted. Mend what the list of faults names.")
+    conversion = convert_job(checked.job, to)
+    text = f"# From {values['name']}, by Strop Studio.\n{yaml_text(conversion.values)}"
+    return {"text": text, "html": render("compose_conversion", conversion=conversion, to=to, text=text)}
+
+
+def save(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    """Save the text."""
+    return {"known": save_file(str(values["name"]), str(values["text"]), str(values.get("known", "")))}
+
+
+def start(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    """Save the text, and start its run in a process of its own."""
+    checked = _check(values, str(values["text"]))
+    if checked.job is None or checked.faults:
+        raise ConfigError(*(fault.message for fault in checked.faults))
+    known = save_file(str(values["name"]), str(values["text"]), str(values.get("known", "")))
+    run = checked.job.loaded.runs[0].run
+    arguments = ["train", str(values["name"]), *(["--here"] if values.get("here") else [])]
+    start_process(arguments, run.folder_path, folder_mode(run))
+    return {"known": known, "location": url("/run", run=name_of(request, run.folder_path))}
+
+
+def complete_check(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    """Output of `strop check`, which reads the data and looks for the reward, in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="strop-studio-") as folder:
+        path = Path(folder) / Path(str(values["name"])).name
+        path.write_text(str(values["text"]), encoding="utf-8")
+        command = [
+            sys.executable,
+            "-m",
+            "strop",
+            "check",
+            str(path),
+            *(["--here"] if values.get("here") else []),
+        ]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=_CHECK_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"The check has taken more than {_CHECK_SECONDS:.0f} seconds and was ended. Run strop check."
+            ) from None
+        output = (done.stdout + done.stderr).decode("utf-8", "replace")
+    text = safe_text(output.replace(str(path), str(values["name"])))
+    return {"html": render("compose_check", output=text, can_start=done.returncode == 0)}
+
+
+def suggestions(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    """Suggestions for a text field."""
+    kind = str(values.get("kind", ""))
+    path = ""
+    if kind == "column":
+        written = _check(values, str(values["text"])).values
+        keys = (
+            "buffer.explorer_input.taskset.path" if values.get("dialect") == "trinity" else "data.train.path"
+        )
+        found = value_at(written, split_key(keys))
+        path = str(found[0] if isinstance(found, list) and found else found or "")
+    return {"suggestions": suggest(kind, path)}
+
+
+def _check(values: dict[str, Any], text: str) -> CheckedText:
+    dialect = values.get("dialect")
+    return check_text(
+        text,
+        str(values.get("name", "")),
+        dialect=dialect if dialect in EDITABLE else None,
+        here=bool(values.get("here")),
+    )
+
+
+def _keys_to_set(values: dict[str, Any], text: str, key: str) -> list[str]:
+    """The key, and that of the same column of the held-out data where the beginner's form sets a column."""
+    same = _SAME_COLUMNS.get(key)
+    if same is None or values.get("mode") != "beginner":
+        return [key]
+    evaluated = value_at(_check(values, text).values, ("data", "eval", "0"))
+    return [key, same] if isinstance(evaluated, dict) else [key]
+
+
+def _answer(values: dict[str, Any], text: str) -> dict[str, Any]:
+    checked, mode = _check(values, text), str(values.get("mode"))
+    form = _form(checked, mode)
+    structure = structure_of(form)
+    answer: dict[str, Any] = {
+        "text": text,
+        "values": {one.key: one.value for one in _all_fields(form)},
+        "faults": [{"message": one.message, "line": one.line, "key": one.key} for one in checked.faults],
+        "status": render("compose_status", checked=checked),
+        "differences": render("compose_differences", fields=_differences(checked)),
+        "structure": structure,
+        "loads": checked.job is not None,
+    }
+    if structure != values.get("structure"):
+        answer["form"] = render("compose_form", form=form, mode=mode)
+    return answer
+
+
+def _form(checked: CheckedText, mode: str) -> list[FormSection]:
+    if mode != "expert":
+        return [question_section(checked.dialect, checked.values)]
+    return _every_field(checked)
+
+
+def _every_field(checked: CheckedText) -> list[FormSection]:
+    return (
+        trinity_sections(checked.values)
+        if checked.dialect == "trinity"
+        else run_file_sections(checked.values)
+    )
+
+
+def structure_of(form: Sequence[FormSection]) -> str:
+    """Digest of the fields that a form has."""
+    names = (name for section in form for name in section.names())
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+
+def _all_fields(form: Sequence[FormSection]) -> Iterator[FormField]:
+    for section in form:
+        yield from section.fields
+        yield from _all_fields(section.sections)
+
+
+def _differences(checked: CheckedText) -> list[FormField]:
+    """Fields whose written value differs from the default."""
+    return [one for one in _all_fields(_every_field(checked)) if one.value and one.value != one.default]
+
+
+ROUTES = [
+    Route("/compose", page),
+    *(
+        Route(f"/compose/{name}", json_action(work), methods=["POST"])
+        for name, work in (
+            ("check", check),
+            ("set", assign),
+            ("plan", plan),
+            ("convert", convert),
+            ("save", save),
+            ("start", start),
+            ("complete-check", complete_check),
+            ("suggestions", suggestions),
+        )
+    ),
+]

@@ -1,0 +1,85 @@
+"""HTML of Studio's pages and fragments, from the templates of this package and the style sheet of the report."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.responses import HTMLResponse, Response
+
+from strop.printable import printable
+from strop.runs.formatting import format_duration, format_number
+
+_STATIC = Path(__file__).parent / "static"
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=ChoiceLoader(
+            [PackageLoader("strop.studio", "templates"), PackageLoader("strop.report", "templates")]
+        ),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": format_number,
+        "duration": format_duration,
+        "age": _age,
+        "visible": printable,
+        "prose": _prose,
+    }
+    environment.globals |= {"url": url}
+    return environment
+
+
+def render(template: str, /, **values: Any) -> str:
+    """Render the template `<template>.html.j2`."""
+    return _environment().get_template(f"{template}.html.j2").render(**values)
+
+
+def html(template: str, /, **values: Any) -> HTMLResponse:
+    """Response with the template `<template>.html.j2`."""
+    return HTMLResponse(render(template, **values))
+
+
+def url(path: str, **query: object) -> str:
+    """URL of a page, with the parameters of its query that are not None."""
+    text = urlencode({name: str(value) for name, value in query.items() if value is not None})
+    return f"{path}?{text}" if text else path
+
+
+def static_file(name: str) -> Response:
+    """Response with a file of the folder `static`; the style sheet begins with the report's."""
+    if name == "studio.css":
+        source = _environment().get_template("style.css").render() + (_STATIC / name).read_text("utf-8")
+        return Response(source, media_type="text/css")
+    path = _STATIC / Path(name).name
+    if not path.is_file():
+        return Response("There is no such file.", 404)
+    return Response(path.read_bytes(), media_type=_TYPES[path.suffix])
+
+
+def _prose(text: str) -> Markup:
+    """A sentence whose `names` are shown as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    shown = [
+        escape(part) if number % 2 == 0 else Markup("<code>{}</code>").format(part)
+        for number, part in enumerate(parts)
+    ]
+    return Markup("").join(shown)
+
+
+def _age(moment: datetime) -> str:
+    """The time since a moment: `5 s ago`."""
+    return f"{format_duration(max((datetime.now(UTC) - moment).total_seconds(), 0))} ago"

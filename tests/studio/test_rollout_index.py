@@ -1,0 +1,141 @@
+"""Index of rollouts against a plain search through all rows."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from strop.runs.folder import RunFolder
+from strop.runs.rollout_file import read_rollouts, rollout_path, write_rollouts
+from strop.runs.rollout_index import RolloutFilter, RolloutIndex
+from tests.report.run_folders import group
+
+STEPS, GROUPS, SIZE = 4, 35, 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    draw = random.Random(0)
+    found = RunFolder(tmp_path_factory.mktemp("run"))
+    for step in range(1, STEPS + 1):
+        groups = [
+            group(
+                number,
+                [f"text {draw.randrange(50)} of {step}" for _ in range(SIZE)],
+                [None if draw.random() < 0.1 else draw.randrange(9) / 8 for _ in range(SIZE)],
+            )
+            for number in range(GROUPS)
+        ]
+        write_rollouts(rollout_path(found.rollouts, step), step, groups)
+    write_rollouts(rollout_path(found.evaluations("held-out"), 2), 2, [group(0, ["a", "b"], [0.0, 1.0])])
+    return found
+
+
+@pytest.fixture(scope="module")
+def rows(folder: RunFolder) -> list[dict[str, object]]:
+    return [row for path in sorted(folder.rollouts.iterdir()) for row in read_rollouts(path)]
+
+
+def opened(folder: RunFolder) -> RolloutIndex:
+    index = RolloutIndex(folder)
+    index.refresh()
+    return index
+
+
+def identity(row: dict[str, object]) -> tuple[object, ...]:
+    return row["step"], row["group"], row["index"], row["text"]
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        RolloutFilter(order="oldest"),
+        RolloutFilter(order="oldest", first_step=2, last_step=3),
+        RolloutFilter(order="oldest", status="error"),
+        RolloutFilter(order="oldest", min_reward=0.5, max_reward=0.75),
+        RolloutFilter(order="oldest", text="TEXT 7 "),
+        RolloutFilter(order="oldest", group="t3", last_step=1),
+    ],
+    ids=["all", "steps", "failed", "reward", "text", "group"],
+)
+def test_filter_finds_what_a_plain_search_finds(
+    folder: RunFolder, rows: list[dict[str, object]], accepted: RolloutFilter
+) -> None:
+    def fits(row: dict[str, object]) -> bool:
+        reward = row["reward"]
+        bounded = accepted.min_reward is None or (isinstance(reward, float) and 0.5 <= reward <= 0.75)
+        return (
+            (accepted.first_step or 0) <= row["step"] <= (accepted.last_step or STEPS)  # type: ignore[operator]
+            and accepted.status in (None, row["status"])
+            and accepted.group in (None, row["group"])
+            and bounded
+            and (accepted.text or "").lower() in str(row["text"]).lower()
+        )
+
+    expected = [identity(row) for row in rows if fits(row)]
+    index, found, offset = opened(folder), [], 0
+    while True:
+        page = index.find(accepted, offset, 50)
+        found += [identity(row) for row in page.rows]
+        offset += 50
+        if not page.has_more:
+            break
+    assert expected and found == expected
+
+
+def test_orders(folder: RunFolder, rows: list[dict[str, object]]) -> None:
+    index = opened(folder)
+    scored = sorted((row["reward"] for row in rows if row["reward"] is not None), reverse=True)  # type: ignore[type-var]
+    best = index.find(RolloutFilter(order="best"), 100, 200)
+    assert [row["reward"] for row in best.rows] == scored[100:300]
+    worst = index.find(RolloutFilter(order="worst"), 0, 30)
+    assert [row["reward"] for row in worst.rows] == scored[::-1][:30]
+    newest = index.find(RolloutFilter(), 5, 10)
+    assert [identity(row) for row in newest.rows] == [identity(row) for row in rows[::-1][5:15]]
+    assert (newest.total, newest.has_more) == (len(rows), True)
+
+
+def test_spreads_are_those_of_the_groups(folder: RunFolder, rows: list[dict[str, object]]) -> None:
+    rewards: dict[tuple[object, object], list[float]] = {}
+    for row in rows:
+        if isinstance(row["reward"], float):
+            rewards.setdefault((row["step"], row["group"]), []).append(row["reward"])
+    found = opened(folder).spreads(RolloutFilter(), 0, len(rewards))
+    assert {(one.step, one.group): (one.best, one.worst, one.rollouts) for one in found} == {
+        key: (max(values), min(values), len(values)) for key, values in rewards.items()
+    }
+    spreads = [one.best - one.worst for one in found]
+    assert spreads == sorted(spreads, reverse=True)
+
+
+def test_evaluations_are_sets_of_their_own(folder: RunFolder) -> None:
+    index = opened(folder)
+    assert index.sources == ["training", "eval/held-out"]
+    assert index.steps("eval/held-out") == [2]
+    assert [row["text"] for row in index.find(RolloutFilter("eval/held-out", order="best"), 0, 9).rows] == [
+        "b",
+        "a",
+    ]
+
+
+def test_new_changed_and_deleted_files_are_noticed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    index = opened(folder)
+    assert index.find(RolloutFilter(), 0, 9).total == 0
+    write_rollouts(rollout_path(folder.rollouts, 1), 1, [group(0, ["a", "b"], [0.0, 1.0])])
+    write_rollouts(rollout_path(folder.rollouts, 2), 2, [group(0, ["c"], [0.0])])
+    (folder.rollouts / "step-000003.parquet").write_bytes(b"PAR1 and nothing else")
+    index.refresh()
+    assert [row["text"] for row in index.find(RolloutFilter(), 0, 9).rows] == ["c", "b", "a"]
+    rollout_path(folder.rollouts, 2).unlink()
+    write_rollouts(rollout_path(folder.rollouts, 1), 1, [group(0, ["d"], [0.5])])
+    index.refresh()
+    assert [row["text"] for row in index.find(RolloutFilter(), 0, 9).rows] == ["d"]
+
+
+def test_files_have_row_groups_that_can_be_read_alone(folder: RunFolder) -> None:
+    metadata = pq.read_metadata(rollout_path(folder.rollouts, 1))
+    assert metadata.num_row_groups == -(-GROUPS * SIZE // 256)
