@@ -10,6 +10,7 @@ from strop.cli import (
     chat_command,
     component_command,
     convert_command,
+    data_commands,
     dialect_commands,
     folder_commands,
     import_command,
@@ -37,6 +38,7 @@ chat_command.add_to(app)
 folder_commands.add_to(app)
 watch_command.add_to(app)
 studio_command.add_to(app)
+data_commands.add_to(app)
 init_command.add_to(app)
 dialect_commands.add_to(app)
 component_command.add_to(app)

@@ -25,7 +25,9 @@ def inspect_data(run: Run) -> Iterator[str]:
     Raises DataError for files that cannot be read, a row among the first ones that lacks a column, and a taskset
     that is too small for one step.
     """
-    if run.data.queue is None:
+    if run.data.pipeline is not None:
+        yield f"train: {len(read_rows(run.data.train))} rows, from which data.pipeline prepares the tasks"
+    elif run.data.queue is None:
         rows = _rows("train", run.data.train)
         yield _training_line(run, rows) if rows is not None else _unread("train", run.data.train)
     others: list[tuple[str, TasksetConfig]] = [(each.name, each) for each in run.data.demonstrations]

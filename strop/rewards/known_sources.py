@@ -26,15 +26,14 @@ def require_known_sources(run: Run) -> None:
 def unknown_sources(run: Run) -> Iterator[str]:
     """Yield a paragraph for each taskset and each of its sources that its reward does not know.
 
-    Tables that other processes fill, and datasets of a user's class, are not read. Raises DataError for a taskset that
-    cannot be read.
+    Tables that other processes fill, rows that a pipeline prepares, and datasets of a user's class are not read. Raises
+    DataError for a taskset that cannot be read.
     """
     if isinstance(run.algorithm, SftConfig | DpoConfig):
         return
     reward = effective_reward(run)
-    tasksets: list[tuple[str, TasksetConfig]] = (
-        [] if run.data.queue is not None else [("data.train", run.data.train)]
-    )
+    is_read = run.data.queue is None and run.data.pipeline is None
+    tasksets: list[tuple[str, TasksetConfig]] = [("data.train", run.data.train)] if is_read else []
     tasksets += [(f"data.eval.{index}", taskset) for index, taskset in enumerate(run.data.eval)]
     for field, taskset in tasksets:
         own = (

@@ -18,7 +18,16 @@ EXPLORER_LOCK_FILE = ".explorer.lock"
 ACTORS_LOCK_FILE = ".actors.lock"
 _RUN_MARKERS = {"run.json", "metrics.jsonl", "checkpoints", "explorer", "explorer.json", "bench.jsonl"}
 """Entries of a folder in which a run has started."""
-_EARLY_ENTRIES = {"run.yaml", "images", "judges", "log", "sync", "buffer.db", "reference"}
+_EARLY_ENTRIES = {
+    "run.yaml",
+    "images",
+    "judges",
+    "log",
+    "sync",
+    "buffer.db",
+    "reference",
+    "task_pipeline.json",
+}
 """Entries that a run may have left that ended before its first record."""
 
 
@@ -66,6 +75,11 @@ class RunFolder:
     def images(self) -> Path:
         """Folder of the images in prompts, each stored once under its digest."""
         return self.path / "images"
+
+    @property
+    def task_pipeline(self) -> Path:
+        """Folder and manifest of the result of `data.pipeline` that the run reads."""
+        return self.path / "task_pipeline.json"
 
     @property
     def judge_cache(self) -> Path:

@@ -12,6 +12,7 @@ from strop.config.schema.base import Section
 from strop.config.schema.reward import RewardConfigOrShorthand
 from strop.config.schema.rollout import SamplingConfig
 from strop.config.schema.task_order import TaskOrderConfig
+from strop.config.schema.task_pipeline import TaskPipelineConfig
 from strop.config.schema.workflow import WorkflowConfigOrName
 from strop.config.units import MAX_SECONDS
 
@@ -174,6 +175,8 @@ class DataConfig(Section):
 
     train: TasksetConfig
     """Taskset for training."""
+    pipeline: TaskPipelineConfig | None = None
+    """Operators that prepare the rows of `train` before the run; null for the rows as they are."""
     eval: tuple[EvalTasksetConfig, ...] = ()
     """Tasksets for evaluation."""
     demonstrations: tuple[DemonstrationsConfig, ...] = ()
@@ -205,6 +208,13 @@ class DataConfig(Section):
     incomplete_batch: Literal["drop", "keep"] = "drop"
     """Treatment of the tasks at an epoch's end that do not fill a step: `drop` skips them, `keep` trains on
     them in a smaller step."""
+
+    def faults(self) -> Iterator[str]:
+        """A pipeline over rows that do not exist before the run."""
+        if self.pipeline is not None and self.queue is not None:
+            yield "pipeline prepares all rows before the run, and queue reads rows during it; remove one of them"
+        if self.pipeline is not None and self.train.dataset is not None:
+            yield "pipeline reads files, a Hub name or a database; it cannot read train.dataset, a class of the user"
 
     def demonstrations_named(self, name: str | None) -> DemonstrationsConfig:
         """The set of demonstrations of this name; the first one for None."""

@@ -134,13 +134,14 @@ class Run(Section):
         return not isinstance(self.synchronizer, MemorySyncConfig)
 
     @property
+    def is_launched_in_roles(self) -> bool:
+        """Whether one command starts explorer and trainer as processes of their own."""
+        return self.is_distributed and self.mode == "both"
+
+    @property
     def has_buffer_process(self) -> bool:
         """Whether the buffer is a separate process: an in-memory queue that the roles connect to."""
-        return (
-            self.mode == "both"
-            and self.is_distributed
-            and isinstance(self.buffer, QueueBufferConfig | PriorityBufferConfig)
-        )
+        return self.is_launched_in_roles and isinstance(self.buffer, QueueBufferConfig | PriorityBufferConfig)
 
     @property
     def oversampling(self) -> OversamplingConfig | None:

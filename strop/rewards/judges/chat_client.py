@@ -7,7 +7,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,12 @@ class ChatCompletionsClient:
     retries: int
     backoff_seconds: float
     """First wait between attempts, which doubles each time; the endpoint's `Retry-After` takes precedence."""
+    owner: str = "The judge"
+    """Name of the model in messages."""
+    keys: str = "`url`, `model` and `api_key_env` under reward.judges"
+    """Keys of the run file to correct, for messages."""
+    on_wait: Callable[[str], None] | None = None
+    """Called with a message before each wait; None for no message."""
 
     def check(self) -> None:
         """Raises RewardError if the endpoint does not respond or rejects the key. Free of charge."""
@@ -62,7 +68,7 @@ class ChatCompletionsClient:
             retry_after = None
             try:
                 with self._open("/chat/completions", json.dumps(body).encode()) as response:
-                    return _parse_reply(response.read())
+                    return self._parse_reply(response.read())
             except urllib.error.HTTPError as error:
                 with error:
                     cause = _describe(error)
@@ -74,7 +80,13 @@ class ChatCompletionsClient:
             except (OSError, http.client.HTTPException) as error:
                 cause = _reason(error)
             if attempt < self.retries:
-                time.sleep(retry_wait_seconds(attempt, self.backoff_seconds, retry_after))
+                seconds = retry_wait_seconds(attempt, self.backoff_seconds, retry_after)
+                if self.on_wait is not None:
+                    self.on_wait(
+                        f"{self.owner} at {self.url} does not answer ({cause}); attempt {attempt + 2} of "
+                        f"{self.retries + 1} in {seconds:.0f} s"
+                    )
+                time.sleep(seconds)
         raise self._fatal_error(f"did not respond in {self.retries + 1} attempts; the last one: {cause}")
 
     def _open(self, path: str, data: bytes | None) -> http.client.HTTPResponse:
@@ -85,24 +97,22 @@ class ChatCompletionsClient:
         response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self.timeout_seconds)
         return response
 
+    def _parse_reply(self, content: bytes) -> JudgeReply:
+        try:
+            reply = json.loads(content)
+            text = reply["choices"][0]["message"]["content"]
+            tokens = (reply.get("usage") or {}).get("total_tokens")
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise RewardError(
+                f"{self.owner}'s endpoint does not speak OpenAI's protocol: its reply was {_quoted(content)}."
+            ) from error
+        return JudgeReply(text or "", tokens)
+
     def _fatal_error(self, what: str) -> RewardError:
         return RewardError(
-            f"The judge at {self.url} {what}. Start it, or correct `url`, `model` and `api_key_env` under "
-            "reward.judges. The replies so far are stored, and the same command continues from the last "
-            "checkpoint."
+            f"{self.owner} at {self.url} {what}. Start it, or correct {self.keys}. The replies so far are stored, and "
+            "the same command continues from the last checkpoint."
         )
-
-
-def _parse_reply(content: bytes) -> JudgeReply:
-    try:
-        reply = json.loads(content)
-        text = reply["choices"][0]["message"]["content"]
-        tokens = (reply.get("usage") or {}).get("total_tokens")
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise RewardError(
-            f"The judge's endpoint does not speak OpenAI's protocol: its reply was {_quoted(content)}."
-        ) from error
-    return JudgeReply(text or "", tokens)
 
 
 def _describe(error: urllib.error.HTTPError) -> str:

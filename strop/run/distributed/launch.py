@@ -30,6 +30,7 @@ from strop.run.distributed.local_role import LocalRoleProcess
 from strop.run.distributed.ray_cluster import open_ray_roles
 from strop.run.distributed.role import RoleEntry, RoleName, RoleSpec, print_line
 from strop.run.distributed.supervisor import RoleSupervisor
+from strop.run.entry.prepare_data import prepare_data
 from strop.run.state.explorer_state import ExplorerState
 from strop.run.state.resume import find_start
 from strop.runs.folder import RunFolder
@@ -63,6 +64,7 @@ def launch(
     for note in find_start(run, folder).notes:
         print_line("run", note)
     folder.create()
+    prepare_data(run, reward, stop)
     if ExplorerState.load(folder.explorer) is None:
         _clear_run(loaded, folder)
     elif run.has_buffer_process:

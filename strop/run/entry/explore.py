@@ -21,6 +21,7 @@ from strop.run.distributed.rendezvous import describe_rendezvous, rendezvous
 from strop.run.drivers.continuous_explorer import ContinuousExplorer
 from strop.run.drivers.explorer_loop import StepwiseExplorer, explore_to_end
 from strop.run.drivers.explorer_progress import ExplorerProgress, TrainerEnded
+from strop.run.entry.prepare_data import prepare_data
 from strop.run.recording.recorder import Recorder
 from strop.run.rollout.collector import Collector, GroupSettings
 from strop.run.rollout.explorer import Explorer
@@ -63,6 +64,8 @@ def explore(
     own = folder.explorer
     find_start(run, own)  # only for its checks: an explorer has no checkpoints
     own.create()
+    if not run.is_launched_in_roles:
+        prepare_data(run, reward, stop)
     tokenizer = load_run_tokenizer(run)
     tasks = load_tasks(run, tokenizer)
     horizon = compute_horizon(run, tasks.train.steps_per_epoch(run.tasks_sampled_per_step))

@@ -20,6 +20,7 @@ from strop.rewards.known_sources import require_known_sources
 from strop.run.drivers.callbacks import CallbackList
 from strop.run.drivers.offline_policy import require_eval_data
 from strop.run.drivers.train_loop import TrainLoop, TrainSetup
+from strop.run.entry.prepare_data import prepare_data
 from strop.run.entry.train_setup import (
     open_distributed_setup,
     open_offline_setup,
@@ -75,6 +76,8 @@ def train(
     folder = RunFolder.of(run)
     start = find_start(run, folder)
     folder.create()
+    if not run.is_launched_in_roles:
+        prepare_data(run, reward, stop)
     tokenizer = load_run_tokenizer(run)
     with _open_setup(run, tokenizer, reward, start, folder, stop) as setup:
         with reporting_write_errors(folder.path):

@@ -36,6 +36,7 @@ from strop.run.optimize.policy_optimizer import PolicyOptimizer
 from strop.run.optimize.rollout_updater import RolloutUpdater
 from strop.run.optimize.second_models import SecondModels, open_second_models
 from strop.run.optimize.teachers import check_vocabularies, require_teachers
+from strop.run.prepared_data import data_notes, train_section
 from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.collector import Collector
 from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
@@ -125,7 +126,7 @@ def open_offline_setup(
     data, trainer = run.data, run.trainer
     assert not isinstance(data.order, CurriculumOrderConfig)
     train = load_offline_dataset(
-        data.train,
+        train_section(run),
         data,
         tokenizer,
         name="train",
@@ -159,7 +160,7 @@ def open_offline_setup(
             publisher=None,
             evaluate=lambda step: policy.evaluate(run, held_out, step=step),
             stop=stop,
-            notes=(*map(str, datasets), *(policy.policy.notes if policy.policy else ())),
+            notes=(*data_notes(run), *map(str, datasets), *(policy.policy.notes if policy.policy else ())),
         )
 
 

@@ -111,15 +111,19 @@ class Explorer:
         purpose: str,
         step: int,
         first: int = 0,
+        numbers: Sequence[int] | None = None,
     ) -> ExplorationResult:
         """Sample and score groups, in the order of the tasks.
 
-        Group numbers begin with `first`, for a step that is sampled by several calls. Raises `Interrupted` if
-        a stop was requested; unfinished rollouts are dropped.
+        Group numbers, on which the seeds depend, begin with `first`, for a step that is sampled by several calls, or
+        are `numbers`. Raises `Interrupted` if a stop was requested; unfinished rollouts are dropped.
         """
         manager = self._rewards.get(purpose, self._rewards["train"])
         started = time.perf_counter()
-        groups, sampled = self._run_groups(tasks, rollouts_per_task, sampling, purpose, step, first, manager)
+        numbers = range(first, first + len(tasks)) if numbers is None else numbers
+        groups, sampled = self._run_groups(
+            tasks, rollouts_per_task, sampling, purpose, step, numbers, manager
+        )
         self._stop.check()
         return ExplorationResult(groups, sampled - started, time.perf_counter() - sampled)
 
@@ -134,7 +138,8 @@ class Explorer:
         first: int = 0,
     ) -> list[RolloutGroup]:
         """Groups without scores. Raises `Interrupted` like `run`."""
-        return self._run_groups(tasks, rollouts_per_task, sampling, purpose, step, first, None)[0]
+        numbers = range(first, first + len(tasks))
+        return self._run_groups(tasks, rollouts_per_task, sampling, purpose, step, numbers, None)[0]
 
     def start_group(
         self,
@@ -166,7 +171,7 @@ class Explorer:
         sampling: SamplingParams,
         purpose: str,
         step: int,
-        first: int,
+        numbers: Sequence[int],
         manager: RewardManager | None,
     ) -> tuple[list[RolloutGroup], float]:
         """The groups, and the time at which the last rollout was sampled."""
@@ -182,13 +187,13 @@ class Explorer:
             rollouts = await gather_or_cancel(
                 [
                     one(task, number, index)
-                    for number, task in enumerate(tasks, start=first)
+                    for number, task in zip(numbers, tasks, strict=True)
                     for index in range(rollouts_per_task)
                 ]
             )
             groups = [
                 RolloutGroup(
-                    group_id(purpose, step, first + place),
+                    group_id(purpose, step, numbers[place]),
                     task,
                     tuple(rollouts[place * rollouts_per_task : (place + 1) * rollouts_per_task]),
                 )

@@ -10,6 +10,7 @@ from strop.config.schema import Run
 from strop.config.schema.data import EvalTasksetConfig
 from strop.data.offline_dataset import OfflineDataset, load_offline_dataset
 from strop.data.taskset import TaskSet, load_taskset
+from strop.run.prepared_data import data_notes, train_section
 from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.task_queue import TaskQueue
 from strop.types import RolloutGroup, Task
@@ -66,11 +67,13 @@ class RunTasks:
     eval: EvalTasksets
     auxiliary: Mapping[str, OfflineDataset]
     """Demonstrations that are trained on before or together with rollouts, by name."""
+    pipeline_notes: tuple[str, ...] = ()
+    """Notes about the pipeline that prepared the training tasks."""
 
     def notes(self) -> tuple[str, ...]:
         """One line per taskset: its number of tasks, and how many were filtered or truncated."""
         others = (*self.auxiliary.values(), *(taskset for _, taskset in self.eval))
-        return tuple(map(str, (self.train, *others)))
+        return (*self.pipeline_notes, *map(str, (self.train, *others)))
 
 
 def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunTasks:
@@ -80,7 +83,13 @@ def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunTasks:
     train: TrainTaskSource
     if data.queue is None:
         train = load_taskset(
-            data.train, data, tokenizer, seed=run.seed, shuffle=data.shuffle, order=data.order, images=images
+            train_section(run),
+            data,
+            tokenizer,
+            seed=run.seed,
+            shuffle=data.shuffle,
+            order=data.order,
+            images=images,
         )
     else:
         train = TaskQueue(run, data.queue, tokenizer, images)
@@ -90,7 +99,7 @@ def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunTasks:
         )
         for section in data.demonstrations
     }
-    return RunTasks(train, load_eval_tasks(run, tokenizer, data.eval), auxiliary)
+    return RunTasks(train, load_eval_tasks(run, tokenizer, data.eval), auxiliary, data_notes(run))
 
 
 def load_eval_tasks(

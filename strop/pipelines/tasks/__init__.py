@@ -1,0 +1,1 @@
+"""Pipelines of task operators, which filter, change, choose and order the rows of a dataset before a run."""

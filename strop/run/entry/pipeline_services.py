@@ -1,0 +1,215 @@
+"""Services of a run for task operators: its tokenizer, inference engine, workflow and reward."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strop.config.effective_reward import effective_reward
+from strop.config.schema import Run
+from strop.config.schema.language_model import EngineModelConfig
+from strop.config.schema.task_filters import PassRateConfig
+from strop.pipelines.tasks.parts import ROW_ID
+from strop.pipelines.tasks.protocol import Rewards, RowNumbers
+from strop.seeds import derive_seed
+from strop.types import IntArray, RolloutGroup, SampleRequest, SamplingParams
+from strop.workers.signals import StopSignal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from strop.protocols import InferenceEngine
+    from strop.run.rollout.explorer import Explorer
+
+_STEP = 0
+
+
+class RunServices:
+    """Services of one run. Engines start when an operator needs them, one at a time, and end with the context.
+
+    Torch is imported by the first operator that needs a model.
+    """
+
+    def __init__(self, run: Run, reward: Callable[..., Any] | None, stop: StopSignal) -> None:
+        self._run = run
+        self._reward = reward
+        self._stop = stop
+        self._opened = ExitStack()
+        self._open_key: tuple[str, str | None] | None = None
+        self._open: Any = None
+
+    def __enter__(self) -> RunServices:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def count_tokens(self, texts: Sequence[str]) -> RowNumbers:
+        """[texts] The number of tokens of each text."""
+        encoded = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return np.array([len(ids) for ids in encoded], np.int64)
+
+    def model_fingerprint(self, path: str | None) -> str:
+        """Identity of the weights of a model."""
+        from strop.models.fingerprint import model_fingerprint
+
+        return model_fingerprint(path or self._run.model.path)
+
+    def rollout_fingerprint(self) -> str:
+        """Identity of workflow, reward and prompt encoding, which decide the rewards of a task."""
+        run = self._run
+        source = ("path", "split", "subset", "table", "generator", "limit_tasks")
+        content = {
+            "data": run.data.model_dump(mode="json", include={*_ENCODING}),
+            "train": run.data.train.model_dump(mode="json", exclude={*source}),
+            "reward": effective_reward(run).model_dump(mode="json"),
+            "files": [_code_digest(part.function) for part in effective_reward(run).functions],
+            "workflow": run.rollout.workflow.model_dump(mode="json"),
+            "sampling": run.rollout.sampling.model_dump(mode="json"),
+            "seed": run.seed,
+            "python": None if self._reward is None else getattr(self._reward, "__qualname__", "reward"),
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def complete(self, model: EngineModelConfig, prompts: Sequence[str], seed: int) -> list[str]:
+        """The reply of a model to each prompt."""
+        tokenizer, engine = self._engine(model.path)
+        sampling = SamplingParams(temperature=model.temperature, max_tokens=model.max_tokens)
+        requests = [
+            SampleRequest(
+                f"pipeline-{number}",
+                _chat_ids(tokenizer, prompt),
+                sampling,
+                derive_seed(seed, "pipeline", prompt),
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        completions = asyncio.run(engine.sample(requests))
+        self._stop.check()
+        return [str(tokenizer.decode(each.token_ids, skip_special_tokens=True)) for each in completions]
+
+    def rewards(self, section: PassRateConfig, table: pa.Table, numbers: Sequence[int]) -> list[Rewards]:
+        """The rewards of answers to each row."""
+        from strop.data.taskset import load_taskset
+        from strop.run.prompt_images import load_prompt_images
+        from strop.run.rollout.sampling import sampling_params
+
+        run = self._run_with(section.model)
+        explorer = self._explorer(section.model)
+        with TemporaryDirectory(prefix="strop-") as folder:
+            file = Path(folder) / "rows.parquet"
+            pq.write_table(table.drop_columns([ROW_ID]) if ROW_ID in table.column_names else table, file)
+            source = dict.fromkeys(("split", "subset", "table", "generator", "limit_tasks"))
+            train = run.data.train.model_copy(update={"path": str(file), **source})
+            data = (
+                run.data
+                if run.data.overlong != "error"
+                else run.data.model_copy(update={"overlong": "filter"})
+            )
+            images = load_prompt_images(run, self._tokenizer)
+            tasks = load_taskset(
+                train, data, self._tokenizer, seed=run.seed, shuffle=False, images=images
+            ).all_tasks()
+        rows = [int(task.id.rpartition(":")[2]) for task in tasks]
+        sampling = sampling_params(run.rollout.sampling, run.data.max_response_tokens)
+        from dataclasses import replace
+
+        explored = explorer.run(
+            tasks,
+            section.rollouts_per_task,
+            replace(sampling, temperature=section.temperature),
+            purpose="train",
+            step=_STEP,
+            numbers=[numbers[row] for row in rows],
+        )
+        found = dict(zip(rows, map(_rewards, explored.groups), strict=True))
+        too_long = Rewards(
+            (), fault=f"its prompt has more than data.max_prompt_tokens {run.data.max_prompt_tokens}"
+        )
+        return [found.get(row, too_long) for row in range(table.num_rows)]
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        from strop.run.tokenizer import load_run_tokenizer
+
+        return load_run_tokenizer(self._run)
+
+    def _run_with(self, path: str | None) -> Run:
+        if path is None:
+            return self._run
+        model = self._run.model.model_copy(update={"path": path, "lora": None})
+        return self._run.model_copy(update={"model": model})
+
+    def _explorer(self, path: str | None) -> Explorer:
+        """An explorer with the run's workflow and reward, on an engine that loads the model."""
+        from strop.run.rollout.rollout_services import reward_sources
+        from strop.run.rollout.server_explorer import open_server_explorer
+
+        if self._open_key != ("explorer", path):
+            self._close()
+            run = self._run_with(path)
+            opened = open_server_explorer(run, self._tokenizer, reward_sources(run, self._reward), self._stop)
+            self._open = self._opened.enter_context(opened)
+            self._open_key = ("explorer", path)
+        return self._open
+
+    def _engine(self, path: str | None) -> tuple[PreTrainedTokenizerBase, InferenceEngine]:
+        """An engine that loads a model, and the model's tokenizer."""
+        from strop.run.rollout.inference_engines import open_separate_engine
+        from strop.run.tokenizer import load_run_tokenizer
+
+        if self._open_key != ("engine", path):
+            self._close()
+            run = self._run_with(path)
+            tokenizer = load_run_tokenizer(run)
+            self._open = (tokenizer, self._opened.enter_context(open_separate_engine(run, tokenizer)))
+            self._open_key = ("engine", path)
+        return self._open
+
+    def _close(self) -> None:
+        self._opened.close()
+        self._opened = ExitStack()
+
+
+_ENCODING = (
+    "max_prompt_tokens",
+    "max_response_tokens",
+    "overlong",
+    "chat_template",
+    "chat_template_args",
+    "images",
+)
+
+
+def _rewards(group: RolloutGroup) -> Rewards:
+    scored = tuple(float(rollout.reward) for rollout in group.rollouts if rollout.reward is not None)
+    return Rewards(scored, len(group.rollouts) - len(scored))
+
+
+def _chat_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> IntArray:
+    """[P] A prompt as one user message, or as plain text for a tokenizer without a chat template."""
+    if tokenizer.chat_template is None:
+        return np.array(tokenizer(prompt)["input_ids"], np.int32)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+    )
+    return np.array(tokenizer(str(text), add_special_tokens=False)["input_ids"], np.int32)
+
+
+def _code_digest(function: str) -> str:
+    """Hash of the file of a user's reward function; the name for others."""
+    file = Path(function.rpartition(":")[0]).expanduser()
+    if file.suffix != ".py" or not file.is_file():
+        return function
+    return hashlib.sha256(file.read_bytes()).hexdigest()
