@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from strop.config.load import vllm_arguments
 from strop.config.load.loader import load_values
 from strop.config.load.preflight import missing_files
 
@@ -72,3 +74,37 @@ def test_an_engine_that_is_not_installed(
     (fault,) = faults(tmp_path, rollout={"engine": engine})
     assert f"rollout.engine.type: {name} is not installed: pip install 'strop[{engine}]'" in fault
     assert faults(tmp_path, rollout={"engine": "auto"}) == []
+
+
+VLLM_ARGUMENTS = """
+class Other:
+    wrong: int = 0
+
+
+@dataclass
+class EngineArgs:
+    block_size: int | None = None
+
+
+@dataclass
+class AsyncEngineArgs(EngineArgs):
+    newer_option: bool = False
+"""
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_names_that_vllms_class_of_arguments_does_not_have(tmp_path, monkeypatch, installed: bool) -> None:
+    """The installed vLLM decides, which is read and not imported; without one, the names of a recorded version."""
+    source = tmp_path / "vllm" / "engine" / "arg_utils.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(VLLM_ARGUMENTS)
+    spec = SimpleNamespace(origin=str(source.parents[1] / "__init__.py")) if installed else None
+    monkeypatch.setattr(vllm_arguments, "find_spec", lambda name: spec)
+    vllm_arguments.vllm_argument_names.cache_clear()
+    names = {"block_sise": 32, "newer_option": True, "wrong": 1}
+    found = faults(tmp_path, rollout={"engine": {"type": "vllm", "engine_kwargs": names}})
+    vllm_arguments.vllm_argument_names.cache_clear()
+    said = [fault for fault in found if "engine_kwargs" in fault]
+    version = "the installed vLLM" if installed else "vLLM 0.32.0"
+    assert len(said) == (2 if installed else 3) and all(version in fault for fault in said)
+    assert "rollout.engine.engine_kwargs.block_sise" in said[0] and "did you mean 'block_size'?" in said[0]

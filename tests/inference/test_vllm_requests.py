@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen2Config
 
+from strop.config.schema.data import ImagesConfig
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
-from strop.errors import ConfigError, InferenceError
-from strop.inference.vllm.arguments import add_engine_kwargs, engine_arguments, vision_arguments
+from strop.errors import ConfigError, InferenceError, ModelError
+from strop.inference.serving.images import request_images
+from strop.inference.vllm.arguments import (
+    add_engine_kwargs,
+    engine_arguments,
+    size_cache_on_cpu,
+    vision_arguments,
+)
 from strop.inference.vllm.library import VllmLibrary
 from strop.inference.vllm.requests import check_temperature, to_completion, to_vllm
+from strop.models.loading import load_config
+from strop.models.vision.tiny import make_vision_model
 from strop.types import SampleRequest, SamplingParams
 
 LIBRARY = VllmLibrary(
@@ -79,6 +91,49 @@ def test_the_cpu_build_computes_each_prompt_in_one_pass(monkeypatch: pytest.Monk
         arguments(max_num_batched_tokens=511, max_model_len=512)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert "enable_chunked_prefill" not in arguments(max_num_batched_tokens=64, max_model_len=512)
+
+
+def test_the_cpu_build_reserves_a_cache_for_the_runs_sequences(monkeypatch: pytest.MonkeyPatch):
+    """Two layers with two heads of 32 values each; blocks of 128 tokens, of which one is vLLM's own."""
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    config = Qwen2Config(
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=128, head_dim=32
+    )
+
+    def size(devices: int = 1, **section: Any) -> Any:
+        passed = arguments(**section)
+        size_cache_on_cpu(passed, config, devices)
+        assert "gpu_memory_utilization" not in passed
+        return passed.get("kv_cache_memory_bytes")
+
+    of_block = 128 * 2 * 2 * 2 * 32 * 2  # keys and values, layers, heads, values, bytes of bfloat16
+    assert size(gpu_memory_utilization=0.9, max_model_len=100, max_num_seqs=3) == 4 * of_block
+    assert size(max_model_len=129, max_num_seqs=3) == 7 * of_block
+    assert size(max_model_len=100, max_num_seqs=3, tensor_parallel=2, devices=2) == 2 * of_block
+    assert size(max_model_len=100) == 257 * of_block
+    assert size(max_model_len=65536, max_num_seqs=64) == (2 * 512 + 1) * of_block
+    assert size(max_model_len=200_000) == (1563 + 1) * of_block, "one sequence in any case"
+    assert size(engine_kwargs={"kv_cache_memory_bytes": 5}) == 5
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    assert size() is None
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_positions_of_qwen3_vl_that_serving_libraries_would_compute_otherwise_are_refused(
+    tmp_path: Path, interleaved: bool
+):
+    folder = make_vision_model(tmp_path / "m", ["a b"], family="qwen3_vl")
+    config = json.loads((folder / "config.json").read_text())
+    rope = config["text_config"]["rope_parameters"]
+    assert rope["mrope_interleaved"]
+    rope["mrope_interleaved"] = interleaved
+    (folder / "config.json").write_text(json.dumps(config))
+    model = ModelConfig(path=str(folder))
+    if interleaved:
+        assert request_images(load_config(model), model, ImagesConfig()) is not None
+        return
+    with pytest.raises(ModelError, match=r"does not say `mrope_interleaved: true`.*rollout.engine: native"):
+        request_images(load_config(model), model, ImagesConfig())
 
 
 @pytest.mark.parametrize(

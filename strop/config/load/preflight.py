@@ -13,16 +13,22 @@ from strop.config.checks.engine import fixed_weights_fault
 from strop.config.effective_reward import configured_rewards, lacks_reward
 from strop.config.load.config_tree import Source
 from strop.config.load.loader import LoadedRun
+from strop.config.load.vllm_arguments import vllm_argument_names
 from strop.config.paths import existing_path, gguf_file, is_local
 from strop.config.plan.machine import described_machine
 from strop.config.schema import Run
 from strop.config.schema.algorithm import CustomConfig, DpoConfig, PpoConfig, SftConfig
 from strop.config.schema.data import GENERATORS, TasksetConfig, is_template
 from strop.config.schema.distillation import TeacherConfig
-from strop.config.schema.inference_engine import InferenceEngineConfig, ServerConnectionConfig
+from strop.config.schema.inference_engine import (
+    InferenceEngineConfig,
+    ServerConnectionConfig,
+    VllmEngineConfig,
+)
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.tracking import TRACKING_SERVICES
 from strop.config.schema.workflow import WorkflowConfig
+from strop.config.suggest import did_you_mean
 from strop.errors import ConfigError
 
 NO_REWARD = (
@@ -94,12 +100,26 @@ def missing_files(loaded: LoadedRun) -> list[str]:
     if (fault := fixed_weights_fault(run)) is not None:
         faults.append(f"{_at('rollout.engine.type', sources)}: {fault}.")
     faults += _server_key(run.rollout.engine, sources)
+    faults += _unknown_arguments(run.rollout.engine, sources)
     parent = next(folder for folder in (run.folder_path, *run.folder_path.parents) if existing_path(folder))
     if not os.access(parent, os.W_OK | os.X_OK):
         faults.append(
             f"{_at('output', sources)}: {run.folder_path} cannot be created, because {parent} is not writable."
         )
     return faults
+
+
+def _unknown_arguments(engine: InferenceEngineConfig, sources: Mapping[str, Source]) -> list[str]:
+    """Return the names in `engine_kwargs` that vLLM does not have."""
+    if not isinstance(engine, VllmEngineConfig) or not engine.engine_kwargs:
+        return []
+    known, version = vllm_argument_names()
+    return [
+        f"{_at('rollout.engine.engine_kwargs', sources)}.{name}: not an argument of AsyncEngineArgs in {version}"
+        f"{did_you_mean(name, known) or '.'} Remove it, or write one of its names."
+        for name in engine.engine_kwargs
+        if name not in known
+    ]
 
 
 def _server_key(engine: InferenceEngineConfig, sources: Mapping[str, Source]) -> list[str]:

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 from strop.config.image_families import GRID_FAMILIES
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.model import ModelConfig
-from strop.errors import InferenceError
+from strop.errors import InferenceError, ModelError
 from strop.models.vision.image_processor import GridImageProcessor
 from strop.models.vision.model_images import ModelImages
 from strop.types import SampleRequest
@@ -31,7 +31,25 @@ def request_images(
     config: PretrainedConfig, model: ModelConfig, limits: ImagesConfig
 ) -> RequestImages | None:
     """Images for the model of a section; None for a model whose images are not served."""
-    return RequestImages(ModelImages(model, limits)) if serves_images(config) else None
+    if not serves_images(config):
+        return None
+    _check_positions(config, model)
+    return RequestImages(ModelImages(model, limits))
+
+
+def _check_positions(config: PretrainedConfig, model: ModelConfig) -> None:
+    """Raise `ModelError` for Qwen3-VL's positions in the order of its predecessors.
+
+    transformers interleaves the parts of Qwen3-VL's positions always, a serving library only as config.json says: the
+    engine would sample from another model than the one that is trained.
+    """
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if config.model_type == "qwen3_vl" and not rope.get("mrope_interleaved"):
+        raise ModelError(
+            f"{model.path}/config.json does not say `mrope_interleaved: true` in text_config.rope_parameters (in "
+            "older files text_config.rope_scaling). Serving libraries would compute other positions than the trainer. "
+            "Add it to the file, or write `rollout.engine: native`."
+        )
 
 
 class RequestImages:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 
+from strop.config.plan.memory import BYTES
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import ConfigError
@@ -35,6 +38,12 @@ _BY_FIELD = {
     "seed": "seed",
 }
 """vLLM's name of each option of the section; an option without a value is not passed."""
+_CPU_BLOCK_TOKENS = 128
+"""Tokens of a block of the KV cache in the CPU build."""
+_CPU_SEQUENCES = 256
+"""Sequences for which the KV cache has capacity on the CPU, where no maximum is given."""
+_CPU_CACHE_TOKENS = 131072
+"""Maximum capacity of that KV cache, in tokens, unless one sequence needs more."""
 _VISION_ARGUMENTS = ("mm_processor_kwargs", "mm_device_do_normalize")
 """Arguments that decide about the pixels of images, which must be those of training."""
 
@@ -84,6 +93,27 @@ def _prefill_whole_prompts(arguments: dict[str, Any]) -> None:
             "rollout.engine.max_model_len). vLLM's CPU build ends with an error if it splits the prompt of a seeded "
             f"request over two passes; write at least {longest}, or leave it out."
         )
+
+
+def size_cache_on_cpu(arguments: dict[str, Any], config: PretrainedConfig, devices: int) -> None:
+    """Have the CPU build reserve a KV cache for the run's sequences, unless its size is given.
+
+    By default it takes `gpu_memory_utilization`, 0.9, of the machine's memory, in which the trainer has no part, and
+    does not start while less is free.
+    """
+    arguments.pop("gpu_memory_utilization", None)
+    if arguments.get("kv_cache_memory_bytes") is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
+        return
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    kv_heads = max(1, (getattr(text, "num_key_value_heads", None) or heads) // devices)
+    of_token = 2 * text.num_hidden_layers * kv_heads * head_dim * BYTES[arguments["dtype"]]
+    blocks = -(-(arguments.get("max_model_len") or text.max_position_embeddings) // _CPU_BLOCK_TOKENS)
+    fitting = max(1, _CPU_CACHE_TOKENS // (blocks * _CPU_BLOCK_TOKENS))
+    sequences = min(arguments.get("max_num_seqs") or _CPU_SEQUENCES, fitting)
+    # One more block is the one that vLLM never gives to a sequence.
+    arguments["kv_cache_memory_bytes"] = of_token * _CPU_BLOCK_TOKENS * (blocks * sequences + 1)
 
 
 def vision_arguments(

@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
@@ -20,6 +22,7 @@ from strop.inference.vllm.arguments import (
     add_engine_kwargs,
     engine_arguments,
     loads_adapters,
+    size_cache_on_cpu,
     vision_arguments,
 )
 from strop.inference.vllm.library import VllmLibrary, import_vllm
@@ -50,6 +53,7 @@ class VllmBackend:
         self._section = section
         self._model = model
         config = load_config(model)
+        self._config = config
         self._model_type = config.model_type
         self._vocab_size = int(config.get_text_config().vocab_size)
         self._limits = limits
@@ -74,6 +78,8 @@ class VllmBackend:
         self._library = library = import_vllm()
         arguments = engine_arguments(self._section, self._model, self._image_arguments())
         arguments = add_engine_kwargs(arguments, self._section, library.engine_args)
+        if not torch.cuda.is_available():
+            size_cache_on_cpu(arguments, self._config, self._section.tensor_parallel)
         try:
             self._llm = library.engine.from_engine_args(
                 library.engine_args(**arguments), stat_loggers=[lambda config, index: self._recorder]
