@@ -99,6 +99,10 @@ class ImageProcessor(Protocol):
         """Number of pad tokens among them."""
         ...
 
+    def write_images(self, text: str) -> str:
+        """Rendered messages with one pad token per image; chat templates of some families do not write it."""
+        ...
+
     def expand(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
         """Replace each image's one pad token by its tokens. Raises `DataError` if their numbers differ."""
         ...

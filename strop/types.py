@@ -409,7 +409,7 @@ class VisionInputs:
     grid: torch.Tensor | None = None
     """[images, 3] int64 Number of patches in time, height and width of each image; None for tiles."""
     pixel_mask: torch.Tensor | None = None
-    """[tiles, height, width] 0 for padding; None for patches."""
+    """[tiles, height, width] 0 for padding; None for patches, and for tiles without padding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from strop.models.tiny import make_model
 from strop.protocols import ImageProcessor
 from strop.types import Completion, ImageReference, IntArray, SampleRequest, SamplingParams, TrainingBatch
 from tests.models.models import experience
-from tests.models.vision.images import FAMILIES, image, prompt, tokenizer_of
+from tests.models.vision.images import FAMILIES, image, prompt, tokenizer_of, transformers_inputs
 from tests.models.vision.test_packed_images import loaded, processor_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -55,16 +55,7 @@ def generated(
 ) -> list[int]:
     """Greedy completion by transformers."""
     tokens = torch.from_numpy(ids)[None].long()
-    inputs = {}
-    if media:
-        pixels = processor.process(media)
-        if pixels.grid is not None:
-            inputs = {"pixel_values": pixels.pixel_values, "image_grid_thw": pixels.grid}
-            inputs["mm_token_type_ids"] = (tokens == processor.image_token_id).int()
-        else:
-            assert pixels.pixel_mask is not None
-            inputs = {"pixel_values": pixels.pixel_values[None]}
-            inputs["pixel_attention_mask"] = pixels.pixel_mask[None].bool()
+    inputs = transformers_inputs(model.config.model_type, processor, tokens, media)
     output = model.generate(  # type: ignore[operator]
         input_ids=tokens,
         attention_mask=torch.ones_like(tokens),

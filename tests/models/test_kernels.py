@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,13 +24,17 @@ def dense(
     lengths: Sequence[int],
     prefix_of: Sequence[int],
     options: AttentionOptions,
+    images: npt.NDArray[np.bool_],
 ) -> Tensor:
+    image = torch.from_numpy(images)
+    number = (~image).cumsum(0)
+    same_image = image[:, None] & image & (number[:, None] == number)
     bounds = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     sees = torch.zeros(len(query), len(query), dtype=torch.bool)
     position = torch.zeros(len(query), dtype=torch.long)
     for segment, length in enumerate(lengths):
         own = slice(bounds[segment], bounds[segment + 1])
-        sees[own, own] = torch.ones(length, length).tril().bool()
+        sees[own, own] = torch.ones(length, length).tril().bool() | same_image[own, own]
         above, prefix = 0, prefix_of[segment]
         while prefix >= 0:
             sees[own, bounds[prefix] : bounds[prefix + 1]] = True
@@ -61,6 +67,7 @@ def some_segments(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     block_scores=st.sampled_from([16, 200, 2**19]),
     shared=st.sampled_from([1, 3]),
     together=st.sampled_from([0, 4, 64]),
+    text_every=st.sampled_from([1, 1, 3, 5, 100]),
 )
 def test_equals_a_dense_softmax(
     segments: tuple[list[int], list[int]],
@@ -69,7 +76,9 @@ def test_equals_a_dense_softmax(
     block_scores: int,
     shared: int,
     together: int,
+    text_every: int,
 ) -> None:
+    """Every token is text, or every n-th one with an image before it."""
     lengths, prefix_of = segments
     options = AttentionOptions(scale=0.4, window=window, softcap=softcap)
     bounds = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
@@ -77,18 +86,29 @@ def test_equals_a_dense_softmax(
     query = torch.randn(bounds[-1], 2 * shared, 4, dtype=torch.float64, requires_grad=True)
     key = torch.randn(bounds[-1], 2, 4, dtype=torch.float64, requires_grad=True)
     value = torch.randn(bounds[-1], 2, 6, dtype=torch.float64, requires_grad=True)
-    expected = dense(query, key, value, lengths, prefix_of, options)
+    images = np.arange(bounds[-1]) % text_every != 0
+    expected = dense(query, key, value, lengths, prefix_of, options, images)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "SCORES_PER_BLOCK", {"cpu": block_scores})
         patch.setattr(kernels, "MIN_ROWS_PER_BLOCK", 2)
         patch.setattr(layout, "ALWAYS_MERGE_TOKENS", together)
-        result = attention(query, key, value, plan_layout(bounds, prefix_of), options)
+        result = attention(query, key, value, plan_layout(bounds, prefix_of, "cpu", images), options)
         weights = torch.randn_like(expected)
         ours = torch.autograd.grad(result, (query, key, value), weights)
     theirs = torch.autograd.grad(expected, (query, key, value), weights)
     torch.testing.assert_close(result, expected)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_a_segment_with_an_image_may_be_padded_beyond_the_window() -> None:
+    query = torch.randn(9, 1, 4, requires_grad=True)
+    images = np.arange(9) == 8
+    result = attention(
+        query, query, query, plan_layout([0, 8, 9], [-1, -1], "cpu", images), AttentionOptions(1, window=3)
+    )
+    (gradient,) = torch.autograd.grad(result.sum(), query)
+    assert gradient.isfinite().all()
 
 
 def test_adjacent_segments_of_equal_length_make_one_run() -> None:

@@ -31,6 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "frozen tower": ("qwen2_5_vl", {"freeze_vision": True}),
     "adapter in the tower": ("qwen2_vl", {"lora": {"rank": 4, "alpha": 8, "exclude": []}}),
     "tiles": ("smolvlm", {}),
+    "images that see all of themselves": ("gemma3", {}),
 }
 
 

@@ -242,7 +242,7 @@ class PromptEncoder:
                 tokenize=False,
                 **{**self._args, **args},
             )
-        return str(text)
+        return self._write_images(str(text))
 
     def render_marked(
         self,
@@ -265,7 +265,14 @@ class PromptEncoder:
                 **options,
             )
         (text,), (spans,) = rendered
-        return text, spans
+
+        def moved(end: int) -> int:
+            return len(self._write_images(text[:end]))
+
+        return self._write_images(text), [(moved(start), moved(end)) for start, end in spans]
+
+    def _write_images(self, text: str) -> str:
+        return text if self._images is None else self._images.write_images(text)
 
     def _render_probe(self, messages: Sequence[Message]) -> str:
         """The rendered messages; empty for a template that refuses them."""

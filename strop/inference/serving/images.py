@@ -22,7 +22,8 @@ _KEPT = 256
 def serves_images(config: PretrainedConfig) -> bool:
     """Whether serving libraries get a model's images from Strop.
 
-    They scale the tiles of the other families with another filter than the model's processor in training.
+    They scale the tiles of Idefics 3 and SmolVLM with another filter than the model's processor in training; Gemma 3
+    and InternVL have not been tried.
     """
     return config.model_type in GRID_FAMILIES
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ from strop.models.family_traits import check_rope_limit, rope_token_limit
 from strop.models.packed_attention.kernels import AttentionOptions, attention
 from strop.models.packed_attention.layout import SegmentLayout, plan_layout
 from strop.models.packed_attention.sequence_parallel import SequenceGroup, sequence_group, set_sequence_group
-from strop.models.vision.embedding import embed_images
+from strop.models.vision.embedding import decoder_mask, embed_images, sees_whole_images
 from strop.types import MicroBatch
 
 PACKED_ATTENTION = "strop_packed"
@@ -64,7 +66,9 @@ def packed_outputs(
             inputs,
             positions,
             router_logits=router_logits,
-            strop_layout=plan_layout(bounds, prefix_of, micro_batch.token_ids.device),
+            strop_layout=plan_layout(
+                bounds, prefix_of, micro_batch.token_ids.device, _whole_images(base, micro_batch, bounds[-1])
+            ),
             strop_sequence_group=group,
         )
         if group is not None:
@@ -142,6 +146,16 @@ def _decoder_inputs(
     if images is None:
         return {"input_ids": token_ids}
     return embed_images(base, token_ids, arrange(images.is_image), images.load())
+
+
+def _whole_images(
+    base: PreTrainedModel, micro_batch: MicroBatch, tokens: int
+) -> npt.NDArray[np.bool_] | None:
+    """[tokens] Pad tokens of images, if each attends to all tokens of its image."""
+    if micro_batch.images is None or not sees_whole_images(base.config):
+        return None
+    is_image = micro_batch.images.is_image.cpu().numpy()
+    return np.pad(is_image, (0, tokens - len(is_image)))
 
 
 def _share_inputs(inputs: Mapping[str, Any], group: SequenceGroup) -> dict[str, Any]:
@@ -238,12 +252,18 @@ def _padded_outputs(
     positions = columns.expand(real.shape)
     if micro_batch.position_ids.dim() > 1:
         positions = pad(micro_batch.position_ids)
+    inputs, mask = _decoder_inputs(base, micro_batch, pad), real.long()
+    if micro_batch.images is not None:
+        mask = decoder_mask(
+            base,
+            inputs,
+            mask,
+            pad(micro_batch.images.is_image),
+            position_ids=positions,
+            past_key_values=None,
+        )
     hidden, logits = _decoder_outputs(
-        base,
-        _decoder_inputs(base, micro_batch, pad),
-        positions,
-        router_logits=router_logits,
-        attention_mask=real.long(),
+        base, inputs, positions, router_logits=router_logits, attention_mask=mask
     )
     return hidden[real], tuple(each[real.flatten()] for each in logits)
 

@@ -16,12 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from strop.models.packed_attention.layout import SegmentLayout, SegmentRun, TokenRanges
+from strop.models.packed_attention.layout import SegmentLayout, TokenRanges, VisibleKeys
+
+Values = TypeVar("Values", Tensor, npt.NDArray[np.int64])
 
 SCORES_PER_BLOCK = {"cpu": 2**19, "cuda": 2**26}
 """Scores per block: as many as fit into a core's cache, or as keep a GPU busy."""
@@ -51,15 +55,24 @@ class _Block:
     first: int
     last: int
     ancestors: TokenRanges
+    visible: VisibleKeys | None = None
+    """What each token sees of its own segment; None for all tokens up to itself."""
 
     @property
     def ancestor_tokens(self) -> int:
         return _count(self.ancestors)
 
-    def of(self, tensor: Tensor, first: int) -> Tensor:
+    @property
+    def own_keys(self) -> int:
+        """Number of a segment's tokens that the rows see."""
+        if self.visible is None:
+            return self.last
+        return max(self.last, int(self.of(self.visible.counts, self.first, self.last).max()))
+
+    def of(self, values: Values, first: int, last: int) -> Values:
         """[m, rows, ...] View of the block's segments in [T, ...], from row `first` to `last`."""
-        tokens = tensor[self.start : self.start + self.segments * self.length]
-        return torch.unflatten(tokens, 0, (self.segments, self.length))[:, first : self.last]
+        tokens = values[self.start : self.start + self.segments * self.length]
+        return tokens.reshape(self.segments, self.length, *values.shape[1:])[:, first:last]
 
 
 def attention(
@@ -79,7 +92,7 @@ class _Attention(torch.autograd.Function):
         ctx.layout, ctx.options = layout, options
         query, key, value = map(layout.pad, (query, key, value))
         out = query.new_empty(*query.shape[:2], value.shape[-1])
-        for block in _blocks(layout.runs, query):
+        for block in _blocks(layout, query):
             p, _ = _probabilities(_rows(query, block, key.shape[1]), _keys(key, block), block, options)
             _write_rows(out, block, p @ _keys(value, block))
         return layout.unpad(out)
@@ -92,7 +105,7 @@ class _Attention(torch.autograd.Function):
         grad_query = torch.empty_like(query, memory_format=torch.contiguous_format)
         grad_key = torch.zeros_like(key, dtype=torch.float32, memory_format=torch.contiguous_format)
         grad_value = torch.zeros_like(value, dtype=torch.float32, memory_format=torch.contiguous_format)
-        for block in _blocks(layout.runs, query):
+        for block in _blocks(layout, query):
             q, g = _rows(query, block, key.shape[1]), _rows(grad, block, key.shape[1])
             keys = _keys(key, block)
             p, slope = _probabilities(q, keys, block, ctx.options)
@@ -105,10 +118,10 @@ class _Attention(torch.autograd.Function):
         return *map(layout.unpad, grads), None, None
 
 
-def _blocks(runs: tuple[SegmentRun, ...], query: Tensor) -> Iterator[_Block]:
+def _blocks(layout: SegmentLayout, query: Tensor) -> Iterator[_Block]:
     """Split runs into blocks of about `SCORES_PER_BLOCK` scores: several segments, or some rows of one."""
     budget = SCORES_PER_BLOCK[query.device.type] // query.shape[1]
-    for run in runs:
+    for run in layout.runs:
         keys = _count(run.ancestors) + run.length
         at_once = min(max(budget // (run.length * keys), 1), run.num_segments)
         rows = run.length if at_once > 1 else min(max(budget // keys, MIN_ROWS_PER_BLOCK), run.length)
@@ -116,7 +129,7 @@ def _blocks(runs: tuple[SegmentRun, ...], query: Tensor) -> Iterator[_Block]:
             start, segments = run.start + segment * run.length, min(at_once, run.num_segments - segment)
             for first in range(0, run.length, rows):
                 last = min(first + rows, run.length)
-                yield _Block(start, segments, run.length, first, last, run.ancestors)
+                yield _Block(start, segments, run.length, first, last, run.ancestors, layout.visible)
 
 
 def _count(ranges: TokenRanges) -> int:
@@ -125,19 +138,21 @@ def _count(ranges: TokenRanges) -> int:
 
 def _rows(tensor: Tensor, block: _Block, key_heads: int) -> Tensor:
     """[K, m, R r, D] A block's rows of a [T, H, D], with the heads that share a key stacked."""
-    rows = torch.unflatten(block.of(tensor, block.first), 2, (key_heads, -1))
+    rows = torch.unflatten(block.of(tensor, block.first, block.last), 2, (key_heads, -1))
     return rows.permute(2, 0, 3, 1, 4).reshape(key_heads, block.segments, -1, tensor.shape[-1])
 
 
 def _write_rows(tensor: Tensor, block: _Block, rows: Tensor) -> None:
     """The inverse of `_rows`."""
-    target = torch.unflatten(block.of(tensor, block.first), 2, (len(rows), -1)).permute(2, 0, 3, 1, 4)
+    target = torch.unflatten(block.of(tensor, block.first, block.last), 2, (len(rows), -1)).permute(
+        2, 0, 3, 1, 4
+    )
     target.copy_(rows.view(target.shape))
 
 
 def _keys(tensor: Tensor, block: _Block) -> Tensor:
     """[K, m, A + b, D] Tokens of a [T, K, D] that a block's rows see, ancestors first."""
-    own = block.of(tensor, 0).permute(2, 0, 1, 3)
+    own = block.of(tensor, 0, block.own_keys).permute(2, 0, 1, 3)
     if not block.ancestors:
         return own.contiguous()
     above = torch.cat([tensor[start:stop] for start, stop in block.ancestors]).transpose(0, 1)
@@ -147,7 +162,7 @@ def _keys(tensor: Tensor, block: _Block) -> Tensor:
 def _add_keys(total: Tensor, block: _Block, values: Tensor) -> None:
     """Add [K, m, A + b, D] to a [T, K, D], at the positions of the keys."""
     count = block.ancestor_tokens
-    block.of(total, 0).add_(values[:, :, count:].permute(1, 2, 0, 3))
+    block.of(total, 0, block.own_keys).add_(values[:, :, count:].permute(1, 2, 0, 3))
     if not count:
         return
     above = values[:, :, :count].sum(1, dtype=total.dtype).transpose(0, 1)
@@ -174,9 +189,14 @@ def _probabilities(
 
 
 def _hidden(block: _Block, window: int | None, device: torch.device) -> Tensor:
-    """[r, n] True if a row does not see one of the last n keys; it sees all keys before them."""
+    """[r, n] or [m, 1, r, n] True if a row does not see one of the last n keys; it sees all keys before them."""
     above = block.ancestor_tokens
     rows = torch.arange(above + block.first, above + block.last, device=device)[:, None]
+    if block.visible is not None:
+        keys = torch.arange(above + block.own_keys, device=device)
+        ends = above + block.of(block.visible.on_device, block.first, block.last)[:, None, :, None]
+        later = (keys >= ends) & (keys > rows)  # in the padding of a short segment a row sees at least itself
+        return later if window is None else later | (rows - keys >= window)
     if window is None or window > above + block.last - 1:
         return rows < rows.T
     keys = torch.arange(above + block.last, device=device)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,6 +37,16 @@ class SegmentRun:
 
 
 @dataclass(frozen=True, slots=True)
+class VisibleKeys:
+    """Number of tokens of its own segment that each token sees, at padded positions, on the host and the device."""
+
+    counts: npt.NDArray[np.int64]
+    """[padded T]"""
+    on_device: Tensor
+    """[padded T] int64"""
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentLayout:
     """The runs of a micro-batch, in padded positions."""
 
@@ -44,6 +55,8 @@ class SegmentLayout:
     """[T] Padded position of each token; None without padding."""
     source_tokens: Tensor | None = None
     """[padded T] Token at each padded position; in the padding, the segment's last."""
+    visible: VisibleKeys | None = None
+    """What each token sees of its own segment; None for all tokens up to itself."""
 
     def pad(self, values: Tensor) -> Tensor:
         """[padded T, ...] from [T, ...]"""
@@ -63,9 +76,15 @@ class SegmentLayout:
 
 
 def plan_layout(
-    bounds: Sequence[int], prefix_of: Sequence[int], device: torch.device | str = "cpu"
+    bounds: Sequence[int],
+    prefix_of: Sequence[int],
+    device: torch.device | str = "cpu",
+    images: npt.NDArray[np.bool_] | None = None,
 ) -> SegmentLayout:
-    """The layout of a micro-batch, from its `cu_seqlens` and `prefix_of`."""
+    """The layout of a micro-batch, from its `cu_seqlens` and `prefix_of`.
+
+    `images` [T] are the pad tokens of images, if each attends to all tokens of its image; adjacent ones are one image.
+    """
     lengths = [stop - start for start, stop in pairwise(bounds)]
     starts: list[int] = []
     ancestors: list[TokenRanges] = []
@@ -81,12 +100,32 @@ def plan_layout(
         starts += [end + i * length for i in range(count)]
         end += count * length
     if end == bounds[-1]:
-        return SegmentLayout(tuple(runs))
+        return SegmentLayout(tuple(runs), visible=_visible_keys(bounds, images, slice(None), device))
     positions = np.concatenate([start + np.arange(n) for start, n in zip(starts, lengths, strict=True)])
     tokens = np.full(end, -1)
     tokens[positions] = np.arange(len(positions))
     tokens = np.maximum.accumulate(tokens)
-    return SegmentLayout(tuple(runs), *(torch.from_numpy(x).to(device) for x in (positions, tokens)))
+    visible = _visible_keys(bounds, images, tokens, device)
+    padded, source = (torch.from_numpy(x).to(device) for x in (positions, tokens))
+    return SegmentLayout(tuple(runs), padded, source, visible)
+
+
+def _visible_keys(
+    bounds: Sequence[int],
+    images: npt.NDArray[np.bool_] | None,
+    tokens: slice | npt.NDArray[np.int64],
+    device: torch.device | str,
+) -> VisibleKeys | None:
+    """For each of the tokens: of an image, up to the image's last token; of text, up to itself."""
+    if images is None or not images.any():
+        return None
+    total = bounds[-1]
+    starts = np.repeat(bounds[:-1], np.diff(bounds))
+    is_last = ~images | np.append(~images[1:], True) | np.isin(np.arange(1, total + 1), bounds)
+    ends = np.where(is_last, np.arange(1, total + 1), total + 1)
+    ends = np.minimum.accumulate(ends[::-1])[::-1]
+    counts = (ends - starts)[tokens]
+    return VisibleKeys(counts, torch.from_numpy(np.ascontiguousarray(counts)).to(device))
 
 
 def _group_by_length(lengths: Sequence[int], prefix_of: Sequence[int]) -> Iterator[tuple[int, int]]:

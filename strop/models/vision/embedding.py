@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,6 +14,9 @@ from strop.config.image_families import IMAGE_FAMILIES
 from strop.errors import ModelError
 from strop.types import VisionInputs
 
+_PROJECTIONS = ("connector", "multi_modal_projector")
+"""Names of the projection to the decoder's width, where it is a module of its own."""
+
 
 def takes_images(config: PretrainedConfig) -> bool:
     """Whether a model is of a family for which Strop accepts images."""
@@ -22,14 +26,41 @@ def takes_images(config: PretrainedConfig) -> bool:
 def vision_tower(base: PreTrainedModel) -> nn.Module:
     """The module that encodes images; for the Qwen-VL families with its projection to the decoder's width."""
     inner = _inner_model(base)
-    tower: nn.Module = inner.visual if hasattr(inner, "visual") else inner.vision_model
+    names = ("visual", "vision_model", "vision_tower")
+    tower: nn.Module = next(getattr(inner, name) for name in names if hasattr(inner, name))
     return tower
 
 
 def vision_modules(base: PreTrainedModel) -> list[nn.Module]:
     """The tower and, where that is a module of its own, the projection after it."""
-    connector = getattr(_inner_model(base), "connector", None)
-    return [vision_tower(base), *([] if connector is None else [connector])]
+    inner = _inner_model(base)
+    return [vision_tower(base), *(getattr(inner, name) for name in _PROJECTIONS if hasattr(inner, name))]
+
+
+def sees_whole_images(config: PretrainedConfig) -> bool:
+    """Whether the tokens of an image attend to all tokens of it, also later ones (Gemma 3, arXiv 2503.19786)."""
+    return config.model_type == "gemma3"
+
+
+def decoder_mask(
+    base: PreTrainedModel, inputs: Mapping[str, Any], mask: Tensor, is_image: Tensor, **context: Any
+) -> Any:
+    """Attention mask of the decoder for padded sequences with images.
+
+    Args:
+        inputs: what `embed_images` returns.
+        mask: [n, L] 0 for padding.
+        context: `position_ids` and `past_key_values` of the decoder.
+    """
+    if not sees_whole_images(base.config):
+        return mask
+    return base.create_masks_for_generate(  # type: ignore[operator]
+        config=base.config,
+        inputs_embeds=inputs["inputs_embeds"],
+        attention_mask=mask,
+        token_type_ids=is_image.long(),
+        **context,
+    )
 
 
 def embed_images(
@@ -75,8 +106,10 @@ def _features(base: PreTrainedModel, images: VisionInputs) -> tuple[Tensor, list
         if images.grid is not None:
             found = inner.get_image_features(pixels, images.grid.to(device), return_dict=True)
             features = torch.cat(tuple(found.pooler_output))
+        elif images.pixel_mask is None:
+            found = inner.get_image_features(pixels, return_dict=True)
+            features = found.pooler_output.flatten(0, 1)
         else:
-            assert images.pixel_mask is not None
             mask = images.pixel_mask.to(device).bool()
             found = inner.get_image_features(pixels[None], mask[None], return_dict=True)
             features = found.pooler_output.flatten(0, 1)

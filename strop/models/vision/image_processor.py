@@ -5,7 +5,7 @@ The processor of a model folder is transformers' own, in its PIL version; torchv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,22 @@ from strop.config.image_families import GRID_FAMILIES, IMAGE_FAMILIES
 from strop.errors import DataError, ModelError
 from strop.models.vision.mrope import mrope_positions
 from strop.models.vision.pixels import ProcessedImages, concatenate_inputs, decode_image
+from strop.models.vision.tiles import (
+    GemmaImageProcessor,
+    IdeficsImageProcessor,
+    InternImageProcessor,
+    TileImageProcessor,
+    replace_pads,
+)
 from strop.protocols import ImageProcessor
 from strop.types import ImageReference, IntArray, VisionInputs
 
-_TILE_START = "<fake_token_around_image>"
-"""Token before each tile of Idefics 3 and SmolVLM, and after the last."""
+_TILE_PROCESSORS: Mapping[str, type[TileImageProcessor]] = {
+    "gemma3": GemmaImageProcessor,
+    "idefics3": IdeficsImageProcessor,
+    "internvl": InternImageProcessor,
+    "smolvlm": IdeficsImageProcessor,
+}
 
 
 def load_image_processor(
@@ -62,7 +73,7 @@ def load_image_processor(
             f"data.images.min_pixels and max_pixels: {config.model_type} models scale every image to a size of their "
             f"own. Remove them; the size is in {model_path}/preprocessor_config.json."
         )
-    return TileImageProcessor(config, processor, tokenizer)
+    return _TILE_PROCESSORS[config.model_type](config, processor, tokenizer)
 
 
 class GridImageProcessor:
@@ -88,10 +99,14 @@ class GridImageProcessor:
         """Number of pad tokens among them: all."""
         return self.token_count(width, height)
 
+    def write_images(self, text: str) -> str:
+        """The text: the chat template writes an image's one pad token."""
+        return text
+
     def expand(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
         """Replace each image's one pad token by its run. Raises `DataError` if their numbers differ."""
         runs = [[self.image_token_id] * self.token_count(each.width, each.height) for each in media]
-        return _replace_pads(token_ids, self.image_token_id, runs)
+        return replace_pads(token_ids, self.image_token_id, runs)
 
     def collapse(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
         """Replace each image's run by one pad token: the inverse of `expand`."""
@@ -142,75 +157,3 @@ class GridImageProcessor:
     def _pixels(self, image: Image.Image) -> VisionInputs:
         found = self._processor(images=[image], size=self._size, return_tensors="pt")
         return VisionInputs(found["pixel_values"], grid=found["image_grid_thw"])
-
-
-class TileImageProcessor:
-    """Images of Idefics 3 and SmolVLM: tiles of one size with their row and column, and the whole image."""
-
-    def __init__(self, config: PretrainedConfig, processor: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.image_token_id: int = config.image_token_id
-        vision = config.vision_config
-        self._features_per_tile = (vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2
-        self._processor = processor
-        self._tokenizer = tokenizer
-        self._processed = ProcessedImages(self._process)
-
-    def token_count(self, width: int, height: int) -> int:
-        """Number of tokens of an image in the expanded prompt."""
-        return len(self._tokens(width, height))
-
-    def feature_count(self, width: int, height: int) -> int:
-        """Number of pad tokens among them."""
-        return self._tokens(width, height).count(self.image_token_id)
-
-    def expand(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
-        """Replace each image's one pad token by its tokens. Raises `DataError` if their numbers differ."""
-        runs = [self._tokens(each.width, each.height) for each in media]
-        return _replace_pads(token_ids, self.image_token_id, runs)
-
-    def positions(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
-        """[L] Positions of a sequence: one each, as of text."""
-        return np.arange(len(token_ids), dtype=np.int32)
-
-    def process(self, media: Sequence[ImageReference]) -> VisionInputs:
-        """Pixels of the images, in this order."""
-        return concatenate_inputs([self._processed[reference] for reference in media])
-
-    def placeholder(self) -> VisionInputs:
-        """A small black image."""
-        return self._pixels(Image.new("RGB", (1, 1)))
-
-    def _tokens(self, width: int, height: int) -> list[int]:
-        _, rows, columns = self._processor.get_number_of_image_patches(height, width)
-        pads = "<image>" * self._features_per_tile
-        tiles = [
-            "".join(f"{_TILE_START}<row_{row + 1}_col_{column + 1}>{pads}" for column in range(columns))
-            + "\n"
-            for row in range(rows)
-        ]
-        whole = f"{_TILE_START}<global-img>{pads}{_TILE_START}"
-        return self._tokenizer.encode(
-            "".join(tiles) + f"\n{whole}" if rows else whole, add_special_tokens=False
-        )
-
-    def _process(self, reference: ImageReference) -> VisionInputs:
-        return self._pixels(decode_image(reference))
-
-    def _pixels(self, image: Image.Image) -> VisionInputs:
-        found = self._processor(images=[[image]], return_tensors="pt")
-        return VisionInputs(found["pixel_values"][0], pixel_mask=found["pixel_attention_mask"][0])
-
-
-def _replace_pads(token_ids: IntArray, pad: int, runs: Sequence[Sequence[int]]) -> IntArray:
-    pads = np.flatnonzero(token_ids == pad)
-    if len(pads) != len(runs):
-        raise DataError(
-            f"The prompt has {len(pads)} image tokens, but {len(runs)} images belong to it. Each image needs one "
-            'part {"type": "image"} in the messages, and the chat template must write the image token for it.'
-        )
-    pieces: list[IntArray] = []
-    start = 0
-    for position, run in zip(pads.tolist(), runs, strict=True):
-        pieces += [token_ids[start:position], np.asarray(run, dtype=token_ids.dtype)]
-        start = position + 1
-    return np.concatenate([*pieces, token_ids[start:]])

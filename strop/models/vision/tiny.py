@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,27 @@ _CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 _QWEN_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
-_TILE_TOKENS = ("<image>", "<fake_token_around_image>", "<global-img>")
 _MAX_TILE_ROWS = 3
+_TILE_TOKENS = (
+    *("<image>", "<fake_token_around_image>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row, column in product(range(1, _MAX_TILE_ROWS + 1), repeat=2)),
+)
+_NAMED_TOKENS = {
+    "gemma3": {
+        "boi_token": "<start_of_image>",
+        "image_token": "<image_soft_token>",
+        "eoi_token": "<end_of_image>",
+    },
+    "internvl": {
+        "start_image_token": "<img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "end_image_token": "</img>",
+        "video_token": "<video>",
+    },
+}
+"""Tokens that the processors of transformers find in the tokenizer by a name."""
+_IMAGE_TEXTS = {"gemma3": "<start_of_image>", "internvl": "<IMG_CONTEXT>", "smolvlm": "<image>"}
+"""What the chat template writes for an image; otherwise that of Qwen-VL."""
 
 
 def make_vision_model(
@@ -40,7 +60,8 @@ def make_vision_model(
 ) -> Path:
     """Write a Hugging Face folder with random float32 weights, a tokenizer and an image processor.
 
-    `family` is one of `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl` and `smolvlm`. Two by two patches become one token.
+    `family` is one of `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`, `smolvlm`, `gemma3` and `internvl`. Two by two patches
+    become one token; the last three families have tiles of four by four patches.
     """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -53,7 +74,11 @@ def make_vision_model(
     text = decoder_values(size, hidden_size, layers, heads, kv_heads, max_tokens=4096)
     text["tie_word_embeddings"] = True
     vision = {"patch_size": patch_size, "hidden_size": vision_size, "num_heads": 4, "depth": vision_layers}
-    values = _smolvlm(text, vision, ids) if family == "smolvlm" else _qwen(family, text, vision, ids)
+    values = (
+        _TILE_VALUES[family](text, vision, ids)
+        if family in _TILE_VALUES
+        else _qwen(family, text, vision, ids)
+    )
     config = AutoConfig.for_model(family, **values, tie_word_embeddings=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -62,19 +87,35 @@ def make_vision_model(
     model.generation_config.pad_token_id = text["pad_token_id"]
     with silence_transformers():
         model.save_pretrained(folder)
-    processor: dict[str, Any] = {"patch_size": patch_size, "temporal_patch_size": 2, "merge_size": 2}
-    processor |= {"min_pixels": min_pixels, "max_pixels": max_pixels}
-    if family == "smolvlm":
-        tile = values["vision_config"]["image_size"]
-        processor = {
+    processor = _processor(family, patch_size, min_pixels, max_pixels)
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2), encoding="utf-8")
+    return folder
+
+
+def _processor(family: str, patch_size: int, min_pixels: int, max_pixels: int) -> dict[str, Any]:
+    """Values of preprocessor_config.json."""
+    tile = 4 * patch_size
+    own: dict[str, dict[str, Any]] = {
+        "smolvlm": {
+            "image_processor_type": "SmolVLMImageProcessor",
             "size": {"longest_edge": 2 * tile},
             "max_image_size": {"longest_edge": tile},
             "do_image_splitting": True,
-        }
-    kind = "SmolVLMImageProcessor" if family == "smolvlm" else "Qwen2VLImageProcessor"
-    file = folder / "preprocessor_config.json"
-    file.write_text(json.dumps({"image_processor_type": kind, **processor}, indent=2), encoding="utf-8")
-    return folder
+        },
+        "gemma3": {
+            "image_processor_type": "Gemma3ImageProcessor",
+            "size": {"height": tile, "width": tile},
+            "image_seq_length": 4,
+        },
+        "internvl": {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": tile, "width": tile},
+            "max_patches": 4,
+        },
+    }
+    grid = {"patch_size": patch_size, "temporal_patch_size": 2, "merge_size": 2}
+    limits = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+    return own.get(family, {"image_processor_type": "Qwen2VLImageProcessor", **grid, **limits})
 
 
 def _add_image_tokens(folder: Path, family: str) -> tuple[dict[str, int], int]:
@@ -82,14 +123,15 @@ def _add_image_tokens(folder: Path, family: str) -> tuple[dict[str, int], int]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    if family == "smolvlm":
-        span = range(1, _MAX_TILE_ROWS + 1)
-        tokens = (*_TILE_TOKENS, *(f"<row_{row}_col_{column}>" for row in span for column in span))
-        image = "<image>"
+    named = _NAMED_TOKENS.get(family)
+    tokens = tuple(named.values()) if named else _TILE_TOKENS if family == "smolvlm" else _QWEN_TOKENS
+    if named:
+        tokenizer = AutoTokenizer.from_pretrained(folder, extra_special_tokens=named)
     else:
-        tokens, image = _QWEN_TOKENS, "".join(_QWEN_TOKENS[:3])
-    tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
-    tokenizer.chat_template = _CHAT_TEMPLATE.replace("IMAGE", image)
+        tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
+    tokenizer.chat_template = _CHAT_TEMPLATE.replace(
+        "IMAGE", _IMAGE_TEXTS.get(family, "".join(_QWEN_TOKENS[:3]))
+    )
     tokenizer.save_pretrained(folder)
     vocabulary = tokenizer.get_vocab()
     return {token: vocabulary[token] for token in tokens}, len(tokenizer)
@@ -124,15 +166,45 @@ def _qwen(family: str, text: dict[str, Any], vision: dict[str, Any], ids: dict[s
 def _smolvlm(text: dict[str, Any], vision: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
     return {
         "text_config": {**text, "model_type": "llama"},
-        "vision_config": {
-            "image_size": 4 * vision["patch_size"],
-            "patch_size": vision["patch_size"],
-            "hidden_size": vision["hidden_size"],
-            "intermediate_size": 2 * vision["hidden_size"],
-            "num_hidden_layers": vision["depth"],
-            "num_attention_heads": vision["num_heads"],
-        },
+        "vision_config": _square_encoder(vision),
         "scale_factor": 2,
         "image_token_id": ids["<image>"],
         "pad_token_id": text["pad_token_id"],
     }
+
+
+def _gemma3(text: dict[str, Any], vision: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+    window = {"sliding_window": 16, "query_pre_attn_scalar": text["head_dim"]}
+    kinds = ["sliding_attention", "full_attention"] * text["num_hidden_layers"]
+    return {
+        "text_config": {**text, **window, "layer_types": kinds[: text["num_hidden_layers"]]},
+        "vision_config": {**_square_encoder(vision), "vision_use_head": False},
+        "mm_tokens_per_image": 4,
+        "boi_token_index": ids["<start_of_image>"],
+        "image_token_index": ids["<image_soft_token>"],
+        "eoi_token_index": ids["<end_of_image>"],
+    }
+
+
+def _internvl(text: dict[str, Any], vision: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+    return {
+        "text_config": {**text, "model_type": "qwen2"},
+        "vision_config": _square_encoder(vision),
+        "image_seq_length": 4,
+        "image_token_id": ids["<IMG_CONTEXT>"],
+    }
+
+
+def _square_encoder(vision: dict[str, Any]) -> dict[str, Any]:
+    """An encoder of tiles of four by four patches."""
+    return {
+        "image_size": 4 * vision["patch_size"],
+        "patch_size": vision["patch_size"],
+        "hidden_size": vision["hidden_size"],
+        "intermediate_size": 2 * vision["hidden_size"],
+        "num_hidden_layers": vision["depth"],
+        "num_attention_heads": vision["num_heads"],
+    }
+
+
+_TILE_VALUES = {"smolvlm": _smolvlm, "gemma3": _gemma3, "internvl": _internvl}

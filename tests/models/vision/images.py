@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -17,7 +19,8 @@ from strop.protocols import ImageProcessor
 from strop.types import ImageReference, IntArray
 
 GRID_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-FAMILIES = (*GRID_FAMILIES, "smolvlm")
+TILE_FAMILIES = ("smolvlm", "gemma3", "internvl")
+FAMILIES = (*GRID_FAMILIES, *TILE_FAMILIES)
 
 
 @cache
@@ -39,6 +42,24 @@ def image(folder: Path, width: int, height: int, seed: int = 0) -> ImageReferenc
     return ImageReference(hashlib.sha256(path.read_bytes()).hexdigest(), path, width, height)
 
 
+def transformers_inputs(
+    family: str, processor: ImageProcessor, token_ids: torch.Tensor, media: Sequence[ImageReference]
+) -> dict[str, Any]:
+    """Arguments for the images of one sequence [1, L] in the forward pass of transformers' model."""
+    if not media:
+        return {}
+    found = processor.process(media)
+    is_image = (token_ids == processor.image_token_id).int()
+    if found.grid is not None:
+        own = {"image_grid_thw": found.grid, "mm_token_type_ids": is_image}
+        return {"pixel_values": found.pixel_values, **own}
+    if found.pixel_mask is not None:
+        own = {"pixel_attention_mask": found.pixel_mask[None].bool()}
+        return {"pixel_values": found.pixel_values[None], **own}
+    own = {"token_type_ids": is_image} if family == "gemma3" else {}
+    return {"pixel_values": found.pixel_values, **own}
+
+
 def prompt(
     tokenizer: PreTrainedTokenizerBase, processor: ImageProcessor, media: list[ImageReference]
 ) -> IntArray:
@@ -46,5 +67,6 @@ def prompt(
     content = [part for _ in media for part in ({"type": "image"}, {"type": "text", "text": "What is it?"})]
     messages: list[Any] = [{"role": "user", "content": content}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    text = processor.write_images(str(text))
     ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
     return processor.expand(ids, media)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText, AutoTokenizer, SmolVLMProcessor
+from PIL import Image
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    Gemma3Processor,
+    InternVLProcessor,
+    SmolVLMProcessor,
+)
 
+from strop.data.encoding.chat_template import PromptEncoder
+from strop.data.encoding.conversation_encoder import ConversationEncoder, TrainingConversation
 from strop.errors import DataError, ModelError
 from strop.models.tiny import make_model
 from strop.models.vision.image_processor import GridImageProcessor, load_image_processor
@@ -76,6 +88,65 @@ def test_tiles_are_written_as_transformers_writes_them(size: tuple[int, int], tm
     assert found.tolist() == expected
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_tiles_of_internvl_are_those_of_transformers(size: tuple[int, int], tmp_path: Path) -> None:
+    tokenizer, reference = tokenizer_of("internvl"), image(tmp_path, *size)
+    processor = load_image_processor(str(vision_model("internvl")), tokenizer)
+    pixels = AutoImageProcessor.from_pretrained(vision_model("internvl"), backend="pil")(
+        images=[Image.open(reference.path)], crop_to_patches=True, return_tensors="pt"
+    )
+    oracle = InternVLProcessor.__new__(InternVLProcessor)
+    oracle.image_seq_length, oracle.image_token = 4, "<IMG_CONTEXT>"
+    oracle.start_image_token, oracle.end_image_token = "<img>", "</img>"
+    expected = tokenizer.encode(oracle.replace_image_token(pixels, 0), add_special_tokens=False)
+    found = processor.expand(np.array([processor.image_token_id], dtype=np.int32), [reference])
+    assert found.tolist() == expected
+    assert torch.equal(processor.process([reference]).pixel_values, pixels["pixel_values"])
+
+
+def test_prompts_of_gemma_are_those_of_transformers(tmp_path: Path) -> None:
+    """Line breaks around an image are one token with those of the text."""
+    tokenizer, media = tokenizer_of("gemma3"), [image(tmp_path, *size) for size in SIZES]
+    tokenizer.add_tokens(["\n\n", "\n\n\n"])
+    folder = vision_model("gemma3")
+    processor = load_image_processor(str(folder), tokenizer)
+    content = [
+        part
+        for each in media
+        for part in ({"type": "image", "image": each}, {"type": "text", "text": "\nWhat?"})
+    ]
+    messages = [{"role": "user", "content": content}]
+    found = PromptEncoder(tokenizer, "tokenizer", images=processor).encode(messages)
+    pixels = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    oracle = Gemma3Processor(image_processor=pixels, tokenizer=tokenizer, image_seq_length=4)
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)  # type: ignore[arg-type]
+    expected = oracle(images=[[Image.open(each.path) for each in media]], text=[text], return_tensors="pt")
+    assert found.tolist() == expected["input_ids"][0].tolist()
+    assert tokenizer.convert_tokens_to_ids("\n\n\n") in found.tolist()
+    assert torch.equal(processor.process(media).pixel_values, expected["pixel_values"])
+
+
+def test_marked_replies_after_an_image_keep_their_tokens(tmp_path: Path) -> None:
+    """Gemma's images are longer than what the template writes for them, so that the template's marks move."""
+    tokenizer = tokenizer_of("gemma3")
+    processor = load_image_processor(str(vision_model("gemma3")), tokenizer)
+    template = str(tokenizer.chat_template)
+    marked = template.replace(
+        "{% if message['content'] is string %}{{ message['content'] }}",
+        "{% if message['content'] is string %}{% generation %}{{ message['content'] }}{% endgeneration %}",
+    )
+    messages = (
+        {"role": "user", "content": [{"type": "image", "image": image(tmp_path, 20, 20)}] * 2},
+        {"role": "assistant", "content": "34"},
+    )
+    conversation = TrainingConversation("row 0", messages, 0)
+    (plain,) = ConversationEncoder(tokenizer, "tokenizer", images=processor).encode_all([conversation])
+    (found,) = ConversationEncoder(tokenizer, marked, images=processor).encode_all([conversation])
+    assert found.token_ids.tolist() == plain.token_ids.tolist()
+    assert tokenizer.decode(found.token_ids[found.loss_mask]) == "34<|end|>"
+    assert found.loss_mask.tolist() == plain.loss_mask.tolist()
+
+
 def test_pixel_limits_replace_those_of_the_model(tmp_path: Path) -> None:
     folder, tokenizer = str(vision_model("qwen2_5_vl")), tokenizer_of("qwen2_5_vl")
     processor = load_image_processor(folder, tokenizer, max_pixels=32 * 32)
@@ -105,6 +176,14 @@ def test_faults_are_named(tmp_path: Path) -> None:
     reference.path.write_bytes(reference.path.read_bytes()[:100])
     with pytest.raises(DataError, match=r"40x30-0.png cannot be read"):
         processor.process([reference])
+
+
+def test_crops_of_gemma_are_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(vision_model("gemma3"), tmp_path / "model")
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "do_pan_and_scan": True}))
+    with pytest.raises(ModelError, match="do_pan_and_scan"):
+        load_image_processor(str(folder), tokenizer_of("gemma3"))
 
 
 def test_a_text_model_has_no_images(tmp_path: Path) -> None:

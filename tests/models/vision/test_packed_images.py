@@ -26,7 +26,14 @@ from strop.models.vision.image_processor import load_image_processor
 from strop.protocols import ImageProcessor
 from strop.types import Experience, MicroBatch, TrainingBatch
 from tests.models.models import coefficients, experience, packed_gradient
-from tests.models.vision.images import FAMILIES, image, prompt, tokenizer_of, vision_model
+from tests.models.vision.images import (
+    FAMILIES,
+    image,
+    prompt,
+    tokenizer_of,
+    transformers_inputs,
+    vision_model,
+)
 
 Gradients = dict[str, Tensor]
 
@@ -94,16 +101,7 @@ def plain_gradient(
     logprobs = []
     for one, weights in zip(experiences, coefficients(experiences), strict=True):
         tokens = torch.from_numpy(one.token_ids).long()
-        inputs: dict[str, Any] = {}
-        if one.media:
-            pixels = processor.process(one.media)
-            inputs["pixel_values"] = pixels.pixel_values
-            if pixels.grid is not None:
-                inputs["image_grid_thw"] = pixels.grid
-                inputs["mm_token_type_ids"] = (tokens == processor.image_token_id).int()[None]
-            else:
-                inputs["pixel_values"] = pixels.pixel_values[None]
-                inputs["pixel_attention_mask"] = pixels.pixel_mask[None].bool()  # type: ignore[index]
+        inputs = transformers_inputs(base.config.model_type, processor, tokens[None], one.media)
         logits = base(input_ids=tokens[None], use_cache=False, **inputs).logits[0, :-1]
         every = torch.log_softmax(logits.float(), -1)
         taken = every.gather(-1, tokens[1:, None])[:, 0]
@@ -158,7 +156,7 @@ def test_an_image_is_encoded_once_for_its_group(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm", "gemma3"])
 def test_a_model_that_must_be_padded_gives_the_same(family: str, tmp_path: Path) -> None:
     model, processor = (
         loaded(family, override={"text_config": {"attention_dropout": 0.1}}),

@@ -193,9 +193,7 @@ class HuggingFaceModelRunner:
         assert self._image_processor is not None  # the engine refuses images without one
         images = prompt_images(prompts, batch, self._image_processor())
         group.positions = images.positions[..., -1].amax(0) + 1
-        return image_logits(
-            self._model, batch, images, past_key_values=group.cache, attention_mask=batch.mask
-        ).to(self._dtype)
+        return image_logits(self._model, batch, images, group.cache).to(self._dtype)
 
     def _forward(self, group: BatchGroup, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[n, V] logits of the last tokens."""

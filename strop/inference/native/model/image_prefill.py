@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from strop.inference.native.model.left_padding import LeftPadded
 from strop.inference.native.model.runner import Prompt
 from strop.models.packed_attention.forward import decoder_of
-from strop.models.vision.embedding import embed_images
+from strop.models.vision.embedding import decoder_mask, embed_images
 from strop.protocols import ImageProcessor
 from strop.types import VisionInputs
 
@@ -49,16 +49,14 @@ def prompt_images(prompts: Sequence[Prompt], batch: LeftPadded, processor: Image
 
 
 def image_logits(
-    model: PreTrainedModel, batch: LeftPadded, images: PromptImages, **options: Any
+    model: PreTrainedModel, batch: LeftPadded, images: PromptImages, cache: DynamicCache
 ) -> torch.Tensor:
-    """[n, V] logits after each prompt; `options` are those of the decoder, such as its cache."""
-    positions = images.positions
-    output = decoder_of(model)(
-        position_ids=positions if len(positions) > 1 else positions[0],
-        use_cache=True,
-        **embed_images(model, batch.token_ids, images.is_image, images.inputs),
-        **options,
-    )
+    """[n, V] logits after each prompt, which is appended to the cache."""
+    positions = images.positions if len(images.positions) > 1 else images.positions[0]
+    inputs = embed_images(model, batch.token_ids, images.is_image, images.inputs)
+    context: dict[str, Any] = {"position_ids": positions, "past_key_values": cache}
+    mask = decoder_mask(model, inputs, batch.mask, images.is_image, **context)
+    output = decoder_of(model)(use_cache=True, attention_mask=mask, **inputs, **context)
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     logits: torch.Tensor = head(output.last_hidden_state[:, -1])
     return logits
