@@ -56,7 +56,7 @@ class _Block:
     last: int
     ancestors: TokenRanges
     visible: VisibleKeys | None = None
-    """What each token sees of its own segment; None for all tokens up to itself."""
+    """Tokens of its own segment that each token sees; None for all up to itself."""
 
     @property
     def ancestor_tokens(self) -> int:

@@ -56,7 +56,7 @@ class SegmentLayout:
     source_tokens: Tensor | None = None
     """[padded T] Token at each padded position; in the padding, the segment's last."""
     visible: VisibleKeys | None = None
-    """What each token sees of its own segment; None for all tokens up to itself."""
+    """Tokens of its own segment that each token sees; None for all up to itself."""
 
     def pad(self, values: Tensor) -> Tensor:
         """[padded T, ...] from [T, ...]"""

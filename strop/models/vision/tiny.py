@@ -38,7 +38,7 @@ _NAMED_TOKENS = {
 }
 """Tokens that the processors of transformers find in the tokenizer by a name."""
 _IMAGE_TEXTS = {"gemma3": "<start_of_image>", "internvl": "<IMG_CONTEXT>", "smolvlm": "<image>"}
-"""What the chat template writes for an image; otherwise that of Qwen-VL."""
+"""Text of the chat template for an image; otherwise that of Qwen-VL."""
 
 
 def make_vision_model(

@@ -39,6 +39,9 @@ class SquareProcessor:
 
     feature_count = token_count
 
+    def write_images(self, text: str) -> str:
+        return text
+
     def expand(self, token_ids: IntArray, media: Sequence[ImageReference]) -> IntArray:
         pads = token_ids == self.image_token_id
         if pads.sum() != len(media):
