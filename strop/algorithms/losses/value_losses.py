@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from strop.algorithms.losses.aggregation import TargetTokens, token_weights
+from strop.config.schema.policy_gradient import Aggregation
 from strop.types import GlobalCounts, LossOutput, MicroBatch
 
 
@@ -40,9 +41,14 @@ def value_loss_terms(
 
 @dataclass(frozen=True, slots=True)
 class ValueLoss:
-    """The mean of the value loss over all targets of an update, for any micro-batches."""
+    """The value loss of an update, for any micro-batches."""
 
     clip: float | None
+    """Maximum change of a value that counts; None for no limit."""
+    aggregation: Aggregation = "token-mean"
+    """Aggregation over the targets; the default is their mean."""
+    max_response_tokens: int = 0
+    """Divisor of `seq-mean-token-sum-norm`."""
 
     def __call__(self, micro_batch: MicroBatch, values: torch.Tensor, counts: GlobalCounts) -> LossOutput:
         """`values` [T] with gradient. Raises ValueError for a micro-batch without old values and returns."""
@@ -51,8 +57,9 @@ class ValueLoss:
                 "the value loss needs old values and returns, which the micro-batch does not have"
             )
         targets = TargetTokens.of(micro_batch)
-        # Every state has the same weight, whatever the policy's aggregation, as in all PPO implementations.
-        weights = token_weights(targets, "token-mean", counts, max_response_tokens=0)
+        weights = token_weights(
+            targets, self.aggregation, counts, max_response_tokens=self.max_response_tokens
+        )
         old, returns = targets.take(micro_batch.values), targets.take(micro_batch.returns)
         terms = value_loss_terms(targets.take(values), old, returns, clip=self.clip)
         clipped = terms.clipped.float().sum() / counts.tokens

@@ -18,6 +18,10 @@ from strop.errors import ConfigError
 _UNSET = re.compile(r"Environment variable '(.*?)' not found")
 
 
+MISSING = "???"
+"""OmegaConf's mark of a value that must be given."""
+
+
 class UnresolvedError(ConfigError):
     """A value that cannot be resolved."""
 

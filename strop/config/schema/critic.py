@@ -10,6 +10,7 @@ from pydantic import Field
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.optimizer import AdamWConfig, OptimizerConfig, clipping_faults
+from strop.config.schema.policy_gradient import Aggregation
 from strop.config.schema.schedule import ConstantScheduleConfig, MetricFreeScheduleConfig
 from strop.config.units import MicroBatchSize
 
@@ -25,6 +26,9 @@ class CriticConfig(Section):
     value_clip: float | None = Field(0.5, gt=0)
     """Maximum change of a value, relative to the start of the step, that the value loss counts; null for no
     limit."""
+    aggregation: Aggregation = "token-mean"
+    """Aggregation of the value loss over the targets of an update. `token-mean` gives every target the same weight; the
+    others weigh sequences as in `algorithm.aggregation`."""
     warmup_steps: int = Field(0, ge=0)
     """Number of first steps in which only the critic is trained."""
     tasks_per_update: int | None = Field(None, gt=0)

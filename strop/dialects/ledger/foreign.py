@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
-from strop.config.load.interpolation import UnresolvedError, resolve_interpolations
+from strop.config.load.interpolation import MISSING, UnresolvedError, resolve_interpolations
 from strop.config.load.value_limits import references
 from strop.config.redact import redacted_repr
 from strop.dialects.ledger.key_mapping import KeyMapping
@@ -52,9 +52,8 @@ class ForeignConfig:
             for keys in absent:
                 merged.replace_value(keys, None)
             try:
-                return ConfigTree(
-                    resolve_interpolations(merged.values, self.tree.locator(self.ledger.dialect))
-                )
+                values = resolve_interpolations(merged.values, self.tree.locator(self.ledger.dialect))
+                return self._without_nulls(ConfigTree(values))
             except UnresolvedError as error:
                 if not merged.has(error.keys) or error.keys in absent:
                     raise config_error([*self.tree.faults, *error.faults]) from None
@@ -65,6 +64,13 @@ class ForeignConfig:
                 if written is None or split_key(written) in self.tree.faulty:
                     absent.add(error.keys)
                 self.tree.faulty.add(split_key(written) if written else error.keys)
+
+    def _without_nulls(self, values: ConfigTree) -> ConfigTree:
+        """The values, with the defaults of keys whose interpolation is a null that leaves them unset."""
+        for dotted, row in self.written.items():
+            if row.null_is_unset and values.get(split_key(dotted)) is None:
+                values.replace_value(split_key(dotted), row.default)
+        return values
 
     @staticmethod
     def _is_inside(keys: KeyPath, dotted: str) -> bool:
@@ -183,7 +189,8 @@ def _written_rows(
         elif value in ({}, None) and ledger.is_section(dotted) and ledger.find_exact(dotted) is None:
             continue  # a section without keys
         elif row is not None and not (value and inside):
-            yield dotted, row
+            if not _is_unset(row, value):
+                yield dotted, row
         elif inside:
             yield from _written_rows(ledger, tree, keys, key_owner)
         elif ledger.is_section(dotted):
@@ -197,6 +204,14 @@ def _written_rows(
             where, hint = tree.nearest_source(keys), ledger.unknown_key_hint(dotted, key_owner)
             message = f"{where}: {ledger.dialect} has no key {dotted}{hint}"
             tree.add_fault(FaultKind.UNKNOWN_KEY, message, *ledger.possibly_meant(dotted))
+
+
+def _is_unset(row: KeyMapping, value: Any) -> bool:
+    """Whether a value leaves its key unset: a null that stands for the default, or OmegaConf's mark of a missing
+    value where none is needed."""
+    if value == MISSING:
+        return row.is_placement or row.disposition != "mapped"
+    return value is None and row.null_is_unset
 
 
 def _has_keys(value: Any) -> bool:

@@ -116,6 +116,8 @@ class KeyMapping:
     """First version of the foreign tool that has the key; empty if the seed page's version has it."""
     until: str = ""
     """Last version of the foreign tool that has the key; empty if the latest known version has it."""
+    null_is_unset: bool = False
+    """Whether null, which the foreign tool's own files have here, leaves the key unset."""
 
     @property
     def write(self) -> WriteFunction | None:
@@ -275,6 +277,12 @@ def _version(text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and len(part) < 6 for part in parts):
         raise ConfigError(f"The version {text!r} is not a number; write one such as 0.9.")
     return tuple(map(int, parts))
+
+
+def unset_by_null(rows: Iterable[KeyMapping], keys: Iterable[str]) -> tuple[KeyMapping, ...]:
+    """The rows, with those of `keys` as if they were not written where they are null."""
+    names = frozenset(keys)
+    return tuple(replace(row, null_is_unset=True) if row.key in names else row for row in rows)
 
 
 def only(*values: Any) -> SupportCheck:

@@ -46,7 +46,7 @@ NUMBER_LIST = ValueType(
 )
 NUMBER_LIST_OR_TEXT = ValueType(
     "a list of numbers",
-    lambda value: NUMBER_LIST.accepts(_from_json(value) if isinstance(value, str) else value),
+    lambda value: NUMBER_LIST.accepts(number_list(value)),
 )
 """Type of a list that may be quoted, so that Hydra passes it as text."""
 STRING = ValueType("a string", lambda value: isinstance(value, str))
@@ -56,6 +56,11 @@ STRING_OR_LIST = ValueType(
 MAPPING_LIST = ValueType("a list of mappings", lambda value: value in (None, [], {}))
 """Type of a list whose items have rows of their own. The list's own row sees only an empty list."""
 MAPPING = ValueType("a mapping", lambda value: isinstance(value, dict))
+
+
+def number_list(value: Any) -> Any:
+    """The numbers of a NUMBER_LIST_OR_TEXT."""
+    return _from_json(value) if isinstance(value, str) else value
 
 
 def one_of(*values: Any) -> ValueType:

@@ -7,6 +7,7 @@ from typing import Any
 
 from strop.config.schema import Run
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
+from strop.dialects.ledger.value_types import number_list
 from strop.dialects.verl import switches
 from strop.dialects.verl.algorithm import KL_LOSS, KL_NAMES
 from strop.dialects.verl.lr_schedule import (
@@ -45,7 +46,8 @@ def micro_batch_size(foreign: ForeignValues, section: str) -> str:
     everywhere = foreign[f"{section}.ppo_micro_batch_size"]
     if everywhere is None:
         return f"{foreign[f'{section}.ppo_micro_batch_size_per_gpu']} sequences"
-    if foreign.is_set(f"{section}.ppo_micro_batch_size_per_gpu"):
+    each = f"{section}.ppo_micro_batch_size_per_gpu"
+    if foreign.is_set(each) and foreign[each] != everywhere:
         raise foreign.error_for(
             f"{section}.ppo_micro_batch_size",
             f"{section}.ppo_micro_batch_size and {section}.ppo_micro_batch_size_per_gpu set the same option; "
@@ -131,7 +133,9 @@ def write_betas(run: Run) -> Mapping[str, Any]:
 @written_by(write_betas)
 def betas(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read AdamW's betas under FSDP; Megatron always uses its own betas, which equal Strop's defaults."""
-    return {} if switches.fsdp(foreign) else {"trainer.optimizer.betas": foreign[f"{OPTIM}.betas"]}
+    return (
+        {} if switches.fsdp(foreign) else {"trainer.optimizer.betas": number_list(foreign[f"{OPTIM}.betas"])}
+    )
 
 
 def write_precision(run: Run) -> Mapping[str, Any]:

@@ -26,12 +26,14 @@ ESTIMATORS = (
 )
 """verl's advantage estimators of June 2025. The page lists five."""
 _LATER_ESTIMATORS = ("gdpo", "optimal_token_baseline")
-_SAME = {
-    "gae": "ppo",
+_PPO = {"gae": "ppo"}
+_OTHER_NAMES = {
     "grpo_vectorized": "grpo",
     "rloo_vectorized": "rloo",
     "tir_optimal_token_baseline": "optimal_token_baseline",
 }
+"""Other names of estimators, and the name of a run-file algorithm that means the same."""
+_SAME = _PPO | _OTHER_NAMES
 """Estimators whose algorithm has another name in the run file."""
 _ESTIMATOR_OF = {"ppo": "gae", "distillation": "grpo", "prime": "rloo"}
 """Algorithms whose estimator has another name in verl."""
@@ -224,7 +226,7 @@ ROWS = (
         "gae",
         "algorithm.type",
         read=estimator,
-        value_type=one_of(*ESTIMATORS, *_LATER_ESTIMATORS, *_SAME),
+        value_type=one_of(*ESTIMATORS, *_LATER_ESTIMATORS, *_OTHER_NAMES),
         inactive=switches.distillation_alone,
         note="gae is PPO with a critic; optimal_token_baseline counts sampled tokens only, as "
         "tir_optimal_token_baseline does",

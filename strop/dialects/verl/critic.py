@@ -18,7 +18,7 @@ from strop.dialects.ledger.placement_notes import ALWAYS_PACKED, NO_SHARDS, ONE_
 from strop.dialects.ledger.value_types import (
     INTEGER,
     NUMBER,
-    NUMBER_LIST,
+    NUMBER_LIST_OR_TEXT,
     STRING,
     STRING_OR_LIST,
     nullable,
@@ -39,6 +39,7 @@ from strop.dialects.verl.critic_converters import (
     own_model,
     wsd,
 )
+from strop.dialects.verl.fixed_critic_keys import ROWS as FIXED
 from strop.dialects.verl.megatron_optimizer import schedule_rows
 from strop.dialects.verl.parallelism import megatron_parallelism_rows
 
@@ -138,7 +139,7 @@ _OPTIMIZER = (
         [0.9, 0.999],
         f"{AT}.optimizer.betas",
         read=critic,
-        value_type=NUMBER_LIST,
+        value_type=NUMBER_LIST_OR_TEXT,
         inactive=fsdp,
     ),
     mapped(
@@ -274,5 +275,5 @@ ROWS = (
         supported=never,
         inactive=switches.gae,
     ),
-    *not_on_page(*_MODEL, *_OPTIMIZER, *_UPDATES),
+    *not_on_page(*_MODEL, *_OPTIMIZER, *_UPDATES, *FIXED),
 )

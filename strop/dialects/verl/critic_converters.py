@@ -14,6 +14,7 @@ from strop.dialects.ledger.key_mapping import (
     unless,
     written_by,
 )
+from strop.dialects.ledger.value_types import number_list
 from strop.dialects.verl import switches
 from strop.dialects.verl.actor_converters import micro_batch_size
 from strop.dialects.verl.data import mini_batch_size
@@ -61,6 +62,7 @@ def write_critic(run: Run) -> Mapping[str, Any]:
     actor_update = run.trainer.tasks_per_update or run.trainer.tasks_per_step
     values: dict[str, Any] = {
         "critic.cliprange_value": section.value_clip,
+        "critic.loss_agg_mode": section.aggregation,
         "trainer.critic_warmup": section.warmup_steps,
         "critic.ppo_mini_batch_size": section.tasks_per_update or actor_update,
         "critic.ppo_epochs": section.epochs_per_step or run.trainer.epochs_per_step,
@@ -108,6 +110,7 @@ def critic(foreign: ForeignValues) -> Mapping[str, Any]:
     settings = {
         "head": "normal",
         "value_clip": foreign["critic.cliprange_value"],
+        "aggregation": foreign["critic.loss_agg_mode"],
         "warmup_steps": foreign["trainer.critic_warmup"],
         "tasks_per_update": mini_batch_size(foreign, "critic.ppo_mini_batch_size"),
         "epochs_per_step": foreign["critic.ppo_epochs"],
@@ -117,7 +120,7 @@ def critic(foreign: ForeignValues) -> Mapping[str, Any]:
         "optimizer.weight_decay": foreign[f"{OPTIM}.weight_decay"],
     }
     if fsdp(foreign) is None:
-        settings["optimizer.betas"] = foreign[f"{OPTIM}.betas"]
+        settings["optimizer.betas"] = number_list(foreign[f"{OPTIM}.betas"])
         schedule = fsdp_schedule(foreign, OPTIM)
     else:
         settings["max_grad_norm"] = foreign[f"{OPTIM}.clip_grad"] or None

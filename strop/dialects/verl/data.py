@@ -86,8 +86,8 @@ def tasksets(foreign: ForeignValues) -> Mapping[str, Any]:
     }
     settings: dict[str, Any] = {f"data.train.{name}": column for name, column in columns.items()}
     settings["data.train.path"] = foreign["data.train_files"]
-    settings["data.train.limit_tasks"] = _limit(foreign, "data.train_max_samples")
-    limit = _limit(foreign, "data.val_max_samples")
+    settings["data.train.limit_tasks"] = limit_of_rows(foreign, "data.train_max_samples")
+    limit = limit_of_rows(foreign, "data.val_max_samples")
     validation = {"name": "val", "path": foreign["data.val_files"], **columns}
     validation["rollouts_per_task"] = foreign["actor_rollout_ref.rollout.val_kwargs.n"]
     validation["sampling"] = validation_sampling(foreign)
@@ -99,8 +99,8 @@ def tasksets(foreign: ForeignValues) -> Mapping[str, Any]:
     return settings
 
 
-def _limit(foreign: ForeignValues, key: str) -> int | None:
-    """Maximum number of rows; verl-sft of the seed page has no such key."""
+def limit_of_rows(foreign: ForeignValues, key: str) -> int | None:
+    """Maximum number of rows, or None for all of them."""
     count = foreign[key] if foreign.has_row(key) else None
     return count if count is not None and count > 0 else None
 

@@ -20,6 +20,7 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.placement_notes import (
     ALWAYS_PACKED,
     NATIVE_SAMPLER,
+    NO_RAY,
     NO_SHARDS,
     ONE_MACHINE,
     OWN_KERNELS,
@@ -30,7 +31,6 @@ from strop.dialects.verl.gpus import DEVICE
 from strop.dialects.verl.serving_engine import serving_option
 
 _NO_PROFILER = "Strop does not profile a run; the metrics have the time of every part of a step"
-_NO_RAY = "a single process runs, without Ray"
 _SEED = "data.seed seeds all random choices"
 _ONE_ROUTING = "sampler and trainer compute with one model, so they route alike"
 _ACTOR, _REF, _ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "ref", "rollout"))
@@ -174,7 +174,7 @@ _CLUSTER = (
         "the strategies of actor, critic and reference model follow from it",
         value_type=STRING,
     ),
-    *(placement_section(section, _NO_RAY) for section in ("ray_kwargs", "ray_init", "transfer_queue")),
+    *(placement_section(section, NO_RAY) for section in ("ray_kwargs", "ray_init", "transfer_queue")),
     _where("actor_rollout_ref.nccl_timeout", 600, ONE_MACHINE),
     DEVICE,
     _without_effect("global_profiler", _NO_PROFILER),

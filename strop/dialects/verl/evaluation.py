@@ -10,10 +10,17 @@ from strop.config.schema.base import Section
 from strop.config.schema.reward import RewardConfig
 from strop.dialects.hydra.selection import ConfigSelection, select
 from strop.dialects.ledger.foreign import ForeignConfig
-from strop.dialects.ledger.key_mapping import ForeignValues, mapped
+from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
+    mapped,
+    no_effect,
+    not_on_page,
+)
+from strop.dialects.ledger.placement_notes import NO_RAY
 from strop.dialects.ledger.reader import apply_converters, check_values, usage_notes
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
-from strop.dialects.ledger.value_types import STRING, STRING_OR_LIST, nullable
+from strop.dialects.ledger.value_types import ANY, STRING, STRING_OR_LIST, nullable
 from strop.dialects.verl import switches
 from strop.dialects.verl.hydra import read_command_line
 from strop.dialects.verl.reward import BY_SOURCE, reward
@@ -64,6 +71,13 @@ LEDGER = Ledger(
             "reward.functions.0.function",
             read=reward,
             inactive=switches.custom_function,
+        ),
+        *not_on_page(
+            *(
+                no_effect(f"{section}.*", UNSET, NO_RAY, value_type=ANY)
+                for section in ("ray_init", "ray_kwargs")
+            ),
+            no_effect("hydra.*", UNSET, "nothing is written", value_type=ANY),
         ),
     ),
 )

@@ -29,7 +29,7 @@ from strop.dialects.ledger.key_mapping import (
     placement_section,
     refused,
 )
-from strop.dialects.ledger.placement_notes import NATIVE_SAMPLER, NO_SHARDS, ONE_GPU, ONE_MACHINE
+from strop.dialects.ledger.placement_notes import NATIVE_SAMPLER, NO_RAY, NO_SHARDS, ONE_GPU, ONE_MACHINE
 from strop.dialects.ledger.reader import apply_converters, check_values, usage_notes
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable, one_of
@@ -40,7 +40,6 @@ from strop.dialects.verl.images import image_columns
 from strop.dialects.verl.shipped import GENERATION
 from strop.errors import ConfigError
 
-_NO_RAY = "a single process runs, without Ray"
 _DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 
 
@@ -209,9 +208,24 @@ _ROWS = not_on_page(
     ),
     placement("actor.ulysses_sequence_parallel_size", 1, NO_SHARDS, supported=only(1)),
     placement("actor.fsdp_config.fsdp_size", -1, NO_SHARDS, supported=only(-1, 1)),
-    placement("ray_init.num_cpus", None, _NO_RAY, value_type=nullable(INTEGER), supported=only(None)),
+    placement("ray_init.num_cpus", None, NO_RAY, value_type=nullable(INTEGER), supported=only(None)),
+    placement("ray_init.timeline_json_file", None, NO_RAY, value_type=nullable(STRING), supported=only(None)),
     placement(
-        "ray_init.timeline_json_file", None, _NO_RAY, value_type=nullable(STRING), supported=only(None)
+        "trainer.device",
+        "cuda",
+        "this machine's GPU, or its CPU if there is no GPU",
+        value_type=STRING,
+        supported=only("cuda"),
+    ),
+    placement("rollout.data_parallel_size", 1, NO_SHARDS, supported=only(1)),
+    no_effect("rollout.calculate_log_probs", False, "the output has responses only"),
+    *(
+        no_effect(f"actor.{name}", UNSET, "generation does not train", value_type=ANY)
+        for name in (
+            "entropy_from_logits_with_chunking",
+            "entropy_checkpointing",
+            "fsdp_config.forward_prefetch",
+        )
     ),
     refused(
         "actor.*",
@@ -243,7 +257,7 @@ _SERVER_ROWS = not_on_page(
     ),
     placement_section(f"{_SERVER}.rollout", NATIVE_SAMPLER),
     placement_section(f"{_SERVER}.actor", "a single process generates"),
-    placement_section("ray_kwargs", _NO_RAY),
+    placement_section("ray_kwargs", NO_RAY),
     no_effect("hydra.*", UNSET, "the output is data.output_path", value_type=ANY),
 )
 LEDGER = Ledger("verl-generate", (*_ROWS, *_SERVER_ROWS, *aliases(_ROWS, _SERVER_NAMES)))

@@ -23,6 +23,7 @@ from strop.dialects.verl import switches
 from strop.dialects.verl.actor_converters import schedule
 from strop.dialects.verl.data import batches, chat_template, tasksets, template_args
 from strop.dialects.verl.distillation import ROWS as DISTILLATION
+from strop.dialects.verl.empty_values import is_empty
 from strop.dialects.verl.images import NO_VIDEO, has_no_column
 from strop.dialects.verl.model import lora
 from strop.dialects.verl.policy_loss import LATER_ROWS as POLICY_LOSS
@@ -33,11 +34,6 @@ _ACTOR, _MODEL, _ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "m
 _IMAGES = "the model's own image processor is used, and pixels are made where they are used"
 _TOOLS_IN_PROMPTS = "data.max_prompt_length limits a prompt without the descriptions of the tools"
 _mtp = any_inactive(unless(f"{_MODEL}.mtp.enable", True), unless(f"{_MODEL}.mtp.enable_train", True))
-
-
-def is_empty(foreign: ForeignValues, value: Any) -> bool:
-    """Check that supports null and what is empty."""
-    return value in (None, {}, [])
 
 
 def empty(key: str, reason: str, default: Any = UNSET) -> KeyMapping:

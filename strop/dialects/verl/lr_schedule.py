@@ -33,12 +33,34 @@ DECAYS = {
 
 def fsdp_schedule(foreign: ForeignValues, optim: str) -> Mapping[str, Any]:
     """Read an FSDP schedule from the section `optim`; returns schedule fields by their last name."""
+    if _strategy(foreign, optim) == "torchtitan":
+        return _torchtitan_schedule(foreign, optim)
     kind = foreign[f"{optim}.warmup_style"]
     settings = {"type": kind, "interval": "steps", "warmup": _warmup(foreign, optim, None)}
     if kind == "cosine":
         settings["min_ratio"] = foreign[f"{optim}.min_lr_ratio"]
         settings["cycles"] = foreign[f"{optim}.num_cycles"]
     return settings | _veomni_ends(foreign, optim, kind)
+
+
+def _strategy(foreign: ForeignValues, optim: str) -> Any:
+    """The strategy of actor or critic; the SFT trainer has it as its engine's."""
+    return foreign["engine.strategy" if optim == "optim" else f"{optim.removesuffix('.optim')}.strategy"]
+
+
+def _torchtitan_schedule(foreign: ForeignValues, optim: str) -> Mapping[str, Any]:
+    """Read torchtitan's schedule: after the warm-up the rate falls to `min_lr_factor` at the end of the run."""
+    kind, last = foreign[f"{optim}.decay_type"], foreign[f"{optim}.min_lr_factor"]
+    settings = {"interval": "steps", "warmup": _warmup(foreign, optim, None)}
+    if last >= 1:
+        return settings | {"type": "constant"}
+    if kind == "sqrt":
+        raise foreign.error_for(
+            f"{optim}.decay_type",
+            f"{optim}.decay_type is sqrt, which Strop has only as the last part of a schedule; write linear or "
+            "cosine, or a run file with trainer.schedule.type: wsd and style: minus_sqrt.",
+        )
+    return settings | {"type": kind, "min_ratio": last}
 
 
 def _veomni_ends(foreign: ForeignValues, optim: str, kind: str) -> dict[str, Any]:

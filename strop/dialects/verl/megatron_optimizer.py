@@ -26,7 +26,7 @@ from strop.dialects.verl.actor_converters import OPTIM, clipping, schedule
 from strop.dialects.verl.lr_schedule import DECAYS
 
 _WSD = ("constant", "exponential", "cosine", "linear", "minus_sqrt")
-_ADAMW = ("adam", "AdamW", "adamw", "_AdamW", "FusedAdam")
+ADAMW = ("adam", "AdamW", "adamw", "_AdamW", "FusedAdam")
 _MOMENTUM = 0.9
 """Momentum of Megatron's SGD; verl has no key for it."""
 
@@ -41,7 +41,7 @@ def optimizer(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the optimizer: AdamW under every strategy, or Megatron's sgd, which has momentum."""
     key = f"{OPTIM}.optimizer"
     name = foreign[key]
-    if name in _ADAMW:
+    if name in ADAMW:
         return {}
     if name == "sgd" and not switches.megatron(foreign):
         return {"trainer.optimizer.type": "sgd", "trainer.optimizer.momentum": _MOMENTUM}

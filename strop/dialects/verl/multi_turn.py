@@ -19,6 +19,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.value_types import ANY, INTEGER, STRING, nullable, one_of
 from strop.dialects.verl import switches
+from strop.dialects.verl.empty_values import is_empty
 
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
 _AGENT = "actor_rollout_ref.rollout.agent"
@@ -268,7 +269,7 @@ ROWS = (
             f"{_AGENT}.*",
             UNSET,
             "Strop runs agent loops itself, in the process that samples; leave it null",
-            supported=lambda foreign, value: value is None or value == {},
+            supported=is_empty,
         ),
         _key("function_tool_path", STRING, "Python file with functions that @function_tool marks"),
         refused(f"{_TURNS}.*", UNSET, "Strop does not know this key of verl's", supported=only(None, {})),

@@ -8,7 +8,7 @@ from pathlib import Path
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import here_requested
 from strop.dialects.hydra.selection import ConfigSelection, select
-from strop.dialects.ledger.key_mapping import aliases
+from strop.dialects.ledger.key_mapping import aliases, unset_by_null
 from strop.dialects.ledger.reader import read_dialect
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.verl import (
@@ -17,6 +17,7 @@ from strop.dialects.verl import (
     critic,
     data,
     engine_settings,
+    file_keys,
     gpus,
     later_keys,
     later_reward_keys,
@@ -34,24 +35,28 @@ from strop.dialects.verl.hydra import read_command_line
 from strop.dialects.verl.shipped import PPO
 from strop.dialects.verl.versions import OTHER_NAMES, dated
 
-_ROWS = (
-    *data.ROWS,
-    *model.ROWS,
-    *actor.ROWS,
-    *reference_model.ROWS,
-    *rollout.ROWS,
-    *megatron_optimizer.ROWS,
-    *critic.ROWS,
-    *reward.REWARD_MODEL,
-    *reward.CUSTOM_REWARD,
-    *algorithm.ROWS,
-    *trainer.ROWS,
-    *engine_settings.ROWS,
-    *later_keys.ROWS,
-    *later_reward_keys.ROWS,
-    *prime.ROWS,
-    *multi_turn.ROWS,
-    *misplaced_keys.ROWS,
+_ROWS = unset_by_null(
+    (
+        *data.ROWS,
+        *model.ROWS,
+        *actor.ROWS,
+        *reference_model.ROWS,
+        *rollout.ROWS,
+        *megatron_optimizer.ROWS,
+        *critic.ROWS,
+        *reward.REWARD_MODEL,
+        *reward.CUSTOM_REWARD,
+        *algorithm.ROWS,
+        *trainer.ROWS,
+        *engine_settings.ROWS,
+        *file_keys.ROWS,
+        *later_keys.ROWS,
+        *later_reward_keys.ROWS,
+        *prime.ROWS,
+        *multi_turn.ROWS,
+        *misplaced_keys.ROWS,
+    ),
+    file_keys.NULL_IS_UNSET,
 )
 _ALIASES = aliases(_ROWS, OTHER_NAMES | misplaced_keys.NAMES)
 LEDGER = Ledger("verl", dated(map(gpus.with_gpus, (*_ROWS, *_ALIASES))))

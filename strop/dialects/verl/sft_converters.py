@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,8 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import SftConfig
 from strop.config.units import Amount
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
-from strop.dialects.verl.data import custom_class, write_custom_class
+from strop.dialects.ledger.value_types import number_list
+from strop.dialects.verl.data import custom_class, limit_of_rows, write_custom_class
 from strop.dialects.verl.trainer import every, frequency
 
 EACH_EPOCH = "after_each_epoch"
@@ -33,8 +33,7 @@ def write_betas(run: Run) -> Mapping[str, Any]:
 @written_by(write_betas)
 def betas(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read AdamW's betas, a list or its text."""
-    written = foreign["optim.betas"]
-    return {"trainer.optimizer.betas": json.loads(written) if isinstance(written, str) else written}
+    return {"trainer.optimizer.betas": number_list(foreign["optim.betas"])}
 
 
 def write_schedule(run: Run) -> Mapping[str, Any]:
@@ -151,6 +150,8 @@ def answer_columns(foreign: ForeignValues) -> Mapping[str, Any]:
     settings: dict[str, Any] = {"algorithm.type": "sft", "data.train.path": foreign["data.train_files"]}
     settings |= {f"data.train.{name}": column for name, column in columns.items()}
     validation = {"name": "val", "path": foreign["data.val_files"], **columns}
+    limits = {name: limit_of_rows(foreign, f"data.{name}_max_samples") for name in ("train", "val")}
+    settings["data.train.limit_tasks"], validation["limit_tasks"] = limits["train"], limits["val"]
     if (dataset := custom_class(foreign)) is not None:
         settings["data.train.dataset"] = validation["dataset"] = dataset
     settings["data.eval"] = [] if foreign["data.val_files"] is None else [validation]

@@ -29,6 +29,7 @@ from strop.dialects.verl.sft_converters import (
     betas,
 )
 
+_torchtitan = unless("engine.strategy", "torchtitan")
 _megatron = unless("engine.strategy", "megatron")
 _falling = any_inactive(
     _megatron, unless("optim.lr_decay_style", "linear", "cosine", "inverse_square_root", "WSD")
@@ -84,11 +85,28 @@ ROWS = (
         "constant",
         "trainer.schedule.type",
         read=schedule,
-        value_type=nullable(one_of("constant", "cosine")),
+        value_type=one_of("constant", "cosine"),
         inactive=_fsdp,
     ),
     mapped("optim.min_lr_ratio", 0.0, "trainer.schedule.min_ratio", read=schedule, inactive=_cosine),
     mapped("optim.num_cycles", 0.5, "trainer.schedule.cycles", read=schedule, inactive=_cosine),
+    mapped(
+        "optim.decay_type",
+        "linear",
+        "trainer.schedule.type",
+        read=schedule,
+        value_type=one_of("linear", "cosine", "sqrt"),
+        inactive=_torchtitan,
+        note="torchtitan's decay, from the end of the warm-up to the end of the run",
+    ),
+    mapped(
+        "optim.min_lr_factor",
+        0.0,
+        "trainer.schedule.min_ratio",
+        read=schedule,
+        inactive=_torchtitan,
+        note="torchtitan's last rate, as a fraction of lr; 1 is a constant rate",
+    ),
     mapped("optim.init_lr_ratio", 0.0, "trainer.schedule.start_ratio", read=schedule, inactive=_fsdp),
     mapped("optim.lr_min", 0.0, "trainer.schedule.min_ratio", read=schedule, inactive=_fsdp),
     mapped("optim.lr_start", 0.0, "trainer.schedule.start_ratio", read=schedule, inactive=_fsdp),

@@ -21,6 +21,7 @@ from strop.dialects.ledger.key_mapping import (
     placement_section,
     refused,
     unless,
+    unset_by_null,
 )
 from strop.dialects.ledger.placement_notes import ALWAYS_PACKED, NO_SHARDS, ONE_GPU, ONE_MACHINE, OWN_KERNELS
 from strop.dialects.ledger.reader import read_dialect
@@ -193,7 +194,9 @@ _TRAINER = (
     no_effect("hydra.*", UNSET, "the run folder is trainer.default_local_dir", value_type=ANY),
     *checkpoint_contents_rows("checkpoint"),
 )
-_ROWS = (*sft_engine_data.ROWS, *_MODEL, *_ENGINE, *sft_engine_optimizer.ROWS, *_TRAINER)
+_ROWS = unset_by_null(
+    (*sft_engine_data.ROWS, *_MODEL, *_ENGINE, *sft_engine_optimizer.ROWS, *_TRAINER), ("optim.warmup_style",)
+)
 LEDGER = Ledger(
     "verl-sft-engine",
     not_on_page(*_ROWS, *aliases(_ROWS, {"optim.lr_scheduler_type": "optim.warmup_style"})),

@@ -10,6 +10,7 @@ from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import here_requested
 from strop.dialects.hydra.selection import ConfigSelection, select
 from strop.dialects.ledger.key_mapping import (
+    aliases,
     mapped,
     no_effect,
     not_on_page,
@@ -17,6 +18,7 @@ from strop.dialects.ledger.key_mapping import (
     placement,
     refused,
     unless,
+    versions,
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS, ONE_GPU, ONE_MACHINE, OWN_KERNELS
 from strop.dialects.ledger.reader import read_dialect
@@ -25,7 +27,7 @@ from strop.dialects.ledger.value_types import (
     ANY,
     INTEGER,
     NUMBER,
-    NUMBER_LIST,
+    NUMBER_LIST_OR_TEXT,
     STRING,
     STRING_OR_LIST,
     nullable,
@@ -34,9 +36,12 @@ from strop.dialects.ledger.value_types import (
 from strop.dialects.verl.data import custom_class_rows
 from strop.dialects.verl.gpus import one_gpu
 from strop.dialects.verl.hydra import read_command_line
+from strop.dialects.verl.later_sft_keys import OTHER_NAMES
+from strop.dialects.verl.later_sft_keys import ROWS as LATER
 from strop.dialects.verl.sft_converters import (
     DTYPES,
     answer_columns,
+    betas,
     imports,
     intervals,
     length_limit,
@@ -266,13 +271,20 @@ _TRAINER = not_on_page(
         ONE_GPU,
         supported=one_gpu,
     ),
-    mapped("optim.betas", [0.9, 0.95], "trainer.optimizer.betas", value_type=NUMBER_LIST),
+    mapped(
+        "optim.betas",
+        [0.9, 0.95],
+        "trainer.optimizer.betas",
+        read=betas,
+        value_type=NUMBER_LIST_OR_TEXT,
+    ),
     placement("ulysses_sequence_parallel_size", 1, NO_SHARDS, supported=only(1)),
     placement(
         "use_remove_padding", False, "sequences are always packed without padding", supported=only(True)
     ),
 )
-LEDGER = Ledger("verl-sft", (*_OPTIM, *_MODEL, *_DATA, *_TRAINER))
+_ROWS = (*_OPTIM, *_MODEL, *_DATA, *_TRAINER, *LATER)
+LEDGER = Ledger("verl-sft", (*_ROWS, *versions(*aliases(_ROWS, OTHER_NAMES), since="0.6")))
 
 
 def read_verl_sft(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from strop.dialects.ledger.key_mapping import KeyMapping
+from strop.dialects.verl.file_keys import MUON
 
 _BUFFER = "reward_model.reward_kwargs.overlong_buffer_cfg"
 _ACTOR = "actor_rollout_ref.actor"
@@ -29,11 +30,16 @@ OTHER_NAMES = {
     "reward.reward_model.enable": "reward_model.enable",
     "reward.reward_model.model_path": "reward_model.model.path",
     f"{_ACTOR}.optim.lr_scheduler_type": f"{_ACTOR}.optim.warmup_style",
+    f"{_ACTOR}.optim.name": f"{_ACTOR}.optim.optimizer",
+    f"{_ACTOR}.checkpoint.contents": f"{_ACTOR}.checkpoint.save_contents",
+    "critic.checkpoint.contents": "critic.checkpoint.save_contents",
+    "trainer.val_generations_to_log_to_wandb": "trainer.log_val_generations",
     "critic.optim.lr_scheduler_type": "critic.optim.warmup_style",
 }
 """Keys of other versions that mean the same as a key of the ledger, with that key."""
 _SINCE = {
     "0.5": """
+        actor_rollout_ref.profiler critic.loss_agg_mode
         actor_rollout_ref.rollout.agent actor_rollout_ref.rollout.multi_turn.max_assistant_turns
         actor_rollout_ref.rollout.multi_turn.max_user_turns actor_rollout_ref.rollout.multi_turn.max_parallel_calls
         actor_rollout_ref.rollout.multi_turn.interaction_config_path
@@ -46,6 +52,8 @@ _SINCE = {
         trainer.use_legacy_worker_impl actor_rollout_ref.actor.tis_imp_ratio_cap
     """,
     "0.6": """
+        actor_rollout_ref.ref.model actor_rollout_ref.rollout.skip_rollout actor_rollout_ref.rollout.skip_dump_dir
+        critic.enable critic.loss_scale_factor critic.optim.optimizer_impl critic.optim.override_optimizer_config
         algorithm.rollout_is algorithm.rollout_is_threshold algorithm.rollout_is_threshold_lower
         algorithm.rollout_is_level algorithm.rollout_is_mode algorithm.rollout_is_veto_threshold
         actor_rollout_ref.actor.use_rollout_log_probs
@@ -65,6 +73,11 @@ _SINCE = {
         critic.optim.lr_scheduler_type
     """,
     "0.7": """
+        actor_rollout_ref.actor.optim.name actor_rollout_ref.actor.optim.eps critic.optim.eps
+        actor_rollout_ref.actor.optim.decay_type critic.optim.decay_type critic.optim.name
+        actor_rollout_ref.actor.optim.min_lr_factor critic.optim.min_lr_factor actor_rollout_ref.ref.optim
+        actor_rollout_ref.actor.sum_pi_squared_checkpointing critic.optim.lr_min critic.optim.lr_start
+        critic.optim.lr_decay_ratio
         algorithm.gdpo_reward_keys algorithm.gdpo_reward_weights
         actor_rollout_ref.actor.calculate_entropy actor_rollout_ref.actor.loss_scale_factor
         actor_rollout_ref.actor.rollout_n actor_rollout_ref.actor.router_replay actor_rollout_ref.ref.router_replay
@@ -77,6 +90,7 @@ _SINCE = {
         reward_model.reward_loop_module_path reward_model.reward_loop_class_name
     """,
     "0.8": """
+        actor_rollout_ref.rollout.skip critic.model.mtp critic.optim.zero_indexed_step
         distillation reward sandbox_fusion critic.fsdp critic.veomni data.audio_key data.function_tool_path
         data.mm_processor_kwargs actor_rollout_ref.actor.calculate_sum_pi_squared actor_rollout_ref.actor.qat
         actor_rollout_ref.actor.fsdp_config.qat actor_rollout_ref.actor.use_prefix_grouper
@@ -88,7 +102,12 @@ _SINCE = {
         actor_rollout_ref.rollout.n_gpus_per_node actor_rollout_ref.rollout.nnodes
         actor_rollout_ref.rollout.scheduling_policy
     """,
-    "0.9": """
+    "0.9": " ".join(MUON)
+    + """
+        data.continuous_token
+        critic.optim.use_precision_aware_optimizer critic.optim.main_grads_dtype
+        critic.optim.exp_avg_dtype critic.optim.exp_avg_sq_dtype
+        critic.optim.use_layer_wise_distributed_optimizer
         skip trainer.use_v1 trainer.v1 actor_rollout_ref.actor.entropy_from_logits_chunk_size
         actor_rollout_ref.actor.pad_to_length actor_rollout_ref.ref.pad_to_length
         actor_rollout_ref.ref.entropy_from_logits_chunk_size actor_rollout_ref.actor.policy_loss.dro_beta
@@ -101,6 +120,10 @@ _SINCE = {
 }
 """Versions later than the seed page's, each with the keys and sections that it adds."""
 _UNTIL = {
+    "0.3": """
+        actor_rollout_ref.ref.param_offload actor_rollout_ref.actor.checkpoint.contents critic.checkpoint.contents
+        trainer.val_generations_to_log_to_wandb
+    """,
     "0.4": """
         actor_rollout_ref.rollout.multi_turn.max_turns
         actor_rollout_ref.rollout.multi_turn.enable_tokenization_sanity_check
@@ -109,15 +132,19 @@ _UNTIL = {
         trainer.remove_previous_ckpt_in_save reward_model.overlong_buffer
     """,
     "0.5": """
+        actor_rollout_ref.profiler
         actor_rollout_ref.actor.profile actor_rollout_ref.ref.profile trainer.npu_profile
         actor_rollout_ref.actor.tis_imp_ratio_cap actor_rollout_ref.rollout.multi_turn.completion_callback
     """,
     "0.6": """
+        actor_rollout_ref.ref.model
         algorithm.rollout_is algorithm.rollout_is_threshold algorithm.rollout_is_threshold_lower
         algorithm.rollout_is_level algorithm.rollout_is_mode algorithm.rollout_is_veto_threshold
         algorithm.rollout_correction.use_policy_gradient
     """,
     "0.7": """
+        actor_rollout_ref.rollout.skip_rollout actor_rollout_ref.rollout.skip_dump_dir
+        actor_rollout_ref.actor.sum_pi_squared_checkpointing
         actor_rollout_ref.rollout.update_weights_bucket_megabytes critic.model.fsdp_config data.datagen data.sampler
         reward_model.max_length reward_model.megatron reward_model.micro_batch_size
         reward_model.micro_batch_size_per_gpu reward_model.model.fsdp_config reward_model.model.input_tokenizer
@@ -125,6 +152,9 @@ _UNTIL = {
         reward_model.profiler reward_model.reward_kwargs trainer.use_legacy_worker_impl
         algorithm.rollout_correction.rollout_rs_threshold_lower
         algorithm.rollout_correction.rollout_token_veto_threshold
+    """,
+    "0.8": """
+        actor_rollout_ref.rollout.skip
     """,
 }
 """Versions, each with the keys and sections that the next version does not have."""

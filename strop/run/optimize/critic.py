@@ -36,11 +36,12 @@ class Critic:
         trainer: TrainerConfig,
         horizon: Horizon,
         *,
+        max_response_tokens: int,
         seed: int,
     ) -> None:
-        """`seed` is the run's; what `section` leaves out is taken from `trainer`."""
+        """`max_response_tokens` and `seed` are the run's; what `section` leaves out is taken from `trainer`."""
         self._engine = engine
-        self._loss = ValueLoss(section.value_clip)
+        self._loss = ValueLoss(section.value_clip, section.aggregation, max_response_tokens)
         epochs = section.epochs_per_step or trainer.epochs_per_step
         self._updates = second_model_updates(engine, section, trainer, horizon, epochs=epochs, seed=seed)
 
@@ -110,4 +111,11 @@ def open_critic(
     engine = engines.critic(section)
     if checkpoint is not None:
         engine.load(checkpoint / CRITIC_FOLDER)
-    return Critic(engine, section, run.trainer, horizon, seed=run.seed)
+    return Critic(
+        engine,
+        section,
+        run.trainer,
+        horizon,
+        max_response_tokens=run.data.max_response_tokens,
+        seed=run.seed,
+    )
