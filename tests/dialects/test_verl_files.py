@@ -68,6 +68,16 @@ def test_a_default_of_verls_files_changes_nothing(setting: str) -> None:
         ("critic.enable=False", "critic.enable=False is not supported: a critic is trained for"),
         ("critic.optim.optimizer=sgd", "the critic is trained with AdamW"),
         ("critic.optim.eps=1e-6", "AdamW's epsilon is 1e-8"),
+        ("actor_rollout_ref.actor.optim.betas=[]", "betas must be a list of two numbers, got []"),
+        ("++reward.reward_model.model_path=2", "reward.reward_model.model_path must be a string"),
+        (
+            "data.gen_batch_size=100",
+            "override data.gen_batch_size=100: data.gen_batch_size (100) is not a mult",
+        ),
+        (
+            "distillation.enabled=True",
+            "override distillation.enabled=True: distillation.enabled is True, and",
+        ),
         ("actor_rollout_ref.rollout.skip_rollout=True", "does not replay rollouts"),
     ],
 )
@@ -104,6 +114,18 @@ def test_betas_may_be_quoted() -> None:
         assert run_of(f"{section}.optim.betas='[0.9, 0.95]'") == run_of(f"{section}.optim.betas=[0.9,0.95]")
     sft = read_verl_sft(["optim.betas='[0.8, 0.9]'"], here=True).run
     assert sft.trainer.optimizer.betas == (0.8, 0.9)  # type: ignore[union-attr]
+
+
+def test_the_length_of_responses_is_the_scale_of_a_summed_loss() -> None:
+    mode, factor = "loss_agg_mode=seq-mean-token-sum-norm", "actor_rollout_ref.actor.loss_scale_factor"
+    mode = f"actor_rollout_ref.actor.{mode}"
+    assert run_of(mode, f"{factor}=512", "data.max_response_length=512").algorithm == run_of(mode).algorithm
+    with pytest.raises(ConfigError, match="loss_scale_factor=7 is not supported"):
+        run_of(mode, f"{factor}=7")
+
+
+def test_the_models_tokenizer() -> None:
+    assert run_of("actor_rollout_ref.model.tokenizer_path=words").model.tokenizer == "words"
 
 
 def test_an_estimator_is_named_once() -> None:

@@ -68,8 +68,9 @@ class ForeignConfig:
     def _without_nulls(self, values: ConfigTree) -> ConfigTree:
         """The values, with the defaults of keys whose interpolation is a null that leaves them unset."""
         for dotted, row in self.written.items():
-            if row.null_is_unset and values.get(split_key(dotted)) is None:
-                values.replace_value(split_key(dotted), row.default)
+            keys = split_key(dotted)
+            if row.null_is_unset and keys not in self.tree.faulty and values.get(keys) is None:
+                values.replace_value(keys, row.default)
         return values
 
     @staticmethod

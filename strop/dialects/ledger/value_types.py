@@ -44,11 +44,11 @@ NUMBER = ValueType("a number", _is_number)
 NUMBER_LIST = ValueType(
     "a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value))
 )
-NUMBER_LIST_OR_TEXT = ValueType(
-    "a list of numbers",
-    lambda value: NUMBER_LIST.accepts(number_list(value)),
+BETAS = ValueType(
+    "a list of two numbers",
+    lambda value: NUMBER_LIST.accepts(number_list(value)) and len(number_list(value)) == 2,
 )
-"""Type of a list that may be quoted, so that Hydra passes it as text."""
+"""Type of AdamW's betas, a list that may be quoted, so that Hydra passes it as text."""
 STRING = ValueType("a string", lambda value: isinstance(value, str))
 STRING_OR_LIST = ValueType(
     "a string or a list of strings", lambda value: isinstance(value, str) or _is_string_list(value)
@@ -59,7 +59,7 @@ MAPPING = ValueType("a mapping", lambda value: isinstance(value, dict))
 
 
 def number_list(value: Any) -> Any:
-    """The numbers of a NUMBER_LIST_OR_TEXT."""
+    """The numbers of BETAS."""
     return _from_json(value) if isinstance(value, str) else value
 
 

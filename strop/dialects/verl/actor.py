@@ -14,8 +14,8 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import ONE_TRAINER
 from strop.dialects.ledger.value_types import (
+    BETAS,
     INTEGER,
-    NUMBER_LIST_OR_TEXT,
     STRING,
     STRING_OR_LIST,
     nullable,
@@ -223,7 +223,7 @@ ROWS = (
             [0.9, 0.999],
             "trainer.optimizer.betas",
             read=betas,
-            value_type=NUMBER_LIST_OR_TEXT,
+            value_type=BETAS,
             inactive=switches.fsdp,
         ),
         mapped(

@@ -16,9 +16,9 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import ALWAYS_PACKED, NO_SHARDS, ONE_TRAINER
 from strop.dialects.ledger.value_types import (
+    BETAS,
     INTEGER,
     NUMBER,
-    NUMBER_LIST_OR_TEXT,
     STRING,
     STRING_OR_LIST,
     nullable,
@@ -139,7 +139,7 @@ _OPTIMIZER = (
         [0.9, 0.999],
         f"{AT}.optimizer.betas",
         read=critic,
-        value_type=NUMBER_LIST_OR_TEXT,
+        value_type=BETAS,
         inactive=fsdp,
     ),
     mapped(

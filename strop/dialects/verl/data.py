@@ -212,9 +212,13 @@ def batches(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def step_size(foreign: ForeignValues) -> int:
     """Prompts of a step. Without dynamic sampling, verl trains on all prompts of `data.gen_batch_size`."""
-    count = foreign["data.gen_batch_size"]
-    sampled_again = foreign["algorithm.filter_groups.enable"]
-    return int(foreign["data.train_batch_size"] if count is None or sampled_again else count)
+    return int(foreign[step_size_key(foreign)])
+
+
+def step_size_key(foreign: ForeignValues) -> str:
+    """Key of the number of prompts of a step."""
+    generated = foreign["data.gen_batch_size"] is not None and not foreign["algorithm.filter_groups.enable"]
+    return "data.gen_batch_size" if generated else "data.train_batch_size"
 
 
 def mini_batch_size(foreign: ForeignValues, key: str) -> int | None:
@@ -228,7 +232,7 @@ def mini_batch_size(foreign: ForeignValues, key: str) -> int | None:
         near = " and ".join(str(size) for size in sorted(fits[:2]))
         raise foreign.error_for(
             key,
-            f"data.train_batch_size ({step}) is not a multiple of {key} ({update}); the nearest divisors are "
+            f"{step_size_key(foreign)} ({step}) is not a multiple of {key} ({update}); the nearest divisors are "
             f"{near}.",
         )
     return update

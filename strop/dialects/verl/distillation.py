@@ -198,7 +198,8 @@ def _path(foreign: ForeignValues, name: str) -> str:
     if not path:
         raise foreign.error_for(
             f"{_MODELS}.{name}.model_path",
-            f"{_MODELS}.{name}.model_path is missing: the folder or name of the teacher.",
+            f"distillation.enabled is True, and {_MODELS}.{name}.model_path is missing: write the folder or name of "
+            "the teacher.",
         )
     return str(path)
 

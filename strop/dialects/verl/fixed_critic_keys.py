@@ -9,12 +9,14 @@ from strop.dialects.ledger.key_mapping import (
     ForeignValues,
     KeyMapping,
     SupportCheck,
+    any_inactive,
     mapped,
     no_effect,
     only,
     placement,
     refused,
     same_as,
+    unless,
 )
 from strop.dialects.ledger.value_types import ANY, STRING_OR_LIST, one_of
 from strop.dialects.verl import switches
@@ -22,7 +24,8 @@ from strop.dialects.verl.critic_converters import AT, OPTIM, critic
 from strop.dialects.verl.empty_values import is_empty
 from strop.dialects.verl.megatron_optimizer import ADAMW
 
-_CONTENTS = "actor_rollout_ref.actor.checkpoint"
+_ACTOR = "actor_rollout_ref.actor"
+_CONTENTS = f"{_ACTOR}.checkpoint"
 _NO_LORA = "critic.model.lora_rank is 0, so that the whole critic is trained"
 
 
@@ -58,7 +61,13 @@ _LOSS = (
         inactive=switches.gae,
         note="aggregation of the value loss",
     ),
-    _fixed("loss_scale_factor", None, "leave it null"),
+    refused(
+        "critic.loss_scale_factor",
+        f"${{{_ACTOR}.loss_scale_factor}}",
+        "the sum over tokens is divided by data.max_response_length; leave it null",
+        supported=lambda foreign, value: value in (None, foreign["data.max_response_length"]),
+        inactive=any_inactive(switches.gae, unless("critic.loss_agg_mode", "seq-mean-token-sum-norm")),
+    ),
     no_effect("critic.kl_ctrl.*", UNSET, "no part of verl reads it", value_type=ANY),
     refused(
         "critic.checkpoint.load_contents",

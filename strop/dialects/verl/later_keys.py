@@ -50,6 +50,11 @@ def _no_generation_batch(foreign: ForeignValues) -> str | None:
     return "data.gen_batch_size is null" if foreign["data.gen_batch_size"] is None else None
 
 
+def is_response_length(foreign: ForeignValues, value: Any) -> bool:
+    """Check that supports null and the maximum length of a response."""
+    return value is None or bool(value == foreign["data.max_response_length"])
+
+
 _DATA = (
     no_effect("data.min_response_length", UNSET, "no version of verl reads it", value_type=ANY),
     no_effect("data.val_batch_size", None, "all validation prompts are sampled together", value_type=ANY),
@@ -143,6 +148,8 @@ _LOSS = (
         f"{_ACTOR}.loss_scale_factor",
         None,
         "the sum over tokens is divided by data.max_response_length; leave it null",
+        supported=is_response_length,
+        inactive=unless(f"{_ACTOR}.loss_agg_mode", "seq-mean-token-sum-norm"),
     ),
     placement(
         "algorithm.filter_groups.max_inflight_gen_batches",
@@ -218,7 +225,6 @@ _MODELS = (
         inactive=switches.lora,
         note="PEFT folder of an adapter of the same lora_rank and lora_alpha",
     ),
-    empty(f"{_MODEL}.tokenizer_path", "write data.tokenizer"),
     empty(
         f"{_MODEL}.hf_config_path",
         "the model folder's config.json is read; write values that replace "

@@ -18,8 +18,8 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.value_types import (
     ANY,
+    BETAS,
     INTEGER,
-    NUMBER_LIST_OR_TEXT,
     nullable,
     one_of,
 )
@@ -67,7 +67,7 @@ ROWS = (
         [0.9, 0.999],
         "trainer.optimizer.betas",
         read=betas,
-        value_type=NUMBER_LIST_OR_TEXT,
+        value_type=BETAS,
         note="a list, or a list in quotes",
     ),
     mapped("optim.clip_grad", 1.0, "trainer.max_grad_norm", read=schedule, note="0 means no bound"),

@@ -25,9 +25,9 @@ from strop.dialects.ledger.reader import read_dialect
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import (
     ANY,
+    BETAS,
     INTEGER,
     NUMBER,
-    NUMBER_LIST_OR_TEXT,
     STRING,
     STRING_OR_LIST,
     nullable,
@@ -276,7 +276,7 @@ _TRAINER = not_on_page(
         [0.9, 0.95],
         "trainer.optimizer.betas",
         read=betas,
-        value_type=NUMBER_LIST_OR_TEXT,
+        value_type=BETAS,
     ),
     placement("ulysses_sequence_parallel_size", 1, NO_SHARDS, supported=only(1)),
     placement(

@@ -27,6 +27,7 @@ OTHER_NAMES = {
         for name in ("url", "max_concurrent", "memory_limit_mb")
     },
     "reward.reward_manager.name": "reward_model.reward_manager",
+    "actor_rollout_ref.model.tokenizer_path": "data.tokenizer",
     "reward.reward_model.enable": "reward_model.enable",
     "reward.reward_model.model_path": "reward_model.model.path",
     f"{_ACTOR}.optim.lr_scheduler_type": f"{_ACTOR}.optim.warmup_style",
