@@ -20,10 +20,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from strop.config.schema.distillation import DivergenceConfig
 from strop.models.divergences import Slopes, divergence_slopes, token_divergences
+from strop.models.dtensor import whole_parameter
 
 CHUNK_ROWS = 256
 """Positions per chunk: enough for fast matrix products, with little memory for any vocabulary."""
@@ -82,7 +84,21 @@ class FrozenStates:
         if type(head) is not nn.Linear:
             called: Tensor = head(hidden)
             return called
-        return nn.functional.linear(hidden, head.weight, head.bias)
+        bias = None if head.bias is None else whole_parameter(head.bias)
+        return nn.functional.linear(hidden, whole_parameter(head.weight), bias)
+
+
+@torch.no_grad()
+def gathered_head(head: nn.Module) -> nn.Module:
+    """The head of a frozen model as a whole, since tensor-parallel ranks may read it a different number of times."""
+    weight = getattr(head, "weight", None)
+    if not isinstance(weight, DTensor) or not any(placement.is_shard() for placement in weight.placements):
+        return head
+    gathered = nn.Linear(weight.shape[1], weight.shape[0], bias=head.bias is not None, device="meta")
+    gathered.weight = nn.Parameter(whole_parameter(weight), requires_grad=False)
+    if isinstance(head.bias, Tensor):
+        gathered.bias = nn.Parameter(whole_parameter(head.bias), requires_grad=False)
+    return gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +151,8 @@ def head_outputs(
     if type(head) is nn.Linear:
         logprobs, entropies, *divergences = _Linear.apply(  # type: ignore[no-untyped-call]
             hidden,
-            head.weight,
-            head.bias,
+            whole_parameter(head.weight, is_gradient_partial=True),
+            None if head.bias is None else whole_parameter(head.bias, is_gradient_partial=True),
             rows,
             labels,
             temperature,

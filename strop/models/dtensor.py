@@ -6,10 +6,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from strop.models.zero_parameters import full_zero_parameter, is_zero_parameter
+
+Block = tuple[slice, ...]
+"""A rectangular part of a tensor: first index and end in each dimension."""
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -21,20 +24,33 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """The tensor itself, or this rank's rows of a sharded one."""
+    """The tensor itself, or this rank's part of a sharded one."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def distribute_like(
-    rows: Callable[[int, int], Tensor], like: DTensor, device: torch.device | None = None
-) -> DTensor:
-    """A tensor with `like`'s shape and layout, on `device` (None: `like`'s).
+def whole_parameter(parameter: Tensor, *, is_gradient_partial: bool = False) -> Tensor:
+    """A parameter inside the forward pass of its model: the parameter itself, or gathered from tensor-parallel ranks.
 
-    `rows` returns the rows from one number to before another; it is called for this rank's rows only.
+    `is_gradient_partial` is whether its gradient is the sum of those of these ranks; otherwise theirs are equal.
     """
-    mesh = like.device_mesh
-    (count, *_), (first, *_) = compute_local_shape_and_global_offset(like.shape, mesh, like.placements)
-    own = rows(first, first + count).to(device or like.device)
+    if not isinstance(parameter, DTensor):
+        return parameter
+    everywhere = [Replicate()] * parameter.device_mesh.ndim
+    partial = [Partial()] * parameter.device_mesh.ndim if is_gradient_partial else None
+    return parameter.redistribute(placements=everywhere).to_local(grad_placements=partial)
+
+
+def local_block(like: DTensor) -> Block:
+    """This rank's part of a sharded tensor."""
+    shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    return tuple(slice(first, first + count) for first, count in zip(offset, shape, strict=True))
+
+
+def distribute_like(
+    read: Callable[[Block], Tensor], like: DTensor, device: torch.device | None = None
+) -> DTensor:
+    """A tensor with `like`'s shape and layout, on `device` (None: `like`'s); `read` returns this rank's part."""
+    own = read(local_block(like)).to(device or like.device)
     return DTensor.from_local(
-        own, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )

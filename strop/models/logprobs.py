@@ -18,12 +18,14 @@ from strop.models.chunked_head import (
     FrozenStates,
     LogitTransform,
     entropy_effects,
+    gathered_head,
     head_outputs,
     squared_probability_sums,
 )
 from strop.models.packed_attention.forward import base_model, decoder_of, packed_forward, packed_outputs
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
-from strop.models.packed_attention.targets import TargetRows, target_rows
+from strop.models.packed_attention.targets import TargetRows, head_rows
+from strop.models.packed_attention.tensor_parallel import tensor_group
 from strop.types import MicroBatch, TokenOutputs
 
 UNKNOWN_LOGPROB = -1e4
@@ -45,7 +47,8 @@ def frozen_states(
     head = _head(base)
     if isinstance(head, BaseTunerLayer):
         head = head.get_base_layer()
-    return FrozenStates(packed_forward(model, micro_batch), head, logit_transform(base), temperature)
+    hidden = packed_forward(model, micro_batch)
+    return FrozenStates(hidden, gathered_head(head), logit_transform(base), temperature)
 
 
 def squared_probabilities(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
@@ -65,8 +68,9 @@ def _vocabulary_sums(
     micro_batch: MicroBatch,
     sum_over: Callable[[FrozenDistribution, Tensor, Tensor], Tensor],
 ) -> Tensor:
-    base, found = base_model(model), target_rows(model, micro_batch)
-    states = FrozenStates(packed_forward(model, micro_batch), _head(base), logit_transform(base))
+    base, found = base_model(model), head_rows(model, micro_batch)
+    head = gathered_head(_head(base))
+    states = FrozenStates(packed_forward(model, micro_batch), head, logit_transform(base))
     return found.spread(sum_over(states, found.rows, micro_batch.temperature[found.targets]))
 
 
@@ -85,7 +89,9 @@ def token_outputs(
     All are differentiable. A target's logits are divided by its `temperature`, as in sampling.
     """
     hidden, routers = packed_outputs(model, micro_batch, router_logits=router_logits)
-    base, found = base_model(model), target_rows(model, micro_batch)
+    base, found = base_model(model), head_rows(model, micro_batch)
+    if (group := tensor_group(base)) is not None:
+        hidden = group.divide_use(hidden)
     comparisons = [] if reference is None else [Comparison(reference, ReverseKlConfig())]
     logprobs, entropies, divergences = head_outputs(
         _head(base),

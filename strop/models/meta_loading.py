@@ -1,6 +1,6 @@
-"""Models built on the meta device, with a reader of their weights by rows from safetensors files.
+"""Models built on the meta device, with a reader of parts of their weights from safetensors files.
 
-A rank of a sharded model builds the model without memory for its weights and then reads its own rows of each.
+A rank of a sharded model builds the model without memory for its weights and then reads its own part of each.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from transformers.initialization import no_init_weights
 from strop.config.paths import gguf_file
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
+from strop.models.dtensor import Block
 from strop.models.loading import (
     LOAD_ERRORS,
     language_model_class,
@@ -40,21 +41,21 @@ class MetaLoadingUnsupported(Exception):
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The weights of a model folder, read by rows; each rank reads only the rows it needs."""
+    """The weights of a model folder, of which each rank reads only the parts that it needs."""
 
     files: dict[str, Path]
     """File of each tensor, by the tensor's name in the files."""
     names: dict[str, str]
     """Name in the files of each parameter and persistent buffer of the model."""
 
-    def read_rows(self, name: str, first: int, end: int) -> Tensor:
-        """Rows `first` to before `end` of a tensor of the model, in the files' dtype, in its own storage."""
+    def read_block(self, name: str, block: Block) -> Tensor:
+        """A part of a tensor of the model, in the files' dtype, in its own storage."""
         stored = self.names[name]
         try:
-            rows: Tensor = self._open(stored).get_slice(stored)[first:end]
+            part: Tensor = self._open(stored).get_slice(stored)[block]
         except (OSError, SafetensorError) as error:
             raise ModelError(f"model.path: {self.files[stored]} cannot be read: {error}") from error
-        return rows.clone()
+        return part.clone()
 
     def read(self, name: str) -> Tensor:
         """A whole tensor of the model."""

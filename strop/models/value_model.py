@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from strop.config.schema.model import ModelConfig
+from strop.models.dtensor import whole_parameter
 from strop.models.loading import load_decoder
 from strop.models.lora import add_lora
 from strop.models.packed_attention.forward import packed_forward
@@ -68,5 +69,6 @@ def token_values(model: ValueModel, micro_batch: MicroBatch) -> Tensor:
     hidden = packed_forward(model.decoder, micro_batch)
     found = target_rows(model.decoder, micro_batch)
     states = hidden[found.rows].float()
-    values = nn.functional.linear(states, model.head.weight.float(), model.head.bias.float())[:, 0]
+    weight, bias = (whole_parameter(p).float() for p in (model.head.weight, model.head.bias))
+    values = nn.functional.linear(states, weight, bias)[:, 0]
     return found.spread(values)

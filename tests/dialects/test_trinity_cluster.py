@@ -131,3 +131,17 @@ def test_the_trainers_ranks_are_divided_as_the_file_says() -> None:
         assert loaded.run.trainer.engine == Fsdp2EngineConfig(ranks=4, sequence_parallel=2, cpu_offload=True)
         assert any("CPUOffloadPolicy stands in" in note for note in loaded.notes)
     assert write_dialect(LEDGER, loaded.run).unsupported == ()
+
+
+def test_the_trainers_ranks_divide_matrices_as_megatron_would() -> None:
+    actor = "trainer.trainer_config.actor_rollout_ref.actor"
+    loaded = read(
+        NODES,
+        "explorer.rollout_model.engine_num=4",
+        f"{actor}.strategy=megatron",
+        f"+{actor}.megatron.tensor_model_parallel_size=2",
+        here=False,
+    )
+    assert loaded.run.trainer.engine == Fsdp2EngineConfig(ranks=4, tensor_parallel=2)
+    assert any("tensor parallelism stands in" in note for note in loaded.notes)
+    assert any("FSDP2 trains" in note for note in loaded.notes)

@@ -116,7 +116,7 @@ LAYOUTS = {
             f"{MEGATRON}.context_parallel_size=2",
             f"{MEGATRON}.param_offload=True",
         ),
-        {"sequence_parallel": 2, "cpu_offload": True},
+        {"sequence_parallel": 2, "tensor_parallel": 2, "cpu_offload": True},
     ),
 }
 
@@ -135,7 +135,7 @@ def test_what_stands_in_for_megatrons_sizes_is_said() -> None:
     notes = read("8xH100-80GB", *LAYOUTS["megatron"][0]).notes
     said = {note.split("=")[0].rpartition(".")[2]: note for note in notes}
     assert "FSDP2 trains" in said["strategy"]
-    assert "divided over all ranks" in said["tensor_model_parallel_size"]
+    assert "torch's tensor parallelism" in said["tensor_model_parallel_size"]
     assert "Ulysses" in said["context_parallel_size"]
 
 
@@ -144,6 +144,10 @@ def test_what_stands_in_for_megatrons_sizes_is_said() -> None:
     [
         ((f"{_ACTOR}.ulysses_sequence_parallel_size=3",), "does not divide the 8 ranks"),
         ((f"{FSDP}.fsdp_size=3",), "does not divide the trainer's 8 ranks"),
+        (
+            (f"{_ACTOR}.strategy=megatron", f"{MEGATRON}.tensor_model_parallel_size=3"),
+            "tensor_model_parallel_size is 3, which does not divide the trainer's 8 ranks",
+        ),
         (
             (f"{_ACTOR}.strategy=megatron", f"{MEGATRON}.pipeline_model_parallel_size=2"),
             "no pipeline or expert parallelism. Write 1: FSDP2 divides every layer",

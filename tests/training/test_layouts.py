@@ -41,6 +41,10 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "sp 2 x 2": {"ranks": 4, "sequence_parallel": 2},
     "sp 4": {"ranks": 4, "sequence_parallel": 4, "gradient_sync": "last_microbatch"},
     "replicas of sp 2": {"ranks": 4, "replicate": 2, "sequence_parallel": 2},
+    "tp 2": {"ranks": 2, "tensor_parallel": 2},
+    "tp 2 x 2": {"ranks": 4, "tensor_parallel": 2},
+    "tp 2, sp 2": {"ranks": 4, "tensor_parallel": 2, "sequence_parallel": 2},
+    "replicas of tp 2": {"ranks": 4, "tensor_parallel": 2, "replicate": 2, **OFFLOAD},
     "2 x 2": {"ranks": 4, "replicate": 2, "wrap": {"layers": ["Qwen2DecoderLayer"]}},
     "2 x 2 offloaded": {"ranks": 4, "replicate": 2, "gradient_sync": "last_microbatch", **OFFLOAD},
 }
@@ -68,6 +72,7 @@ PAIRS = (
         ("sp 2", "full kl"),
         ("sp 2", "gspo"),
         ("sp 2", "lora"),
+        ("tp 2", "lora"),
         ("2 x 2", "full kl"),
         ("2 x 2 offloaded", "kl"),
     ]
@@ -98,14 +103,14 @@ def start() -> Iterator[Callable[[int], RankGroup]]:
 
 
 def on_layouts(pairs: Any) -> Any:
-    """Parameters `layout` and `case`; four ranks are slow on two cores."""
+    """Parameters `layout` and `case`; four ranks are slow on two cores, and so is tensor parallelism."""
     return pytest.mark.parametrize(
         ("layout", "case"),
         [
             pytest.param(
                 LAYOUTS[layout],
                 CASES[case],
-                marks=[pytest.mark.slow] if LAYOUTS[layout]["ranks"] > 2 else [],
+                marks=[pytest.mark.slow] if LAYOUTS[layout]["ranks"] > 2 or layout == "tp 2" else [],
                 id=f"{layout}, {case}",
             )
             for layout, case in pairs
@@ -127,7 +132,7 @@ def test_a_layout_learns_what_one_process_learns(start, model_folder, tmp_path, 
     close(learn(again, run, range(2, 3)), expected)
 
 
-@on_layouts([(name, "kl") for name in ("sp 2", *(["sp 2 x 2"] if ALL else []))])
+@on_layouts([(name, "kl") for name in ("sp 2", "tp 2", *(["sp 2 x 2", "sp 4", "tp 2, sp 2"] if ALL else []))])
 def test_a_critic_and_demonstrations_on_a_layout(start, model_folder, tmp_path, layout, case):
     run, group = the_run(model_folder, algorithm="ppo", **layout), start(layout["ranks"])
     batch = batch_of()
@@ -185,7 +190,12 @@ def assert_divided(group: RankGroup, engine: Fsdp2Engine, run: Any) -> None:
     """Each replica's ranks hold about equal parts of its trained parameters."""
     section = run.trainer.engine
     held = group.run(CountParameters())
-    whole = sum(p.numel() for p in engine.policy.master.parameters() if p.requires_grad)
+    trained = [p for p in engine.policy.master.parameters() if p.requires_grad]
+    divided = sum(p.numel() for p in trained if section.tensor_parallel == 1 or p.placements[-1].is_shard())
+    # Norms, and half of an adapter, are equal on the ranks of tensor parallelism.
+    copied = sum(p.numel() for p in trained) - divided
+    assert divided > (0.3 if run.model.lora else 0.95) * (divided + copied)
+    whole = divided + copied * section.tensor_parallel
     parts = section.ranks // section.replicate
     for replica in range(section.replicate):
         own = held[replica * parts : (replica + 1) * parts]

@@ -13,6 +13,7 @@ from typing import Literal
 from strop.config.deepspeed.settings import ZeroSettings
 from strop.config.plan.model_size import ModelSize
 from strop.config.schema.model import LoraConfig, ModelConfig
+from strop.config.schema.training_engine import Fsdp2EngineConfig, TrainingEngineConfig
 from strop.config.units import Amount
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -33,6 +34,8 @@ STATES_PER_PARAMETER: Mapping[str, int] = {
 _ACTIVATION_BYTES = 34
 """Bytes of activations per token, layer and unit of the hidden size at two bytes per value: equation 1 of arXiv
 2205.05198 without the term of the attention scores, which are not kept."""
+_UNDIVIDED_BYTES = 10
+"""The part of these that tensor parallelism does not divide: equation 2 of the same paper."""
 _LOGIT_ROWS = 256
 """Positions whose logits exist at the same time (`strop.models.chunked_head`)."""
 _LOGIT_COPIES = 3
@@ -87,10 +90,42 @@ class MemoryNeed:
         return 0 if self.is_released else self.least(gpu_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """Division of models and micro-batches over the ranks of a trainer."""
+
+    parts: int = 1
+    """Number of parts of each parameter: the ranks of one replica."""
+    sequence: int = 1
+    """Ranks that divide the tokens of a micro-batch."""
+    tensor: int = 1
+    """Ranks that divide each layer's matrices."""
+    offloads_trained: bool = False
+    """Whether shards of trained models are in the CPU's memory."""
+    offloads_frozen: bool = False
+    """Whether shards of frozen models are in the CPU's memory."""
+    keeps_gradients: bool = False
+    """Whether gradients of all parameters are held until the last micro-batch of an update."""
+
+    @classmethod
+    def of(cls, engine: TrainingEngineConfig) -> RankLayout:
+        """The layout of a section of the run file."""
+        if not isinstance(engine, Fsdp2EngineConfig):
+            return cls(parts=engine.ranks)
+        return cls(
+            parts=engine.ranks // engine.replicate,
+            sequence=engine.sequence_parallel,
+            tensor=engine.tensor_parallel,
+            offloads_trained=engine.cpu_offload,
+            offloads_frozen=engine.reference_cpu_offload,
+            keeps_gradients=engine.gradient_sync == "last_microbatch",
+        )
+
+
 def trained_model(
-    size: ModelSize, model: ModelConfig, optimizer: str, ranks: int, microbatch: Amount, longest: int
+    size: ModelSize, model: ModelConfig, optimizer: str, layout: RankLayout, microbatch: Amount, longest: int
 ) -> MemoryNeed:
-    """Memory of one rank for a trained model: parameters, gradients and optimizer state are divided over the ranks.
+    """Memory of one rank for a trained model: parameters, gradients and optimizer state are divided as the layout says.
 
     `optimizer` is the type of its section; `longest` the longest sequence, in tokens.
     """
@@ -99,11 +134,13 @@ def trained_model(
     weights = size.parameters * of_value
     copy = 0 if in_compute == of_value else size.parameters * in_compute
     state = trained * of_value * STATES_PER_PARAMETER[optimizer]
+    on_device = 0 if layout.offloads_trained else 1
+    gradient_parts = layout.tensor if layout.keeps_gradients else layout.parts
     parts = (
-        MemoryPart("parameters", (weights + copy) // ranks),
-        MemoryPart("optimizer", state // ranks),
-        MemoryPart("gradients", trained * of_value // ranks),
-        *_of_microbatch(size, model, microbatch, longest),
+        MemoryPart("parameters", on_device * (weights + copy) // layout.parts),
+        MemoryPart("optimizer", on_device * state // layout.parts),
+        MemoryPart("gradients", (on_device or layout.keeps_gradients) * trained * of_value // gradient_parts),
+        *_of_microbatch(size, model, microbatch, longest, layout),
     )
     return _of_parts(parts)
 
@@ -129,14 +166,16 @@ def zero_model(
         MemoryPart("parameters", 0 if zero.stage == 3 and zero.offload_parameters else parameters),
         MemoryPart("optimizer", 0 if zero.offload_optimizer else masters_and_state),
         MemoryPart("gradients", trained * in_compute // (1 if zero.stage == 1 else ranks)),
-        *_of_microbatch(size, model, microbatch, longest),
+        *_of_microbatch(size, model, microbatch, longest, RankLayout()),
     )
     return _of_parts(parts)
 
 
-def frozen_model(size: ModelSize, model: ModelConfig, ranks: int) -> MemoryNeed:
+def frozen_model(size: ModelSize, model: ModelConfig, layout: RankLayout) -> MemoryNeed:
     """Memory of one rank for a reference model or a teacher."""
-    weights = size.parameters * BYTES[model.compute_dtype or model.dtype] // ranks
+    weights = size.parameters * BYTES[model.compute_dtype or model.dtype] // layout.parts
+    if layout.offloads_frozen:
+        weights = 0
     return MemoryNeed(weights, parts=(MemoryPart("parameters", weights),))
 
 
@@ -168,14 +207,19 @@ def checkpoint_bytes(size: ModelSize, model: ModelConfig, optimizer: str) -> int
 
 
 def _of_microbatch(
-    size: ModelSize, model: ModelConfig, microbatch: Amount, longest: int
+    size: ModelSize, model: ModelConfig, microbatch: Amount, longest: int, layout: RankLayout
 ) -> tuple[MemoryPart, MemoryPart]:
-    """Activations and logits of a micro-batch."""
+    """Activations and logits of a rank's part of a micro-batch."""
     in_compute = BYTES[model.compute_dtype or model.dtype]
     tokens = int(microbatch.count) * (longest if microbatch.unit == "sequences" else 1)
-    per_layer = _RECOMPUTED_BYTES if model.gradient_checkpointing else _ACTIVATION_BYTES
+    tokens = -(-tokens // layout.sequence)
+    per_layer = _UNDIVIDED_BYTES + (_ACTIVATION_BYTES - _UNDIVIDED_BYTES) // layout.tensor
+    if model.gradient_checkpointing:
+        per_layer = _RECOMPUTED_BYTES
     activations = tokens * size.layers * size.hidden * per_layer * in_compute // 2
-    logits = min(tokens, _LOGIT_ROWS) * size.vocabulary * _LOGIT_COPIES * BYTES["float32"]
+    logits = (
+        min(-(-tokens // layout.tensor), _LOGIT_ROWS) * size.vocabulary * _LOGIT_COPIES * BYTES["float32"]
+    )
     return MemoryPart("activations", activations), MemoryPart("logits", logits)
 
 

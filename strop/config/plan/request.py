@@ -97,7 +97,7 @@ def _engine(run: Run, machine: Machine) -> _PlannedEngine:
 def _ranks(run: Run, engine: _PlannedEngine, *, samples: bool) -> Iterator[ProcessRequest]:
     """The trainer's ranks; the first one has the services too where it also explores."""
     number = run.trainer.engine.ranks
-    models = dict(_trained_models(run, number))
+    models = dict(_trained_models(run))
     shared = ProcessRequest("", "trainer", 1, tuple(models), _total(list(models.values())))
     for rank in range(number):
         request = replace(shared, name="trainer" if rank == 0 else f"trainer rank {rank}")
@@ -113,8 +113,9 @@ def _ranks(run: Run, engine: _PlannedEngine, *, samples: bool) -> Iterator[Proce
         yield request
 
 
-def _trained_models(run: Run, ranks: int) -> Iterator[tuple[str, MemoryNeed | None]]:
+def _trained_models(run: Run) -> Iterator[tuple[str, MemoryNeed | None]]:
     trainer, algorithm = run.trainer, run.algorithm
+    ranks, layout = trainer.engine.ranks, memory.RankLayout.of(trainer.engine)
     longest = run.max_sequence_tokens
     zero = None
     if isinstance(trainer.engine, DeepSpeedEngineConfig):
@@ -126,7 +127,7 @@ def _trained_models(run: Run, ranks: int) -> Iterator[tuple[str, MemoryNeed | No
             return None
         if zero is not None:
             return memory.zero_model(size, model, optimizer, ranks, zero, microbatch, longest)
-        return memory.trained_model(size, model, optimizer, ranks, microbatch, longest)
+        return memory.trained_model(size, model, optimizer, layout, microbatch, longest)
 
     yield "policy", trained(run.model, trainer.optimizer.type, trainer.microbatch)
     if isinstance(algorithm, PpoConfig):
@@ -138,22 +139,22 @@ def _trained_models(run: Run, ranks: int) -> Iterator[tuple[str, MemoryNeed | No
         model = process.model or run.model
         yield "process reward", trained(model, process.optimizer.type, trainer.microbatch)
         if model.lora is None:
-            yield "process reward's reference", _frozen(model, ranks)
+            yield "process reward's reference", _frozen(model, layout)
     if isinstance(algorithm, SftConfig | DpoConfig):
         return
     needs_reference = algorithm.kl_loss is not None or algorithm.kl_reward is not None
     if isinstance(algorithm, CustomConfig) and algorithm.ref_logprobs:
         needs_reference = True
     if needs_reference and run.model.lora is None:
-        yield "reference", _frozen(run.model, ranks)
+        yield "reference", _frozen(run.model, layout)
     for teacher in algorithm.distillation.teachers if algorithm.distillation else ():
         files = run.model.model_copy(update={"path": teacher.path, "lora": None})
-        yield f"teacher {teacher.path}", _frozen(files, ranks)
+        yield f"teacher {teacher.path}", _frozen(files, layout)
 
 
-def _frozen(model: ModelConfig, ranks: int) -> MemoryNeed | None:
+def _frozen(model: ModelConfig, layout: memory.RankLayout) -> MemoryNeed | None:
     size = read_model_size(model.path)
-    return None if size is None else memory.frozen_model(size, model, ranks)
+    return None if size is None else memory.frozen_model(size, model, layout)
 
 
 def _samplers(run: Run, engine: _PlannedEngine) -> Iterator[ProcessRequest]:

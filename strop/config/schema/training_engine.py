@@ -46,6 +46,9 @@ class Fsdp2EngineConfig(Section):
     sequence_parallel: int = Field(1, gt=0)
     """Number of ranks that divide the tokens of a micro-batch (Ulysses): activations of one rank shrink by that factor.
     `microbatch` counts the tokens of all of them; the model's attention heads must be a multiple."""
+    tensor_parallel: int = Field(1, gt=0)
+    """Number of ranks that divide each layer's matrices and attention heads (tensor parallelism), for models with a
+    plan in transformers; FSDP2 shards the parts over the other ranks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the ranks; `auto` is one GPU per rank if there are GPUs, otherwise the CPU."""
     reshard_after_forward: bool = True
@@ -73,10 +76,11 @@ class Fsdp2EngineConfig(Section):
 
     def faults(self) -> Iterator[str]:
         """Faults between the fields."""
-        if self.ranks % (self.replicate * self.sequence_parallel):
+        if self.ranks % (self.replicate * self.sequence_parallel * self.tensor_parallel):
             yield (
                 f"ranks ({self.ranks}) is not a multiple of replicate ({self.replicate}) x sequence_parallel "
-                f"({self.sequence_parallel}); write sizes whose product divides the ranks"
+                f"({self.sequence_parallel}) x tensor_parallel ({self.tensor_parallel}); write sizes whose product "
+                "divides the ranks"
             )
 
 

@@ -50,12 +50,14 @@ TRAINER: tuple[KeyMapping, ...] = (
     newer_row("trainer.use_dynamic_bsz", True, "0.4"),
     newer_row("trainer.max_token_len_per_gpu", None, "0.4", value_type=nullable(INTEGER)),
     with_ranks(newer_row("trainer.ulysses_sequence_parallel_size", 1, "0.4")),
-    newer_row(
-        "trainer.trainer_strategy",
-        "fsdp",
-        "0.4",
-        value_type=one_of("fsdp", "fsdp2", "megatron"),
-        note="Strop's trainer",
+    with_ranks(
+        newer_row(
+            "trainer.trainer_strategy",
+            "fsdp",
+            "0.4",
+            value_type=one_of("fsdp", "fsdp2", "megatron"),
+            note="Strop's trainer",
+        )
     ),
     newer_row("trainer.max_checkpoints_to_keep", None, "0.4", value_type=nullable(INTEGER)),
     *versions(

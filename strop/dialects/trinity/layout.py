@@ -30,9 +30,15 @@ def layout(foreign: ForeignValues) -> Mapping[str, Any]:
     return found
 
 
+STRATEGIES = ("actor_rollout_ref.actor.strategy", "critic.strategy", "trainer.trainer_strategy")
+"""Keys that select the trainer's engine."""
+
+
 def with_ranks(row: KeyMapping) -> KeyMapping:
     """The row of a key that the trainer's ranks on a cluster honor; any other row itself."""
     key = row.key.removeprefix(PREFIX)
+    if key in STRATEGIES:
+        return _with_fsdp2(row)
     if not row.fields or not row.fields[0].startswith("trainer.engine.") or row.supported is None:
         return row
     native = row.supported
@@ -45,4 +51,22 @@ def with_ranks(row: KeyMapping) -> KeyMapping:
         read=layout,
         supported=lambda foreign, value: uses_cluster(foreign) or native(foreign, value),
         warn=warn if key in verl.STANDS_IN else None,
+    )
+
+
+def _with_fsdp2(row: KeyMapping) -> KeyMapping:
+    """The row of a trainer's engine, in whose place FSDP2 trains on a cluster."""
+    native = row.supported
+    if native is None:
+        return row
+
+    def warn(foreign: ForeignValues) -> str | None:
+        if not uses_cluster(foreign) or native(foreign, foreign[row.key]):
+            return None
+        return "without effect: FSDP2 trains on the trainer's ranks"
+
+    return replace(
+        row,
+        supported=lambda foreign, value: uses_cluster(foreign) or native(foreign, value),
+        warn=warn,
     )

@@ -57,7 +57,8 @@ STANDS_IN: Mapping[str, str] = {
     **dict.fromkeys((*_OFFLOAD, *_MEGATRON_OFFLOAD), _SHARDS_OFFLOADED),
     _REF_OFFLOAD: "FSDP2's CPUOffloadPolicy stands in for it: shards stay in the CPU's memory",
     _CONTEXT: "Ulysses sequence parallelism stands in for it, with the same gradient",
-    _TENSOR: "FSDP2 stands in for it: each parameter is divided over all ranks, and gathered for its layer",
+    _TENSOR: "torch's tensor parallelism stands in for it, with the same gradient; FSDP2 shards the parts over the "
+    "other ranks",
 }
 """Notices of the mechanism that takes the place of a key's own."""
 
@@ -138,12 +139,19 @@ def _megatron_layout(foreign: ForeignValues, ranks: int) -> dict[str, Any]:
                 f"{key} is {foreign[key]}, and Strop has no pipeline or expert parallelism. Write 1: FSDP2 divides "
                 f"every layer, experts included, over all ranks, and {_CONTEXT} divides the tokens of long sequences.",
             )
-    sequence = foreign[_CONTEXT] or 1
-    if ranks % sequence:
-        raise foreign.error_for(
-            _CONTEXT, f"{_CONTEXT} is {sequence}, which does not divide the trainer's {ranks} ranks."
-        )
-    return {"sequence_parallel": sequence, "cpu_offload": any(foreign[key] for key in _MEGATRON_OFFLOAD)}
+    sequence, tensor = foreign[_CONTEXT] or 1, foreign[_TENSOR] or 1
+    for key, size, others in ((_TENSOR, tensor, ranks), (_CONTEXT, sequence, ranks // tensor)):
+        if size < 1 or others % size:
+            raise foreign.error_for(
+                key,
+                f"{key} is {size}, which does not divide "
+                + (f"the trainer's {ranks} ranks." if key == _TENSOR else f"{others} groups of ranks."),
+            )
+    return {
+        "sequence_parallel": sequence,
+        "tensor_parallel": tensor,
+        "cpu_offload": any(foreign[key] for key in _MEGATRON_OFFLOAD),
+    }
 
 
 def _wrap_policy(foreign: ForeignValues) -> dict[str, Any]:
@@ -205,7 +213,7 @@ NOT_ON_PAGE = (
         value_type=one_of(*_DTYPES),
     ),
     _row(_CONTEXT, 1, "sequence_parallel", inactive=switches.megatron),
-    _row(_TENSOR, 1, "ranks", inactive=switches.megatron),
+    _row(_TENSOR, 1, "tensor_parallel", inactive=switches.megatron),
     *(_row(key, False, "cpu_offload", inactive=switches.megatron) for key in _MEGATRON_OFFLOAD),
     *(
         _row(key, default, "ranks", inactive=switches.megatron, value_type=nullable(INTEGER))

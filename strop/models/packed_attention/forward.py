@@ -22,6 +22,7 @@ from strop.models.family_traits import check_rope_limit, rope_token_limit
 from strop.models.packed_attention.kernels import AttentionOptions, attention
 from strop.models.packed_attention.layout import SegmentLayout, plan_layout
 from strop.models.packed_attention.sequence_parallel import SequenceGroup, sequence_group, set_sequence_group
+from strop.models.packed_attention.tensor_parallel import tensor_group
 from strop.models.vision.embedding import decoder_mask, embed_images, sees_whole_images
 from strop.types import MicroBatch
 
@@ -106,10 +107,13 @@ def split_sequences(model: nn.Module, group: SequenceGroup) -> None:
             f"divided over ranks: {obstacle}. Write sequence_parallel: 1."
         )
     heads = base.config.get_text_config().num_attention_heads
+    tensor = tensor_group(base)
+    if tensor is not None:
+        heads //= tensor.size
     if heads % group.size:
         raise ModelError(
             f"trainer.engine.sequence_parallel is {group.size}, which does not divide the {heads} attention heads of "
-            f"{type(base).__name__}. Write a divisor of {heads}."
+            f"{type(base).__name__}{' on a rank' if tensor else ''}. Write a divisor of {heads}."
         )
     set_sequence_group(base, group)
 

@@ -62,8 +62,7 @@ class SequenceGroup:
 
         Every rank computes the same loss of the sum, so the gradient passes through unchanged.
         """
-        total: Tensor = _Sum.apply(values, self.group)  # type: ignore[no-untyped-call]
-        return total
+        return sum_over_ranks(values, self.group)
 
     def to_heads(self, tokens: Tensor) -> Tensor:
         """[n t, H / n, D] All tokens of some heads, from [t, H, D]: own tokens of all heads.
@@ -89,6 +88,12 @@ class SequenceGroup:
         received = torch.empty_like(parts)
         distributed.all_to_all_single(received, parts, group=self.group)
         return received.flatten(0, 1) if to_heads else received.transpose(0, 1).flatten(1, 2)
+
+
+def sum_over_ranks(values: Tensor, group: ProcessGroup) -> Tensor:
+    """The sum of the values of a group's ranks, through which a gradient passes unchanged."""
+    total: Tensor = _Sum.apply(values, group)  # type: ignore[no-untyped-call]
+    return total
 
 
 class _Sum(torch.autograd.Function):

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 from strop.models.packed_attention.forward import base_model
 from strop.models.packed_attention.sequence_parallel import SequenceGroup, sequence_group
+from strop.models.packed_attention.tensor_parallel import TensorGroup, tensor_group
 from strop.types import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """N targets: all of a micro-batch, or with sequence parallelism those whose hidden states this rank has."""
+    """N targets: all of a micro-batch, or those of this rank with sequence or tensor parallelism."""
 
     targets: Tensor
     """[N] int64 Positions of the targets in the micro-batch."""
@@ -21,26 +22,38 @@ class TargetRows:
     """[N] int64 Rows of this rank's hidden states that predict them."""
     tokens: int
     """Number of tokens of the micro-batch."""
-    group: SequenceGroup | None
-    """Ranks that have the other targets; None where this rank has all."""
+    groups: tuple[SequenceGroup | TensorGroup, ...]
+    """Ranks that have the other targets; empty where this rank has all."""
 
     @classmethod
-    def of(cls, micro_batch: MicroBatch, group: SequenceGroup | None) -> TargetRows:
-        """The targets of this rank of a group."""
-        tokens = len(micro_batch.token_ids)
+    def of(
+        cls, micro_batch: MicroBatch, sequence: SequenceGroup | None, tensor: TensorGroup | None = None
+    ) -> TargetRows:
+        """The targets of this rank of the groups."""
+        tokens, first = len(micro_batch.token_ids), 0
         targets = micro_batch.loss_mask.nonzero()[:, 0]
-        if group is None:
-            return cls(targets, targets - 1, tokens, None)
-        first, end = group.bounds(tokens)
-        own = targets[(targets > first) & (targets <= end)]
-        return cls(own, own - 1 - first, tokens, group)
+        if sequence is not None:
+            first, end = sequence.bounds(tokens)
+            targets = targets[(targets > first) & (targets <= end)]
+        if tensor is not None:
+            targets = tensor.share(targets)
+        groups = tuple(group for group in (sequence, tensor) if group is not None)
+        return cls(targets, targets - 1 - first, tokens, groups)
 
     def spread(self, values: Tensor) -> Tensor:
         """[T] Values [N] of all ranks' targets at their positions, and 0 at other tokens."""
         spread = values.new_zeros(self.tokens).index_copy(0, self.targets, values)
-        return spread if self.group is None else self.group.sum(spread)
+        for group in self.groups:
+            spread = group.sum(spread)
+        return spread
 
 
 def target_rows(model: nn.Module, micro_batch: MicroBatch) -> TargetRows:
     """The targets whose hidden states `packed_forward` of a model returns on this rank."""
     return TargetRows.of(micro_batch, sequence_group(base_model(model)))
+
+
+def head_rows(model: nn.Module, micro_batch: MicroBatch) -> TargetRows:
+    """The targets whose log-probs this rank computes."""
+    base = base_model(model)
+    return TargetRows.of(micro_batch, sequence_group(base), tensor_group(base))

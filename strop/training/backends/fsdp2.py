@@ -66,6 +66,8 @@ def describe_mesh(dims: ParallelDims, kind: str) -> str:
         parts.append(f"{dims.replicate} replicas")
     if dims.sp > 1:
         parts.append(f"tokens divided over {dims.sp}")
+    if dims.tp > 1:
+        parts.append(f"matrices divided over {dims.tp}")
     return ", ".join(parts)
 
 

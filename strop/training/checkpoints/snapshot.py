@@ -13,6 +13,7 @@ from strop.config.schema.checkpoint import SaveConcurrency
 from strop.models.dtensor import local_tensor
 from strop.protocols import FileChecksum
 from strop.training.checkpoints.file_writer import FileWriters, write_files, writes_in_parallel
+from strop.training.checkpoints.sharded_tensors import parts_metadata
 from strop.training.checkpoints.tensor_files import write_tensors
 
 
@@ -41,7 +42,10 @@ class LocalSnapshot:
         tensors = {file: _held(named, copied=copied) for file, named in self.tensors.items()}
         return {
             **{file: partial(_write_text, text=text) for file, text in self.texts.items()},
-            **{file: partial(write_tensors, tensors=named) for file, named in tensors.items()},
+            **{
+                file: partial(write_tensors, tensors=named, metadata=parts_metadata(self.tensors[file]))
+                for file, named in tensors.items()
+            },
         }
 
 

@@ -13,9 +13,12 @@ from torch import Tensor
 from strop.errors import CheckpointError
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors by name. Of a view of a larger storage, only the view is written."""
-    save_file({name: _alone(tensor.detach()) for name, tensor in tensors.items()}, path)
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors by name, and metadata. Of a view of a larger storage, only the view is written."""
+    named = {name: _alone(tensor.detach()) for name, tensor in tensors.items()}
+    save_file(named, path, dict(metadata) if metadata else None)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 FSDP2 gathers a module's parameters for the duration of its forward and backward pass, and gives each rank
 the sum over ranks of its shard of the gradient. Models are built on the meta device, and each rank reads its
-own rows of the weights; a model for which that is not possible is read whole by every rank.
+own part of the weights; a model for which that is not possible is read whole by every rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig, WrapPolicyConfig
 from strop.errors import ModelError
-from strop.models.dtensor import distribute_like
+from strop.models.dtensor import Block, distribute_like
 from strop.models.loading import enable_gradient_checkpointing, load_model
 from strop.models.logprobs import check_logits
 from strop.models.meta_loading import MetaLoadingUnsupported, WeightFiles, build_on_meta
@@ -38,6 +38,7 @@ from strop.models.shared_weights import plain_name
 from strop.models.value_model import HeadInit, ValueModel, load_value_model
 from strop.training.parallel.mesh import RankMeshes
 from strop.training.parallel.parallelize import LoadedModel, ModelCall, with_adapter
+from strop.training.parallel.tensor import divide_matrices
 from strop.types import TokenOutputs
 
 T = TypeVar("T")
@@ -142,6 +143,8 @@ class Fsdp2Parallelizer:
         """Shard the modules that the wrap policy names, and what is around them."""
         pinned = self.device.type == "cuda"
         mesh = self.meshes.parameters
+        if mesh["tp"].size() > 1:
+            divide_matrices(model, decoder, mesh["tp"])
         shard = partial(
             fully_shard,
             mesh=mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
@@ -163,7 +166,7 @@ class Fsdp2Parallelizer:
         return root
 
     def _read_shards(self, base: PreTrainedModel, weights: WeightFiles, *, offload: bool) -> None:
-        """Replace each parameter on the meta device by this rank's rows of it."""
+        """Replace each parameter on the meta device by this rank's part of it."""
         device = _CPU if offload else self.device
         read: dict[int, nn.Parameter] = {}
         for name, parameter in list(base.named_parameters(remove_duplicate=False)):
@@ -171,8 +174,8 @@ class Fsdp2Parallelizer:
                 continue
             if id(parameter) not in read:
                 assert isinstance(parameter, DTensor)
-                rows = partial(_rows, weights, plain_name(name), parameter.dtype)
-                shard = distribute_like(rows, parameter, device)
+                part = partial(_read_block, weights, plain_name(name), parameter.dtype)
+                shard = distribute_like(part, parameter, device)
                 read[id(parameter)] = nn.Parameter(shard, requires_grad=parameter.requires_grad)
             owner, _, attribute = name.rpartition(".")
             setattr(base.get_submodule(owner), attribute, read[id(parameter)])
@@ -199,8 +202,8 @@ class _FsdpRoot(nn.Module):
         return function(self.model, *args, **kwargs)
 
 
-def _rows(weights: WeightFiles, name: str, dtype: torch.dtype, first: int, end: int) -> Tensor:
-    return weights.read_rows(name, first, end).to(dtype)
+def _read_block(weights: WeightFiles, name: str, dtype: torch.dtype, block: Block) -> Tensor:
+    return weights.read_block(name, block).to(dtype)
 
 
 def find_wrapped_modules(base: PreTrainedModel, section: WrapPolicyConfig) -> list[nn.Module]:

@@ -11,15 +11,12 @@ from strop.config.schema.training_engine import Fsdp2EngineConfig, TrainingEngin
 from strop.errors import PlacementError
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 
-_LONG_NAMES = {"tp": "tensor parallelism"}
-
 
 @dataclass(frozen=True, slots=True)
 class ParallelDims:
     """Sizes of the dimensions of parallel training; their product is the number of ranks.
 
-    Raises PlacementError for dimensions that are not supported yet, and for replicas that do not divide the
-    data-parallel ranks.
+    Raises PlacementError for replicas that do not divide the data-parallel ranks.
     """
 
     dp: int
@@ -32,11 +29,6 @@ class ParallelDims:
     """Tensor-parallel size: ranks that get the same experiences and split each layer's matrices."""
 
     def __post_init__(self) -> None:
-        for name, meaning in _LONG_NAMES.items():
-            if getattr(self, name) != 1:
-                raise PlacementError(
-                    f"trainer.engine: {meaning} ({name}) is {getattr(self, name)}, and only 1 is supported."
-                )
         if self.dp % self.replicate:
             raise PlacementError(
                 f"trainer.engine: {self.dp} data-parallel ranks cannot be divided into {self.replicate} replicas of "
@@ -47,8 +39,8 @@ class ParallelDims:
     def of(cls, section: TrainingEngineConfig) -> ParallelDims:
         """The dimensions of a section of the run file."""
         if isinstance(section, Fsdp2EngineConfig):
-            sp = section.sequence_parallel
-            return cls(dp=section.ranks // sp, replicate=section.replicate, sp=sp)
+            sp, tp = section.sequence_parallel, section.tensor_parallel
+            return cls(dp=section.ranks // (sp * tp), replicate=section.replicate, sp=sp, tp=tp)
         return cls(dp=section.ranks)
 
     @property
@@ -60,6 +52,11 @@ class ParallelDims:
     def shard_ranks(self) -> int:
         """Number of ranks over which one replica is sharded, without those of tensor parallelism."""
         return self.dp // self.replicate * self.sp
+
+    @property
+    def replica_ranks(self) -> int:
+        """Number of ranks of one replica; the first of them hold all parameters."""
+        return self.shard_ranks * self.tp
 
     def data_rank(self, rank: int) -> int:
         """The data-parallel rank of a rank; ranks with the same one get the same experiences."""

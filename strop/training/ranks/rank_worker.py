@@ -56,7 +56,8 @@ class RankWorker:
         """Build this rank's shard of the policy."""
         self._models[POLICY] = PolicyModel(spec, self._parallelizer(POLICY, spec.engine))
         set_collective_timeout(self._collective_timeout_seconds)
-        torch.manual_seed(spec.seed + self.rank)  # dropout differs between ranks
+        # Dropout differs between ranks, except where these have copies of the same hidden states.
+        torch.manual_seed(spec.seed + self.rank // self._dims[POLICY].tp)
 
     def build_critic(self, spec: CriticSpec) -> None:
         """Build this rank's shard of the critic."""
@@ -70,7 +71,7 @@ class RankWorker:
     def begin_save(self, save: SaveCheckpoint) -> Callable[[], None]:
         """Take a snapshot; the returned function writes it, in any thread, and reports to the other ranks."""
         snapshot = self.model(save.model).snapshot()
-        files = shard_writers(save, snapshot, self._dims[save.model].shard_ranks)
+        files = shard_writers(save, snapshot, self._dims[save.model].replica_ranks)
         return partial(write_shard, save, files, self.store)
 
     def _parallelizer(self, model: str, engine: TrainingEngineConfig) -> Parallelizer:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 
-from torch import distributed
+from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import Store
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from strop.errors import CheckpointError, TrainingError
 from strop.protocols import FileChecksum
@@ -40,8 +40,8 @@ class _SaveStatus:
     """Traceback of any other error."""
 
 
-def shard_writers(save: SaveCheckpoint, snapshot: LocalSnapshot, shard_ranks: int) -> FileWriters:
-    """Writers of this rank's files, for the current state; the first `shard_ranks` ranks are one replica.
+def shard_writers(save: SaveCheckpoint, snapshot: LocalSnapshot, replica_ranks: int) -> FileWriters:
+    """Writers of this rank's files, for the current state; the first `replica_ranks` ranks are one replica.
 
     Raises CheckpointError if this rank does not see the folder.
     """
@@ -50,7 +50,7 @@ def shard_writers(save: SaveCheckpoint, snapshot: LocalSnapshot, shard_ranks: in
             f"Rank {distributed.get_rank()} of the trainer does not see the folder {save.folder}, which the first "
             "rank created. `output` must be a folder on storage that all nodes of the trainer share."
         )
-    return _shard_of(snapshot, shard_ranks).file_writers(copied=save.copy_tensors)
+    return _shard_of(snapshot, replica_ranks).file_writers(copied=save.copy_tensors)
 
 
 def write_shard(save: SaveCheckpoint, files: FileWriters, store: Store) -> None:
@@ -88,18 +88,29 @@ def gather_written_files(
     return written
 
 
-def _shard_of(snapshot: LocalSnapshot, shard_ranks: int) -> LocalSnapshot:
-    """This rank's files: its rows of each sharded tensor unless another replica writes them, and its random state.
+def _shard_of(snapshot: LocalSnapshot, replica_ranks: int) -> LocalSnapshot:
+    """This rank's files: its part of each sharded tensor unless another rank writes the same one, and its random state.
     The first rank also writes what is equal on all ranks."""
     rank = distributed.get_rank()
     tensors = {}
     for file, named in snapshot.tensors.items():
         if file == RNG_FILE:
             tensors[rng_file_name(rank)] = named
-        elif rank < shard_ranks:
-            mine = {name: t for name, t in named.items() if isinstance(t, DTensor) or rank == 0}
-            tensors[shard_file_name(file, rank, shard_ranks)] = mine
+        elif rank < replica_ranks:
+            mine = {name: t for name, t in named.items() if _is_written_here(t, rank)}
+            tensors[shard_file_name(file, rank, replica_ranks)] = mine
     return LocalSnapshot(tensors, {} if rank else snapshot.texts, snapshot.save_concurrency)
+
+
+def _is_written_here(tensor: Tensor, rank: int) -> bool:
+    """Whether this rank of the first replica is the first one with its part of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return rank == 0
+    coordinate = tensor.device_mesh.get_coordinate() or ()
+    return all(
+        place == 0 or not isinstance(placement, Replicate)
+        for place, placement in zip(coordinate, tensor.placements, strict=True)
+    )
 
 
 def _wait_for_turn(save: SaveCheckpoint, store: Store, rank: int) -> None:

@@ -16,6 +16,7 @@ from strop.config.plan.machine import GIB, parse_machine
 from strop.config.plan.model_size import ModelSize
 from strop.config.schema import Run
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.config.units import Amount
 
 PARAMETERS = 2**30
@@ -43,12 +44,31 @@ def run(folder: Path, **sections: Any) -> Run:
 
 def test_the_parts_of_a_trained_model() -> None:
     size = ModelSize(PARAMETERS, 16, 2048, 16, 16, 128, 32768)
-    need = memory.trained_model(size, ModelConfig(path="m"), "adamw", 2, Amount(1024, "tokens"), 512)
+    need = memory.trained_model(
+        size, ModelConfig(path="m"), "adamw", memory.RankLayout(2), Amount(1024, "tokens"), 512
+    )
     parts = {part.name: part.bytes for part in need.parts}
     assert parts["parameters"] == parts["gradients"] == 2 * GIB and parts["optimizer"] == 4 * GIB
     assert parts["activations"] == 1024 * 16 * 2048 * 34 * 2
     assert parts["logits"] == 256 * 32768 * 3 * 4
     assert need.needed == sum(parts.values())
+
+
+def test_the_layout_of_the_ranks_divides_the_parts() -> None:
+    size = ModelSize(PARAMETERS, 16, 2048, 16, 16, 128, 32768)
+    values = {"ranks": 8, "replicate": 2, "sequence_parallel": 2, "tensor_parallel": 2}
+
+    def parts(**changes: object) -> dict[str, int]:
+        layout = memory.RankLayout.of(Fsdp2EngineConfig.model_validate(values | changes))
+        need = memory.trained_model(size, ModelConfig(path="m"), "adamw", layout, Amount(1024, "tokens"), 512)
+        return {part.name: part.bytes for part in need.parts}
+
+    found = parts()
+    assert found["parameters"] == found["gradients"] == GIB and found["optimizer"] == 2 * GIB
+    assert found["activations"] == 512 * 16 * 2048 * (10 + 12) * 2
+    assert parts(gradient_sync="last_microbatch")["gradients"] == 2 * GIB
+    offloaded = parts(cpu_offload=True)
+    assert [offloaded[name] for name in ("parameters", "optimizer", "gradients")] == [0, 0, 0]
 
 
 def test_a_sampler_in_the_trainers_process_has_no_weights_of_its_own(folder: Path) -> None:

@@ -62,7 +62,7 @@ def test_memory_of_a_seven_billion_model_by_hand() -> None:
     """Qwen2.5-7B: 28 layers, 3584 wide, 4 KV heads of 128; float32 parameters, bfloat16 products, AdamW, 8 ranks."""
     size = ModelSize(7_600_000_000, 28, 3584, 28, 4, 128)
     model = ModelConfig(path="m", compute_dtype="bfloat16", gradient_checkpointing=True)
-    need = memory.trained_model(size, model, "adamw", 8, Amount(16384, "tokens"), 4096)
+    need = memory.trained_model(size, model, "adamw", memory.RankLayout(8), Amount(16384, "tokens"), 4096)
     assert need.resident == 7_600_000_000 * (4 + 2 + 8) // 8  # weights, copy, two moments
     assert need.working == 7_600_000_000 * 4 // 8 + 16384 * 28 * 3584 * 2  # gradients, inputs of the layers
     engine = memory.engine(size, "bfloat16", 2, 4096)
