@@ -179,7 +179,6 @@ def test_mapped(overrides: list[str], field: str, expected: object) -> None:
         ),
         (["+buffer.explorer_input.eval_tasksets.0.storage_type=queue"], "write file or sql"),
         ([f"{TASKSET}.default_workflow_type=simple_workflw"], "did you mean simple_workflow"),
-        ([f"{TASKSET}.repeat_times=3"], "differs from algorithm.repeat_times"),
         (["~buffer.default_reward_fn_type"], "write default_reward_fn_type"),
         (["+explorer.auxiliary_models=[{tensor_parallel_size: 1}]"], r"auxiliary_models\.0\.model_path"),
         (["model.lora_configs=True"], "lora_configs must be a list of mappings"),

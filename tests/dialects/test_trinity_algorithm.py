@@ -176,9 +176,6 @@ def test_functions_and_their_arguments(overrides: list[str], field: str, expecte
             "write entropy_loss_fn: mix",
         ),
         ([PPO, f"{CRITIC}.shuffle=True"], r"write actor_rollout_ref\.actor\.shuffle"),
-        ([PPO, f"{CRITIC}.optim.total_training_steps=7"], r"write trainer\.total_steps"),
-        ([f"{ACTOR}.clip_ratio=0.3"], r"write Trinity's key algorithm\.policy_loss_fn_args\.clip_range"),
-        ([f"{ACTOR}.ppo_mini_batch_size=8"], r"a step is one update of buffer\.train_batch_size"),
         ([PPO, "trainer.trainer_config.trainer.max_critic_ckpt_to_keep=2"], "the same number for this key"),
     ],
 )

@@ -212,7 +212,6 @@ def test_chat_templates_are_jinja_text() -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ([f"+{TASKSET}.rollout_args.n=3"], r"n \(3\) differs from algorithm\.repeat_times \(8\)"),
         (
             [f"+{EVAL}.rollout_args.n=3", f"+{EVAL}.repeat_times=2"],
             r"n \(3\) differs from .*repeat_times \(2",

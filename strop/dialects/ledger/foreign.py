@@ -11,6 +11,7 @@ from strop.config.load.value_limits import references
 from strop.config.redact import redacted_repr
 from strop.dialects.ledger.key_mapping import KeyMapping
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
+from strop.dialects.ledger.value_types import typed_value
 from strop.errors import ConfigError, FaultKind, config_error
 
 
@@ -53,7 +54,7 @@ class ForeignConfig:
                 merged.replace_value(keys, None)
             try:
                 values = resolve_interpolations(merged.values, self.tree.locator(self.ledger.dialect))
-                return self._without_nulls(ConfigTree(values))
+                return self._without_nulls(self._typed(values))
             except UnresolvedError as error:
                 if not merged.has(error.keys) or error.keys in absent:
                     raise config_error([*self.tree.faults, *error.faults]) from None
@@ -72,6 +73,19 @@ class ForeignConfig:
             if row.null_is_unset and keys not in self.tree.faulty and values.get(keys) is None:
                 values.replace_value(keys, row.default)
         return values
+
+    def _typed(self, values: dict[str, Any]) -> ConfigTree:
+        """The values, converted to the types of their keys where the tool does that."""
+        tree = ConfigTree(values)
+        if not self.ledger.converts_text:
+            return tree
+        rows = {row.key: row for row in self.ledger.rows if not row.is_repeated} | dict(self.written)
+        for dotted, row in rows.items():
+            value = tree.get(split_key(dotted))
+            converted = typed_value(value, row.value_type)
+            if converted is not value:
+                tree.replace_value(split_key(dotted), converted)
+        return tree
 
     @staticmethod
     def _is_inside(keys: KeyPath, dotted: str) -> bool:

@@ -32,6 +32,8 @@ class Ledger:
 
     dialect: str
     rows: tuple[KeyMapping, ...]
+    converts_text: bool = False
+    """Whether the tool converts a text to the type of its key, as OmegaConf does with a typed configuration."""
 
     @cached_property
     def _by_key(self) -> dict[str, KeyMapping]:

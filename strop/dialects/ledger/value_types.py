@@ -63,6 +63,28 @@ def number_list(value: Any) -> Any:
     return _from_json(value) if isinstance(value, str) else value
 
 
+_WORDS = {
+    **dict.fromkeys(("yes", "y", "on", "true", "1"), True),
+    **dict.fromkeys(("no", "n", "off", "false", "0"), False),
+}
+
+
+def typed_value(value: Any, value_type: ValueType) -> Any:
+    """The value that OmegaConf converts `value` to where a key has this type; `value` itself where it accepts it, and
+    where no conversion gives an accepted value."""
+    if value_type.accepts(value) or not isinstance(value, str | int):
+        return value
+    candidates: list[Any] = [_WORDS[str(value).lower()]] if str(value).lower() in _WORDS else []
+    if isinstance(value, str):
+        for convert in (int, float):
+            try:
+                candidates.append(convert(value))
+            except ValueError:
+                continue
+        candidates += [value.lower(), None] if value.lower() == "null" else [value.lower()]
+    return next((each for each in candidates if value_type.accepts(each)), value)
+
+
 def one_of(*values: Any) -> ValueType:
     """The type that accepts only the given values."""
     return ValueType(" or ".join(map(str, values)), lambda value: value in values)

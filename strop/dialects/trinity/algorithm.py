@@ -103,9 +103,10 @@ def _mix(foreign: ForeignValues, advantage: str) -> dict[str, Any]:
 
 
 def _old_policy(foreign: ForeignValues) -> str:
-    """Ratios are relative to the sampler's log-probs, unless they are recomputed (`bypass_mode: false`)."""
+    """Ratios are relative to the sampler's log-probs, unless they are recomputed: `bypass_mode` is false, or in 0.6
+    `bypass_old_logprobs`."""
     bypass = foreign["trainer.trainer_config.algorithm.rollout_correction.bypass_mode"]
-    return "sampler" if bypass else "trainer"
+    return "sampler" if bypass and foreign["algorithm.bypass_old_logprobs"] else "trainer"
 
 
 def _divides_by_std(foreign: ForeignValues, advantage: str) -> bool:

@@ -285,4 +285,4 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         inactive=presets.only_sampled,
     ),
 )
-ROWS = (*TYPE, *FUNCTIONS, *later_keys.OPTIMIZER, *ARGUMENTS, *policy_loss.ROWS)
+ROWS = (*TYPE, *FUNCTIONS, *later_keys.OPTIMIZER, *later_keys.RATIOS, *ARGUMENTS, *policy_loss.ROWS)

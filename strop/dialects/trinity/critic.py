@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strop.dialects.ledger.key_mapping import mapped
-from strop.dialects.ledger.value_types import MAPPING, NUMBER, STRING, nullable
+from strop.dialects.ledger.key_mapping import mapped, no_effect
+from strop.dialects.ledger.value_types import ANY, MAPPING, NUMBER, STRING, nullable
 from strop.dialects.trinity.embedded_verl import PREFIX, embedded_converter, verl_row
 from strop.dialects.trinity.presets import without_critic
 from strop.dialects.verl.critic_converters import critic
 
 _ACTOR = f"{PREFIX}actor_rollout_ref.actor"
-TOTAL_STEPS = "according to the page, Trinity sets it; write trainer.total_steps"
+TOTAL_STEPS = "Trinity overwrites it; write trainer.total_steps"
 MODEL = mapped(
     "model.critic_model_path",
     "${model.model_path}",
@@ -29,12 +29,7 @@ ROWS = (
     verl_row("critic.optim.lr_warmup_steps_ratio", 0.0),
     replace(verl_row("critic.optim.min_lr_ratio", None), value_type=nullable(NUMBER)),
     verl_row("critic.optim.warmup_style", "constant"),
-    replace(
-        verl_row("actor_rollout_ref.actor.optim.total_training_steps", -1),
-        key=f"{PREFIX}critic.optim.total_training_steps",
-        inactive=without_critic,
-        note=TOTAL_STEPS,
-    ),
+    no_effect(f"{PREFIX}critic.optim.total_training_steps", -1, TOTAL_STEPS, value_type=ANY),
     mapped(
         f"{PREFIX}critic.model.override_config",
         {},

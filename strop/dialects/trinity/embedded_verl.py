@@ -46,8 +46,21 @@ NEWER_KEYS: Mapping[str, str] = {
     "algorithm.optimizer.lr_scheduler_type": f"{_ACTOR}.optim.warmup_style",
     "algorithm.optimizer.betas": f"{_ACTOR}.optim.betas",
     "algorithm.optimizer.weight_decay": f"{_ACTOR}.optim.weight_decay",
+    **{
+        f"algorithm.optimizer.{name}": f"{_ACTOR}.optim.{name}"
+        for name in ("lr_warmup_init", "lr_decay_style", "lr_decay_steps", "min_lr")
+    },
     "trainer.grad_clip": f"{_ACTOR}.grad_clip",
     "trainer.actor_grad_clip": f"{_ACTOR}.grad_clip",
+    "algorithm.optimizer.clip_grad": f"{_ACTOR}.grad_clip",
+    "trainer.balance_batch": "trainer.balance_batch",
+    "trainer.critic_warmup": "trainer.critic_warmup",
+    "trainer.use_remove_padding": "actor_rollout_ref.model.use_remove_padding",
+    "model.trust_remote_code": "actor_rollout_ref.model.trust_remote_code",
+    **{
+        f"trainer.{name}": f"{_ACTOR}.fsdp_config.{name}"
+        for name in ("param_offload", "optimizer_offload", "offload_policy")
+    },
     "trainer.use_dynamic_bsz": f"{_ACTOR}.use_dynamic_bsz",
     "trainer.max_token_len_per_gpu": f"{_ACTOR}.ppo_max_token_len_per_gpu",
     "trainer.ulysses_sequence_parallel_size": f"{_ACTOR}.ulysses_sequence_parallel_size",
@@ -56,6 +69,8 @@ NEWER_KEYS: Mapping[str, str] = {
 }
 """Trinity keys that later versions have in place of a key of verl. A key that is set takes precedence over
 verl's own, as in Trinity."""
+_KEPT = "trainer.max_checkpoints_to_keep"
+"""Key whose 0 means no limit."""
 _FOLLOWS: Mapping[str, str] = {
     f"{_ACTOR}.optim.lr_decay_style": f"{_ACTOR}.optim.warmup_style",
     f"{_ACTOR}.optim.clip_grad": f"{_ACTOR}.grad_clip",
@@ -90,7 +105,8 @@ class _EmbeddedVerl:
         if dotted in _DERIVED_VALUES:
             return _DERIVED_VALUES[dotted](self.outer)
         if dotted in self.newer:
-            return self.outer[self.newer[dotted]]
+            value = self.outer[self.newer[dotted]]
+            return None if self.newer[dotted] == _KEPT and value == 0 else value
         follows = _FOLLOWS.get(dotted)
         if follows in self.newer and not self.outer.is_set(PREFIX + dotted):
             return self[follows]
@@ -188,15 +204,19 @@ def verl_row(key: str, default: Any) -> KeyMapping:
     return also_inactive(inside, without_critic) if critics else inside
 
 
+_TRINITYS = ("algorithm.policy_loss", "model.lora")
+"""Fields that only Trinity's own keys decide, not those of verl's later versions."""
+
+
 def remaining_rows(sections: Sequence[str], known: Collection[str]) -> tuple[KeyMapping, ...]:
     """verl's rows of these sections that are not `known` on Trinity's page, with verl's defaults."""
     found = []
     for row in VERL.rows:
-        if row.alias_of or row.since:
+        if row.alias_of or (row.since and any(field.startswith(_TRINITYS) for field in row.fields)):
             continue
         if row.key.startswith(tuple(sections)) and PREFIX + row.key not in known:
             default = row.default
             if isinstance(default, str):
                 default = default.replace("${", "${" + PREFIX)
-            found.append(verl_row(row.key, default))
+            found.append(replace(verl_row(row.key, default), since="0.5" if row.since else ""))
     return not_on_page(*found)

@@ -48,7 +48,7 @@ def storage(foreign: ForeignValues) -> Mapping[str, Any]:
     path, groups = foreign[f"{EXPERIENCE}.path"] or None, foreign[f"{EXPERIENCE}.capacity"]
     groups = topology.buffer_capacity(foreign) if groups is None else groups
     capacity = {} if groups is None else {"buffer.capacity_groups": groups}
-    name = foreign[f"{EXPERIENCE}.name"]
+    name = foreign[f"{EXPERIENCE}.name"] or None
     match _storage_kind(foreign, path):
         case "file":
             folder = {} if path is None else {"buffer.path": path}
@@ -81,7 +81,8 @@ def _priority_rule(foreign: ForeignValues) -> dict[str, Any]:
     """The priority of `replay_buffer`: version minus decay times uses; one of its functions adds noise and a
     maximum number of uses."""
     at = f"{EXPERIENCE}.replay_buffer"
-    settings = {"buffer.use_penalty": foreign[f"{at}.priority_fn_args.decay"]}
+    earlier = foreign[f"{EXPERIENCE}.replay_buffer_kwargs.decay"]
+    settings = {"buffer.use_penalty": foreign[f"{at}.priority_fn_args.decay"] if earlier is None else earlier}
     if foreign[f"{at}.priority_fn"] == "decay_limit_randomization":
         settings["buffer.max_uses"] = foreign[f"{at}.priority_fn_args.use_count_limit"]
         settings["buffer.noise"] = foreign[f"{at}.priority_fn_args.sigma"]
@@ -247,6 +248,32 @@ ROWS: tuple[KeyMapping, ...] = (
     ),
 )
 ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
+    mapped(
+        f"{EXPERIENCE}.format.image_key",
+        None,
+        f"{_OURS}.images",
+        read=offline_data,
+        value_type=nullable(STRING),
+        inactive=only_offline,
+        note="images without a marker <image> stand at the start of the prompt",
+    ),
+    mapped(
+        f"{EXPERIENCE}.replay_buffer_kwargs.decay",
+        None,
+        "buffer.use_penalty",
+        read=storage,
+        value_type=nullable(NUMBER),
+        inactive=_priority,
+        note="0.3's name of replay_buffer.priority_fn_args.decay",
+    ),
+    mapped(
+        f"{EXPERIENCE}.replay_buffer_kwargs.priority_fn",
+        "linear_decay",
+        "buffer.use_penalty",
+        read=storage,
+        value_type=one_of("linear_decay"),
+        inactive=_priority,
+    ),
     mapped(
         f"{EXPERIENCE}.capacity",
         None,

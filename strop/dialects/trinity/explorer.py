@@ -22,6 +22,7 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.placement_notes import NO_SHARDS
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, nullable
 from strop.dialects.trinity import auxiliary_models
+from strop.dialects.trinity.buffer_writer import EXPERIENCE
 from strop.dialects.trinity.cluster import name_row
 from strop.dialects.trinity.parsers import PARSERS
 from strop.dialects.trinity.presets import is_offline, repeat_times
@@ -30,7 +31,11 @@ from strop.dialects.trinity.workflows import ROLLOUT_LIMITS
 from strop.dialects.verl.trainer import every, frequency
 
 _RUNNERS, _ENGINES = "explorer.runner_per_model", "explorer.rollout_model.engine_num"
-_THINKING = ("explorer.rollout_model.enable_thinking", "model.enable_thinking")
+_THINKING = (
+    "explorer.rollout_model.enable_thinking",
+    "model.enable_thinking",
+    f"{EXPERIENCE}.format.enable_thinking",
+)
 
 
 def write_thinking(run: Run) -> Mapping[str, Any]:

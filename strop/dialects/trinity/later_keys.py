@@ -1,22 +1,36 @@
 """Ledger rows of Trinity keys that are newer than the seed page and stand for keys of verl: the optimizer,
-gradient clipping, micro-batches and sharding."""
+gradient clipping, micro-batches, sharding and the old policy."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from strop.dialects.ledger.key_mapping import (
+    UNSET,
+    ForeignValues,
     KeyMapping,
+    also_inactive,
     always,
+    mapped,
+    never,
     no_effect,
     only,
     placement,
     refused,
     versions,
 )
-from strop.dialects.ledger.value_types import ANY, INTEGER, NUMBER, NUMBER_LIST, nullable, one_of
+from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, NUMBER_LIST, nullable, one_of
+from strop.dialects.trinity.algorithm import algorithm
 from strop.dialects.trinity.embedded_verl import newer_row
 from strop.dialects.trinity.layout import with_ranks
+from strop.dialects.trinity.presets import only_sampled, without_critic
+
+
+def _is_bypass(foreign: ForeignValues, value: Any) -> bool:
+    """Whether a section `rollout_correction` says no more than the default."""
+    return value is True
+
 
 _SCHEDULES = nullable(one_of("constant", "cosine"))
 OPTIMIZER: tuple[KeyMapping, ...] = (
@@ -34,6 +48,15 @@ OPTIMIZER: tuple[KeyMapping, ...] = (
     ),
     newer_row("algorithm.optimizer.betas", [0.9, 0.999], "0.4", value_type=NUMBER_LIST),
     newer_row("algorithm.optimizer.weight_decay", 0.01, "0.4"),
+    newer_row("algorithm.optimizer.clip_grad", 1.0, "0.4"),
+    *(
+        replace(newer_row(f"algorithm.optimizer.{name}", default, "0.4", value_type=ANY), until="0.4")
+        for name, default in (("lr_warmup_init", 0.0), ("lr_decay_style", "constant"), ("min_lr", 0.0))
+    ),
+    replace(
+        newer_row("algorithm.optimizer.lr_decay_steps", None, "0.4", value_type=nullable(INTEGER)),
+        until="0.4",
+    ),
     *versions(
         refused(
             "algorithm.optimizer.optimizer_type",
@@ -44,8 +67,55 @@ OPTIMIZER: tuple[KeyMapping, ...] = (
         since="0.4",
     ),
 )
+RATIOS: tuple[KeyMapping, ...] = versions(
+    mapped(
+        "algorithm.bypass_old_logprobs",
+        True,
+        "algorithm.old_policy",
+        read=algorithm,
+        inactive=only_sampled,
+        note="false recomputes the log-probs of the old policy before each step",
+    ),
+    refused(
+        "algorithm.rollout_correction.*",
+        UNSET,
+        "Trinity 0.6 reads it and corrects nothing; write trainer.trainer_config.algorithm.rollout_correction, which "
+        "0.5 applies, or remove it",
+        supported=_is_bypass,
+    ),
+    refused(
+        "algorithm.enable_router_replay",
+        False,
+        "Strop's sampler records no routes of experts; write false",
+        value_type=BOOLEAN,
+    ),
+    since="0.6",
+)
 TRAINER: tuple[KeyMapping, ...] = (
     newer_row("trainer.grad_clip", 1.0, "0.4"),
+    newer_row("trainer.balance_batch", True, "0.6"),
+    newer_row("trainer.use_remove_padding", True, "0.6"),
+    also_inactive(newer_row("trainer.critic_warmup", 0, "0.6"), without_critic),
+    *(
+        with_ranks(newer_row(f"trainer.{name}", False, "0.6"))
+        for name in ("param_offload", "optimizer_offload", "offload_policy")
+    ),
+    *versions(
+        placement(
+            "trainer.grad_offload",
+            False,
+            "a single process trains, without Megatron's engine",
+            supported=only(False),
+        ),
+        placement(
+            "trainer.megatron.*",
+            UNSET,
+            "a single process trains, without Megatron's engine",
+            supported=never,
+            value_type=ANY,
+        ),
+        since="0.6",
+    ),
     replace(newer_row("trainer.actor_grad_clip", None, "0.3", value_type=nullable(NUMBER)), until="0.3"),
     newer_row("trainer.use_dynamic_bsz", True, "0.4"),
     newer_row("trainer.max_token_len_per_gpu", None, "0.4", value_type=nullable(INTEGER)),

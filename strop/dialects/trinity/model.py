@@ -12,6 +12,7 @@ from strop.dialects.ledger.key_mapping import (
     always,
     mapped,
     never,
+    no_effect,
     not_on_page,
     only,
     placement,
@@ -20,9 +21,19 @@ from strop.dialects.ledger.key_mapping import (
     written_by,
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS
-from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, MAPPING_LIST, NUMBER, STRING, nullable
+from strop.dialects.ledger.value_types import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    MAPPING_LIST,
+    NUMBER,
+    STRING,
+    STRING_OR_LIST,
+    nullable,
+)
 from strop.dialects.trinity import critic, external_model, tinker
 from strop.dialects.trinity.buffer_writer import EVAL
+from strop.dialects.trinity.embedded_verl import newer_row
 from strop.dialects.trinity.experience_buffer import TEMPLATE, TEMPLATE_PATH
 from strop.dialects.trinity.presets import is_offline, only_sampled
 from strop.dialects.trinity.serving_engine import serving_engine
@@ -89,6 +100,8 @@ def write_lora(run: Run) -> Mapping[str, Any]:
         f"{at}.lora_rank": adapter.rank,
         f"{at}.lora_alpha": adapter.alpha,
         f"{at}.target_modules": adapter.targets,
+        f"{at}.exclude_modules": adapter.exclude,
+        f"{at}.path": adapter.adapter,
     }
 
 
@@ -109,6 +122,8 @@ def lora(foreign: ForeignValues) -> Mapping[str, Any]:
         "model.lora.rank": adapter.get("lora_rank", 32),
         "model.lora.alpha": adapter.get("lora_alpha", 32),
         "model.lora.targets": adapter.get("target_modules", "all-linear"),
+        "model.lora.exclude": adapter.get("exclude_modules"),
+        "model.lora.adapter": adapter.get("path") or None,
     }
 
 
@@ -196,6 +211,23 @@ MODEL = (
         mapped("model.lora_configs.0.lora_rank", 32, "model.lora.rank", read=lora),
         mapped("model.lora_configs.0.lora_alpha", 32, "model.lora.alpha", read=lora),
         mapped("model.lora_configs.0.target_modules", "all-linear", "model.lora.targets", read=lora),
+        mapped(
+            "model.lora_configs.0.exclude_modules",
+            None,
+            "model.lora.exclude",
+            read=lora,
+            value_type=nullable(STRING_OR_LIST),
+        ),
+        mapped(
+            "model.lora_configs.0.path",
+            None,
+            "model.lora.adapter",
+            read=lora,
+            value_type=nullable(STRING),
+            note="folder of the adapter that the run starts from",
+        ),
+        no_effect("model.lora_configs.0.is_dummy", UNSET, "Trinity sets it itself", value_type=ANY),
+        newer_row("model.trust_remote_code", False, "0.5"),
         placement("model.lora_configs.0.name", None, _NO_ACTORS, supported=always, value_type=ANY),
         placement("model.lora_configs.0.base_model_name", None, _NO_ACTORS, supported=always, value_type=ANY),
         placement(
@@ -207,7 +239,7 @@ MODEL = (
         refused(
             "model.lora_configs.0.*",
             UNSET,
-            "Strop supports only lora_rank, lora_alpha and target_modules; remove it",
+            "an adapter has no such key; remove it",
             supported=never,
         ),
     ),

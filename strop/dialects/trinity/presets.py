@@ -17,6 +17,9 @@ ADVANTAGES = {
     "remax": "remax",
     "reinforce": "reinforce",
     "asymre": "asymre",
+    "grpo_verl": "grpo",
+    "opmd_verl": "opmd",
+    "asymre_verl": "asymre",
     "step_wise_grpo": "grpo",
     "multi_step_grpo": "grpo",
     "rec": "grpo",
@@ -52,6 +55,8 @@ PRESETS = {
     "grpo_verl": AlgorithmPreset(2, "grpo", "ppo"),
     "gspo": AlgorithmPreset(2, "grpo", "gspo"),
     "dapo": AlgorithmPreset(16, "grpo", "ppo", kl_loss="none"),
+    "rloo": AlgorithmPreset(2, "rloo", "ppo"),
+    "reinforceplusplus": AlgorithmPreset(2, "reinforceplusplus", "ppo"),
     "opmd": AlgorithmPreset(2, "opmd", "opmd"),
     "dpo": AlgorithmPreset(2, "none", "dpo"),
     "sft": AlgorithmPreset(1, "none", "sft", kl_loss="none", entropy="none"),
@@ -98,9 +103,15 @@ def option(foreign: ForeignValues, key: str, default: str) -> str:
     return default if value is None else str(value)
 
 
+_OF_VERL = "_verl"
+"""End of the names of advantage functions that compute the same from verl's batches."""
+
+
 def advantage(foreign: ForeignValues) -> str:
-    """The advantage function; `none` for offline algorithms."""
-    return "none" if is_offline(foreign) else option(foreign, "advantage_fn", preset(foreign).advantage)
+    """The advantage function, without the mark of verl's batches; `none` for offline algorithms."""
+    if is_offline(foreign):
+        return "none"
+    return option(foreign, "advantage_fn", preset(foreign).advantage).removesuffix(_OF_VERL)
 
 
 def loss(foreign: ForeignValues) -> str:

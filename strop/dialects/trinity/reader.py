@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from strop.config.load.config_tree import ConfigTree, split_key
+from strop.config.load.config_tree import ConfigTree, iter_values, split_key
 from strop.config.load.interpolation import resolve_interpolations
 from strop.config.load.loader import LoadedRun
 from strop.config.load.placement import here_requested
@@ -24,6 +24,7 @@ from strop.dialects.trinity import (
     explorer,
     general,
     model,
+    set_by_trinity,
     topology,
     trainer_config,
 )
@@ -50,7 +51,10 @@ LEDGER = Ledger(
         mapped(_PATH, "", note="path of a file with the keys of trainer_config", value_type=nullable(STRING)),
         *general.REST,
         *trainer_config.ROWS,
+        *set_by_trinity.ROWS,
+        *set_by_trinity.LATER,
     ),
+    converts_text=True,
 )
 
 
@@ -93,6 +97,8 @@ def _read(tree: ConfigTree, path: Path, *, here: bool, key_owner: KeyOwnerHint) 
         _insert_trainer_config(tree, path)
     except ConfigError as error:
         tree.faults += error.faults
+    _forget_nulls(tree)
+    _name_single_taskset(tree)
     return read_dialect(LEDGER, tree, here=here, key_owner=key_owner)
 
 
@@ -114,3 +120,25 @@ def _insert_trainer_config(tree: ConfigTree, path: Path) -> None:
     for keys, source in inner.sources.items():
         if keys:
             tree.sources[(*split_key(_CONFIG), *keys)] = source
+
+
+def _forget_nulls(tree: ConfigTree) -> None:
+    """Remove the nulls of `trainer_config` that stand for the value of another key, or for a default."""
+    section = tree.get(split_key(_CONFIG))
+    for keys, value in list(iter_values(section, split_key(_CONFIG))) if isinstance(section, dict) else ():
+        row = LEDGER.find_exact(".".join(keys)) if value is None else None
+        if row is not None and not row.value_type.accepts(None):
+            tree.delete(keys)
+
+
+def _name_single_taskset(tree: ConfigTree) -> None:
+    """Move the only item of `tasksets` to `taskset`, which means the same."""
+    above = ("buffer", "explorer_input")
+    listed, single = (*above, "tasksets"), (*above, "taskset")
+    items = tree.get(listed)
+    if not isinstance(items, list) or len(items) != 1 or not isinstance(items[0], dict) or tree.get(single):
+        return
+    sources = {keys[4:]: source for keys, source in tree.sources.items() if keys[:4] == (*listed, "0")}
+    tree.set(single, items[0], tree.nearest_source((*listed, "0")) or tree.sources[listed])
+    tree.sources |= {(*single, *keys): source for keys, source in sources.items() if keys}
+    tree.delete(listed)

@@ -31,7 +31,7 @@ from strop.dialects.ledger.value_types import (
 )
 from strop.dialects.trinity import formats, rewards, workflows
 from strop.dialects.trinity.buffer_writer import EVAL, TASKSET
-from strop.dialects.trinity.presets import only_sampled
+from strop.dialects.trinity.presets import only_sampled, repeat_times
 from strop.dialects.trinity.tasksets import tasks
 from strop.dialects.trinity.workflows import INPUT
 
@@ -55,6 +55,10 @@ def _random(foreign: ForeignValues) -> str | None:
     return None
 
 
+def _overwritten(foreign: ForeignValues) -> str | None:
+    return f"Trinity overwrites it by algorithm.repeat_times, which is {repeat_times(foreign)}"
+
+
 def _rows(at: str, field: str, sampling: str, repeat: str) -> tuple[KeyMapping, ...]:
     """The rows of the taskset at the key `at`. `field`, `sampling` and `repeat` are the run-file fields of its
     rows, its sampling parameters and its number of rollouts per task."""
@@ -63,7 +67,14 @@ def _rows(at: str, field: str, sampling: str, repeat: str) -> tuple[KeyMapping, 
     function = "reward.functions.0" if is_trained else f"{field}.reward.functions.0"
     return (
         *_source_rows(at, field, is_trained),
-        mapped(f"{at}.repeat_times", None, repeat, read=tasks, value_type=nullable(INTEGER)),
+        mapped(
+            f"{at}.repeat_times",
+            None,
+            repeat,
+            read=tasks,
+            value_type=nullable(INTEGER),
+            inactive=_overwritten if is_trained else None,
+        ),
         *formats.rows(at, tasks, field, answer="answer"),
         mapped(
             f"{at}.rollout_args.temperature",
@@ -229,6 +240,7 @@ def _rollout_rows(at: str, sampling: str, repeat: str) -> tuple[KeyMapping, ...]
             repeat,
             read=tasks,
             value_type=nullable(INTEGER),
+            inactive=_overwritten if at == TASKSET else None,
             note="older name of repeat_times",
         ),
     )

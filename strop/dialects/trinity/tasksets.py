@@ -9,7 +9,7 @@ from strop.config.schema.reward import RewardFunctionConfig
 from strop.dialects.ledger.key_mapping import ForeignValues, written_by
 from strop.dialects.trinity import formats, rewards, workflows
 from strop.dialects.trinity.buffer_writer import EVAL, TASKSET, write_tasks
-from strop.dialects.trinity.presets import is_later, is_offline, repeat_times
+from strop.dialects.trinity.presets import is_later, is_offline
 from strop.dialects.trinity.workflows import INPUT
 
 
@@ -22,7 +22,6 @@ def tasks(foreign: ForeignValues) -> Mapping[str, Any]:
     if not is_offline(foreign):
         if not (places and _trains_on_nothing(foreign)):
             places = [TASKSET, *places]
-        _check_repeats(foreign)
         settings |= {f"data.train.{name}": v for name, v in _taskset(foreign, places[0]).items()}
         settings |= _queue(foreign)
         settings |= {"data.images.unmarked": "start"} if foreign[f"{TASKSET}.format.image_key"] else {}
@@ -116,17 +115,6 @@ def _repeats(foreign: ForeignValues, at: str) -> int | None:
             f"{at}.rollout_args.n ({count}) differs from {at}.repeat_times ({repeats}); write one of them.",
         )
     return count if repeats is None else repeats
-
-
-def _check_repeats(foreign: ForeignValues) -> None:
-    repeats = _repeats(foreign, TASKSET)
-    if repeats is not None and repeats != repeat_times(foreign):
-        name = "repeat_times" if foreign[f"{TASKSET}.repeat_times"] is not None else "rollout_args.n"
-        raise foreign.error_for(
-            f"{TASKSET}.{name}",
-            f"{TASKSET}.{name} ({repeats}) differs from algorithm.repeat_times ({repeat_times(foreign)}); "
-            "write one of them, or the same number.",
-        )
 
 
 def _reward(foreign: ForeignValues, at: str) -> list[dict[str, Any]]:

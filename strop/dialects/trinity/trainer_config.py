@@ -22,11 +22,11 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS, OWN_KERNELS, TRAINER_MICRO_BATCHES
 from strop.dialects.ledger.value_types import ANY, INTEGER, MAPPING, NUMBER, nullable
-from strop.dialects.trinity import critic
+from strop.dialects.trinity import corrections, critic
 from strop.dialects.trinity.algorithm import algorithm
 from strop.dialects.trinity.embedded_verl import PREFIX, embedded_converter, remaining_rows, verl_row
 from strop.dialects.trinity.layout import with_ranks
-from strop.dialects.trinity.presets import only_sampled, repeat_times, without_critic
+from strop.dialects.trinity.presets import only_sampled, without_critic
 from strop.dialects.verl.model import override_config
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -45,9 +45,8 @@ def _refused_row(key: str, default: Any, note: str) -> KeyMapping:
     return refused(PREFIX + key, default, note)
 
 
-def _whole_batch(foreign: ForeignValues, value: Any) -> bool:
-    experiences = foreign["buffer.train_batch_size"]
-    return value in (None, foreign["buffer.batch_size"] * repeat_times(foreign), experiences)
+def _no_adapter(foreign: ForeignValues, value: Any) -> bool:
+    return not foreign[f"{PREFIX}{_MODEL}.lora_rank"]
 
 
 _PAGE: tuple[KeyMapping, ...] = (
@@ -82,7 +81,7 @@ _PAGE: tuple[KeyMapping, ...] = (
     verl_row(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0.0),
     replace(verl_row(f"{_ACTOR}.optim.min_lr_ratio", None), value_type=nullable(NUMBER)),
     verl_row(f"{_ACTOR}.optim.warmup_style", "constant"),
-    replace(verl_row(f"{_ACTOR}.optim.total_training_steps", -1), note=critic.TOTAL_STEPS),
+    no_effect(f"{PREFIX}{_ACTOR}.optim.total_training_steps", -1, critic.TOTAL_STEPS, value_type=ANY),
     verl_row(f"{_ACTOR}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap", None),
     verl_row(f"{_ACTOR}.fsdp_config.wrap_policy.min_num_params", 0),
     verl_row(f"{_ACTOR}.fsdp_config.param_offload", False),
@@ -119,12 +118,17 @@ _PAGE: tuple[KeyMapping, ...] = (
     _placement_row(f"{_REF}.entropy_checkpointing", f"${{{PREFIX}{_ACTOR}.entropy_checkpointing}}", _CHUNKS),
     *critic.ROWS,
     verl_row("trainer.balance_batch", True),
-    _refused_row("trainer.total_training_steps", None, "write Trinity's key trainer.total_steps"),
-    refused(
+    no_effect(
+        f"{PREFIX}trainer.total_training_steps",
+        None,
+        "Trinity overwrites it; write trainer.total_steps",
+        value_type=nullable(INTEGER),
+    ),
+    no_effect(
         f"{PREFIX}trainer.resume_mode",
         "auto",
         "Trinity overwrites it; write continue_from_checkpoint",
-        supported=always,
+        value_type=ANY,
     ),
     _refused_row("trainer.resume_from_path", "", "write Trinity's key continue_from_checkpoint"),
     verl_row("trainer.critic_warmup", 0),
@@ -142,32 +146,40 @@ _PAGE: tuple[KeyMapping, ...] = (
     ),
 )
 _ELSEWHERE = not_on_page(
-    refused(
-        f"{PREFIX}{_ACTOR}.ppo_mini_batch_size",
-        None,
-        "a step is one update of buffer.train_batch_size experiences; remove it",
-        supported=_whole_batch,
+    no_effect(
+        f"{PREFIX}{_ACTOR}.loss_agg_mode",
+        "token-mean",
+        "Trinity's key is algorithm.policy_loss_fn_args.loss_agg_mode",
+        value_type=ANY,
     ),
     *(
-        refused(f"{PREFIX}{key}", UNSET, f"write Trinity's key {instead}", supported=never)
+        no_effect(f"{PREFIX}{key}", UNSET, f"Trinity's key is {instead}", value_type=ANY)
         for key, instead in (
+            (f"{_ACTOR}.ppo_mini_batch_size", "buffer.train_batch_size"),
+            ("critic.ppo_mini_batch_size", "buffer.train_batch_size"),
             (f"{_MODEL}.path", "model.model_path"),
             ("critic.model.path", "model.critic_model_path"),
-            (f"{_MODEL}.lora_rank", "model.lora_configs"),
-            (f"{_MODEL}.lora_alpha", "model.lora_configs"),
-            (f"{_MODEL}.target_modules", "model.lora_configs"),
-            (f"{_MODEL}.exclude_modules", "model.lora_configs"),
             (f"{_ACTOR}.clip_ratio", "algorithm.policy_loss_fn_args.clip_range"),
             (f"{_ACTOR}.clip_ratio_low", "algorithm.policy_loss_fn_args.clip_range_low"),
             (f"{_ACTOR}.clip_ratio_high", "algorithm.policy_loss_fn_args.clip_range_high"),
             (f"{_ACTOR}.clip_ratio_c", "algorithm.policy_loss_fn_args.clip_ratio_c"),
-            (f"{_ACTOR}.loss_agg_mode", "algorithm.policy_loss_fn_args.loss_agg_mode"),
             (f"{_ACTOR}.policy_loss.loss_mode", "algorithm.policy_loss_fn"),
             (f"{_ACTOR}.entropy_coeff", "algorithm.entropy_loss_fn_args.entropy_coef"),
             (f"{_ACTOR}.use_kl_loss", "algorithm.kl_loss_fn"),
             (f"{_ACTOR}.kl_loss_type", "algorithm.kl_loss_fn"),
             (f"{_ACTOR}.kl_loss_coef", "algorithm.kl_loss_fn_args.kl_coef"),
-            ("critic.ppo_mini_batch_size", "buffer.train_batch_size"),
+        )
+    ),
+    *(
+        refused(
+            f"{PREFIX}{_MODEL}.{name}", default, "write Trinity's key model.lora_configs", supported=supported
+        )
+        for name, default, supported in (
+            ("lora_rank", 0, only(0, None)),
+            ("lora_alpha", UNSET, _no_adapter),
+            ("target_modules", UNSET, _no_adapter),
+            ("exclude_modules", UNSET, _no_adapter),
+            ("lora_adapter_path", None, only(None)),
         )
     ),
 )
@@ -207,19 +219,23 @@ _MEGATRON = not_on_page(
     ),
     replace(verl_row(f"{_ACTOR}.optim.lr_decay_style", "constant"), note="Trinity's default is constant"),
     replace(verl_row("critic.optim.lr_decay_style", "constant"), note="Trinity's default is constant"),
-    *(
-        _refused_row(f"algorithm.{name}", default, f"write Trinity's key algorithm.{instead}")
-        for name, default, instead in (
-            ("gamma", 1.0, "advantage_fn_args.gamma"),
-            ("lam", 1.0, "advantage_fn_args.lam"),
-            ("kl_penalty", "kl", "kl_penalty_fn"),
-            ("kl_ctrl.type", "fixed", "kl_penalty_fn_args"),
-            ("kl_ctrl.kl_coef", 0.001, "kl_penalty_fn_args.kl_coef"),
-        )
-    ),
 )
+_SCHEDULES = tuple(
+    replace(
+        verl_row(f"{section}.optim.warmup_style", None),
+        key=f"{PREFIX}{section}.optim.lr_scheduler_type",
+        default=UNSET,
+        since="0.5",
+        alias_of=f"{PREFIX}{section}.optim.warmup_style",
+    )
+    for section in (_ACTOR, "critic")
+)
+_TRUNCATED = {f"{PREFIX}{_ACTOR}.{name}" for name in ("tis_imp_ratio_cap", "use_rollout_log_probs")}
+"""Keys of verl that Trinity's configuration does not have."""
 _OTHERS = remaining_rows(
     (f"{_ACTOR}.", f"{_MODEL}.", f"{_REF}.", "critic."),
-    {row.key for row in (*_PAGE, *_ELSEWHERE, *_MEGATRON)},
+    {row.key for row in (*_PAGE, *_ELSEWHERE, *_MEGATRON)} | _TRUNCATED,
 )
-ROWS = tuple(map(with_ranks, (*_PAGE, *_ELSEWHERE, *_MEGATRON, *_OTHERS)))
+ROWS = tuple(
+    map(with_ranks, (*_PAGE, *_ELSEWHERE, *_MEGATRON, *not_on_page(*_SCHEDULES), *_OTHERS, *corrections.ROWS))
+)

@@ -1,0 +1,106 @@
+"""Tests of Trinity keys outside its page: those of version 0.6, those that Trinity sets itself, and the values that
+OmegaConf converts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strop.errors import ConfigError
+
+from .trinity_file import ACTOR, BASE, BUFFER, TASKSET, read, value
+
+VERL = "trainer.trainer_config"
+pytestmark = pytest.mark.usefixtures("trinity_file")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "expected"),
+    [
+        (["algorithm.repeat_times='4'"], "algorithm.rollouts_per_task", 4),
+        (["+explorer.eval_on_startup='False'"], "evaluate.at_start", False),
+        (["+algorithm.optimizer.lr='2e-5'"], "trainer.optimizer.lr", 2e-5),
+        (["algorithm.repeat_times=${oc.env:STROP_TEST_COUNT}"], "algorithm.rollouts_per_task", 6),
+        ([f"+{TASKSET}.format.prompt_type=MESSAGES"], "data.train.prompt", "message"),
+    ],
+)
+def test_texts_are_converted(
+    overrides: list[str], field: str, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STROP_TEST_COUNT", "6")
+    assert value(read(*overrides), field) == expected
+
+
+@pytest.mark.parametrize("count", ["'four'", "'4.5'"])
+def test_other_texts_are_no_numbers(count: str) -> None:
+    with pytest.raises(ConfigError, match="must be an integer"):
+        read(f"algorithm.repeat_times={count}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "expected"),
+    [
+        (["+algorithm.bypass_old_logprobs=false"], "algorithm.old_policy", "trainer"),
+        (["+algorithm.rollout_correction={bypass_mode: true}"], "algorithm.old_policy", "sampler"),
+        (["+algorithm.optimizer.clip_grad=0.5", "+trainer.grad_clip=2.0"], "trainer.max_grad_norm", 0.5),
+        (["+trainer.max_checkpoints_to_keep=0"], "checkpoint.keep", None),
+        (["algorithm.algorithm_type=rloo"], "algorithm.type", "rloo"),
+        (["algorithm.algorithm_type=reinforceplusplus"], "algorithm.type", "reinforce_plus_plus"),
+        (["+algorithm.advantage_fn=opmd_verl"], "algorithm.type", "opmd"),
+        (["+algorithm.advantage_fn=asymre_verl"], "algorithm.baseline_shift", -0.1),
+        (["+model.lora_configs=[{path: adapter, exclude_modules: head}]"], "model.lora.adapter", "adapter"),
+        (["+model.lora_configs=[{path: adapter, exclude_modules: head}]"], "model.lora.exclude", "head"),
+        ([f"+{ACTOR}.grad_clip=null", f"+{ACTOR}.strategy=null"], "trainer.max_grad_norm", 1.0),
+        ([f"+{ACTOR}.optim.lr_scheduler_type=cosine"], "trainer.schedule.type", "cosine"),
+    ],
+)
+def test_later_keys(overrides: list[str], field: str, expected: Any) -> None:
+    assert value(read(*overrides), field) == expected
+
+
+def test_weights_of_version_05() -> None:
+    at = f"+{VERL}.algorithm.rollout_correction"
+    loaded = read(f"{at}.bypass_mode=false", f"{at}.rollout_is=token", f"{at}.rollout_is_threshold=3.0")
+    assert value(loaded, "algorithm.importance_correction.cap") == 3.0
+    assert value(loaded, "algorithm.old_policy") == "trainer"
+
+
+def test_a_correction_that_trinity_does_not_apply_is_refused() -> None:
+    with pytest.raises(ConfigError, match="corrects nothing"):
+        read("+algorithm.rollout_correction={rollout_is: token}")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"+{ACTOR}.clip_ratio=0.3",
+        f"+{ACTOR}.ppo_mini_batch_size=8",
+        f"+{ACTOR}.optim.total_training_steps=7",
+        f"+{VERL}.trainer.total_training_steps=7",
+        f"+{VERL}.algorithm.kl_penalty=low_var_kl",
+        f"+{VERL}.custom_reward_function.path=x",
+        f"+{VERL}.trainer.logger=[wandb]",
+        f"+{TASKSET}.repeat_times=3",
+        f"+{TASKSET}.rollout_args.n=3",
+        "+checkpoint_job_dir=x",
+        f"+{BUFFER}.rollout_args.n=2",
+        "+explorer.rollout_model.api_key=EMPTY",
+    ],
+)
+def test_unread_keys_change_nothing_and_are_reported(override: str) -> None:
+    loaded = read(override)
+    assert loaded.run == read().run
+    key = override.removeprefix("+").partition("=")[0]
+    assert any(f"({key})" in note or key in note for note in loaded.notes)
+
+
+def test_a_list_of_one_taskset_is_the_taskset(tmp_path: Path) -> None:
+    listed = BASE.replace("    taskset: {", "    tasksets: [{").replace("answer}}\n", "answer}}]\n")
+    plain = read().run
+    Path("t.yaml").write_text(listed, encoding="utf-8")
+    assert "tasksets: [" in listed and read().run == plain
+    Path("t.yaml").write_text(listed.replace("}}]", "}}, {path: b.jsonl}]"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="a run trains on one taskset"):
+        read()
