@@ -26,6 +26,7 @@ from strop.inference.vllm.arguments import (
 )
 from strop.inference.vllm.library import VllmLibrary
 from strop.inference.vllm.requests import check_temperature, to_completion, to_vllm
+from strop.inference.vllm.worker_extension import CpuGenerator
 from strop.models.loading import load_config
 from strop.models.vision.tiny import make_vision_model
 from strop.types import SampleRequest, SamplingParams
@@ -155,6 +156,15 @@ def test_end_tokens_are_stop_tokens_and_tokens_beyond_the_vocabulary_are_left_ou
     assert params.seed == 5 and not params.detokenize
     without = to_vllm(request(ignore_eos=True, stop=("x",)), frozenset({1}), 100, LIBRARY)
     assert without.stop_token_ids == [] and without.detokenize and without.include_stop_str_in_output
+
+
+def test_generators_on_the_cpu_draw_as_torchs_and_accept_a_correction_of_their_position():
+    own, torchs = CpuGenerator(device="cpu").manual_seed(3), torch.Generator(device="cpu").manual_seed(3)
+    own.set_offset(own.get_offset() - 4)
+    drawn = [torch.empty(8).exponential_(generator=each) for each in (own, torchs)]
+    assert torch.equal(*drawn)
+    with pytest.raises(RuntimeError, match="offset"):
+        torchs.set_offset(torchs.get_offset() - 4)
 
 
 def test_a_greedy_request_has_no_filters_and_certain_tokens():

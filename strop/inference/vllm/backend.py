@@ -86,6 +86,7 @@ class VllmBackend:
             )
         except Exception as error:
             raise InferenceError(f"vLLM {library.version} does not start: {error}") from error
+        await self._llm.collective_rpc("strop_prepare")
 
     def _image_arguments(self) -> dict[str, Any]:
         if self._images is None:

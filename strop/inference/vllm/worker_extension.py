@@ -27,6 +27,11 @@ class StropWorkerExtension:
     rank: int
     strop_receiver: BucketReceiver | None = None
 
+    def strop_prepare(self) -> None:
+        """Have the generators of seeded requests accept vLLM's correction of their position on the CPU."""
+        if self.device.type == "cpu":
+            torch.Generator = CpuGenerator  # type: ignore[misc]
+
     def strop_gpu(self) -> str | None:
         """The UUID of the worker's GPU; None on the CPU."""
         return gpu_uuid(self.device)
@@ -59,6 +64,21 @@ class StropWorkerExtension:
         self.reload_weights(weights_iterator=converted)  # type: ignore[attr-defined]
         if on_cpu:
             _pack_output_head(model)
+
+
+class CpuGenerator(torch.Generator):
+    """Generator without a position, which vLLM sets back where it discards a token.
+
+    torch's raises an error there, which ends the engine: vLLM discards the token of a pass that computes only the
+    beginning of a prompt. The next draw is then another one, from the same distribution.
+    """
+
+    def get_offset(self) -> int:
+        """Position, which nothing depends on."""
+        return 0
+
+    def set_offset(self, offset: int) -> None:
+        """Do nothing."""
 
 
 class _UntilBroken:
