@@ -8,7 +8,6 @@ from strop.dialects.ledger.key_mapping import (
     KeyMapping,
     always,
     mapped,
-    never,
     no_effect,
     placement,
     refused,
@@ -16,10 +15,9 @@ from strop.dialects.ledger.key_mapping import (
     versions,
 )
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, MAPPING, MAPPING_LIST, STRING, nullable
-from strop.dialects.trinity import experience_operators
+from strop.dialects.trinity import experience_operators, task_operators
 
-_TASKS, _EXPERIENCES = "data_processor.task_pipeline", "data_processor.experience_pipeline"
-_PREPARE = "with --here, the run reads its data as they are; prepare them before the run"
+_TASKS, _EXPERIENCES = task_operators.TASKS, "data_processor.experience_pipeline"
 _BUFFERS = "rollouts go from the explorer to the buffer of the trainer only; remove it"
 
 
@@ -41,10 +39,7 @@ ROWS: tuple[KeyMapping, ...] = (
         "the port of a service that auto_start starts",
         value_type=ANY,
     ),
-    *(
-        placement(f"{_TASKS}.{name}", UNSET, _PREPARE, supported=never, value_type=ANY)
-        for name in ("num_process", "operators.0.name", "operators.0.args", "inputs", "target_fields")
-    ),
+    *task_operators.ROWS,
     *experience_operators.ROWS,
     *unstated_defaults(
         *versions(
@@ -57,10 +52,6 @@ ROWS: tuple[KeyMapping, ...] = (
                     f"{section}.operators", None, note="each item has rows", value_type=nullable(MAPPING_LIST)
                 )
                 for section in (_TASKS, _EXPERIENCES)
-            ),
-            *(
-                placement(f"{_TASKS}.{name}", UNSET, _PREPARE, supported=never, value_type=ANY)
-                for name in ("config_path", "output.*", "priority_weights.*", "top_k")
             ),
             no_effect(f"{_EXPERIENCES}.save_input", True, "rollouts are always recorded", value_type=BOOLEAN),
             no_effect(
@@ -82,4 +73,5 @@ ROWS: tuple[KeyMapping, ...] = (
             since="0.3",
         )
     ),
+    *task_operators.LATER_ROWS,
 )

@@ -14,8 +14,16 @@ _SYSTEM, _PREFIX = "buffer.explorer_input.system_prompt", "buffer.explorer_input
 _DATABASES = ("sqlite:///", "postgresql://", "postgres://")
 
 
+PIPELINE_INPUTS = "data_processor.task_pipeline.inputs"
+
+
 def row_source(foreign: ForeignValues, at: str) -> dict[str, Any]:
-    """The location of rows: a file, a directory with splits, or a database table."""
+    """The location of rows: the inputs of a task pipeline, a file, a directory with splits, or a database table."""
+    if at == "buffer.explorer_input.taskset" and (inputs := _pipeline_inputs(foreign)):
+        is_named = all(path.endswith(_FILES) or "://" in path for path in inputs)
+        split = None if is_named else foreign[f"{at}.split"] or "train"
+        source = {"split": split, "subset": None if is_named else foreign[f"{at}.subset_name"]}
+        return {"path": inputs[0] if len(inputs) == 1 else inputs, **source}
     path, storage = _path(foreign, at), foreign[f"{at}.storage_type"]
     if storage == "queue":
         raise foreign.error_for(
@@ -27,6 +35,14 @@ def row_source(foreign: ForeignValues, at: str) -> dict[str, Any]:
         return table(foreign, at)
     split = None if path.endswith(_FILES) else foreign[f"{at}.split"] or "train"
     return {"path": path, "split": split, "subset": foreign[f"{at}.subset_name"]}
+
+
+def _pipeline_inputs(foreign: ForeignValues) -> list[str]:
+    """The inputs of the task pipeline; empty without them, or without operators."""
+    if not foreign.is_set(PIPELINE_INPUTS) or not foreign["data_processor.task_pipeline.operators"]:
+        return []
+    inputs = foreign[PIPELINE_INPUTS]
+    return [inputs] if isinstance(inputs, str) else list(inputs or [])
 
 
 def table(foreign: ForeignValues, at: str) -> dict[str, Any]:
