@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from strop.config.redact import safe_text
 from strop.data.images.messages import content_text
 from strop.printable import encodable
 from strop.runs.folder import RunFolder
-from strop.types import ImageReference, Message, Rollout, RolloutGroup, Task
+from strop.types import FloatArray, ImageReference, Message, Rollout, RolloutGroup, Task
 from strop.workers.atomic_write import atomic_path
 
 SCHEMA = pa.schema(
@@ -43,6 +43,15 @@ SCHEMA = pa.schema(
 and null if `text` is the complete conversation; `reward` is null for a failed rollout. `images` are those of the
 prompt, as names of files in the run's folder `images`; files of older versions have no such column."""
 
+TOKEN_COLUMNS = (
+    pa.field("token_ids", pa.list_(pa.int32())),
+    pa.field("token_logprobs", pa.list_(pa.float32())),
+    pa.field("token_advantages", pa.list_(pa.float32())),
+)
+"""Further columns under `record.rollout_tokens`: sampled tokens of all turns, their log-probs under the sampling
+distribution, and their advantages, null where the rollout was not trained on or another process trains."""
+RolloutAdvantages = Mapping[tuple[str, int], FloatArray]
+"""Advantages of the sampled tokens of rollouts, by group and index."""
 _ROW_GROUP = 256
 """Rollouts of a row group, the part of a file that is read at once."""
 
@@ -79,12 +88,24 @@ def is_readable(path: Path) -> bool:
     return True
 
 
-def write_rollouts(path: Path, step: int, groups: Sequence[RolloutGroup]) -> None:
-    """Write the rollouts of several groups. The file is complete when it appears."""
+def write_rollouts(
+    path: Path,
+    step: int,
+    groups: Sequence[RolloutGroup],
+    *,
+    tokens: bool = False,
+    advantages: RolloutAdvantages | None = None,
+) -> None:
+    """Write the rollouts of several groups, with their tokens under `tokens`. The file is complete when it appears."""
     rows = [row for group in groups for row in _rows(step, group)]
+    schema = SCHEMA
+    if tokens:
+        sampled = (rollout for group in groups for rollout in group.rollouts)
+        rows = [row | _token_values(one, advantages or {}) for row, one in zip(rows, sampled, strict=True)]
+        schema = pa.schema([*SCHEMA, *TOKEN_COLUMNS])
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as temporary:
-        table = pa.Table.from_pylist(rows, schema=SCHEMA)
+        table = pa.Table.from_pylist(rows, schema=schema)
         pq.write_table(table, temporary, compression="zstd", row_group_size=_ROW_GROUP)
 
 
@@ -128,6 +149,17 @@ def _rows(step: int, group: RolloutGroup) -> Iterator[dict[str, Any]]:
             "versions": list(rollout.versions),
             "images": _images(task, rollout),
         }
+
+
+def _token_values(rollout: Rollout, advantages: RolloutAdvantages) -> dict[str, Any]:
+    """Sampled tokens of all turns. Advantages are left out where the training sequences have other tokens."""
+    ids = [int(token) for turn in rollout.turns for token in turn.completion_ids]
+    found = advantages.get((rollout.group, rollout.index))
+    return {
+        "token_ids": ids,
+        "token_logprobs": [float(value) for turn in rollout.turns for value in turn.sampler_logprobs],
+        "token_advantages": None if found is None or len(found) != len(ids) else found.tolist(),
+    }
 
 
 def _images(task: Task, rollout: Rollout) -> list[str]:

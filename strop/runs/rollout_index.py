@@ -131,6 +131,11 @@ class RolloutIndex:
         """Steps of which a set has rollouts."""
         return [int(step) for step in sorted(pc.unique(self._table(source)["step"]).to_pylist())]
 
+    def groups(self, source: str) -> list[tuple[int, str]]:
+        """Step and id of each group of a set."""
+        grouped = self._table(source).group_by(["step", "group"]).aggregate([])
+        return sorted(zip(grouped["step"].to_pylist(), grouped["group"].to_pylist(), strict=True))
+
     def find(self, accepted: RolloutFilter, offset: int, limit: int) -> FoundRollouts:
         """Rows `offset` to `offset + limit` of the rollouts that the filter accepts."""
         found = self._set(accepted.source)

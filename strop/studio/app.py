@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from strop.errors import StropError, message_with_notes
 from strop.studio.access import AccessMiddleware
-from strop.studio.pages import comparison, compose, rollouts, run_list, run_view
+from strop.studio.pages import comparison, compose, rating, rollouts, run_list, run_view
 from strop.studio.rendering import html, static_file
 from strop.studio.run_cache import RunCache
 from strop.studio.settings import StudioSettings
@@ -27,6 +27,7 @@ def make_app(settings: StudioSettings) -> Starlette:
             *rollouts.ROUTES,
             *comparison.ROUTES,
             *compose.ROUTES,
+            *rating.ROUTES,
         ],
         middleware=[Middleware(AccessMiddleware, settings=settings)],
         exception_handlers={StropError: _error, 404: _not_found},

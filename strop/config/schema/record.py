@@ -64,6 +64,9 @@ class RecordConfig(Section):
     `first_and_last_rollouts`."""
     first_and_last_rollouts: bool = True
     """Write the rollouts of the first and of the last step as Parquet too."""
+    rollout_tokens: bool = False
+    """Write the sampled tokens of these rollouts too, with their log-probs and, where the process that samples also
+    trains, their advantages: about 12 bytes per token."""
     eval_answers: int = Field(0, ge=0)
     """Number of fixed eval tasks whose responses the report and the monitors other than the console show; 0 for
     none."""

@@ -184,12 +184,12 @@ class TrainLoop:
             raise type(error)(f"Step {step}: {error} {hint}") from error
         if trained is None:
             return False
-        batch, metrics = trained
+        batch, result, metrics = trained
         metrics |= {"epoch": step / self._horizon.steps_per_epoch, "version": float(step)}
         if save_seconds := self._checkpoints.take_save_seconds():
             metrics["time/save_seconds"] = save_seconds
         if batch.rollouts and self._records_rollouts(step, before):
-            self._recorder.log_rollouts(step, batch.rollouts)
+            self._recorder.log_rollouts(step, batch.rollouts, result.rollout_advantages())
         self._recorder.log_step(step, metrics)
         is_end = step == self._horizon.steps and self._evaluate_section.at_end
         evaluates = is_end or self._is_due(self._evaluate_section.every, before)
@@ -200,7 +200,7 @@ class TrainLoop:
             self._save()
         return True
 
-    def _train(self, step: int) -> tuple[StepBatch, dict[str, float]] | None:
+    def _train(self, step: int) -> tuple[StepBatch, UpdateResult, dict[str, float]] | None:
         """Take the step's batch, update on it and publish the weights; returns the step's metrics."""
         started = time.perf_counter()
         phase = next(phase for phase in self._setup.phases if step <= phase.last_step)
@@ -226,7 +226,7 @@ class TrainLoop:
             sampled_tokens = metrics.get("sampled_tokens", 0.0)
             metrics["tokens_per_second"] = sampled_tokens / metrics["time/step_seconds"]
         self._state = self._state_after(step, result)
-        return batch, metrics
+        return batch, result, metrics
 
     def _state_after(self, step: int, result: UpdateResult) -> RunState:
         state = replace(self._state, step=step, updates=self._state.updates + result.updates)

@@ -169,7 +169,7 @@ class RolloutUpdater:
             "time/logprobs_seconds": logprobs_ended - started + updates_started - old_started,
             "time/update_seconds": time.perf_counter() - updates_started,
         }
-        return UpdateResult(len(rows), metrics)
+        return UpdateResult(len(rows), metrics, experiences, by_experience)
 
     def _score(
         self,

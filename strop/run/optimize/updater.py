@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from strop.run.state.run_state import RunState
-from strop.types import ExperienceGroup, RolloutGroup
+from strop.types import Experience, ExperienceGroup, FloatArray, RolloutGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,20 @@ class UpdateResult:
     updates: int
     """Number of optimizer updates of the policy."""
     metrics: dict[str, float]
+    experiences: Sequence[Experience] = ()
+    """Experiences of the step that have advantages."""
+    advantages: Sequence[FloatArray] = ()
+    """[L] of each of these experiences."""
+
+    def rollout_advantages(self) -> dict[tuple[str, int], FloatArray]:
+        """Advantages of the sampled tokens of each rollout, by group and index."""
+        parts: dict[tuple[str, int], list[tuple[int, FloatArray]]] = {}
+        for one, values in zip(self.experiences, self.advantages, strict=True):
+            parts.setdefault((one.group, one.index), []).append((one.turn, values[one.loss_mask]))
+        return {
+            key: np.concatenate([values for _, values in sorted(found, key=lambda part: part[0])])
+            for key, found in parts.items()
+        }
 
 
 class Updater(Protocol):

@@ -41,7 +41,13 @@ from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.formatting import format_steps
 from strop.runs.metrics import metric_of
 from strop.runs.metrics_file import MetricsWriter
-from strop.runs.rollout_file import damaged_rollout_files, delete_rollouts_after, rollout_path, write_rollouts
+from strop.runs.rollout_file import (
+    RolloutAdvantages,
+    damaged_rollout_files,
+    delete_rollouts_after,
+    rollout_path,
+    write_rollouts,
+)
 from strop.runs.sessions import SessionOutcome, begin_session, end_session, read_sessions, record_checkpoint
 from strop.runs.verdict import LearningWatch
 from strop.types import RolloutGroup
@@ -146,9 +152,11 @@ class Recorder:
             with reporting_write_errors(self._folder.path):
                 monitor.message(line)
 
-    def log_rollouts(self, step: int, groups: Sequence[RolloutGroup]) -> None:
-        """Write all rollouts of a training step."""
-        self._write_rollouts(self._folder.rollouts, step, groups)
+    def log_rollouts(
+        self, step: int, groups: Sequence[RolloutGroup], advantages: RolloutAdvantages | None = None
+    ) -> None:
+        """Write all rollouts of a training step, with their advantages if tokens are recorded and they are known."""
+        self._write_rollouts(self._folder.rollouts, step, groups, advantages)
 
     def log_evaluation(self, name: str, step: int, groups: Sequence[RolloutGroup]) -> None:
         """Write all rollouts of an eval taskset, and pass them to the monitors."""
@@ -157,10 +165,17 @@ class Recorder:
             with reporting_write_errors(self._folder.path):
                 monitor.samples(name, step, groups)
 
-    def _write_rollouts(self, folder: Path, step: int, groups: Sequence[RolloutGroup]) -> None:
+    def _write_rollouts(
+        self,
+        folder: Path,
+        step: int,
+        groups: Sequence[RolloutGroup],
+        advantages: RolloutAdvantages | None = None,
+    ) -> None:
         path = rollout_path(folder, step)
+        tokens = self._loaded.run.record.rollout_tokens
         with reporting_write_errors(path):
-            write_rollouts(path, step, groups)
+            write_rollouts(path, step, groups, tokens=tokens, advantages=advantages)
 
     def _damage(self, last_kept: int) -> Iterator[str]:
         """Yield a message about each record of the steps done that is missing or damaged."""

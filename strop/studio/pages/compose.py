@@ -25,10 +25,11 @@ from strop.studio.documents import remove_value, set_value
 from strop.studio.fields import FormField, FormSection, run_file_sections
 from strop.studio.files import default_name, digest, open_file, save_file
 from strop.studio.planning import plan_for
+from strop.studio.preferences import pairs_run_file, preference_file, read_preferences
 from strop.studio.processes import start_process
 from strop.studio.questions import question_section, value_at
 from strop.studio.rendering import html, render, url
-from strop.studio.requests import json_action, name_of, run_path
+from strop.studio.requests import cache_of, json_action, name_of, run_path
 from strop.studio.suggestions import suggest
 from strop.studio.trinity_fields import trinity_sections
 
@@ -56,11 +57,15 @@ _NEW = FirstRun(
 
 
 def page(request: Request) -> Response:
-    """The page with a new run file, with an existing file (`file=`), or with the run file of a run (`run=`)."""
+    """The page with a new run file, a file (`file=`), that of a run (`run=`), or DPO on preferences (`pairs=`)."""
     name, known = request.query_params.get("file", ""), ""
     if name:
         text = open_file(name)
         known = digest(text)
+    elif "pairs" in request.query_params:
+        path, name = preference_file(request.query_params["pairs"]), default_name("preferences")
+        values = cache_of(request).read(run_path(request)).configuration()
+        text = pairs_run_file(values, path, len(read_preferences(path)))
     elif "run" in request.query_params:
         text, name = open_file(str(run_path(request) / "run.yaml")), default_name("run")
     else:

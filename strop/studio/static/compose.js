@@ -211,6 +211,11 @@ document.getElementById("status").addEventListener("click", (event) => {
   if (!fault) return;
   const place = fieldOf(fault.dataset.faultKey);
   if (place) {
+    if (place.closest("[hidden]")) {  // by the search
+      document.getElementById("search").value = "";
+      document.getElementById("only-written").checked = false;
+      filterFields();
+    }
     for (let outer = place; outer; outer = outer.parentElement) if (outer.matches("details")) outer.open = true;
     (place.querySelector("input, select") || place.querySelector("summary")).focus();
     place.scrollIntoView({ block: "center" });

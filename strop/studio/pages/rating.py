@@ -1,0 +1,103 @@
+"""Page on which a person chooses the better of two responses to the same task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from strop.errors import RunFolderError
+from strop.report.thumbnails import make_thumbnails
+from strop.runs.overview import find_runs
+from strop.runs.rollout_index import TRAINING, RolloutFilter
+from strop.studio.conversation import response_messages
+from strop.studio.pages.rollouts import ShownRollout
+from strop.studio.preferences import (
+    add_preference,
+    draw_pair,
+    preference_file,
+    read_preferences,
+    remove_last,
+)
+from strop.studio.rendering import html
+from strop.studio.requests import cache_of, folder_named, json_action, name_of, run_path, settings_of, whole
+
+_FILE = "preferences.jsonl"
+
+
+def page(request: Request) -> Response:
+    """The page, for the run of the query or the choice of one."""
+    root = settings_of(request).runs
+    names = [name_of(request, path) for path in find_runs(root)] if root.is_dir() else []
+    values: dict[str, Any] = {"names": names, "name": "", "sources": [], "source": "", "file": _FILE}
+    if request.query_params.get("run"):
+        path = run_path(request)
+        sources = cache_of(request).rollouts(path).sources
+        source = request.query_params.get("set", "")
+        values |= {
+            "name": name_of(request, path),
+            "sources": sources,
+            "source": source if source in sources else next(iter(sources), TRAINING),
+            "file": str(preference_file(request.query_params.get("file") or _FILE)),
+        }
+    return html("rate", title="Rate", area="rate", **values, **_pair(request, values))
+
+
+def pair(request: Request) -> Response:
+    """The next pair, for the page's script."""
+    name = name_of(request, run_path(request))
+    file = str(preference_file(request.query_params.get("file") or _FILE))
+    values = {"name": name, "source": request.query_params.get("set") or TRAINING, "file": file}
+    return html("rate_pair", **values, **_pair(request, values))
+
+
+def choose(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    """Write which of two responses is better."""
+    path = folder_named(request, str(values["run"]))
+    data, index = cache_of(request).read(path), cache_of(request).rollouts(path)
+    step, source = int(values["step"]), str(values["set"])
+    accepted = RolloutFilter(source, step, step, group=str(values["group"]), order="oldest")
+    rows = {row["index"]: row for row in index.find(accepted, 0, 512).rows}
+    if not {int(values["chosen"]), int(values["rejected"])} <= rows.keys():
+        raise RunFolderError(
+            "The rollouts of this pair are gone. The run may have been resumed; take another pair."
+        )
+    file = preference_file(str(values["file"]))
+    chosen, rejected = rows[int(values["chosen"])], rows[int(values["rejected"])]
+    add_preference(file, data.folder, name_of(request, path), chosen, rejected)
+    return {"rated": len(read_preferences(file))}
+
+
+def undo(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    """Remove the last preference of the file."""
+    file = preference_file(str(values["file"]))
+    remove_last(file)
+    return {"message": "Removed the last preference.", "rated": len(read_preferences(file))}
+
+
+def _pair(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    if not values["name"]:
+        return {"pair": None, "rated": 0, "shown": [], "thumbnails": {}}
+    path = run_path(request)
+    data, rated = cache_of(request).read(path), read_preferences(preference_file(str(values["file"])))
+    seed = len(rated) * 1000 + (whole(request, "skipped") or 0)
+    found = draw_pair(
+        cache_of(request).rollouts(path), str(values["source"]), rated, name_of(request, path), seed
+    )
+    rows = [found.first, found.second] if found else []
+    return {
+        "pair": found,
+        "rated": len(rated),
+        "shown": [ShownRollout(row, response_messages(row), []) for row in rows],
+        "thumbnails": make_thumbnails(data.folder.images, (rows[0].get("images") or ()) if rows else ()),
+    }
+
+
+ROUTES = [
+    Route("/rate", page),
+    Route("/rate/pair", pair),
+    Route("/rate/choose", json_action(choose), methods=["POST"]),
+    Route("/rate/undo", json_action(undo), methods=["POST"]),
+]

@@ -1,0 +1,155 @@
+"""Preferences between two responses to the same task, as rows of a JSONL file that DPO trains on."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.config.paths import expand_user
+from strop.errors import DataError
+from strop.runs.folder import RunFolder
+from strop.runs.rollout_index import RolloutFilter, RolloutIndex
+from strop.workers.atomic_write import atomic_write
+
+_ATTEMPTS = 60
+"""Groups that are looked at for two different responses."""
+_MOST_RESPONSES = 512
+"""Responses of a group among which two are drawn."""
+_ROLE = re.compile(r"(?:^|\n\n)\[(system|user|assistant|tool)\]\n")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsePair:
+    """Two responses to the same task, in the order in which they are shown."""
+
+    step: int
+    group: str
+    first: Mapping[str, Any]
+    second: Mapping[str, Any]
+
+
+def preference_file(name: str) -> Path:
+    """The file of a name that a user writes. Raises `DataError` for another ending than .jsonl."""
+    path = expand_user(name.strip())
+    if path.suffix != ".jsonl":
+        raise DataError(f"{name!r} is not the name of a JSONL file; write one that ends in .jsonl.")
+    return path
+
+
+def read_preferences(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; none if it does not exist. Raises `DataError` for one that has other rows."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        rows = [json.loads(line) for line in lines]
+        if any("chosen" not in row or "rejected" not in row for row in rows):
+            raise ValueError("a row has no chosen or no rejected response")
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path} is not a file of preferences ({error}). Write another name.") from error
+    return rows
+
+
+def draw_pair(
+    index: RolloutIndex, source: str, rated: list[dict[str, Any]], run: str, seed: int
+) -> ResponsePair | None:
+    """Two different responses of a random group whose preference is not known; None where none is found."""
+    draw = random.Random(seed)
+    known = {
+        (row.get("run"), row.get("step"), row.get("group"), frozenset(row.get("rollouts") or ()))
+        for row in rated
+    }
+    groups = index.groups(source)
+    for step, group in draw.sample(groups, min(_ATTEMPTS, len(groups))):
+        rows = index.find(
+            RolloutFilter(source, step, step, group=group, order="oldest"), 0, _MOST_RESPONSES
+        ).rows
+        answered = [row for row in rows if row["error"] is None]
+        draw.shuffle(answered)
+        first = answered[0] if answered else None
+        for second in answered[1:]:
+            pair = (run, step, group, frozenset({first["index"], second["index"]})) if first else None
+            if first and _response(first) != _response(second) and pair not in known:
+                return ResponsePair(step, group, first, second)
+    return None
+
+
+def add_preference(
+    path: Path, folder: RunFolder, run: str, chosen: Mapping[str, Any], rejected: Mapping[str, Any]
+) -> None:
+    """Append a row: the prompt, both responses, and the rollouts that they are."""
+    row = {
+        "prompt": _prompt(str(chosen["prompt"])),
+        "chosen": _response(chosen),
+        "rejected": _response(rejected),
+        **(
+            {"images": [str((folder.images / name).resolve()) for name in chosen["images"]]}
+            if chosen.get("images")
+            else {}
+        ),
+        "task_id": chosen["task_id"],
+        "run": run,
+        "step": chosen["step"],
+        "group": chosen["group"],
+        "rollouts": [chosen["index"], rejected["index"]],
+    }
+    _write(path, [*read_preferences(path), row])
+
+
+def remove_last(path: Path) -> None:
+    """Remove the last row of a file."""
+    _write(path, read_preferences(path)[:-1])
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def _prompt(text: str) -> str | list[dict[str, str]]:
+    """A prompt as it was in the dataset: text of one user message, or messages, which the rollout file has as text."""
+    parts = _ROLE.split(text)
+    if parts[0] or len(parts) < 3:
+        return text
+    return [
+        {"role": role, "content": content} for role, content in zip(parts[1::2], parts[2::2], strict=True)
+    ]
+
+
+def _response(row: Mapping[str, Any]) -> Any:
+    """A response as DPO reads it: text, or the messages of a conversation."""
+    return json.loads(row["messages"]) if row.get("messages") else row["text"]
+
+
+def pairs_run_file(values: Mapping[str, Any], path: Path, rows: int) -> str:
+    """Text of a run file that trains the model of another run on the preferences, by DPO."""
+    model, data = values.get("model") or {}, values.get("data") or {}
+    lengths = {
+        key: data[key] for key in ("max_prompt_tokens", "max_response_tokens", "chat_template") if key in data
+    }
+    settings = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in lengths.items())
+    images = ", images: images, optional_columns: [images]" if _has_images(path) else ""
+    return (
+        "# Direct preference optimization on preferences that Strop Studio collected.\n"
+        f"project: {json.dumps(values.get('project', 'strop'))}\n"
+        "name: preferences\n"
+        f"model: {{path: {json.dumps(model.get('path', ''))}}}\n"
+        "data:\n"
+        f"  train: {{path: {json.dumps(str(path))}, chosen: chosen, rejected: rejected{images}}}\n"
+        f"{settings}"
+        "algorithm: {type: dpo, beta: 0.1}\n"
+        "trainer:\n"
+        "  duration: 1 epochs\n"
+        f"  tasks_per_step: {max(1, min(rows, 16))}  # pairs in one step\n"
+        "  optimizer: {type: adamw, lr: 1e-6}\n"
+    )
+
+
+def _has_images(path: Path) -> bool:
+    return any("images" in row for row in read_preferences(path))

@@ -1,0 +1,51 @@
+// The page on which a person chooses the better of two responses.
+"use strict";
+
+const place = document.getElementById("rate");
+let skipped = 0;
+
+async function next() {
+  const form = document.querySelector("form.filters");
+  const query = new URLSearchParams(new FormData(form));
+  query.set("skipped", skipped);
+  const response = await fetch(`/rate/pair?${query}`);
+  if (response.ok) place.innerHTML = await response.text();
+  else say("Studio has no further pair.", true);
+}
+
+async function choose(button) {
+  const pair = document.getElementById("pair").dataset;
+  try {
+    await post("/rate/choose", {
+      run: pair.run, set: pair.set, file: pair.file, step: pair.step, group: pair.group,
+      chosen: button.dataset.choice, rejected: button.dataset.other,
+    });
+    await next();
+  } catch (error) {
+    say(error.message, true);
+  }
+}
+
+async function undo() {
+  try {
+    say((await post("/rate/undo", { file: document.getElementById("pair").dataset.file })).message);
+    await next();
+  } catch (error) {
+    say(error.message, true);
+  }
+}
+
+place.addEventListener("click", (event) => {
+  const button = event.target.closest("button");
+  if (!button) return;
+  if (button.dataset.choice) choose(button);
+  if (button.id === "skip") { skipped += 1; next(); }
+  if (button.id === "undo") undo();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+  const choices = place.querySelectorAll("[data-choice]");
+  if (event.key === "1" || event.key === "2") choices[Number(event.key) - 1]?.click();
+  if (event.key === "s") document.getElementById("skip")?.click();
+  if (event.key === "u") document.getElementById("undo")?.click();
+});

@@ -1,0 +1,132 @@
+"""Studio in a real browser: compose, check, start, watch, stop; keyboard and narrow window."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ruamel.yaml", reason="comes with strop[studio]")
+pytest.importorskip("playwright", reason="pip install playwright, which drives a browser")
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+from strop.models.tiny import make_model
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium"),
+]
+SECONDS = 1000
+"""Milliseconds."""
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """URL of a Studio in an empty folder with a model and tasks."""
+    make_model(tmp_path / "m", ["1+1=2"], vocab_size=300, hidden_size=16)
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.writelines(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(64))
+    command = [sys.executable, "-m", "strop", "studio", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield server.stdout.readline().split()[-1]
+        finally:
+            server.terminate()
+
+
+@pytest.fixture
+def page(address: str, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """Page that was opened with the token."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = browser.new_page(**getattr(request, "param", {}))
+        opened.set_default_timeout(60 * SECONDS)
+        errors: list[str] = []
+        opened.on("pageerror", lambda error: errors.append(str(error)))
+        opened.goto(address)
+        yield opened
+        browser.close()
+        assert errors == []
+
+
+def answer(page: Page, key: str, value: str) -> None:
+    """Answer a question as a person does, and wait until the text has the answer."""
+    with page.expect_response("**/compose/set"):
+        page.locator(f'[data-key="{key}"]').fill(value)
+        page.locator(f'[data-key="{key}"]').press("Tab")
+
+
+def test_compose_check_start_watch_and_stop(page: Page) -> None:
+    page.get_by_role("link", name="Compose", exact=True).click()
+    expect(page.locator("#status")).to_contain_text("3 faults")
+    expect(page.locator("#start")).to_be_disabled()
+    for key, value in {
+        "model.path": "m",
+        "data.train.path": "train.jsonl",
+        "reward": "exact",
+        "trainer.duration": "3000 steps",
+        "trainer.tasks_per_step": "4",
+        "data.max_prompt_tokens": "16",
+        "data.max_response_tokens": "4",
+    }.items():
+        answer(page, key, value)
+    with page.expect_response("**/compose/set"):
+        page.locator('[data-key="data.chat_template"]').select_option("none")
+    expect(page.locator("#status")).to_contain_text("No faults")
+    answer(page, "trainer.tasks_per_step", "four")
+    expect(page.locator('[data-field="trainer.tasks_per_step"] .fault-text')).to_contain_text(
+        "expected an integer"
+    )
+    answer(page, "trainer.tasks_per_step", "4")
+    page.locator("#complete-check").click()
+    expect(page.locator("#check-output")).to_contain_text("The run can start", timeout=120 * SECONDS)
+    page.locator("#start").click()
+    page.wait_for_url(re.compile(r"/run\?run="))
+    steps = page.locator("#curves").get_by_text(re.compile(r"Step [1-9]\d* of 3000"))
+    expect(steps).to_be_visible(timeout=180 * SECONDS)
+    first = steps.inner_text()
+    expect(page.locator("#curves svg").first).to_be_visible()
+    expect(page.locator("#curves").get_by_text(first)).to_have_count(0)  # the curves move
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#state")).to_have_text("interrupted", timeout=120 * SECONDS)
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    page.get_by_role("link", name="Log", exact=True).click()
+    expect(page.locator("pre.log")).to_contain_text("the same command continues from there")
+
+
+@pytest.mark.parametrize("page", [{"viewport": {"width": 360, "height": 640}}], indirect=True)
+def test_keyboard_alone_in_a_narrow_window(page: Page) -> None:
+    page.goto(page.url.replace("/runs", "/compose"))
+    expect(page.locator("#status")).to_contain_text("faults")
+    page.locator("[data-mode-tab=beginner]").focus()
+    page.keyboard.press("ArrowRight")  # the tab with every field
+    expect(page.locator("#search")).to_be_visible()
+    page.keyboard.press("/")
+    expect(page.locator("#search")).to_be_focused()
+    page.keyboard.type("peak learning rate")
+    expect(page.locator('[data-key="trainer.optimizer.lr"]')).to_be_visible()
+    expect(page.locator('[data-key="model.path"]')).to_be_hidden()
+    page.locator('[data-key="trainer.optimizer.lr"]').focus()
+    with page.expect_response("**/compose/set"):
+        page.keyboard.press("Control+a")
+        page.keyboard.type("2e-5")
+        page.keyboard.press("Tab")
+    expect(page.locator("#text")).to_have_value(re.compile("lr: 2e-5"))
+    page.locator("[data-fault-key='model.path']").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator('[data-key="model.path"]')).to_be_focused()
+    for path in ("/compose", "/runs", "/rate"):
+        page.goto(re.sub(r"(:\d+)/.*", rf"\1{path}", page.url))
+        width: Any = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 360, path

@@ -1,0 +1,99 @@
+"""Pairs of responses, the dataset that their ratings become, and its use by DPO."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ruamel.yaml", reason="comes with strop[studio]")
+
+from starlette.testclient import TestClient
+
+from strop.config.load.loader import load_run
+from strop.errors import DataError
+from strop.runs.folder import RunFolder
+from strop.runs.rollout_file import rollout_path, write_rollouts
+from strop.runs.rollout_index import RolloutIndex
+from strop.studio.preferences import _prompt, draw_pair, pairs_run_file, preference_file, read_preferences
+from tests.report.run_folders import group, metrics, open_recorder
+
+
+@pytest.fixture
+def run(client: TestClient) -> Path:
+    """A run with two groups of different responses, and one group of equal ones."""
+    path = Path("runs/sums/first")
+    with open_recorder(path) as recorder:
+        recorder.log_step(1, metrics(1))
+        groups = [
+            group(0, ["a", "b"], [1.0, 0.0]),
+            group(1, ["c", "d"], [0.0, 1.0]),
+            group(2, ["e", "e"], [0.0, 0.0]),
+        ]
+        recorder.log_rollouts(1, groups)
+    return path
+
+
+def test_rating_writes_the_dataset_and_ends_when_all_pairs_are_rated(client: TestClient, run: Path) -> None:
+    assert "sums/first" in client.get("/rate").text
+    page = client.get("/rate?run=sums/first").text
+    for count in (1, 2):
+        step, name = (page.partition(f'data-{key}="')[2].partition('"')[0] for key in ("step", "group"))
+        vote = {
+            "run": "sums/first",
+            "set": "training",
+            "file": "preferences.jsonl",
+            "step": step,
+            "group": name,
+        }
+        assert client.post("/rate/choose", json=vote | {"chosen": "1", "rejected": "0"}).json() == {
+            "rated": count
+        }
+        page = client.get("/rate/pair?run=sums/first&set=training&file=preferences.jsonl").text
+    assert "No further pair" in page
+    rows = [json.loads(line) for line in Path("preferences.jsonl").read_text().splitlines()]
+    assert {(row["prompt"], row["chosen"], row["rejected"]) for row in rows} == {
+        ("2+2?", "b", "a"),
+        ("2+2?", "d", "c"),
+    }
+    assert client.post("/rate/undo", json={"file": "preferences.jsonl"}).json()["rated"] == 1
+    assert read_preferences(Path("preferences.jsonl")) == rows[:1]
+
+
+def test_pairs_are_of_different_responses_of_one_group(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    groups = [group(0, ["a", "a", "b"], [1.0, 0.0, None]), group(1, ["c", "c", "d"], [0.0, 0.0, 0.0])]
+    write_rollouts(rollout_path(folder.rollouts, 1), 1, groups)
+    index = RolloutIndex(folder)
+    index.refresh()
+    found = [draw_pair(index, "training", [], "run", seed) for seed in range(20)]
+    assert {frozenset({one.first["text"], one.second["text"]}) for one in found if one} == {frozenset("cd")}
+    assert len({one.first["text"] for one in found if one}) == 2  # either response comes first
+
+
+def test_prompts_become_messages_again() -> None:
+    assert _prompt("What is [1]?") == "What is [1]?"
+    assert _prompt("[system]\nBe short.\n\n[user]\nHi\n\nthere") == [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "Hi\n\nthere"},
+    ]
+
+
+def test_run_file_for_the_preferences_loads(client: TestClient, run: Path) -> None:
+    Path("p.jsonl").write_text('{"prompt": "2+2?", "chosen": "4", "rejected": "5"}\n' * 3)
+    values = {"model": {"path": "m"}, "data": {"max_prompt_tokens": 9, "chat_template": "none"}}
+    Path("dpo.yaml").write_text(pairs_run_file(values, Path("p.jsonl"), 3))
+    found = load_run("dpo.yaml").run
+    assert (found.algorithm.type, found.data.max_prompt_tokens, found.trainer.tasks_per_step) == ("dpo", 9, 3)
+    page = client.get("/compose?pairs=p.jsonl&run=sums/first").text
+    assert "{type: dpo, beta: 0.1}" in page and "Column of the preferred response" in page
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"ends in \.jsonl"):
+        preference_file("preferences.csv")
+    other = tmp_path / "tasks.jsonl"
+    other.write_text('{"prompt": "1+1"}\n')
+    with pytest.raises(DataError, match="is not a file of preferences"):
+        read_preferences(other)
