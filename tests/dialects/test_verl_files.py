@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from strop.config.schema import Run
+from strop.config.schema.synchronizer import CollectiveSyncConfig, FixedStyleConfig
+from strop.dialects.hydra.selection import ConfigSelection
+from strop.dialects.ledger.writer import write_dialect
 from strop.dialects.verl.file_keys import NULL_IS_UNSET
-from strop.dialects.verl.ppo_trainer import read_verl
+from strop.dialects.verl.ppo_trainer import LEDGER, read_verl
 from strop.dialects.verl.sft_trainer import read_verl_sft
 from strop.errors import ConfigError
 
@@ -142,3 +145,20 @@ def test_sft_keys_of_verl_0_6() -> None:
     assert run.trainer.schedule.warmup.count == 20
     assert run.data.train.limit_tasks == 7
     assert run.resume == "never"
+
+
+def test_one_step_off_policy_has_an_explorer_one_step_ahead() -> None:
+    selected = ConfigSelection(name="one_step_off_ppo_trainer")
+    run = read_verl(["rollout.nnodes=1", "rollout.n_gpus_per_node=2"], selection=selected, here=True).run
+    assert isinstance(run.synchronizer, CollectiveSyncConfig)
+    assert isinstance(run.synchronizer.style, FixedStyleConfig)
+    assert run.synchronizer.style.max_lead.count == 1
+    assert write_dialect(LEDGER, run).values["actor_rollout_ref.hybrid_engine"] is False
+    assert run_of("actor_rollout_ref.hybrid_engine=False").synchronizer == run.synchronizer
+    assert run_of().synchronizer.type == "memory"
+
+
+def test_a_fully_asynchronous_run_is_refused_with_the_lines_of_a_run_file() -> None:
+    for setting in ("async_training.staleness_threshold=0.5", "trainer.v1.trainer_mode=separate_async"):
+        with pytest.raises(ConfigError, match="type: bounded, every: 4 steps"):
+            run_of(setting)

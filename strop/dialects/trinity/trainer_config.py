@@ -50,7 +50,9 @@ def _no_adapter(foreign: ForeignValues, value: Any) -> bool:
 
 
 _PAGE: tuple[KeyMapping, ...] = (
-    verl_row("actor_rollout_ref.hybrid_engine", True),
+    _refused_row(
+        "actor_rollout_ref.hybrid_engine", True, "mode and synchronizer say what runs apart; leave it True"
+    ),
     verl_row(f"{_MODEL}.external_lib", None),
     mapped(
         f"{PREFIX}{_MODEL}.override_config",

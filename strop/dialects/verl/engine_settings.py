@@ -31,6 +31,12 @@ from strop.dialects.verl.gpus import DEVICE
 from strop.dialects.verl.serving_engine import serving_option
 
 _NO_PROFILER = "Strop does not profile a run; the metrics have the time of every part of a step"
+_ASYNC = (
+    "verl's asynchronous trainers count samples and model versions where Strop counts steps: write a run file with "
+    "synchronizer: {type: collective, style: {type: bounded, every: 4 steps, max_staleness: 4 steps}}, in your own "
+    "numbers of steps, and algorithm.importance_correction: {}; or, with actor_rollout_ref.hybrid_engine=False alone, "
+    "let the explorer be one step ahead"
+)
 _SEED = "data.seed seeds all random choices"
 _ONE_ROUTING = "sampler and trainer compute with one model, so they route alike"
 _ACTOR, _REF, _ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "ref", "rollout"))
@@ -190,7 +196,7 @@ _CLUSTER = (
     refused(
         "trainer.v1.trainer_mode",
         "sync",
-        "a run that samples and trains at once needs a run file with `synchronizer` and `mode`; write sync",
+        f"{_ASYNC}; write sync",
     ),
     no_effect("trainer.v1.*", UNSET, "trainer.v1.trainer_mode is sync", value_type=ANY),
     placement(
@@ -200,10 +206,11 @@ _CLUSTER = (
         "synchronizer.style.pause_mode: abort does, which saves time where responses differ much in length",
         supported=only(False),
     ),
+    refused("rollout.total_rollout_steps", UNSET, _ASYNC, supported=never),
     refused(
         "async_training.*",
         UNSET,
-        "a run that samples and trains at once needs a run file with `synchronizer` and `mode`",
+        _ASYNC,
         supported=never,
     ),
     *(

@@ -1,4 +1,4 @@
-"""Ledger rows of verl's `actor_rollout_ref.hybrid_engine` and `actor_rollout_ref.model`."""
+"""Ledger rows of verl's `actor_rollout_ref.model`."""
 
 from __future__ import annotations
 
@@ -133,7 +133,6 @@ def _megatron_lora(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 ROWS = (
-    refused("actor_rollout_ref.hybrid_engine", True, "verl's page accepts only True, and so does Strop"),
     mapped("actor_rollout_ref.model.path", "~/models/deepseek-llm-7b-chat", "model.path"),
     mapped(
         "actor_rollout_ref.model.external_lib",

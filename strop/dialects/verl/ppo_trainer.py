@@ -25,6 +25,7 @@ from strop.dialects.verl import (
     misplaced_keys,
     model,
     multi_turn,
+    one_step_off,
     prime,
     reference_model,
     reward,
@@ -38,6 +39,7 @@ from strop.dialects.verl.versions import OTHER_NAMES, dated
 _ROWS = unset_by_null(
     (
         *data.ROWS,
+        *one_step_off.ROWS,
         *model.ROWS,
         *actor.ROWS,
         *reference_model.ROWS,

@@ -77,7 +77,12 @@ _PRIME = {
     "trainer.val_before_train": False,
 }
 _TRANSFER = "verl-dapo-transferqueue"
-_ASYNC = {"actor_rollout_ref.rollout.calculate_log_probs": True}
+_ASYNC = {
+    "actor_rollout_ref.hybrid_engine": False,
+    "actor_rollout_ref.rollout.calculate_log_probs": True,
+    "algorithm.rollout_correction.bypass_mode": True,
+}
+"""Options of `one_step_off_policy`, whose scripts also set `hybrid_engine`, which its program requires to be False."""
 
 
 def _recipe(base: str, values: Mapping[str, Any]) -> ShippedConfig:
