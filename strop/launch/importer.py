@@ -137,6 +137,12 @@ def _end(recording: Recording) -> str:
     errors = " ".join(recording.errors.split())[-_MAX_SHOWN:]
     if recording.exit_code == 0 and not errors:
         return ""
+    printed = " ".join(recording.output.split())[:_MAX_SHOWN]
+    if printed and not errors:
+        return (
+            f"The script ended with exit code {recording.exit_code} and prints: {printed}. Write its arguments "
+            "after its name: strop import LAUNCH.sh ARGUMENTS. "
+        )
     return f"The script ended with exit code {recording.exit_code}; bash says: {errors or 'nothing'}. "
 
 

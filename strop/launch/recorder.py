@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from strop.config.load.yaml_file import read_bounded
 from strop.errors import ConfigError
@@ -24,6 +25,8 @@ TIMEOUT_SECONDS = 30.0
 """Maximum time that a script may run while it is recorded."""
 _MAX_COMMANDS = 1000
 """Maximum number of commands that are read of a recording."""
+_MAX_OUTPUT = 2000
+"""Maximum number of bytes of a script's own output that are kept."""
 _PR_SET_NO_NEW_PRIVS = 38
 _TEXT_PROGRAMS = (
     *("awk", "basename", "cat", "cut", "date", "dirname", "expr", "grep", "head", "hostname", "id", "ls"),
@@ -59,6 +62,8 @@ class Recording:
     """None if the script was stopped at the time limit."""
     errors: str
     """Standard error, without the trace of `set -x`."""
+    output: str = ""
+    """Beginning of the text that the script prints."""
 
 
 def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
@@ -72,7 +77,7 @@ def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
     bash = shutil.which("bash")
     if bash is None:
         raise ConfigError("strop import needs bash to read a launch script, and there is no bash in PATH.")
-    with tempfile.TemporaryDirectory(prefix="strop-import-") as folder:
+    with tempfile.TemporaryDirectory(prefix="strop-import-") as folder, tempfile.TemporaryFile() as output:
         scratch = os.path.realpath(folder)
         programs = _link_text_programs(Path(scratch, "bin"))
         source = redirect_outputs(_SCRIPT_PATH.sub("$0", text), OUTPUT_FUNCTION)
@@ -82,7 +87,7 @@ def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
             process = subprocess.Popen(
                 [bash, "--noprofile", "--norc", "-c", f"{functions}{source}\n", str(script), *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=output,
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
@@ -102,7 +107,8 @@ def record(script: Path, arguments: Sequence[str] = ()) -> Recording:
             os.killpg(process.pid, signal.SIGKILL)
             errors, exit_code = process.communicate()[1], None
         commands = tuple(map(_parse, sorted(Path(scratch).glob(f"{RECORD_PREFIX}*"))[:_MAX_COMMANDS]))
-        return Recording(commands, _written_files(Path(scratch)), exit_code, _without_trace(errors))
+        files, printed = _written_files(Path(scratch)), _beginning(output)
+        return Recording(commands, files, exit_code, _without_trace(errors), printed)
 
 
 def _link_text_programs(folder: Path) -> list[str]:
@@ -133,6 +139,11 @@ def _parse(file: Path) -> RecordedCommand:
     words, variables = texts[: int(count)], texts[int(count) :]
     environment = dict(variable.partition("=")[::2] for variable in variables)
     return RecordedCommand(tuple(words), Path(folder), environment)
+
+
+def _beginning(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(_MAX_OUTPUT).decode("utf-8", "replace")
 
 
 def _written_files(scratch: Path) -> dict[Path, str]:

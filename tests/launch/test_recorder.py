@@ -102,3 +102,10 @@ def test_the_environment_of_this_process_is_unchanged(tmp_path: Path) -> None:
 )
 def test_redirections(text: str, expected: str) -> None:
     assert redirect_outputs(text, "F") == expected
+
+
+def test_what_a_script_prints_is_kept(tmp_path: Path) -> None:
+    usage = 'if [ "$#" -lt 1 ]; then echo "Usage: launch.sh GPUS"; exit 1; fi; train $1'
+    recording = recorded(tmp_path, usage)
+    assert (recording.output, recording.exit_code, recording.commands) == ("Usage: launch.sh GPUS\n", 1, ())
+    assert recorded(tmp_path, usage, "8").commands[0].words == ("train", "8")

@@ -51,7 +51,7 @@ def _no_adapter(foreign: ForeignValues, value: Any) -> bool:
 
 _PAGE: tuple[KeyMapping, ...] = (
     _refused_row(
-        "actor_rollout_ref.hybrid_engine", True, "mode and synchronizer say what runs apart; leave it True"
+        "actor_rollout_ref.hybrid_engine", True, "mode and synchronizer name the processes; leave it True"
     ),
     verl_row(f"{_MODEL}.external_lib", None),
     mapped(

@@ -101,6 +101,8 @@ PPO = ShippedConfigs(
         ),
         "prime_trainer": _recipe("ppo_trainer", _PRIME),
         "entropy_trainer": _recipe("ppo_trainer", _DAPO | {"trainer.project_name": "verl-entropy"}),
+        "sppo_trainer": _recipe("ppo_trainer", {"algorithm.sppo_eta": 1.0}),
+        "spin_trainer": _recipe("ppo_trainer", {"actor_rollout_ref.actor.dpo_beta": 0.1}),
         "one_step_off_ppo_trainer": _recipe("ppo_trainer", _ASYNC),
         "one_step_off_ppo_megatron_trainer": _recipe("ppo_megatron_trainer", _ASYNC),
         **_GROUPS,
