@@ -23,6 +23,8 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.01
 """Interval at which requests are aborted until the library has none, and at which the end of its processes is looked
 for."""
+_WATCH_SECONDS = 1.0
+"""Interval at which the library's processes are looked at during a command."""
 _REPORT_SECONDS = 10.0
 """Maximum time from the failure of a call to the library's report that one of its processes has ended."""
 
@@ -263,7 +265,17 @@ class ServingEngine:
         except InferenceError:
             coroutine.close()
             raise
-        self._thread.run(self._guarded(coroutine))
+        self._thread.run(self._guarded(self._answered(coroutine)))
+
+    async def _answered(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of a command. Raises `EngineLostError` if one of the library's processes ends meanwhile: the
+        library may then never answer."""
+        call = asyncio.ensure_future(coroutine)
+        while not (await asyncio.wait([call], timeout=_WATCH_SECONDS))[0]:
+            if (lost := self._backend.lost(TimeoutError("it has not answered"))) is not None:
+                call.cancel()
+                raise lost
+        return await call
 
     async def _guarded(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine. Raises `EngineLostError` after the end of one of the library's processes."""
