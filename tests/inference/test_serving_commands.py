@@ -48,5 +48,5 @@ def test_a_command_ends_with_the_process_that_it_was_sent_to(answers: bool, monk
     engine.start()
     with pytest.raises(EngineLostError, match="a process of the stub has ended"):
         engine.pause()
-    assert backend.asked == 4
+    assert backend.asked >= 4
     engine.close()
