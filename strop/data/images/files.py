@@ -57,7 +57,11 @@ def check_image(data: bytes, where: str) -> ImageFile:
             f"{where} is no image that Strop reads: its {len(data)} bytes begin with {data[:8]!r}. Write PNG, JPEG "
             "or WebP, or remove the row."
         ) from None
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except Image.DecompressionBombError:  # of an image of twice its own limit, which Pillow does not open
+        raise DataError(
+            f"{where} has more pixels than Strop decodes ({MAX_PIXELS:,}). Reduce it before training."
+        ) from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise DataError(
             f"{where} cannot be decoded ({error}). The data are truncated or damaged; write the image again, or "
             "remove the row."

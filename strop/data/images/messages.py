@@ -146,17 +146,22 @@ def _at_edge(
 
 def _mismatch(where: str, places: int, images: Sequence[ImageReference] | None, marker: str | None) -> str:
     shown = f"the marker {marker!r} or " if marker else ""
+    found = (
+        f"{where}: the messages have {_count(places, 'place')} for images ({shown}parts of type image), but "
+    )
     if images is None:
         return (
-            f"{where}: the messages have {places} places for images ({shown}parts of type image), but the taskset "
-            "names no column of images. Write its name as `images` of the taskset, or, if the marker is ordinary text, "
-            "data.images.marker: null."
+            f"{found}the taskset names no column of images. Write its name as `images` of the taskset, or, if the "
+            "marker is ordinary text, data.images.marker: null."
         )
     return (
-        f"{where}: the messages have {places} places for images ({shown}parts of type image), but the row has "
-        f"{len(images)} images. Write one marker where each image belongs, or data.images.unmarked: start for rows "
-        "without markers."
+        f"{found}the row has {_count(len(images), 'image')}. Write one marker where each image belongs, or "
+        "data.images.unmarked: start for rows without markers."
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _image_parts(message: Message) -> Iterator[Mapping[str, Any]]:

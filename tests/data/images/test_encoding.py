@@ -134,7 +134,7 @@ def test_several_processes_encode_the_same(data: Data) -> None:
     [
         (
             {"prompt": "What is it?", "images": hugging_face(RED)},
-            r"row 0 .*have 0 places .* the row has 1 images",
+            r"row 0 .*have 0 places .* the row has 1 image[.]",
         ),
         (
             {"prompt": "<image>", "images": hugging_face(RED[:50])},

@@ -81,3 +81,9 @@ def test_an_animation_is_refused() -> None:
     frames[0].save(data, "GIF", save_all=True, append_images=frames[1:])
     with pytest.raises(DataError, match="row 3 is an animation of 2 frames"):
         check_image(data.getvalue(), "row 3")
+
+
+def test_an_image_that_pillow_does_not_open_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(DataError, match="row 3 has more pixels than Strop decodes"):
+        check_image(encoded("red"), "row 3")

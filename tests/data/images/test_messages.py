@@ -79,10 +79,10 @@ def test_images_without_a_marker(unmarked: str, expected: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("content", "images", "message"),
     [
-        ("<image><image>", [A], "row 4: the messages have 2 places for images .* but the row has 1 images"),
-        ("Why?", [A], "have 0 places for images .* the row has 1 images"),
+        ("<image><image>", [A], "row 4: the messages have 2 places for images .* but the row has 1 image[.]"),
+        ("Why?", [A], "have 0 places for images .* the row has 1 image[.]"),
         ("<image>", None, "the taskset names no column of images. Write its name as `images`"),
-        ("<image>", [], "1 places for images .* the row has 0 images"),
+        ("<image>", [], "1 place for images .* the row has 0 images"),
     ],
 )
 def test_numbers_that_differ_name_the_row(content: str, images: Any, message: str) -> None:
