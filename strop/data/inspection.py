@@ -9,10 +9,10 @@ from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.config.schema.data import TasksetConfig
 from strop.data.epoch_order import EpochOrder
+from strop.data.prompt_check import to_prompt
 from strop.data.sources.columns import value_at
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
-from strop.data.taskset import to_prompt
 from strop.errors import DataError
 
 _READ_ROWS = 100

@@ -138,7 +138,13 @@ def load_offline_dataset(
             f"({limit} tokens), so there is nothing to train on. Write a higher limit."
         )
     task_order = make_task_order(
-        order, rows, numbers, seed=seed, shuffle=shuffle, incomplete=data.incomplete_batch, name=name
+        order,
+        rows,
+        np.array(numbers, dtype=np.int64),
+        seed=seed,
+        shuffle=shuffle,
+        incomplete=data.incomplete_batch,
+        name=name,
     )
     return OfflineDataset(name, groups, num_filtered, task_order)
 

@@ -12,19 +12,34 @@ T = TypeVar("T")
 
 SHOW_AFTER_SECONDS = 2.0
 """Elapsed time after which the bar is shown."""
+_LINE_SECONDS = 15.0
+"""Time between two lines of progress where stderr is not a terminal."""
+_UPDATE_SECONDS = 0.1
+"""Time between two updates of a bar."""
 
 
-def with_progress_bar(items: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yield the items; on a terminal show a bar on stderr once this takes more than `SHOW_AFTER_SECONDS`."""
+def with_progress_bar(items: Iterable[T], total: int | None, what: str) -> Iterator[T]:
+    """Yield the items, and show the progress on stderr once this takes more than `SHOW_AFTER_SECONDS`.
+
+    A terminal gets a bar; a log gets a line every 15 s. `total` is None where the number of items is not known.
+    """
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import Progress
 
     console = Console(stderr=True)
     started = time.monotonic()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    is_terminal = console.is_terminal
+    next_update, next_line = started, started + _LINE_SECONDS
+    with Progress(console=console, transient=True, disable=not is_terminal) as progress:
         bar = progress.add_task(escape(safe_text(what)), total=total, visible=False)
-        for item in items:
+        for number, item in enumerate(items, start=1):
             yield item
-            late = time.monotonic() - started > SHOW_AFTER_SECONDS
-            progress.update(bar, advance=1, visible=late)
+            now = time.monotonic()
+            if is_terminal and now >= next_update:
+                progress.update(bar, completed=number, visible=now - started > SHOW_AFTER_SECONDS)
+                next_update = now + _UPDATE_SECONDS
+            elif not is_terminal and now >= next_line:
+                of = "" if total is None else f" of {total}"
+                console.print(f"{safe_text(what)}: {number}{of}", markup=False, highlight=False)
+                next_line = now + _LINE_SECONDS

@@ -9,6 +9,7 @@ import numpy as np
 
 from strop.config.schema.task_order import ColumnOrderConfig, CurriculumOrderConfig, TaskOrderConfig
 from strop.data.curriculum import CurriculumOrder
+from strop.data.encoding.truncation import RowNumbers
 from strop.data.epoch_order import EpochOrder, IndexArray, TaskOrder
 from strop.data.sources.columns import value_at
 from strop.data.sources.rows import DatasetRows
@@ -18,7 +19,7 @@ from strop.errors import DataError
 def make_task_order(
     section: TaskOrderConfig | None,
     rows: DatasetRows,
-    numbers: Sequence[int],
+    numbers: RowNumbers,
     *,
     seed: int,
     shuffle: bool,
@@ -33,11 +34,11 @@ def make_task_order(
     return EpochOrder(size, seed=seed, shuffle=shuffle, incomplete=incomplete, name=name, ranks=ranks)
 
 
-def column_ranks(section: ColumnOrderConfig, rows: DatasetRows, numbers: Sequence[int]) -> IndexArray:
+def column_ranks(section: ColumnOrderConfig, rows: DatasetRows, numbers: RowNumbers) -> IndexArray:
     """[tasks] Rank of each task by its column; equal values have equal ranks. Raises `DataError`."""
     places = {value: place for place, value in enumerate(section.values)}
     wanted = np.zeros(len(rows), dtype=bool)
-    wanted[np.asarray(numbers, dtype=np.int64)] = True
+    wanted[numbers] = True
     values: list[float] | list[str] = []
     for number, row in enumerate(rows.scan([section.column])):
         if wanted[number]:

@@ -3,56 +3,67 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
 from strop.config.schema.task_order import TaskOrderConfig
-from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder, to_messages, to_tools
-from strop.data.encoding.parallel_encoding import encode_prompts
-from strop.data.encoding.truncation import FittedPrompts, fit_prompts
+from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
+from strop.data.encoding.prompt_store import PromptStore
 from strop.data.epoch_order import TaskOrder, TaskOutcome
 from strop.data.images.messages import media_of
 from strop.data.images.prompt_images import RunImages
 from strop.data.images.row_images import RowImages, read_row_images
-from strop.data.progress_bar import with_progress_bar
-from strop.data.sources.columns import row_tools, system_message, value_at
+from strop.data.prompt_check import (
+    CheckedPrompts,
+    answer_and_source,
+    check_prompts,
+    check_token_prompts,
+    to_prompt,
+)
+from strop.data.sources.columns import value_at
 from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
 from strop.data.task_order import make_task_order
-from strop.errors import DataError
 from strop.types import IntArray, RolloutGroup, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_HASHED_PROMPTS = 16
+"""Number of prompts whose tokens are a part of a taskset's fingerprint."""
+
 
 class TaskSet:
-    """Tasks for training or evaluation, with encoded prompts; other columns are read when a task is taken."""
+    """Tasks for training or evaluation. Rows are read, and prompts encoded, when a task is taken, and ahead of that."""
 
     def __init__(
         self,
         name: str,
         section: TasksetConfig,
         rows: DatasetRows,
-        fitted: FittedPrompts,
+        checked: CheckedPrompts,
+        prompts: PromptStore,
         order: TaskOrder,
         row_images: RowImages,
     ) -> None:
         self.name = name
-        self.num_overlong = fitted.num_overlong
+        self.num_overlong = checked.kept.num_overlong
         """Number of prompts that were too long, and are filtered or truncated."""
         self._section = section
         self._rows = rows
-        self._fitted = fitted
+        self._numbers = checked.kept.rows
+        self._digest = checked.digest
+        self._prompts = prompts
         self._order = order
         self._row_images = row_images
 
     def __len__(self) -> int:
-        return len(self._fitted.rows)
+        return len(self._numbers)
 
     def __str__(self) -> str:
         """`train: 7423 tasks; 50 of 7473 filtered, because their prompts are too long`"""
@@ -66,13 +77,11 @@ class TaskSet:
 
     @property
     def fingerprint(self) -> str:
-        """`7423 tasks with contents 3f9a61c20d4e`: number and hash of the encoded prompts, in row order."""
-        digest = hashlib.sha256()
-        for prompt, number in zip(self._fitted.prompts, self._fitted.rows, strict=True):
+        """`7423 tasks with rows 3f9a61c20d4e`: number of tasks, hash of all prompts and of the first ones' tokens."""
+        digest = hashlib.sha256(self._digest.encode() + self._numbers.tobytes())
+        for prompt in self._prompts.get(self._numbers[:_HASHED_PROMPTS].tolist()):
             digest.update(len(prompt).to_bytes(4, "little") + prompt.tobytes())
-            for image in self._row_images.of_column(number) or ():
-                digest.update(image.digest.encode())
-        return f"{len(self)} tasks with contents {digest.hexdigest()[:12]}"
+        return f"{len(self)} tasks with rows {digest.hexdigest()[:12]}"
 
     @property
     def position(self) -> int:
@@ -100,7 +109,7 @@ class TaskSet:
         for group in groups:
             number = int(group.task.id.rpartition(":")[2])
             rewards = tuple(rollout.reward for rollout in group.rollouts if rollout.reward is not None)
-            outcomes.append(TaskOutcome(bisect_left(self._fitted.rows, number), rewards))
+            outcomes.append(TaskOutcome(int(np.searchsorted(self._numbers, number)), rewards))
         self._order.observe(outcomes)
         return self._order.metrics()
 
@@ -120,17 +129,24 @@ class TaskSet:
 
         Raises `DataError` if the taskset is too small for a step.
         """
-        return [self._task(index) for index in self._order.take(n).tolist()]
+        tasks = self._tasks(self._numbers[self._order.take(n)].tolist())
+        self._prompts.prepare(self._numbers[copy(self._order).take(n)].tolist())
+        return tasks
 
     def all_tasks(self) -> list[Task]:
         """Every task once, in row order; does not change the position."""
-        return [self._task(index) for index in range(len(self))]
+        return self._tasks(self._numbers.tolist())
 
-    def _task(self, index: int) -> Task:
-        number = self._fitted.rows[index]
+    def _tasks(self, numbers: Sequence[int]) -> list[Task]:
+        return [
+            self._task(number, prompt_ids)
+            for number, prompt_ids in zip(numbers, self._prompts.get(numbers), strict=True)
+        ]
+
+    def _task(self, number: int, prompt_ids: IntArray) -> Task:
         row, where = self._rows[number], self._rows.where(number)
         prompt = self._row_images.place(to_prompt(row, where, self._section), number)
-        return to_task(f"{self.name}:{number}", row, prompt, self._section, self._fitted.prompts[index])
+        return to_task(f"{self.name}:{number}", row, prompt, self._section, prompt_ids)
 
 
 def load_taskset(
@@ -143,34 +159,38 @@ def load_taskset(
     order: TaskOrderConfig | None = None,
     images: RunImages | None = None,
 ) -> TaskSet:
-    """Read a taskset, check every row, store every image and encode every prompt, once.
+    """Read a taskset and check every row; store every image. Prompts that may be too long are encoded.
 
     `order` is `data.order`; `images` are those of a model that reads images. Raises `DataError` for a dataset that
     cannot be read, for a row that lacks a column or has an image that cannot be used, and for a prompt that is too
     long under `overlong: error`; `ModelError` for a tokenizer without a chat template.
     """
     name = section.name if isinstance(section, EvalTasksetConfig) else "train"
-    encoded: Iterator[IntArray]
     custom = None if section.dataset is None else CustomDataset(section, tokenizer)
     rows = read_rows(section) if custom is None else custom.rows()
     row_images = read_row_images(rows, section, data.images, images, name)
+
+    def read(number: int) -> ChatPrompt:
+        return row_images.place(to_prompt(rows[number], rows.where(number), section), number)
+
     if custom is not None and custom.has_prompt_tokens:
-        encoded = islice(custom.prompts(), len(rows))
+        store = PromptStore(read, None, data.overlong, data.max_prompt_tokens)
+        checked = check_token_prompts(rows, custom, data, store, name)
     else:
         processor = None if images is None else images.processor
         encoder = PromptEncoder(tokenizer, data.chat_template, data.chat_template_args, processor)
-        encoded = encode_prompts(encoder, _prompts(rows, section, row_images), data.tokenize_workers)
-    fitted = fit_prompts(
-        with_progress_bar(encoded, len(rows), f"Encoding the prompts of {name}"),
-        data.overlong,
-        data.max_prompt_tokens,
-        rows.where,
-        None if images is None else images.processor.image_token_id,
-    )
+        store = PromptStore(read, encoder, data.overlong, data.max_prompt_tokens)
+        checked = check_prompts(rows, section, data, row_images, encoder, store, name)
     task_order = make_task_order(
-        order, rows, fitted.rows, seed=seed, shuffle=shuffle, incomplete=data.incomplete_batch, name=name
+        order,
+        rows,
+        checked.kept.rows,
+        seed=seed,
+        shuffle=shuffle,
+        incomplete=data.incomplete_batch,
+        name=name,
     )
-    return TaskSet(name, section, rows, fitted, task_order, row_images)
+    return TaskSet(name, section, rows, checked, store, task_order, row_images)
 
 
 def check_task_images(section: TasksetConfig, data: DataConfig, images: RunImages | None, name: str) -> None:
@@ -186,7 +206,7 @@ def to_task(
     task_id: str, row: Mapping[str, Any], prompt: ChatPrompt, section: TasksetConfig, prompt_ids: IntArray
 ) -> Task:
     """Make a task of a row and its prompt. Raises `DataError` if a column is missing."""
-    answer, source = _answer_and_source(row, prompt.where, section)
+    answer, source = answer_and_source(row, prompt.where, section)
     extra = {key: value for key, value in row.items() if key not in (section.prompt, section.tools)}
     media = media_of(prompt.messages)
     if section.images in extra:
@@ -202,28 +222,3 @@ def to_task(
         extra=extra,
         prompt_value=value_at(row, section.prompt, prompt.where),
     )
-
-
-def _prompts(rows: DatasetRows, section: TasksetConfig, row_images: RowImages) -> Iterator[ChatPrompt]:
-    """The prompt of each row; also checks the other columns of the row."""
-    paths = (section.prompt, section.tools, section.answer, section.source, section.system_column)
-    for number, row in enumerate(rows.scan([path for path in paths if path is not None])):
-        where = rows.where(number)
-        _answer_and_source(row, where, section)
-        yield row_images.place(to_prompt(row, where, section), number)
-
-
-def to_prompt(row: Mapping[str, Any], where: str, section: TasksetConfig) -> ChatPrompt:
-    """The prompt of a row, whose images have no places yet. Raises `DataError` if a column is missing."""
-    system = system_message(row, where, section)
-    messages = to_messages(value_at(row, section.prompt, where), where, system=system)
-    tools = to_tools(row_tools(row, where, section), where)
-    return ChatPrompt(where, messages, tools, section.reply_prefix)
-
-
-def _answer_and_source(row: Mapping[str, Any], where: str, section: TasksetConfig) -> tuple[Any, str]:
-    answer = None if section.answer is None else value_at(row, section.answer, where)
-    source = "" if section.source is None else value_at(row, section.source, where)
-    if not isinstance(source, str):
-        raise DataError(f"{where}: the source, column {section.source!r}, is {source!r} and not text.")
-    return answer, source

@@ -17,7 +17,7 @@ from strop.errors import DataError
 class Dying(PromptEncoder):
     """An encoder whose process is killed."""
 
-    def encode_all(self, prompts: object) -> list:
+    def encode_longer(self, prompts: object, limit: int) -> list:
         os.kill(os.getpid(), signal.SIGKILL)
         return []
 
@@ -30,7 +30,7 @@ def prompts(count: int, taken: list[int]) -> Iterator[ChatPrompt]:
 
 def test_prompts_are_read_only_as_fast_as_they_are_encoded(tokenizer: PreTrainedTokenizerBase) -> None:
     taken: list[int] = []
-    encoded = encode_prompts(PromptEncoder(tokenizer, "none"), prompts(20_000, taken), workers=2)
+    encoded = encode_prompts(PromptEncoder(tokenizer, "none"), prompts(20_000, taken), workers=2, limit=0)
     assert tokenizer.decode(next(encoded)) == "0"
     assert len(taken) <= 256 * 6
     encoded.close()
@@ -38,4 +38,4 @@ def test_prompts_are_read_only_as_fast_as_they_are_encoded(tokenizer: PreTrained
 
 def test_a_worker_that_dies_is_reported(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(DataError, match=r"ended before its work was done.*tokenize_workers: 1"):
-        list(encode_prompts(Dying(tokenizer, "none"), prompts(10, []), workers=2))
+        list(encode_prompts(Dying(tokenizer, "none"), prompts(10, []), workers=2, limit=0))

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 import strop
-from strop.data.sources.files import resolve_path
+from strop.data.sources.data_path import resolve_path
 from strop.errors import CheckpointError, ConfigError, DataError
 
 

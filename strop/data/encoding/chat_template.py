@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strop.config.schema.data import is_template
+from strop.data.encoding.token_bound import TokenBound
 from strop.data.images.messages import IMAGE_PARTS, media_of
 from strop.errors import ConfigError, DataError, ModelError
 from strop.printable import encodable
@@ -162,6 +164,7 @@ class PromptEncoder:
                 "converted to a prompt. Write data.chat_template: none if the prompts are plain text without "
                 "a template, or the path of a file with a Jinja template."
             )
+        self._bound = TokenBound.of(tokenizer, adds_special_tokens=self._plain)
         # Templates of some models that read images render lists of parts only, and drop contents that are text.
         probe = ({"role": "user", "content": _PROBE},)
         self._needs_parts = images is not None and not self._plain and _PROBE not in self._render_probe(probe)
@@ -175,12 +178,59 @@ class PromptEncoder:
 
     def encode_all(self, prompts: Sequence[ChatPrompt]) -> list[IntArray]:
         """Encode many prompts; an error names the row of its prompt."""
-        texts = [self._text(prompt) for prompt in prompts]
+        return self._encode_texts(prompts, self._texts(prompts))
+
+    def encode_longer(self, prompts: Sequence[ChatPrompt], limit: int) -> list[IntArray | None]:
+        """Encode many prompts like `encode_all`; None for one that provably has at most `limit` tokens."""
+        texts = self._texts(prompts)
+        if self._bound is None or self._images is not None:
+            return [*self._encode_texts(prompts, texts)]
+        unsure = [i for i, text in enumerate(texts) if not text or self._bound(text) > limit]
+        found: list[IntArray | None] = [None] * len(prompts)
+        encoded = self._encode_texts([prompts[i] for i in unsure], [texts[i] for i in unsure])
+        for i, token_ids in zip(unsure, encoded, strict=True):
+            found[i] = token_ids
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the tokenizer, the template and its variables."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        facts = backend.to_str() if backend is not None else self._tokenizer.name_or_path
+        settings = [facts, self.template, self._args, sorted(self._tokenizer.special_tokens_map.items())]
+        text = json.dumps([type(self._tokenizer).__name__, *settings], default=str, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _texts(self, prompts: Sequence[ChatPrompt]) -> list[str]:
+        """The rendered prompts. Raises `DataError`, which names the row, also for text that cannot be encoded."""
+        texts = self._rendered_together(prompts) or [self._text(prompt) for prompt in prompts]
         for prompt, text in zip(prompts, texts, strict=True):
-            require_encodable(text, prompt.where)
+            if not text.isascii():
+                require_encodable(text, prompt.where)
+        return texts
+
+    def _rendered_together(self, prompts: Sequence[ChatPrompt]) -> list[str] | None:
+        """Prompts without tools, rendered by one call; None where each needs its own, or one fails."""
+        if self._plain or len(prompts) < 2 or any(prompt.tools for prompt in prompts):
+            return None
+        try:
+            rendered: Any = self._tokenizer.apply_chat_template(
+                [self._as_rendered(prompt.messages) for prompt in prompts],
+                chat_template=self._template,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self._args,
+            )
+        except Exception:  # noqa: BLE001  (the template is the user's code; rendered one by one, the row is named)
+            return None
+        return [text + prompt.reply_prefix for text, prompt in zip(rendered, prompts, strict=True)]
+
+    def _encode_texts(self, prompts: Sequence[ChatPrompt], texts: Sequence[str]) -> list[IntArray]:
+        if not prompts:
+            return []
         # A template writes the special tokens itself; to plain text the tokenizer adds its own.
         encoded = self._tokenizer(
-            texts, add_special_tokens=self._plain, return_attention_mask=False, verbose=False
+            list(texts), add_special_tokens=self._plain, return_attention_mask=False, verbose=False
         )["input_ids"]
         for prompt, ids in zip(prompts, encoded, strict=True):
             if not ids:

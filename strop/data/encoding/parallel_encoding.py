@@ -17,19 +17,24 @@ from strop.types import IntArray
 _PROMPTS_PER_CHUNK = 256
 _encoder: PromptEncoder
 """The encoder of a worker process."""
+_limit: int
+"""Number of tokens that need no encoding, where a bound proves them."""
 
 
-def encode_prompts(encoder: PromptEncoder, prompts: Iterable[ChatPrompt], workers: int) -> Iterator[IntArray]:
-    """The tokens of each prompt, in order, encoded by `workers` processes (1: this process).
+def encode_prompts(
+    encoder: PromptEncoder, prompts: Iterable[ChatPrompt], workers: int, *, limit: int
+) -> Iterator[IntArray | None]:
+    """The tokens of each prompt, in order, by `workers` processes (1: this process); None for a prompt that provably
+    has at most `limit` tokens.
 
     Raises `DataError` for the first prompt that cannot be encoded.
     """
     chunks = _chunks(prompts)
     if workers == 1:
         for chunk in chunks:
-            yield from encoder.encode_all(chunk)
+            yield from encoder.encode_longer(chunk, limit)
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (encoder,))
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (encoder, limit))
     try:
         for encoded in _in_submission_order(pool, chunks, ahead=2 * workers):
             yield from encoded
@@ -52,9 +57,9 @@ def _chunks(prompts: Iterable[ChatPrompt]) -> Iterator[list[ChatPrompt]]:
 
 def _in_submission_order(
     pool: ProcessPoolExecutor, chunks: Iterator[list[ChatPrompt]], ahead: int
-) -> Iterator[list[IntArray]]:
+) -> Iterator[list[IntArray | None]]:
     """Results in the order of the chunks; at most `ahead` chunks wait in memory."""
-    waiting: deque[Future[list[IntArray]]] = deque()
+    waiting: deque[Future[list[IntArray | None]]] = deque()
     for chunk in chunks:
         waiting.append(pool.submit(_encode, chunk))
         if len(waiting) > ahead:
@@ -63,11 +68,11 @@ def _in_submission_order(
         yield waiting.popleft().result()
 
 
-def _start_worker(encoder: PromptEncoder) -> None:
-    global _encoder
+def _start_worker(encoder: PromptEncoder, limit: int) -> None:
+    global _encoder, _limit
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    _encoder = encoder
+    _encoder, _limit = encoder, limit
 
 
-def _encode(chunk: list[ChatPrompt]) -> list[IntArray]:
-    return _encoder.encode_all(chunk)
+def _encode(chunk: list[ChatPrompt]) -> list[IntArray | None]:
+    return _encoder.encode_longer(chunk, _limit)

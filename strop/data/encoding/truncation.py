@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from strop.errors import DataError
 from strop.types import IntArray
 
 OverlongRule = Literal["error", "filter", "left", "right", "middle"]
+
+RowNumbers = npt.NDArray[np.int64]
 
 _IMAGE_MARGIN = 2
 """Largest number of tokens that a family of models writes between the text and an image's first or last pad token."""
@@ -29,6 +32,16 @@ class FittedPrompts:
     """Number of prompts that were too long, and are filtered or truncated."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """Rows whose prompts have at most the maximum length, or are truncated to it."""
+
+    rows: RowNumbers
+    """[tasks] in ascending order."""
+    num_overlong: int
+    """Number of prompts that are too long, and are filtered or truncated."""
+
+
 def fit_prompts(
     prompts: Iterable[IntArray],
     rule: OverlongRule,
@@ -36,35 +49,56 @@ def fit_prompts(
     where: Callable[[int], str],
     image_token_id: int | None = None,
 ) -> FittedPrompts:
-    """Keep, truncate or filter the prompts of rows 0, 1, ...; `where` returns a row's location for messages.
+    """Keep, truncate or filter the prompts of rows 0, 1, ... See `kept_rows`."""
+    whole = list(prompts)
+    kept = kept_rows(whole, rule, limit, where, image_token_id)
+    rows = tuple(kept.rows.tolist())
+    return FittedPrompts(rows, tuple(fit_prompt(whole[row], rule, limit) for row in rows), kept.num_overlong)
 
-    Raises `DataError` for a prompt that is too long under `error`, if no prompt is left, and for one that could be
-    truncated only by cutting into an image, whose tokens `image_token_id` marks.
+
+def kept_rows(
+    prompts: Iterable[IntArray | None],
+    rule: OverlongRule,
+    limit: int,
+    where: Callable[[int], str],
+    image_token_id: int | None = None,
+) -> KeptRows:
+    """The rows 0, 1, ... that are kept, from their whole prompts; None for a prompt that is not too long.
+
+    `where` returns a row's location for messages. Raises `DataError` for a prompt that is too long under `error`, if
+    no prompt is left, and for one that could be truncated only by cutting into an image, whose tokens
+    `image_token_id` marks.
     """
-    rows, kept = [], []
-    too_long: list[tuple[int, int]] = []
-    count = 0
+    dropped: list[int] = []
+    count = num_overlong = longest = 0
+    first: tuple[int, int] | None = None
     for row, prompt in enumerate(prompts):
         count += 1
-        if len(prompt) > limit:
-            too_long.append((row, len(prompt)))
-            if rule == "error" or rule == "filter":
-                continue
-            kept_tokens = truncate_prompt(np.arange(len(prompt), dtype=np.int32), rule, limit)
-            require_whole_images(prompt, kept_tokens, image_token_id, where(row))
-            prompt = prompt[kept_tokens]
-        rows.append(row)
-        kept.append(prompt)
-    if too_long and (rule == "error" or not kept):
-        row, length = too_long[0]
-        longest = max(length for _, length in too_long)
+        if prompt is None or len(prompt) <= limit:
+            continue
+        num_overlong, longest = num_overlong + 1, max(longest, len(prompt))
+        first = first or (row, len(prompt))
+        if rule == "error" or rule == "filter":
+            dropped.append(row)
+            continue
+        kept_tokens = truncate_prompt(np.arange(len(prompt), dtype=np.int32), rule, limit)
+        require_whole_images(prompt, kept_tokens, image_token_id, where(row))
+    if first is not None and (rule == "error" or len(dropped) == count):
+        row, length = first
         raise DataError(
             f"{where(row)}: the prompt has {length} tokens, more than data.max_prompt_tokens ({limit}). "
-            f"{len(too_long)} of {count} prompts are too long; the longest has {longest} tokens. Write a "
+            f"{num_overlong} of {count} prompts are too long; the longest has {longest} tokens. Write a "
             "higher max_prompt_tokens, or data.overlong: filter to skip such tasks, or left, right or middle "
             "to truncate their prompts."
         )
-    return FittedPrompts(tuple(rows), tuple(kept), len(too_long))
+    return KeptRows(np.delete(np.arange(count), dropped), num_overlong)
+
+
+def fit_prompt(prompt: IntArray, rule: OverlongRule, limit: int) -> IntArray:
+    """[<= limit] The prompt, truncated if it is too long; the whole prompt under `error` and `filter`."""
+    if len(prompt) <= limit or rule == "error" or rule == "filter":
+        return prompt
+    return truncate_prompt(prompt, rule, limit)
 
 
 def require_whole_images(token_ids: IntArray, kept: IntArray, image_token_id: int | None, where: str) -> None:

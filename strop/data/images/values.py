@@ -10,7 +10,7 @@ from typing import Any
 
 from strop.config.redact import redact_text
 from strop.data.images.files import encode_png
-from strop.data.sources.files import resolve_path
+from strop.data.sources.data_path import resolve_path
 from strop.errors import DataError
 
 _CONTENT_KEYS = ("bytes", "image", "path", "image_url", "url")

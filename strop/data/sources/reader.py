@@ -8,7 +8,8 @@ from pathlib import Path
 
 from strop.config.redact import redact_text
 from strop.config.schema.data import GeneratorConfig, TasksetConfig
-from strop.data.sources.files import DATA_FILE_PATTERNS, DataPath, file_format, read_file, resolve_path
+from strop.data.sources.data_path import DataPath, resolve_path
+from strop.data.sources.files import DATA_FILE_PATTERNS, file_format, read_file
 from strop.data.sources.generators import generate_rows, is_generator
 from strop.data.sources.hub import read_hub_dataset, read_saved_dataset
 from strop.data.sources.rows import DatasetRows, RowSource

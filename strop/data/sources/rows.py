@@ -60,7 +60,7 @@ class JsonLinesRows:
         begin = 0
         for number, line in enumerate(BytesIO(text), start=1):
             if line.strip():
-                _check_object(line, f"{name} line {number}")
+                check_object(line, f"{name} line {number}")
                 begins.append(begin)
                 ends.append(begin + len(line))
                 numbers.append(number)
@@ -83,9 +83,10 @@ class JsonLinesRows:
         return (self[index] for index in range(len(self)))
 
 
-def _check_object(line: bytes, where: str) -> None:
+def check_object(line: bytes, where: str) -> None:
+    """Raise `DataError` for a line that is not one JSON object of text within the limits."""
     try:
-        value = json.loads(line.rstrip())
+        value = json.loads(line)
     except (ValueError, RecursionError) as error:
         what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise DataError(
@@ -163,6 +164,7 @@ class HfDatasetRows:
         self._name = name
         self._dataset = dataset.with_format(None)
         self.folder = ""
+        self.fingerprint: str = dataset._fingerprint
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -176,6 +178,11 @@ class HfDatasetRows:
 
     def scan(self, paths: Sequence[str]) -> Iterator[Row]:
         return iter(self._dataset.select_columns(top_level_columns(paths, self._dataset.column_names)))
+
+
+def _locations(part: RowSource) -> Iterator[str]:
+    locations = getattr(part, "locations", None)
+    return (part.where(index) for index in range(len(part))) if locations is None else locations()
 
 
 class DatasetRows:
@@ -200,10 +207,20 @@ class DatasetRows:
         part, inside = self._find(index)
         return part.where(inside)
 
+    @property
+    def fingerprint(self) -> list[Any] | None:
+        """JSON values that change with the rows; None where a source has no fingerprint."""
+        prints = [getattr(part, "fingerprint", None) for part in self._parts]
+        return None if None in prints else [*prints, self._length]
+
     def folder(self, index: int) -> str:
         """Folder or URL to which relative paths in a row refer; empty for the working directory."""
         part, _ = self._find(index)
         return part.folder
+
+    def locations(self) -> Iterator[str]:
+        """The location of each row in order."""
+        return islice((where for part in self._parts for where in _locations(part)), self._length)
 
     def scan(self, paths: Sequence[str]) -> Iterator[Row]:
         """All rows in order, with at least the columns of these paths; others may be skipped."""

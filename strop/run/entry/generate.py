@@ -19,7 +19,7 @@ from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.generation import GenerationConfig
 from strop.data.images.messages import content_text
-from strop.data.sources.files import resolve_path
+from strop.data.sources.data_path import resolve_path
 from strop.data.taskset import load_taskset
 from strop.errors import ConfigError, DataError
 from strop.inference.registry import load_engine, running_engine

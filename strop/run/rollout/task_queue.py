@@ -13,9 +13,10 @@ from strop.data.encoding.chat_template import PromptEncoder
 from strop.data.encoding.truncation import fit_prompts
 from strop.data.images.prompt_images import RunImages
 from strop.data.images.row_images import read_row_images
+from strop.data.prompt_check import to_prompt
 from strop.data.sources.rows import DatasetRows, InMemoryRows
 from strop.data.sources.sql_table import is_database_url, read_table_slice
-from strop.data.taskset import to_prompt, to_task
+from strop.data.taskset import to_task
 from strop.errors import DataError
 from strop.run.state.horizon import compute_horizon
 from strop.types import RolloutGroup, Task

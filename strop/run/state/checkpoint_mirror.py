@@ -16,7 +16,7 @@ from pathlib import Path
 
 from strop.config.resume_compatibility import recorded_differences
 from strop.config.schema import Run
-from strop.data.sources.files import DataPath, resolve_path
+from strop.data.sources.data_path import DataPath, resolve_path
 from strop.errors import CheckpointError
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.runs.sessions import SESSIONS_FILE as SESSIONS

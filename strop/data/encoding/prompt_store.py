@@ -1,0 +1,84 @@
+"""Tokens of a taskset's prompts: encoded when they are needed, in the background before that, and kept for later."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+
+from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
+from strop.data.encoding.truncation import OverlongRule, fit_prompt
+from strop.errors import DataError
+from strop.types import IntArray
+
+MAX_KEPT_TOKENS = 16 << 20
+"""Largest number of tokens that are kept, 64 MiB; older prompts are encoded again when they are needed."""
+_LARGEST_BATCH = 1024
+
+
+class PromptStore:
+    """Encodes the prompts of rows, truncated to `limit` where the rule says so. Thread-safe.
+
+    Consumes    rows of the taskset, through `read`.
+    Waits for   nothing; `prepare` encodes in a thread of its own, whose failures `get` meets again.
+    """
+
+    def __init__(
+        self, read: Callable[[int], ChatPrompt], encoder: PromptEncoder | None, rule: OverlongRule, limit: int
+    ) -> None:
+        """`read` returns the prompt of a row; without an `encoder`, all prompts are put with `keep`."""
+        self._read = read
+        self._encoder = encoder
+        self._rule: OverlongRule = rule
+        self._limit = limit
+        self._kept: OrderedDict[int, IntArray] = OrderedDict()
+        self._kept_tokens = 0
+        self._lock = Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._ahead: Future[None] | None = None
+
+    def keep(self, row: int, token_ids: IntArray) -> None:
+        """Keep the tokens of a row's whole prompt, and drop the oldest ones above the limit."""
+        fitted = fit_prompt(token_ids, self._rule, self._limit)
+        with self._lock:
+            if row not in self._kept:
+                self._kept[row] = fitted
+                self._kept_tokens += len(fitted)
+            while self._encoder is not None and self._kept_tokens > MAX_KEPT_TOKENS and len(self._kept) > 1:
+                self._kept_tokens -= len(self._kept.popitem(last=False)[1])
+
+    def get(self, rows: Sequence[int]) -> list[IntArray]:
+        """[P] each: the tokens of the prompts. Raises `DataError` for one that cannot be encoded."""
+        if self._ahead is not None:
+            self._ahead.result()
+        with self._lock:
+            found = {row: self._kept[row] for row in rows if row in self._kept}
+        missing = [row for row in dict.fromkeys(rows) if row not in found]
+        for first in range(0, len(missing), _LARGEST_BATCH):
+            batch = missing[first : first + _LARGEST_BATCH]
+            found |= zip(batch, self._encode(batch), strict=True)
+        return [found[row] for row in rows]
+
+    def prepare(self, rows: Sequence[int]) -> None:
+        """Encode prompts in the background, unless they are kept already."""
+        if self._encoder is None:
+            return
+        with self._lock:
+            missing = [row for row in rows[:_LARGEST_BATCH] if row not in self._kept]
+        if missing:
+            self._thread = self._thread or ThreadPoolExecutor(1, "encode-prompts")
+            self._ahead = self._thread.submit(self._prepare, missing)
+
+    def _prepare(self, rows: Sequence[int]) -> None:
+        try:
+            self._encode(rows)
+        except (DataError, RuntimeError):  # `get` encodes them again, and raises what remains
+            return
+
+    def _encode(self, rows: Sequence[int]) -> list[IntArray]:
+        assert self._encoder is not None
+        encoded = self._encoder.encode_all([self._read(row) for row in rows])
+        for row, token_ids in zip(rows, encoded, strict=True):
+            self.keep(row, token_ids)
+        return [fit_prompt(token_ids, self._rule, self._limit) for token_ids in encoded]

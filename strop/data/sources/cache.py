@@ -1,0 +1,112 @@
+"""Cache of datasets on this machine: large files as Arrow, and the results of checks, by fingerprint.
+
+`$STROP_CACHE`, else `strop` in `$XDG_CACHE_HOME` or `~/.cache`; a temporary folder of this process where it cannot be
+written. Entries that were not used for 30 days are deleted when another one is written.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_MAX_AGE_SECONDS = 30 * 24 * 3600
+_DONE = "entry.json"
+"""Last file of an entry; an entry without it is incomplete."""
+
+
+@cache
+def _temporary_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="strop-cache-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def cache_folder() -> Path:
+    """The folder of the cache, which exists."""
+    written = os.environ.get("STROP_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(written or Path(base) / "strop").expanduser()
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    return _temporary_folder()
+
+
+def cache_key(*parts: Any) -> str:
+    """A name for the entry that these JSON values determine."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def find_entry(key: str) -> tuple[Path, dict[str, Any]] | None:
+    """Folder and facts of a complete entry; None if there is none."""
+    folder = cache_folder() / key
+    try:
+        facts: dict[str, Any] = json.loads((folder / _DONE).read_text(encoding="utf-8"))
+        os.utime(folder / _DONE)
+    except (OSError, ValueError):
+        return None
+    return folder, facts
+
+
+@dataclass(slots=True)
+class NewEntry:
+    """An entry that is being written."""
+
+    folder: Path
+    """Folder to fill."""
+    entry: Path
+    """Folder of the complete entry."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """JSON values to keep with it."""
+
+
+@contextmanager
+def new_entry(key: str, *, temporary: bool = False) -> Iterator[NewEntry]:
+    """A folder to fill, which becomes the entry when the block ends without an exception.
+
+    A temporary entry is for this process only.
+    """
+    root = _temporary_folder() if temporary else cache_folder()
+    _delete_old_entries(root)
+    new = NewEntry(Path(tempfile.mkdtemp(prefix=f".{key}-", dir=root)), root / key)
+    try:
+        yield new
+        (new.folder / _DONE).write_text(json.dumps(new.facts), encoding="utf-8")
+        _rename(new.folder, new.entry)
+    except BaseException:
+        shutil.rmtree(new.folder, ignore_errors=True)
+        raise
+
+
+def _rename(folder: Path, target: Path) -> None:
+    """Another process may have written the same entry meanwhile: then its entry stays."""
+    if not (target / _DONE).exists():
+        shutil.rmtree(target, ignore_errors=True)
+    try:
+        folder.rename(target)
+    except OSError:
+        if not (target / _DONE).exists():
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _delete_old_entries(root: Path) -> None:
+    oldest = time.time() - _MAX_AGE_SECONDS
+    for folder in root.iterdir():
+        with suppress(OSError):
+            done = folder / _DONE
+            used = (done if done.exists() else folder).stat().st_mtime
+            if folder.is_dir() and used < oldest:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,117 @@
+"""Paths of data files on this machine or at any URL that fsspec supports."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.config.redact import redact_text
+from strop.errors import DataError, MissingExtraError
+from strop.workers.atomic_write import atomic_path
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+_VERSION_KEYS = (
+    "ETag",
+    "etag",
+    "Content-MD5",
+    "Digest",
+    "Last-Modified",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "mtime",
+    "created",
+    "md5Hash",
+    "content_md5",
+)
+"""Facts of file systems that change with a file's contents."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataPath:
+    """A path as the user wrote it, without secrets, and as its file system uses it."""
+
+    display_path: str
+    filesystem: AbstractFileSystem
+    path: str
+
+    def child(self, name: str) -> DataPath:
+        """An entry of this directory."""
+        return DataPath(
+            posixpath.join(self.display_path, name), self.filesystem, posixpath.join(self.path, name)
+        )
+
+    def put(self, file: Path) -> None:
+        """Copy a file of this machine to this path. On this machine's own file systems a kill leaves the old file.
+
+        Raises OSError where it cannot be written.
+        """
+        if self.filesystem.protocol[0] == "file":
+            with atomic_path(Path(self.path)) as temporary:
+                shutil.copyfile(file, temporary)
+        else:
+            self.filesystem.put_file(str(file), self.path)
+
+    @property
+    def parent(self) -> str:
+        """Path or URL of the folder of this file."""
+        parent = posixpath.dirname(self.path)
+        is_local = "file" in self.filesystem.protocol
+        return parent if is_local else str(self.filesystem.unstrip_protocol(parent))
+
+    def size_bytes(self) -> int | None:
+        """Size of the file; None where its file system does not know it."""
+        size = self.filesystem.info(self.path).get("size")
+        return None if size is None else int(size)
+
+    def version(self) -> list[Any] | None:
+        """JSON values that change with the file's contents; None where its file system has none."""
+        if "file" in self.filesystem.protocol:
+            facts = Path(self.path).stat()
+            return [os.path.realpath(self.path), facts.st_ino, facts.st_size, facts.st_mtime_ns]
+        info = self.filesystem.info(self.path)
+        known = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
+        if not known:
+            return None
+        return [str(self.filesystem.unstrip_protocol(self.path)), info.get("size"), known]
+
+    def kind(self) -> str | None:
+        """`file`, `directory`, or None if nothing exists there. Raises `DataError` if access fails."""
+        try:
+            return str(self.filesystem.info(self.path)["type"])
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DataError(f"{self.display_path} cannot be opened: {first_line(error)}.") from None
+
+
+def resolve_path(path: str) -> DataPath:
+    """Resolve a path or URL; `~` is the home folder.
+
+    Raises `DataError` for an invalid URL, and `MissingExtraError` if its file system needs a package that
+    is not installed.
+    """
+    from fsspec.core import url_to_fs
+
+    shown = redact_text(path)
+    try:
+        files, inner = url_to_fs(path if "://" in path else str(Path(path).expanduser()))
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{shown} needs a package that is not installed: {error}. Install it with pip, or copy the data "
+            "to this machine."
+        ) from None
+    except (ValueError, OSError, RuntimeError) as error:
+        raise DataError(f"{shown} cannot be opened: {first_line(error)}.") from None
+    return DataPath(shown, files, inner)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, without secrets and its full stop."""
+    return redact_text((str(error).splitlines() or [type(error).__name__])[0].rstrip("."))
