@@ -27,6 +27,8 @@ def inspect_data(run: Run) -> Iterator[str]:
     """
     if run.data.pipeline is not None:
         yield f"train: {len(read_rows(run.data.train))} rows, from which data.pipeline prepares the tasks"
+    elif run.data.stream is not None:
+        yield "train: a stream, read during the run"
     elif run.data.queue is None:
         rows = _rows("train", run.data.train)
         yield _training_line(run, rows) if rows is not None else _unread("train", run.data.train)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
@@ -26,14 +27,15 @@ def require_known_sources(run: Run) -> None:
 def unknown_sources(run: Run) -> Iterator[str]:
     """Yield a paragraph for each taskset and each of its sources that its reward does not know.
 
-    Tables that other processes fill, rows that a pipeline prepares, and datasets of a user's class are not read. Raises
-    DataError for a taskset that cannot be read.
+    Tables that other processes fill, streams, rows that a pipeline prepares, and datasets of a user's class are not
+    read. Raises DataError for a taskset that cannot be read.
     """
     if isinstance(run.algorithm, SftConfig | DpoConfig):
         return
     reward = effective_reward(run)
-    is_read = run.data.queue is None and run.data.pipeline is None
-    tasksets: list[tuple[str, TasksetConfig]] = [("data.train", run.data.train)] if is_read else []
+    data = run.data
+    is_read = data.queue is None and data.stream is None and data.pipeline is None
+    tasksets: list[tuple[str, TasksetConfig]] = [("data.train", data.train)] if is_read else []
     tasksets += [(f"data.eval.{index}", taskset) for index, taskset in enumerate(run.data.eval)]
     for field, taskset in tasksets:
         own = (
@@ -51,16 +53,19 @@ def _unknown(field: str, taskset: TasksetConfig, column: str, names: Sequence[st
     from strop.data.sources.reader import read_rows
 
     rows = read_rows(taskset)
-    numbers: dict[str, list[int]] = {}
-    for number, row in enumerate(rows.scan([column])):
-        numbers.setdefault(str(value_at(row, column, rows.where(number))), []).append(number)
+    counts: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for where, row in zip(rows.locations(), rows.scan([column]), strict=True):
+        value = str(value_at(row, column, where))
+        counts[value] += 1
+        first.setdefault(value, where)
     for name in names:
         known = SOURCE_REWARDS[name]
-        for source, found in numbers.items():
+        for source, found in counts.items():
             if not any(fnmatchcase(source, pattern) for pattern in known):
                 yield (
                     f"{field}: {name} has no scorer for the value {source!r} of the column {column!r}, which "
-                    f"{len(found)} of {len(rows)} rows have, the first of them {rows.where(found[0])}. It has one for "
+                    f"{found} of {len(rows)} rows have, the first of them {first[source]}. It has one for "
                     f"{', '.join(known)}. Write a reward function of your own ({_OWN[name]}), or one of these names in "
                     "the data."
                 )

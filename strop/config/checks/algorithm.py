@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from strop.config.checks.stream import stream_faults
 from strop.config.schema.algorithm import DpoConfig, PpoConfig, PrimeConfig, SftConfig
 from strop.config.schema.batch_selection import DefaultSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.data import TasksetConfig
@@ -49,6 +50,8 @@ def algorithm_faults(run: Run) -> Iterator[str]:
     yield from _selection_faults(run)
     if data.queue is not None:
         yield from _queue_faults(run)
+    if data.stream is not None:
+        yield from stream_faults(run)
     if isinstance(run.algorithm, SftConfig | DpoConfig):
         yield from _rollout_key_faults(run)
 

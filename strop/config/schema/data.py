@@ -117,6 +117,14 @@ class TaskQueueConfig(Section):
     """Maximum wait for the tasks of one step; after it the run stops with an error."""
 
 
+class StreamConfig(Section):
+    """Reading of training tasks from the beginning of `train` as they are needed, for sources of unknown length: names
+    on the hub, URLs and large files. Nothing is read before the start, and an epoch ends where the source does."""
+
+    shuffle_rows: int = Field(1000, gt=0)
+    """Number of consecutive rows that are shuffled among themselves under `data.shuffle`, and kept in memory."""
+
+
 class EvalTasksetConfig(TasksetConfig):
     """Taskset for evaluation, which is never trained on."""
 
@@ -185,6 +193,8 @@ class DataConfig(Section):
     queue: TaskQueueConfig | None = None
     """Reading of `train`, a database table, as a queue of arriving tasks; null if all tasks exist at the
     start."""
+    stream: StreamConfig | None = None
+    """Streaming of `train`; null to read its number of rows, and check all of them, at the start."""
     images: ImagesConfig = ImagesConfig()
     """Images in prompts."""
     max_prompt_tokens: int = Field(1024, gt=0)

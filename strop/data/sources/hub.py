@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from strop.config.redact import redact_text
-from strop.data.sources.rows import HfDatasetRows
+from strop.data.sources.rows import HfDatasetRows, Row
 from strop.data.sources.splits import choose_split_hint
 from strop.errors import DataError
 
@@ -50,6 +50,27 @@ def read_hub_dataset(name: str, split: str | None, subset: str | None) -> HfData
     if split is None:
         return _one_split(loaded, name, split)
     return HfDatasetRows(f"{name} ({split})", loaded)
+
+
+def stream_hub_dataset(name: str, split: str | None, subset: str | None) -> Iterator[tuple[str, Row]]:
+    """Location and values of each row of a dataset on the hub, read as it is downloaded. Raises `DataError`."""
+    from datasets import IterableDataset, load_dataset
+    from datasets.exceptions import DatasetsError
+
+    try:
+        loaded = load_dataset(name, subset, split=split, streaming=True)
+    except (OSError, ValueError, DatasetsError) as error:
+        raise DataError(
+            f"There is no file or directory {name}, and it cannot be streamed as a dataset from the Hugging Face hub: "
+            f"{_one_line(error)}"
+        ) from None
+    if not isinstance(loaded, IterableDataset):
+        splits = sorted(map(str, loaded))
+        if len(splits) > 1:
+            raise DataError(f"{name} has the splits {', '.join(splits)}. {choose_split_hint(splits)}.")
+        loaded = loaded[splits[0]]
+    for number, row in enumerate(loaded):
+        yield f"{name} row {number} (counting from 0)", row
 
 
 def _one_split(loaded: Dataset | DatasetDict, name: str, split: str | None) -> HfDatasetRows:

@@ -48,6 +48,21 @@ def _read_path(path: str, taskset: TasksetConfig) -> list[RowSource]:
     if is_database_url(path):
         _refuse(redact_text(path), "is a database, which has no", split=taskset.split, subset=taskset.subset)
         return [read_table(path, taskset.table)]
+    files = find_files(path, taskset)
+    if files is not None:
+        return [read_file(place) for place in files]
+    place = resolve_path(path)
+    if place.kind() == "directory":
+        url = place.filesystem.unstrip_protocol(place.path)
+        return [read_saved_dataset(url, place.display_path, taskset.split, taskset.subset)]
+    return [read_hub_dataset(path, taskset.split, taskset.subset)]
+
+
+def find_files(path: str, taskset: TasksetConfig) -> list[DataPath] | None:
+    """The data files that a path names; None for a folder that `datasets` saved, and for a name on the hub.
+
+    Raises `DataError` if there is neither a file nor a directory.
+    """
     place = resolve_path(path)
     _refuse(place.display_path, "is not a database, so it has no", table=taskset.table)
     match place.kind():
@@ -55,14 +70,13 @@ def _read_path(path: str, taskset: TasksetConfig) -> list[RowSource]:
             _refuse(
                 place.display_path, "is one file, which has no", split=taskset.split, subset=taskset.subset
             )
-            return [read_file(place)]
+            return [place]
         case "directory" if any(place.child(name).kind() for name in _SAVED):
-            url = place.filesystem.unstrip_protocol(place.path)
-            return [read_saved_dataset(url, place.display_path, taskset.split, taskset.subset)]
+            return None
         case "directory":
-            return _read_directory(place, taskset)
+            return _directory_files(place, taskset)
     if _HUB_NAME.match(path) and not file_format(path):
-        return [read_hub_dataset(path, taskset.split, taskset.subset)]
+        return None
     raise DataError(f"There is no file or directory {place.display_path}{_hint(place)}.")
 
 
@@ -74,7 +88,7 @@ def _refuse(shown: str, why: str, **keys: str | None) -> None:
             )
 
 
-def _read_directory(place: DataPath, taskset: TasksetConfig) -> list[RowSource]:
+def _directory_files(place: DataPath, taskset: TasksetConfig) -> list[DataPath]:
     if taskset.subset is not None:
         raise DataError(
             f"{place.display_path} is a directory, which has no subset {taskset.subset!r}. Write the "
@@ -87,7 +101,7 @@ def _read_directory(place: DataPath, taskset: TasksetConfig) -> list[RowSource]:
             "twice: "
             f"{', '.join(names)}. Name the files to use as a list."
         )
-    return [read_file(place.child(name)) for name in names]
+    return [place.child(name) for name in names]
 
 
 def _data_files(place: DataPath) -> list[str]:

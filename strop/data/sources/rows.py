@@ -86,7 +86,7 @@ class JsonLinesRows:
 def check_object(line: bytes, where: str) -> None:
     """Raise `DataError` for a line that is not one JSON object of text within the limits."""
     try:
-        value = json.loads(line)
+        value = json.loads(line.rstrip())
     except (ValueError, RecursionError) as error:
         what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise DataError(
@@ -155,6 +155,26 @@ class InMemoryRows:
 
     def scan(self, paths: Sequence[str]) -> Iterator[Row]:
         return iter(self._rows)
+
+
+class LocatedRows:
+    """Rows with the location of each one."""
+
+    def __init__(self, rows: Sequence[tuple[str, Row]]) -> None:
+        self._rows = rows
+        self.folder = ""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return self._rows[index][1]
+
+    def where(self, index: int) -> str:
+        return self._rows[index][0]
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Row]:
+        return (row for _, row in self._rows)
 
 
 class HfDatasetRows:

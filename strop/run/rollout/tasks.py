@@ -13,6 +13,7 @@ from strop.data.taskset import TaskSet, load_taskset
 from strop.run.prepared_data import data_notes, train_section
 from strop.run.prompt_images import load_prompt_images
 from strop.run.rollout.task_queue import TaskQueue
+from strop.run.rollout.task_stream import TaskStream
 from strop.types import RolloutGroup, Task
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunTasks:
     data = run.data
     images = load_prompt_images(run, tokenizer)
     train: TrainTaskSource
-    if data.queue is None:
+    if data.stream is not None:
+        train = TaskStream(run, data.stream, tokenizer, images)
+    elif data.queue is None:
         train = load_taskset(
             train_section(run),
             data,

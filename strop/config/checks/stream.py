@@ -1,0 +1,33 @@
+"""Checks of `data.stream` against the rest of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.data import GENERATORS
+from strop.config.schema.run import Run
+
+
+def stream_faults(run: Run) -> Iterator[str]:
+    """Faults of a run that reads its tasks from a source of unknown length."""
+    data, train = run.data, run.data.train
+    if isinstance(run.algorithm, SftConfig | DpoConfig):
+        yield f"data.stream has no effect under algorithm {run.algorithm.type}, which reads all rows; remove it"
+    if run.trainer.duration.unit == "epochs":
+        yield "trainer.duration: a stream has no known length; write steps or updates, such as `100 steps`"
+    if data.queue is not None:
+        yield "data.stream and data.queue are two ways to read `train`; remove one of them"
+    if data.pipeline is not None:
+        yield "data.pipeline prepares all rows before the run; remove it, or data.stream"
+    if data.order is not None:
+        yield "data.order: the tasks of a stream are not known at the start; remove the order, or data.stream"
+    if data.incomplete_batch == "keep":
+        yield "data.incomplete_batch: a stream begins its next epoch within a step; remove it"
+    if train.images is not None:
+        yield "data.train.images: a stream has no images; remove data.stream"
+    if train.dataset is not None:
+        yield "data.train.dataset has no effect with data.stream, which reads files row by row; remove it"
+    paths = (train.path,) if isinstance(train.path, str) else train.path
+    if train.table is not None or any(path.partition("://")[0] in GENERATORS for path in paths):
+        yield "data.stream reads files, URLs and names on the hub; remove it for a database or a generator"
