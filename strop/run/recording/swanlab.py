@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from strop.config.save import saved_values
+from strop.errors import ConfigError, MissingExtraError
 from strop.run.recording.monitor import SessionInfo
 from strop.run.recording.tracking import load_run_id, new_run_id, require_package, save_run_id
 from strop.runs.sample_table import samples_markdown
@@ -28,21 +30,29 @@ class SwanlabMonitor:
         import swanlab
 
         run, options = session.run, session.run.record.swanlab
-        if options.mode == "local":
-            require_package("swanboard")
+        if options.mode == "local" and find_spec("swanboard") is None:
+            raise MissingExtraError(
+                "record.swanlab.mode is local, which needs swanboard: pip install 'swanlab[dashboard]'"
+            )
         run_id = load_run_id(session.folder, "swanlab") or new_run_id()
-        self._run = swanlab.init(
-            project=run.project,
-            name=run.name,
-            id=run_id,
-            resume="allow",
-            workspace=options.workspace,
-            group=options.group,
-            tags=list(options.tags) or None,
-            mode=options.mode,
-            log_dir=str(session.folder / "swanlab"),
-            config=saved_values(run),
-        )
+        try:
+            self._run = swanlab.init(
+                project=run.project,
+                name=run.name,
+                id=run_id,
+                resume="allow",
+                workspace=options.workspace,
+                group=options.group,
+                tags=list(options.tags) or None,
+                mode=options.mode,
+                log_dir=str(session.folder / "swanlab"),
+                config=saved_values(run),
+            )
+        except RuntimeError as error:
+            raise ConfigError(
+                f"record.monitors lists swanlab, which does not start: {error} Set the environment variable "
+                "SWANLAB_API_KEY, or write record.swanlab.mode: offline."
+            ) from error
         save_run_id(session.folder, "swanlab", run_id)
         self._sample_count = run.record.eval_answers
 
