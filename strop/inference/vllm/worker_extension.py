@@ -77,8 +77,9 @@ class CpuGenerator(torch.Generator):
         """Position, which nothing depends on."""
         return 0
 
-    def set_offset(self, offset: int) -> None:
-        """Do nothing."""
+    def set_offset(self, offset: int) -> torch.Generator:
+        """Leave the generator as it is."""
+        return self
 
 
 class _UntilBroken:
