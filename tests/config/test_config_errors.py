@@ -59,6 +59,10 @@ OVERRIDES = [
     ("buffer={lease_seconds: 3}", r"buffer\.lease_seconds: unknown key; it belongs to `type: sql`, so write"),
     ("trainer.schedule={type: constant, cycles: 3}", r"trainer\.schedule\.cycles: unknown key"),
     ("trainer.engine=multi", r"trainer\.engine: .type. must be one of local, fsdp2, deepspeed, got 'multi'"),
+    (
+        "+data.pipeline={operators: [{type: lengths}]}",
+        r"operators\.0: .type. must be one of length, .*, got 'lengths'; did you mean 'length'\?",
+    ),
     ("trainer.schedule.warmup=10", "expected a number with its unit"),
     ("checkpoint.every=20 parsecs", "got the unit 'parsecs'"),
     ("checkpoint=3", "checkpoint: expected a section"),

@@ -194,7 +194,9 @@ def _reason(detail: ErrorDetails, keys: KeyPath, values: Any, key_owner: KeyOwne
         return f"missing. {' '.join(effect.split())}".rstrip(".")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         names = dict.fromkeys(str(found.model_fields["type"].default) for found in section_types_at(keys, {}))
-        return f"`type` must be one of {', '.join(names)}{_got(keys, context.get('tag'))}"
+        written = context.get("tag")
+        hint = did_you_mean(written, names) if isinstance(written, str) else ""
+        return f"`type` must be one of {', '.join(names)}{_got(keys, written)}{hint}"
     if kind == "value_error":
         return str(context["error"]).rstrip(".")
     return value_reason(detail, keys)

@@ -24,8 +24,9 @@ def section_types_at(keys: tuple[str, ...], values: Any) -> tuple[type[Section],
     """Return the possible classes of the section at `keys` for these values; none if it is not a section."""
     kinds: tuple[type[Section], ...] = (Run,)
     for key in keys:
-        if isinstance(values, list):
-            values = values[int(key)] if key.isdigit() and int(key) < len(values) else None
+        if key.isdigit() or isinstance(values, list):  # an item has the type of its list
+            is_item = isinstance(values, list) and key.isdigit() and int(key) < len(values)
+            values = values[int(key)] if is_item else None
         else:
             fields = [kind.model_fields[key] for kind in kinds if key in kind.model_fields]
             kinds = tuple(found for field in fields for found in section_types(field.annotation))
