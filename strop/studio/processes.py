@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -34,6 +35,7 @@ class StartedProcess:
     arguments: tuple[str, ...]
     """Arguments of `strop`."""
     cwd: str
+    """Folder in which it was started; relative paths in the arguments and in the run file refer to it."""
     log: str
     """Name of the file with its console output, in the run's folder `.studio`."""
     birth: str
@@ -54,12 +56,21 @@ class StartedProcess:
         return False
 
 
-def start_process(arguments: Sequence[str], run_folder: Path, mode: int = 0o777) -> StartedProcess:
+def start_process(
+    arguments: Sequence[str], run_folder: Path, mode: int = 0o777, cwd: str = ""
+) -> StartedProcess:
     """Start `strop` with these arguments as a process of its own, whose output goes into the run's folder.
 
-    `mode` is the folder's permissions where it does not exist. Raises `RunFolderError` if the folder is not writable,
-    or a process that Studio started for this run still runs.
+    `mode` is the folder's permissions where it does not exist; `cwd` the process's working directory, by default that
+    of Studio. Raises `RunFolderError` if the folder is not writable, the working directory does not exist, or a process
+    that Studio started for this run still runs.
     """
+    cwd = cwd or str(Path.cwd())
+    if not Path(cwd).is_dir():
+        raise RunFolderError(
+            f"The run in {run_folder} was started in {cwd}, which does not exist any more. Repeat its command where "
+            f"its files are now: strop {shlex.join(arguments)}"
+        )
     before = started_process(run_folder)
     if before is not None and before.is_running:
         raise RunFolderError(f"The run in {run_folder} runs already, as process {before.pid}.")
@@ -74,10 +85,11 @@ def start_process(arguments: Sequence[str], run_folder: Path, mode: int = 0o777)
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                cwd=cwd,
                 start_new_session=True,
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
             )
-        started = StartedProcess(child.pid, tuple(arguments), str(Path.cwd()), name, _birth(child.pid))
+        started = StartedProcess(child.pid, tuple(arguments), cwd, name, _birth(child.pid))
         atomic_write(run_folder / _FOLDER / "process.json", json.dumps(asdict(started)) + "\n")
     except OSError as error:
         raise RunFolderError(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,3 +169,27 @@ def test_process_of_another_start_is_not_taken_for_the_run(run: Path) -> None:
     (run / ".studio/process.json").write_text(json.dumps(values))
     started = processes.started_process(run)
     assert started is not None and not started.is_running and not started.terminate()
+
+
+def test_resume_repeats_the_command_in_the_folder_of_its_start(
+    client: TestClient, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children = []
+
+    class Child(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, command: list[str], **options: Any) -> None:
+            children.append((self, options.get("cwd")))
+            super().__init__(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    started = Path("elsewhere").resolve()
+    values = {"pid": os.getpid(), "arguments": ["no-such-command"], "cwd": str(started), "log": "1.log"}
+    (run / ".studio").mkdir()
+    (run / ".studio/process.json").write_text(json.dumps(values | {"birth": "another start"}))
+    gone = client.post("/run/resume", json={"run": "sums/first"})
+    assert gone.status_code == 400 and "which does not exist any more" in gone.json()["error"]
+    started.mkdir()
+    assert client.post("/run/resume", json={"run": "sums/first"}).status_code == 200
+    ((child, cwd),) = children
+    assert cwd == str(started)
+    assert child.wait(120) == 2, "strop has no such command"

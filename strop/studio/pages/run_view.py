@@ -79,8 +79,10 @@ def resume(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     """Continue a run that was stopped."""
     path = folder_named(request, str(values.get("run", "")))
     started = started_process(path)
-    arguments = resume_arguments(RunFolder(path)) if started is None else list(started.arguments)
-    start_process(arguments, path)
+    if started is None:
+        start_process(resume_arguments(RunFolder(path)), path)
+    else:
+        start_process(started.arguments, path, cwd=started.cwd)
     return {"location": url("/run/logs", run=name_of(request, path))}
 
 
