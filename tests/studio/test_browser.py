@@ -19,6 +19,7 @@ pytest.importorskip("playwright", reason="pip install playwright, which drives a
 from playwright.sync_api import Page, expect, sync_playwright
 
 from strop.models.tiny import make_model
+from strop.studio.processes import started_process
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -27,6 +28,7 @@ pytestmark = [
 ]
 SECONDS = 1000
 """Milliseconds."""
+expect.set_options(timeout=60 * SECONDS)
 
 
 @pytest.fixture
@@ -43,6 +45,9 @@ def address(tmp_path: Path) -> Iterator[str]:
             yield server.stdout.readline().split()[-1]
         finally:
             server.terminate()
+            for folder in tmp_path.glob("runs/*/*"):
+                if (run := started_process(folder)) is not None:
+                    run.terminate()
 
 
 @pytest.fixture
