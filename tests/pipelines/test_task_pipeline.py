@@ -18,6 +18,7 @@ from strop.data.sources.reader import read_rows
 from strop.errors import DataError
 from strop.pipelines.tasks import reading
 from strop.pipelines.tasks.difference import describe_difference, preview
+from strop.pipelines.tasks.fingerprint import pipeline_fingerprint
 from strop.pipelines.tasks.pipeline import PipelineRun
 from strop.pipelines.tasks.protocol import Rewards
 from strop.pipelines.tasks.result import PipelineResult
@@ -56,11 +57,10 @@ def run(
     folder: Path, file: Path, *operators: dict[str, Any], services: Any = None, **more: Any
 ) -> PipelineResult:
     said: list[str] = []
+    given: Any = services or Services()
     pipeline = {"operators": operators, **more}
     data = DataConfig.model_validate({"train": {"path": str(file), "prompt": "q"}, "pipeline": pipeline})
-    return PipelineRun(
-        data, folder / "cache", services or Services(), lambda text, total: lambda rows: None, said.append
-    )()
+    return PipelineRun(data, folder / "cache", given, lambda text, total: lambda rows: None, said.append)()
 
 
 def rows_of(result: PipelineResult) -> list[dict[str, Any]]:
@@ -85,6 +85,30 @@ def test_result_is_cached_by_input_and_operators(tmp_path: Path) -> None:
     file.write_text(file.read_text() + '{"q": "g h"}\n')
     assert run(tmp_path, file, LONG, DEDUPLICATE).rows == 3
     assert str(result).startswith("data.pipeline: 4 rows -> 2 (length -1, deduplicate -1)")
+
+
+def test_fingerprint_has_the_users_module_and_the_address_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, module = write(tmp_path, [{"q": "a"}]), tmp_path / "strop_test_operators" / "mine.py"
+    module.parent.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def fingerprint(**operator: Any) -> str:
+        pipeline = {"operators": [operator]}
+        data = DataConfig.model_validate({"train": {"path": str(file)}, "pipeline": pipeline})
+        return pipeline_fingerprint(data, read_rows(data.train), Services())  # type: ignore[arg-type]
+
+    custom = {"type": "custom", "operator": "strop_test_operators.mine.Mine"}
+    module.write_text("class Mine: ...\n")
+    first = fingerprint(**custom)
+    module.write_text("class Mine: x = 1\n")
+    assert fingerprint(**custom) != first
+    mapped = {"type": "llm_map", "model": {"model": "m"}, "prompt": "{{ q }}", "output": "p"}
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
+    first = fingerprint(**mapped)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:2/v1")
+    assert fingerprint(**mapped) != first
 
 
 def test_rows_without_nested_keys_share_a_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,6 @@ from strop.pipelines.tasks.columns import to_table
 from strop.pipelines.tasks.parts import ROW_ID
 from strop.pipelines.tasks.protocol import Processed, Removal
 
-_REASON = "custom"
-
 
 class CustomTaskOperator:
     """Operator of the user. It is called with a list of rows and returns a list of rows.

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ from strop import __version__
 from strop.config.paths import existing_path, expand_user
 from strop.config.schema.base import Section
 from strop.config.schema.data import DataConfig
-from strop.config.schema.language_model import EngineModelConfig
+from strop.config.schema.language_model import EndpointModelConfig, EngineModelConfig
 from strop.config.schema.task_filters import PassRateConfig
-from strop.config.schema.task_operators import CustomTaskOperatorConfig, MixtureConfig
+from strop.config.schema.task_operators import CustomTaskOperatorConfig, MixtureConfig, TemplateConfig
 from strop.data.sources.rows import DatasetRows
+from strop.pipelines.tasks.language_model import endpoint_url
 from strop.pipelines.tasks.protocol import PipelineServices
 from strop.pipelines.tasks.templates import template_text
 
 _BLOCK = 2**20
-_LIBRARIES = ("datasketch", "py3langid", "py-data-juicer")
+_LIBRARIES = ("datasketch", "py3langid")
 _INPUT_FIELDS = ("path", "table", "split", "subset", "limit_tasks", "generator", "images")
 """Fields of a taskset that decide which rows a pipeline reads."""
 
@@ -37,34 +39,45 @@ def pipeline_fingerprint(data: DataConfig, rows: DatasetRows, services: Pipeline
         {name: str(getattr(train, name)) for name in _INPUT_FIELDS},
         _content_digest(train.path, rows),
         data.pipeline.model_dump(mode="json", include={"operators", "columns"}),
-        [_operator_identity(section, data, services) for section in data.pipeline.operators],
+        [_operator_identity(section, services) for section in data.pipeline.operators],
         {name: _version(name) for name in _LIBRARIES},
     ]
     digest.update(json.dumps(content, sort_keys=True).encode())
     return digest.hexdigest()
 
 
-def _operator_identity(section: Section, data: DataConfig, services: PipelineServices) -> list[str]:
+def _operator_identity(section: Section, services: PipelineServices) -> list[str]:
     """Identities of what an operator's result depends on in addition to its section: files, models, reward."""
     found: list[str] = []
-    for name in ("prompt", "config"):
-        if isinstance(text := getattr(section, name, None), str):
-            found.append(_text_digest(text))
-    for text in (
-        getattr(section, "columns", {}).values()
-        if isinstance(getattr(section, "columns", None), dict)
-        else ()
-    ):
-        found.append(_text_digest(text))
-    if isinstance(model := getattr(section, "model", None), EngineModelConfig):
+    model = getattr(section, "model", None)
+    if isinstance(prompt := getattr(section, "prompt", None), str):
+        found.append(_text_digest(prompt))
+    if isinstance(section, TemplateConfig):
+        found += map(_text_digest, section.columns.values())
+    if isinstance(model, EngineModelConfig):
         found.append(services.model_fingerprint(model.path))
+    if isinstance(model, EndpointModelConfig):
+        found.append(endpoint_url(model) or "")
     if isinstance(section, PassRateConfig):
         found += [services.model_fingerprint(section.model), services.rollout_fingerprint()]
-    if isinstance(section, CustomTaskOperatorConfig) and ":" in section.operator:
-        found.append(_file_digest(expand_user(section.operator.rpartition(":")[0])))
+    if isinstance(section, CustomTaskOperatorConfig):
+        found.append(_operator_code(section.operator))
     if isinstance(section, MixtureConfig):
         found += [_files_digest(each.path) for each in section.inputs]
     return found
+
+
+def _operator_code(operator: str) -> str:
+    """Hash of the file of a user's class, which is not imported; empty for a module that is not on Python's path."""
+    if ":" in operator:
+        return _file_digest(expand_user(operator.rpartition(":")[0]))
+    spec, places = None, None
+    for name in operator.split(".")[:-1]:
+        spec = PathFinder.find_spec(name, places)
+        places = None if spec is None else spec.submodule_search_locations
+        if not places:
+            break
+    return "" if spec is None or spec.origin is None else _file_digest(Path(spec.origin))
 
 
 def _content_digest(path: str | tuple[str, ...], rows: DatasetRows) -> str:

@@ -111,8 +111,13 @@ class LanguageModel:
         return list(texts)
 
 
+def endpoint_url(section: EndpointModelConfig) -> str | None:
+    """Base URL of an endpoint, from its section or the environment; None where neither has one."""
+    return section.url or os.environ.get(URL_VARIABLE) or None
+
+
 def _client(section: EndpointModelConfig, say: Say) -> ChatCompletionsClient:
-    url = section.url or os.environ.get(URL_VARIABLE)
+    url = endpoint_url(section)
     if not url:
         raise ConfigError(
             f"data.pipeline: the model {section.model!r} has no address. Write its url, the base URL of an "
