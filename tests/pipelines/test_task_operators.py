@@ -136,7 +136,7 @@ def test_sample_is_repeatable_and_follows_weights(tmp_path: Path) -> None:
     assert [row["n"] for row in one] == sorted(row["n"] for row in one) and len(one) == 20
     weighted = over(tmp_path, [table], type="sample", fraction=0.1, weight="w")
     assert [row["n"] for row in weighted] == list(range(10))
-    with pytest.raises(RowError, match="fewer than count 11"):
+    with pytest.raises(DataError, match="10 of 100 rows have a 'w' above 0, fewer than the 11 rows"):
         over(tmp_path, [table], type="sample", count=11, weight="w")
 
 

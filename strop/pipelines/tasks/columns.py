@@ -53,12 +53,8 @@ def _text(value: Any, path: str, row: int) -> str:
         raise RowError(row, f"has no {path!r} (it is null)")
     if isinstance(value, str):
         return value
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(each, dict) and "content" in each for each in value)
-    ):
-        return "\n".join(str(content_text(message["content"] or "")) for message in value)
+    if (messages := _messages_text(value)) is not None:
+        return messages
     raise RowError(
         row, f"has no text in {path!r}: it is {str(value)[:80]!r}; write a column of texts or messages"
     )
@@ -68,13 +64,18 @@ def as_text(value: Any) -> str:
     """A value as text: a string as it is, messages as their contents, other values as JSON."""
     if isinstance(value, str):
         return value
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(each, dict) and "content" in each for each in value)
-    ):
-        return "\n".join(str(content_text(message["content"] or "")) for message in value)
+    if (messages := _messages_text(value)) is not None:
+        return messages
     return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
+
+
+def _messages_text(value: Any) -> str | None:
+    """The joined contents of a list of messages; None for other values."""
+    if not isinstance(value, list) or not value:
+        return None
+    if not all(isinstance(each, dict) and "content" in each for each in value):
+        return None
+    return "\n".join(str(content_text(message["content"] or "")) for message in value)
 
 
 def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from strop.data.sources.reader import read_rows
 from strop.pipelines.tasks.columns import as_text
 from strop.pipelines.tasks.execution import (
     PartRunner,
+    WorkFolder,
     location,
     named_operators,
     run_dataset_stage,
@@ -112,7 +112,7 @@ def preview(data: DataConfig, services: PipelineServices, cache: Any, say: Say, 
                 parts = Parts((part_file(folder / f"in-{number}", 0),))
                 done = run_dataset_stage(stage, parts, folder / f"out-{number}", context, lambda rows: None)
                 left = list(done.tables())
-                removals = _stage_removals(folder / f"out-{number}")
+                removals = list(WorkFolder(folder / f"out-{number}").removals())
                 table = pa.concat_tables(left) if left else table.slice(0, 0)
             else:
                 table, removals, _ = PartRunner(named_operators(stage, context), sources)(table)
@@ -124,13 +124,6 @@ def preview(data: DataConfig, services: PipelineServices, cache: Any, say: Say, 
             yield from _preview_changes(before, table, sources)
 
 
-def _stage_removals(folder: Any) -> list[dict[str, Any]]:
-    import json
-
-    files = sorted(folder.glob("removed-*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-
-
 def _rows(table: pa.Table, sources: Sequence[Callable[[int], str]]) -> Iterator[str]:
     for row in table.to_pylist():
         identity = row.pop(ROW_ID)
@@ -140,7 +133,7 @@ def _rows(table: pa.Table, sources: Sequence[Callable[[int], str]]) -> Iterator[
 def _preview_changes(
     before: Mapping[int, dict[str, Any]], table: pa.Table, sources: Sequence[Callable[[int], str]]
 ) -> Iterator[str]:
-    for row in islice(table.to_pylist(), None):
+    for row in table.to_pylist():
         old = before.get(row[ROW_ID])
         if old is None:
             yield f"  added: {_short(as_text({k: v for k, v in row.items() if k != ROW_ID}))}"

@@ -198,14 +198,11 @@ class WorkFolder:
         found: list[dict[str, Any]] = json.loads(self._statistics(number).read_text())
         return found
 
-    def rows(self, number: int) -> int:
-        """Number of rows of a complete part."""
-        return read_part(part_file(self.path, number)).num_rows
-
-    @property
-    def removed_files(self) -> list[Path]:
-        """Files of the removed rows, in order."""
-        return sorted(self.path.glob("removed-*.jsonl"))
+    def removals(self) -> Iterator[dict[str, Any]]:
+        """The removed rows of all parts, in order."""
+        for file in sorted(self.path.glob("removed-*.jsonl")):
+            with file.open(encoding="utf-8") as lines:
+                yield from map(json.loads, lines)
 
     def _statistics(self, number: int) -> Path:
         return self.path / f"part-{number:06d}.json"

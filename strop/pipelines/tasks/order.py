@@ -14,7 +14,8 @@ from strop.config.schema.data import TasksetConfig
 from strop.config.schema.task_operators import MixtureConfig, MixtureInputConfig, OrderConfig, SampleConfig
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
-from strop.pipelines.tasks.columns import with_column
+from strop.errors import DataError
+from strop.pipelines.tasks.columns import to_table, with_column
 from strop.pipelines.tasks.parts import DATASET_SHIFT, ROW_ID, ROWS_PER_PART, Parts, common_schema, conform
 from strop.pipelines.tasks.protocol import Processed, Removal, RowError, RowNumbers, Scores
 from strop.pipelines.tasks.reading import read_tables
@@ -57,8 +58,9 @@ def _check_weights(weights: Scores, name: str, size: int) -> None:
         )
     positive = int((weights > 0).sum())
     if positive < size:
-        raise RowError(
-            0, f"is one of {len(weights)} rows, of which {positive} have a weight, fewer than count {size}"
+        raise DataError(
+            f"{positive} of {len(weights)} rows have a {name!r} above 0, fewer than the {size} rows of the sample; "
+            "write a smaller count or fraction"
         )
 
 
@@ -194,8 +196,6 @@ class Mix:
         return Processed(table, np.where(which == 0, part, -1))
 
     def _rows(self, number: int, rows: RowNumbers) -> pa.Table:
-        from strop.pipelines.tasks.columns import to_table
-
         dataset: DatasetRows = self._datasets[number]
         table = self._renamed(to_table([dataset[row] for row in rows.tolist()]), number)
         return with_column(table, ROW_ID, rows + ((self._first_source + number) << DATASET_SHIFT))

@@ -15,7 +15,7 @@ from strop.pipelines.tasks.columns import as_text, with_column
 from strop.pipelines.tasks.filters import outside
 from strop.pipelines.tasks.llm_operators import plain_rows
 from strop.pipelines.tasks.parts import ROW_ID
-from strop.pipelines.tasks.protocol import PipelineServices, Processed, Removal, Rewards
+from strop.pipelines.tasks.protocol import PipelineServices, Processed, Removal, Rewards, kept
 from strop.rewards.judges.chat_client import JudgeReply
 from strop.rewards.judges.judge_cache import JudgeCache, cache_key
 
@@ -65,10 +65,7 @@ class PassRate:
             name: values[~np.isnan(values)]
             for name, values in (("pass_rate", rate), ("reward_std", deviation))
         }
-        mask = np.ones(table.num_rows, bool)
-        mask[[removal.row for removal in ordered]] = False
-        kept = np.flatnonzero(mask)
-        return Processed(table.take(kept), kept, ordered, scores, counts)
+        return kept(table, ordered, scores, counts)
 
     def _rewards(self, table: pa.Table) -> list[Rewards]:
         keys = [cache_key("pass_rate", {"of": self._key, "row": _identity(row)}) for row in plain_rows(table)]

@@ -140,9 +140,9 @@ class PipelineRun:
             np.save(temporary / "origins.npy", ids.to_numpy())
             with (temporary / "removed.jsonl").open("w", encoding="utf-8") as file:
                 for stage in sorted(work.glob("stage-*")):
-                    for removed in WorkFolder(stage).removed_files:
-                        with removed.open(encoding="utf-8") as lines:
-                            file.writelines(_located(json.loads(line), context.sources) for line in lines)
+                    file.writelines(
+                        _located(removal, context.sources) for removal in WorkFolder(stage).removals()
+                    )
             (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 

@@ -38,7 +38,7 @@ class OperatorStatistics:
         self.seconds += seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Values for a file; `from_json` reads them."""
+        """Values for a file; `merge` reads them."""
         return {
             "rows_in": self.rows_in,
             "rows_out": self.rows_out,
