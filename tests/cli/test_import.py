@@ -42,7 +42,7 @@ def test_recipes_of_verl_have_configurations_of_their_own(cli: Cli) -> None:
     assert "--config-name=dapo_trainer" in result.output
     assert yaml.safe_load(Path("dapo.yaml").read_text())["project"] == "verl-dapo"
     Path("sppo.sh").write_text(PPO.replace("verl.trainer.main_ppo", "recipe.sppo.main_sppo"))
-    assert "no configuration of this name" in cli("import", "sppo.sh").stderr
+    assert "verl's recipe SPPO" in cli("import", "sppo.sh").stderr
 
 
 def test_several_commands(cli: Cli) -> None:

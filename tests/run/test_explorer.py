@@ -105,6 +105,10 @@ class FakeTasks:
         self.position += n
         return tasks(n)
 
+    def restore(self, position: int, order_state: object) -> None:
+        assert order_state is None
+        self.position = position
+
 
 @dataclass
 class FakeBuffer:

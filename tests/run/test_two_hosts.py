@@ -161,7 +161,7 @@ def registered_trainer(run) -> object:
         ({"trainer__duration": "6 steps"}, ["trainer.duration is 6 steps here and 4 steps there"]),
         ({"algorithm": {"type": "rloo", "rollouts_per_task": 4}}, ["algorithm.type is rloo here"]),
         ({"seed": 2, "name": "b"}, ["seed is 2 here", "buffer.name is strop/b here and strop/small there"]),
-        ({"data__train__limit_tasks": 50}, ["data.train is 50 tasks with contents"]),
+        ({"data__train__limit_tasks": 50}, ["data.train is 50 tasks with rows"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
