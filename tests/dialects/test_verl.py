@@ -237,6 +237,7 @@ def test_page_defaults() -> None:
         (["trainer.resume_mode=disable"], "resume", "never"),
         (["trainer.resume_mode=resume_path", "trainer.resume_from_path=c"], "resume", "c"),
         (["trainer.logger=console"], "record.monitors", ("console",)),
+        (["trainer.logger=[]"], "record.monitors", ()),
         (["trainer.logger=[console,tensorboard]"], "record.monitors", ("console", "tensorboard")),
         ([], "checkpoint.mirror", None),
         (["trainer.default_hdfs_dir=hdfs://x"], "checkpoint.mirror", "hdfs://x"),

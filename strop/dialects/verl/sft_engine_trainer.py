@@ -48,7 +48,7 @@ from strop.dialects.verl.sft_converters import (
 from strop.dialects.verl.sft_engine_optimizer import is_empty
 from strop.dialects.verl.sft_run_rows import FOLDERS, INTERVALS
 from strop.dialects.verl.shipped import SFT_ENGINE
-from strop.dialects.verl.trainer import RESUME, duration, lacking_monitors, monitors
+from strop.dialects.verl.trainer import MONITOR_NAMES, RESUME, duration, lacking_monitors, monitors
 
 _mtp = unless("model.mtp.enable", True)
 
@@ -168,7 +168,7 @@ _TRAINER = (
         ["console", "wandb"],
         "record.monitors",
         read=monitors,
-        value_type=STRING_OR_LIST,
+        value_type=MONITOR_NAMES,
         warn=lacking_monitors,
     ),
     mapped("trainer.seed", 1, "seed", read=INTERVALS[0].read),

@@ -55,7 +55,7 @@ from strop.dialects.verl.sft_converters import (
 from strop.dialects.verl.sft_engine_trainer import read_engine_trainer, uses_engine
 from strop.dialects.verl.sft_run_rows import FOLDERS, INTERVALS
 from strop.dialects.verl.shipped import SFT
-from strop.dialects.verl.trainer import duration_in_epochs, lacking_monitors, monitors
+from strop.dialects.verl.trainer import MONITOR_NAMES, duration_in_epochs, lacking_monitors, monitors
 
 _conversation = unless("data.multiturn.enable", True)
 _columns = unless("data.multiturn.enable", False)
@@ -260,7 +260,7 @@ _TRAINER = not_on_page(
         ["console", "wandb"],
         "record.monitors",
         read=monitors,
-        value_type=STRING_OR_LIST,
+        value_type=MONITOR_NAMES,
         warn=lacking_monitors,
     ),
     mapped("trainer.seed", 1, "seed", read=intervals),

@@ -19,7 +19,7 @@ from strop.dialects.ledger.key_mapping import (
     refused,
     written_by,
 )
-from strop.dialects.ledger.value_types import INTEGER, STRING, STRING_OR_LIST, nullable, one_of
+from strop.dialects.ledger.value_types import INTEGER, STRING, STRING_OR_LIST, ValueType, nullable, one_of
 from strop.dialects.verl import gpus, switches
 from strop.dialects.verl.critic_converters import critic
 
@@ -36,6 +36,10 @@ _OTHER_MONITORS = (
     "json_eval",
 )
 """verl's further monitors, which a run without them does not need: they only show metrics."""
+MONITOR_NAMES = ValueType(
+    STRING_OR_LIST.description, lambda value: value == [] or STRING_OR_LIST.accepts(value)
+)
+"""Type of `trainer.logger`; an empty list means no monitor."""
 _ALL_ANSWERS = 1_000_000
 """Number of responses that shows all of an evaluation."""
 
@@ -289,7 +293,7 @@ ROWS = (
         ["console", "wandb"],
         "record.monitors",
         read=monitors,
-        value_type=STRING_OR_LIST,
+        value_type=MONITOR_NAMES,
         warn=lacking_monitors,
         note="console alone where it is not set; metrics.jsonl is always written",
     ),
