@@ -33,6 +33,21 @@ def test_texts_are_converted(
     assert value(read(*overrides), field) == expected
 
 
+@pytest.mark.parametrize(
+    ("setting", "instead"),
+    [
+        ("algorithm.algorithm_type=gigpo", "write algorithm_type: multi_step_grpo"),
+        ("+algorithm.advantage_fn=gigpo", "write algorithm_type: multi_step_grpo"),
+        ("algorithm.algorithm_type=cpt", "write sft"),
+        (f"+{TASKSET}.task_selector.selector_type=offline_easy2hard", r"data\.order: {type: column"),
+        (f"+{TASKSET}.task_selector.selector_type=difficulty_based", r"data\.order: {type: curriculum}"),
+    ],
+)
+def test_a_value_that_strop_lacks_is_refused_with_what_to_write_instead(setting: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"is not supported: .*{instead}"):
+        read(setting)
+
+
 @pytest.mark.parametrize("count", ["'four'", "'4.5'"])
 def test_other_texts_are_no_numbers(count: str) -> None:
     with pytest.raises(ConfigError, match="must be an integer"):

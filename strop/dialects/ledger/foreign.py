@@ -39,9 +39,9 @@ class ForeignConfig:
         for key, name, message in self._contradictions():
             tree.add_fault(FaultKind.UNSUPPORTED, message, split_key(key), split_key(name))
         self._values = self._resolve()
-        wrong = dict(self._wrong_types())
-        for dotted, message in wrong.items():
-            tree.add_fault(FaultKind.WRONG_TYPE, message, split_key(dotted))
+        wrong = list(self._wrong_types())
+        for dotted, kind, message in wrong:
+            tree.add_fault(kind, message, split_key(dotted))
         if wrong:
             self._values = self._resolve()
 
@@ -166,16 +166,17 @@ class ForeignConfig:
             for faulty in self.tree.faulty
         )
 
-    def _wrong_types(self) -> Iterator[tuple[str, str]]:
-        """Keys whose values have a wrong type, each with a message."""
+    def _wrong_types(self) -> Iterator[tuple[str, FaultKind, str]]:
+        """Keys whose values have a wrong type, or are names that Strop does not support, each with a message."""
         for dotted, row in self.written.items():
             value = self._values.get(split_key(dotted))
             if split_key(dotted) not in self.tree.faulty and not row.value_type.accepts(value):
-                got = redacted_repr(value, dotted)
-                yield (
-                    dotted,
-                    f"{self.source(dotted)}: {dotted} must be {row.value_type.description}, got {got}.",
-                )
+                got, where = redacted_repr(value, dotted), self.source(dotted)
+                if isinstance(value, str) and (why := row.value_type.refused.get(value)):
+                    yield dotted, FaultKind.UNSUPPORTED, f"{where}: {dotted}={got} is not supported: {why}."
+                else:
+                    message = f"{where}: {dotted} must be {row.value_type.description}, got {got}."
+                    yield dotted, FaultKind.WRONG_TYPE, message
 
     def _contradictions(self) -> Iterator[tuple[str, str, str]]:
         """Keys that are set by two of their names to different values: both names, and a message."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -15,6 +15,8 @@ class ValueType:
     description: str
     """Noun phrase that completes "the key must be ..." in an error."""
     accepts: Callable[[Any], bool]
+    refused: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Values of the foreign tool that Strop does not support, each with the reason and what to write instead."""
 
 
 def _is_integer(value: Any) -> bool:
@@ -90,10 +92,17 @@ def one_of(*values: Any) -> ValueType:
     return ValueType(" or ".join(map(str, values)), lambda value: value in values)
 
 
+def refusing(value_type: ValueType, refused: Mapping[str, str]) -> ValueType:
+    """The same type, with the reasons for which it does not accept some of the foreign tool's values."""
+    return replace(value_type, refused=refused)
+
+
 def nullable(value_type: ValueType) -> ValueType:
     """The same type with null accepted too."""
-    return ValueType(
-        f"{value_type.description}, or null", lambda value: value is None or value_type.accepts(value)
+    return replace(
+        value_type,
+        description=f"{value_type.description}, or null",
+        accepts=lambda value: value is None or value_type.accepts(value),
     )
 
 

@@ -15,7 +15,7 @@ from strop.dialects.ledger.key_mapping import (
     only,
     refused,
 )
-from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, nullable, one_of
+from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, nullable, one_of, refusing
 from strop.dialects.trinity import distillation, later_keys, policy_loss, presets, sample_strategy
 from strop.dialects.trinity.algorithm import ARGS, KL, KL_LOSS, MIXED, OF_STEPS, algorithm, entropy, kl
 
@@ -43,7 +43,7 @@ TYPE: tuple[KeyMapping, ...] = (
         "ppo",
         "algorithm.type",
         read=algorithm,
-        value_type=one_of(*presets.PRESETS),
+        value_type=refusing(one_of(*presets.PRESETS), presets.REFUSED_TYPES),
     ),
     mapped(
         "algorithm.repeat_times",
@@ -63,7 +63,11 @@ FUNCTIONS: tuple[KeyMapping, ...] = (
         None,
         "algorithm.type",
         read=algorithm,
-        value_type=nullable(one_of(*(name for name in presets.ADVANTAGES if name != "raft"))),
+        value_type=nullable(
+            refusing(
+                one_of(*(name for name in presets.ADVANTAGES if name != "raft")), presets.REFUSED_ADVANTAGES
+            )
+        ),
         inactive=presets.only_sampled,
         note="default by algorithm_type; another value selects the algorithm with these advantages; ppo has a critic",
     ),

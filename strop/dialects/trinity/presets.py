@@ -45,6 +45,18 @@ class AlgorithmPreset:
     sample: str = "default"
 
 
+_GIGPO = (
+    "GiGPO also compares the steps that several rollouts take from the same state of an environment, which Strop does "
+    "not record; write algorithm_type: multi_step_grpo, which compares whole rollouts"
+)
+REFUSED_TYPES = {
+    "cpt": "it continues the pretraining on plain text, and Strop trains on the answers of prompts; write sft, with a "
+    "dataset of prompts and answers",
+    "gigpo": _GIGPO,
+}
+"""Values of `algorithm_type` that Strop does not support, with what to write instead."""
+REFUSED_ADVANTAGES = {"gigpo": _GIGPO}
+"""Values of `advantage_fn` that Strop does not support, with what to write instead."""
 ENTROPY_FILTERS = {"clipb": 2.5, "clipv": 8.5}
 """Advantage functions that leave tokens out to keep the entropy up, with the default of their bound."""
 PRESETS = {

@@ -28,6 +28,7 @@ from strop.dialects.ledger.value_types import (
     STRING,
     nullable,
     one_of,
+    refusing,
 )
 from strop.dialects.trinity import formats, rewards, workflows
 from strop.dialects.trinity.buffer_writer import EVAL, TASKSET
@@ -37,6 +38,13 @@ from strop.dialects.trinity.workflows import INPUT
 
 _SELECTORS = ("task_selector", "data_selector")
 """Both names of the section with the order of the tasks."""
+_REFUSED_SELECTORS = {
+    "offline_easy2hard": "write a run file with data.order: {type: column, column: NAME, descending: true}, where NAME "
+    "is the key of feature_keys, or sort the file and write sequential",
+    "difficulty_based": "its estimate of a task's difficulty starts from columns of the file; write a run file with "
+    "data.order: {type: curriculum}, which draws tasks by the success rate that the run measures",
+}
+"""Selectors that Strop does not have under Trinity's keys, with what to write instead."""
 _SET_BY_TRINITY = (
     "index",
     "is_eval",
@@ -177,7 +185,7 @@ def _order_rows(at: str, is_trained: bool) -> tuple[KeyMapping, ...]:
                 None,
                 "data.shuffle",
                 read=tasks,
-                value_type=nullable(one_of("sequential", "shuffle", "random")),
+                value_type=nullable(refusing(one_of("sequential", "shuffle", "random"), _REFUSED_SELECTORS)),
                 warn=_random,
                 inactive=None
                 if is_trained
