@@ -92,6 +92,22 @@ def test_another_value_is_refused(setting: str, said: str) -> None:
     assert said in str(failure.value)
 
 
+def test_a_long_reason_is_said_once() -> None:
+    with pytest.raises(ConfigError) as failure:
+        run_of("async_training.staleness_threshold=0.1", "async_training.trigger_parameter_sync_step=4")
+    lines = str(failure.value).splitlines()
+    assert "staleness_threshold=0.1 is not supported: verl's asynchronous trainers count" in lines[0]
+    assert lines[1].endswith(
+        "=4 is not supported, for the reason given for async_training.staleness_threshold."
+    )
+
+
+def test_a_default_is_that_of_the_keys_own_name() -> None:
+    """`trainer.val_generations_to_log_to_wandb` is the name of `trainer.log_val_generations` in 0.3."""
+    loaded = read_verl((), here=True)
+    assert loaded.sources["record.eval_answers"].foreign_key.startswith("trainer.log_val_generations=")
+
+
 def test_the_value_loss_is_aggregated_as_the_policys() -> None:
     """verl's critic.yaml: `loss_agg_mode: ${actor_rollout_ref.actor.loss_agg_mode}`."""
     mode = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"

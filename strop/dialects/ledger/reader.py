@@ -19,6 +19,8 @@ from strop.errors import ConfigError, FaultKind, config_error
 
 _REQUIRED = ("model.path", "data.train.path")
 """Run-file fields that have no default."""
+_LONG_REASON = 120
+"""Length, in characters, above which a reason is given for the first of several refused keys only."""
 
 
 def read_dialect(
@@ -74,10 +76,14 @@ def _check_support(foreign: ForeignConfig) -> tuple[OverriddenKey, ...]:
 
 
 def _find_refused(foreign: ForeignConfig) -> None:
-    """Add the refused values to the faults."""
+    """Add the refused values to the faults; a long reason is in the message of the first of its keys."""
+    explained: dict[str, str] = {}
     for key, row in [(key, row) for key, row in _unsupported(foreign) if row.disposition == "refused"]:
         value = redacted_repr(foreign[key], key)
-        message = f"{foreign.source(key)}: {key}={value} is not supported: {row.note}."
+        first = explained.setdefault(row.note, key)
+        repeats = first != key and len(row.note) > _LONG_REASON
+        why = f", for the reason given for {first}." if repeats else f": {row.note}."
+        message = f"{foreign.source(key)}: {key}={value} is not supported{why}"
         foreign.tree.add_fault(FaultKind.UNSUPPORTED, message, split_key(key))
 
 
@@ -161,7 +167,7 @@ def _source_of(foreign: ForeignConfig, field: str, read: ReadFunction) -> Source
     """The foreign key that decided a run-file field.
 
     Candidates are the active keys that `read` converts, or else all active keys of the field. The last
-    candidate that is set wins; if none is set, the last candidate.
+    candidate that is set wins; if none is set, the last that is not another name of a key.
     """
     rows = [
         row
@@ -172,7 +178,8 @@ def _source_of(foreign: ForeignConfig, field: str, read: ReadFunction) -> Source
     written = [key for row in rows for key in foreign.written_keys(row)]
     if not rows:
         return Source("dialect", f"fixed by {foreign.ledger.dialect}")
-    key = (written or [rows[-1].key])[-1]
+    unwritten = [row.key for row in rows if not row.alias_of] or [rows[-1].key]
+    key = (written or unwritten)[-1]
     shown = format_value(split_key(key)[-1], foreign[key])
     return replace(foreign.source(key), foreign_key=f"{key}={shown}")
 
