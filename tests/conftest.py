@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import settings
+
+# An example takes longer than Hypothesis' 200 ms on a machine that does other work too.
+settings.register_profile("strop", deadline=None)
+settings.load_profile("strop")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts `make test &` makes it ignore SIGINT, and the processes that tests interrupt inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -224,11 +224,19 @@ def with_normalizer(tokenizer: PreTrainedTokenizerBase, normalizer: Any) -> PreT
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
+@pytest.fixture(scope="module")
+def tokenizers(tokenizer: PreTrainedTokenizerBase) -> list[tuple[PreTrainedTokenizerBase, TokenBound | None]]:
+    """The tokenizer without and with NFC, each with its bound."""
+    both = (tokenizer, with_normalizer(tokenizer, normalizers.NFC()))
+    return [(each, TokenBound.of(each, adds_special_tokens=False)) for each in both]
+
+
 @settings(max_examples=60)
 @given(text=st.text(st.characters(codec="utf-8")) | st.text("\u0958\u0344\ufb2c\U0001d160e\u0301 <|end|>"))
-def test_a_text_has_no_more_tokens_than_the_bound(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-    for each in (tokenizer, with_normalizer(tokenizer, normalizers.NFC())):
-        bound = TokenBound.of(each, adds_special_tokens=False)
+def test_a_text_has_no_more_tokens_than_the_bound(
+    tokenizers: list[tuple[PreTrainedTokenizerBase, TokenBound | None]], text: str
+) -> None:
+    for each, bound in tokenizers:
         assert bound is not None
         assert len(each(text, add_special_tokens=False)["input_ids"]) <= bound(text)
 
