@@ -85,18 +85,7 @@ def missing_files(loaded: LoadedRun) -> list[str]:
         for name in run.record.monitors
         if name in TRACKING_SERVICES and find_spec(name) is None
     ]
-    library = run.rollout.engine.type
-    if library in _LIBRARIES and described_machine() is None and find_spec(library) is None:
-        faults.append(
-            f"{_at('rollout.engine.type', sources)}: {_LIBRARIES[library]} is not installed: pip install "
-            f"'strop[{library}]', or write `rollout.engine: native`; for a configuration of another tool --here does "
-            "that."
-        )
-    if library in _LIBRARIES and gguf_file(run.model.path) is not None:
-        faults.append(
-            f"{_at('rollout.engine.type', sources)}: {_LIBRARIES[library]} gets its weights from a folder with "
-            f"safetensors. Write one with `strop export {run.model.path} --to FOLDER` and name it as model.path."
-        )
+    faults += _engine_library(run, sources)
     if (fault := fixed_weights_fault(run)) is not None:
         faults.append(f"{_at('rollout.engine.type', sources)}: {fault}.")
     faults += _server_key(run.rollout.engine, sources)
@@ -105,6 +94,25 @@ def missing_files(loaded: LoadedRun) -> list[str]:
     if not os.access(parent, os.W_OK | os.X_OK):
         faults.append(
             f"{_at('output', sources)}: {run.folder_path} cannot be created, because {parent} is not writable."
+        )
+    return faults
+
+
+def _engine_library(run: Run, sources: Mapping[str, Source]) -> list[str]:
+    """Faults of an engine whose library is not installed, or cannot load the model's format."""
+    library = run.rollout.engine.type
+    if library not in _LIBRARIES:
+        return []
+    where, faults = _at("rollout.engine.type", sources), []
+    if described_machine() is None and find_spec(library) is None:
+        faults.append(
+            f"{where}: {_LIBRARIES[library]} is not installed: pip install 'strop[{library}]', or write "
+            "`rollout.engine: native`; for a configuration of another tool --here does that."
+        )
+    if gguf_file(run.model.path) is not None:
+        faults.append(
+            f"{where}: {_LIBRARIES[library]} gets its weights from a folder with safetensors. Write one with `strop "
+            f"export {run.model.path} --to FOLDER` and name it as model.path."
         )
     return faults
 
