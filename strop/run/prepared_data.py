@@ -14,6 +14,8 @@ from strop.workers.atomic_write import atomic_write
 
 DEFAULT_CACHE = "task_pipelines"
 """Folder of the results, in the folder of all projects."""
+SOURCE_FIELDS = ("split", "subset", "table", "generator", "limit_tasks")
+"""Fields of a taskset that select rows at its path; prepared rows are read whole."""
 
 
 def cache_folder(run: Run) -> Path:
@@ -58,8 +60,12 @@ def train_section(run: Run) -> TasksetConfig:
 
 def prepared_section(run: Run, result: PipelineResult) -> TasksetConfig:
     """`data.train` for the rows of a result."""
-    source = dict.fromkeys(("split", "subset", "table", "generator", "limit_tasks"))
-    return run.data.train.model_copy(update={"path": str(result.data), **source})
+    return rows_at(run, result.data)
+
+
+def rows_at(run: Run, path: Path) -> TasksetConfig:
+    """`data.train` for all rows of a file or folder of prepared rows."""
+    return run.data.train.model_copy(update={"path": str(path), **dict.fromkeys(SOURCE_FIELDS)})
 
 
 def prepared_run(run: Run) -> Run:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +23,7 @@ from strop.config.schema.language_model import EngineModelConfig
 from strop.config.schema.task_filters import PassRateConfig
 from strop.pipelines.tasks.parts import ROW_ID
 from strop.pipelines.tasks.protocol import Rewards, RowNumbers
+from strop.run.prepared_data import SOURCE_FIELDS, rows_at
 from strop.seeds import derive_seed
 from strop.types import IntArray, RolloutGroup, SampleRequest, SamplingParams
 from strop.workers.signals import StopSignal
@@ -69,10 +71,9 @@ class RunServices:
     def rollout_fingerprint(self) -> str:
         """Identity of workflow, reward and prompt encoding, which decide the rewards of a task."""
         run = self._run
-        source = ("path", "split", "subset", "table", "generator", "limit_tasks")
         content = {
             "data": run.data.model_dump(mode="json", include={*_ENCODING}),
-            "train": run.data.train.model_dump(mode="json", exclude={*source}),
+            "train": run.data.train.model_dump(mode="json", exclude={"path", *SOURCE_FIELDS}),
             "reward": effective_reward(run).model_dump(mode="json"),
             "files": [_code_digest(part.function) for part in effective_reward(run).functions],
             "workflow": run.rollout.workflow.model_dump(mode="json"),
@@ -110,8 +111,6 @@ class RunServices:
         with TemporaryDirectory(prefix="strop-") as folder:
             file = Path(folder) / "rows.parquet"
             pq.write_table(table.drop_columns([ROW_ID]) if ROW_ID in table.column_names else table, file)
-            source = dict.fromkeys(("split", "subset", "table", "generator", "limit_tasks"))
-            train = run.data.train.model_copy(update={"path": str(file), **source})
             data = (
                 run.data
                 if run.data.overlong != "error"
@@ -119,12 +118,10 @@ class RunServices:
             )
             images = load_prompt_images(run, self._tokenizer)
             tasks = load_taskset(
-                train, data, self._tokenizer, seed=run.seed, shuffle=False, images=images
+                rows_at(run, file), data, self._tokenizer, seed=run.seed, shuffle=False, images=images
             ).all_tasks()
         rows = [int(task.id.rpartition(":")[2]) for task in tasks]
         sampling = sampling_params(run.rollout.sampling, run.data.max_response_tokens)
-        from dataclasses import replace
-
         explored = explorer.run(
             tasks,
             section.rollouts_per_task,
