@@ -109,7 +109,8 @@ class RolloutIndex:
     def refresh(self) -> None:
         """Read the files that are new or have changed; damaged files are left out."""
         with self._lock:
-            found = {path: _version(path) for folder in self._folders for path in rollout_files(folder)}
+            paths = (path for folder in self._folders for path in rollout_files(folder))
+            found = {path: version for path in paths if (version := _version(path)) is not None}
             changed = [path for path, version in found.items() if self._is_unknown(path, version)]
             gone = self._files.keys() - found.keys()
             if not changed and not gone:
@@ -200,8 +201,12 @@ def _source(path: Path) -> str:
     return f"eval/{path.parent.name}" if path.parent.parent.name == "eval" else TRAINING
 
 
-def _version(path: Path) -> tuple[int, int]:
-    status = path.stat()
+def _version(path: Path) -> tuple[int, int] | None:
+    """Time of the last change and size; None for a file that a resumed run has deleted since it was listed."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
     return status.st_mtime_ns, status.st_size
 
 

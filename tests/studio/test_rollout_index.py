@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from strop.runs import rollout_index
 from strop.runs.folder import RunFolder
 from strop.runs.rollout_file import read_rollouts, rollout_path, write_rollouts
 from strop.runs.rollout_index import RolloutFilter, RolloutIndex
@@ -134,6 +135,18 @@ def test_new_changed_and_deleted_files_are_noticed(tmp_path: Path) -> None:
     write_rollouts(rollout_path(folder.rollouts, 1), 1, [group(0, ["d"], [0.5])])
     index.refresh()
     assert [row["text"] for row in index.find(RolloutFilter(), 0, 9).rows] == ["d"]
+
+
+def test_file_that_is_deleted_while_the_folder_is_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    write_rollouts(rollout_path(folder.rollouts, 1), 1, [group(0, ["a"], [0.0])])
+    listed = [rollout_path(folder.rollouts, step) for step in (1, 2)]
+    monkeypatch.setattr(rollout_index, "rollout_files", lambda each: listed if each is folder else [])
+    index = RolloutIndex(folder)
+    index.refresh()
+    assert index.steps("training") == [1]
 
 
 def test_files_have_row_groups_that_can_be_read_alone(folder: RunFolder) -> None:

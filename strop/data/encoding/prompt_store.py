@@ -21,7 +21,7 @@ class PromptStore:
     """Encodes the prompts of rows, truncated to `limit` where the rule says so. Thread-safe.
 
     Consumes    rows of the taskset, through `read`.
-    Waits for   nothing; `prepare` encodes in a thread of its own, whose failures `get` meets again.
+    Waits for   nothing; `prepare` encodes in a thread of its own; `get` raises its failures.
     """
 
     def __init__(
