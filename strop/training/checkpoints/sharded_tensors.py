@@ -1,6 +1,6 @@
 """Reader of a checkpoint's tensors, from one file or from one file per rank, each with parts of them.
 
-A part's place in its tensor is in the file's metadata (`write_parts`); files without it, which are those of earlier
+A part's place in its tensor is in the file's metadata (`parts_metadata`); files without it, which are those of earlier
 versions and of one process, hold rows in the order of the files.
 """
 
