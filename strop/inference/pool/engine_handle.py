@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from threading import Condition, Thread
 from typing import assert_never
 
@@ -267,12 +266,7 @@ class EngineHandle:
             transfer, load = self._transfer, self._load
             if transfer is None or load is None or not transfer.is_due:
                 return
-            if transfer.seconds > _TIMEOUT_SECONDS:
-                raise EngineLostError(
-                    f"In {_TIMEOUT_SECONDS:g} s {self.name} has not received the weights again that it had before its "
-                    f"restart: {transfer.reason}"
-                )
-            self._transfer = replace(transfer, is_due=False)
+            self._transfer = transfer.repeated(self.name, _TIMEOUT_SECONDS)
             self._send(load.message())
 
     def _handle(self, reply: EngineReply) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from strop.errors import EngineLostError
 from strop.inference.pool.messages import LoadWeights, ReceiveWeights
 
 REPEAT_SECONDS = 1.0
@@ -36,7 +37,11 @@ class FailedTransfer:
     since: float
     """Time of the first failure, of `time.monotonic`."""
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the first failure."""
-        return time.monotonic() - self.since
+    def repeated(self, engine: str, timeout_seconds: float) -> FailedTransfer:
+        """The same load, which is requested again. Raises `EngineLostError` after the timeout."""
+        if time.monotonic() - self.since > timeout_seconds:
+            raise EngineLostError(
+                f"In {timeout_seconds:g} s {engine} has not received the weights again that it had before its "
+                f"restart: {self.reason}"
+            )
+        return replace(self, is_due=False)
