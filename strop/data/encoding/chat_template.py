@@ -223,7 +223,8 @@ class PromptEncoder:
             )
         except Exception:  # noqa: BLE001  (the template is the user's code; rendered one by one, the row is named)
             return None
-        return [text + prompt.reply_prefix for text, prompt in zip(rendered, prompts, strict=True)]
+        written = map(self._write_images, rendered)
+        return [text + prompt.reply_prefix for text, prompt in zip(written, prompts, strict=True)]
 
     def _encode_texts(self, prompts: Sequence[ChatPrompt], texts: Sequence[str]) -> list[IntArray]:
         if not prompts:

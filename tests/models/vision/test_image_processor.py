@@ -20,7 +20,7 @@ from transformers import (
     SmolVLMProcessor,
 )
 
-from strop.data.encoding.chat_template import PromptEncoder
+from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder
 from strop.data.encoding.conversation_encoder import ConversationEncoder, TrainingConversation
 from strop.errors import DataError, ModelError
 from strop.models.tiny import make_model
@@ -124,6 +124,22 @@ def test_prompts_of_gemma_are_those_of_transformers(tmp_path: Path) -> None:
     assert found.tolist() == expected["input_ids"][0].tolist()
     assert tokenizer.convert_tokens_to_ids("\n\n\n") in found.tolist()
     assert torch.equal(processor.process(media).pixel_values, expected["pixel_values"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_that_are_encoded_together_have_the_tokens_of_each(family: str, tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(family)
+    encoder = PromptEncoder(
+        tokenizer, "tokenizer", images=load_image_processor(str(vision_model(family)), tokenizer)
+    )
+    question = {"type": "text", "text": "What?"}
+    contents = [[{"type": "image", "image": image(tmp_path, width, 20)}, question] for width in (20, 30)] + [
+        [question]
+    ]
+    messages = [({"role": "user", "content": content},) for content in contents]
+    together = encoder.encode_all([ChatPrompt("row", each) for each in messages])
+    assert [each.tolist() for each in together] == [encoder.encode(each).tolist() for each in messages]
+    assert len(together[0]) > len(together[2])
 
 
 def test_marked_replies_after_an_image_keep_their_tokens(tmp_path: Path) -> None:
