@@ -36,32 +36,38 @@ class ModelSize:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
-@cache
 def read_model_size(path: str) -> ModelSize | None:
     """The size of a model folder; None for a name on the Hub, or a folder without safetensors or these entries."""
     folder = existing_path(path)
-    if folder is None or not (folder / "config.json").is_file():
+    if folder is None:
         return None
-    files = sorted(folder.glob("*.safetensors"))
     try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-        text = config.get("text_config", config)
-        heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
-        return (
-            ModelSize(
-                parameters=sum(map(_parameters, files)),
-                layers=int(text["num_hidden_layers"]),
-                hidden=hidden,
-                heads=heads,
-                kv_heads=int(text.get("num_key_value_heads") or heads),
-                head_dim=int(text.get("head_dim") or hidden // heads),
-                vocabulary=int(text.get("vocab_size") or 0),
-            )
-            if files
-            else None
-        )
+        versions = [
+            (file.absolute(), file.stat().st_mtime_ns)
+            for file in (folder / "config.json", *sorted(folder.glob("*.safetensors")))
+        ]
+        return _model_size(*versions)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # the start of the run reports what is wrong with the folder
+
+
+@cache
+def _model_size(config_version: tuple[Path, int], *weight_versions: tuple[Path, int]) -> ModelSize | None:
+    """The size from files, each with its time of modification, so that a changed folder is read again."""
+    if not weight_versions:
+        return None
+    config: dict[str, Any] = json.loads(config_version[0].read_text())
+    text = config.get("text_config", config)
+    heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
+    return ModelSize(
+        parameters=sum(_parameters(file) for file, _ in weight_versions),
+        layers=int(text["num_hidden_layers"]),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=int(text.get("num_key_value_heads") or heads),
+        head_dim=int(text.get("head_dim") or hidden // heads),
+        vocabulary=int(text.get("vocab_size") or 0),
+    )
 
 
 def _parameters(file: Path) -> int:
