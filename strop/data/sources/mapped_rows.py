@@ -56,8 +56,8 @@ class ArrowFile:
                 yield reader.get_batch(number)
 
 
-class MappedJsonLines:
-    """JSON Lines: columns `line` (the number in the source) and `text` of an Arrow file."""
+class _MappedRows:
+    """An Arrow file of the rows of a source."""
 
     def __init__(self, name: str, file: ArrowFile, folder: str, fingerprint: str) -> None:
         self._name = name
@@ -67,6 +67,10 @@ class MappedJsonLines:
 
     def __len__(self) -> int:
         return len(self._file)
+
+
+class MappedJsonLines(_MappedRows):
+    """JSON Lines: columns `line` (the number in the source) and `text` of an Arrow file."""
 
     def __getitem__(self, index: int) -> Row:
         return _decode(self._file.row(index).column("text")[0].as_py())
@@ -91,17 +95,8 @@ def _decode(text: bytes) -> Row:
     return row
 
 
-class MappedTable:
+class MappedTable(_MappedRows):
     """Columns of an Arrow file."""
-
-    def __init__(self, name: str, file: ArrowFile, folder: str, fingerprint: str) -> None:
-        self._name = name
-        self._file = file
-        self.folder = folder
-        self.fingerprint = fingerprint
-
-    def __len__(self) -> int:
-        return len(self._file)
 
     def __getitem__(self, index: int) -> Row:
         row: Row = self._file.row(index).to_pylist()[0]

@@ -128,7 +128,7 @@ def _named_monitors(foreign: ForeignValues) -> list[str]:
 
 def lacking_monitors(foreign: ForeignValues) -> str | None:
     """Notice for monitors that Strop does not have."""
-    lacking = [name for name in _named_monitors(foreign) if name in _OTHER_MONITORS and name not in _MONITORS]
+    lacking = [name for name in _named_monitors(foreign) if name in _OTHER_MONITORS]
     if not lacking:
         return None
     return f"without {', '.join(lacking)}, which Strop does not have yet; metrics.jsonl has all metrics"
