@@ -86,6 +86,10 @@ def test_a_resumed_optimizer_equals_the_uninterrupted_one_bit_for_bit(
     assert same(weights(resumed), before)
     assert [update(resumed, number) for number in range(3, 6)] == expected
     assert same(weights(resumed), weights(engine))
+    assert [list(each) for each in resumed.snapshot().tensors.values()] == [
+        list(each) for each in engine.snapshot().tensors.values()
+    ]
+    assert resumed.snapshot().texts == engine.snapshot().texts
     assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors", ".json"}
 
 

@@ -42,8 +42,9 @@ def optimizer_scalars(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, s
 
 
 def _state(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Iterator[tuple[str, Any]]:
-    for parameter, state in optimizer.state.items():
-        for key, value in state.items():
+    # Not in the order of `optimizer.state`, which is another one after a resume: the files would differ.
+    for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             yield f"{names[parameter]}/{key}", value.ortho_matrix if key == GALORE_PROJECTOR else value
 
 
