@@ -110,7 +110,12 @@ def _data(run: Run) -> DataConfig:
     if not isinstance(run.algorithm, SftConfig | DpoConfig):
         return data
     measured = tuple(taskset if taskset.is_sampled else _with(taskset, answer=None) for taskset in data.eval)
-    changes: dict[str, Any] = {"train": _with(data.train, answer=None), "eval": measured}
+    mixture = tuple(_with(taskset, answer=None) for taskset in data.mixture)
+    changes: dict[str, Any] = {
+        "train": _with(data.train, answer=None),
+        "mixture": mixture,
+        "eval": measured,
+    }
     if not any(taskset.is_sampled for taskset in measured):
         whole = data.max_prompt_tokens + data.max_response_tokens
         changes |= {"max_prompt_tokens": whole // 2, "max_response_tokens": whole - whole // 2}

@@ -8,7 +8,7 @@ from itertools import islice
 from strop.config.paths import existing_path
 from strop.config.schema import Run
 from strop.config.schema.data import TasksetConfig
-from strop.data.epoch_order import EpochOrder
+from strop.data.mixture import run_mixture_order
 from strop.data.prompt_check import to_prompt
 from strop.data.sources.columns import value_at
 from strop.data.sources.reader import read_rows
@@ -30,19 +30,27 @@ def inspect_data(run: Run) -> Iterator[str]:
     elif run.data.stream is not None:
         yield "train: a stream, read during the run"
     elif run.data.queue is None:
-        rows = _rows("train", run.data.train)
-        yield _training_line(run, rows) if rows is not None else _unread("train", run.data.train)
+        yield from _training_lines(run)
     others: list[tuple[str, TasksetConfig]] = [(each.name, each) for each in run.data.demonstrations]
     for name, section in others + [(each.name, each) for each in run.data.eval]:
         rows = _rows(name, section)
         yield f"{name}: {len(rows)} rows" if rows is not None else _unread(name, section)
 
 
-def _training_line(run: Run, rows: DatasetRows) -> str:
-    size, per_step = len(rows), run.trainer.tasks_per_step
-    order = EpochOrder(size, seed=run.seed, shuffle=run.data.shuffle, incomplete=run.data.incomplete_batch)
-    steps = order.steps_per_epoch(per_step)
-    return f"train: {size} rows, {steps} steps of {per_step} per epoch"
+def _training_lines(run: Run) -> Iterator[str]:
+    """One line per training taskset; the last one, if all of them are read, with the steps of an epoch."""
+    sizes, per_step = [], run.trainer.tasks_per_step
+    sets = run.data.training_tasksets()
+    for field, section in sets.items():
+        name = field.removeprefix("data.")
+        rows = _rows(name, section)
+        sizes.append(None if rows is None else len(rows))
+        if rows is None or len(sets) > 1:
+            yield f"{name}: {len(rows)} rows" if rows is not None else _unread(name, section)
+    known = [size for size in sizes if size is not None]
+    if len(known) == len(sizes):
+        steps = run_mixture_order(run, known).steps_per_epoch(per_step)
+        yield f"train: {sum(known)} rows, {steps} steps of {per_step} per epoch"
 
 
 def _unread(name: str, section: TasksetConfig) -> str:

@@ -149,6 +149,12 @@ def load_offline_dataset(
     return OfflineDataset(name, groups, num_filtered, task_order)
 
 
+def mixed_dataset(members: Sequence[OfflineDataset], order: TaskOrder) -> OfflineDataset:
+    """One dataset of all rows, in an order over the rows of the first one, then the second one, and so on."""
+    groups = [group for member in members for group in member.all_groups()]
+    return OfflineDataset("train", groups, sum(member.num_filtered for member in members), order)
+
+
 def check_offline_images(
     section: TasksetConfig, data: DataConfig, images: RunImages | None, name: str
 ) -> None:

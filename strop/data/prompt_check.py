@@ -22,6 +22,7 @@ from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder, to_mess
 from strop.data.encoding.parallel_encoding import encode_prompts
 from strop.data.encoding.prompt_store import PromptStore
 from strop.data.encoding.truncation import KeptRows, kept_rows
+from strop.data.few_shot import read_examples, with_examples
 from strop.data.images.row_images import RowImages
 from strop.data.progress_bar import with_progress_bar
 from strop.data.sources.cache import cache_key, find_entry, new_entry
@@ -97,6 +98,7 @@ def to_prompt(row: Mapping[str, Any], where: str, section: TasksetConfig) -> Cha
     """The prompt of a row, whose images have no places yet. Raises `DataError` if a column is missing."""
     system = system_message(row, where, section)
     messages = to_messages(value_at(row, section.prompt, where), where, system=system)
+    messages = with_examples(messages, section.few_shot, where)
     tools = to_tools(row_tools(row, where, section), where)
     return ChatPrompt(where, messages, tools, section.reply_prefix)
 
@@ -156,6 +158,8 @@ def _cache_key(
         return None
     settings = section.model_dump(mode="json", exclude={"path"})
     limits = [data.max_prompt_tokens, data.overlong, data.images.marker]
+    if section.few_shot is not None:
+        limits.append([*read_examples(section.few_shot)])
     return cache_key("prompts", _LAYOUT, version("strop"), fingerprint, settings, limits, encoder.fingerprint)
 
 

@@ -133,6 +133,14 @@ class TaskSet:
         self._prompts.prepare(self._numbers[copy(self._order).take(n)].tolist())
         return tasks
 
+    def tasks_at(self, indices: Sequence[int]) -> list[Task]:
+        """The tasks at these indices; does not change the position."""
+        return self._tasks(self._numbers[[*indices]].tolist())
+
+    def prepare(self, indices: Sequence[int]) -> None:
+        """Encode the prompts of these tasks in the background."""
+        self._prompts.prepare(self._numbers[[*indices]].tolist())
+
     def all_tasks(self) -> list[Task]:
         """Every task once, in row order; does not change the position."""
         return self._tasks(self._numbers.tolist())
@@ -158,14 +166,16 @@ def load_taskset(
     shuffle: bool,
     order: TaskOrderConfig | None = None,
     images: RunImages | None = None,
+    name: str = "train",
 ) -> TaskSet:
     """Read a taskset and check every row; store every image. Prompts that may be too long are encoded.
 
-    `order` is `data.order`; `images` are those of a model that reads images. Raises `DataError` for a dataset that
-    cannot be read, for a row that lacks a column or has an image that cannot be used, and for a prompt that is too
-    long under `overlong: error`; `ModelError` for a tokenizer without a chat template.
+    `order` is `data.order`; `images` are those of a model that reads images; `name` is that of a taskset without a name
+    of its own. Raises `DataError` for a dataset that cannot be read, for a row that lacks a column or has an image that
+    cannot be used, and for a prompt that is too long under `overlong: error`; `ModelError` for a tokenizer without a
+    chat template.
     """
-    name = section.name if isinstance(section, EvalTasksetConfig) else "train"
+    name = section.name if isinstance(section, EvalTasksetConfig) else name
     custom = None if section.dataset is None else CustomDataset(section, tokenizer)
     rows = read_rows(section) if custom is None else custom.rows()
     row_images = read_row_images(rows, section, data.images, images, name)

@@ -35,7 +35,7 @@ def unknown_sources(run: Run) -> Iterator[str]:
     reward = effective_reward(run)
     data = run.data
     is_read = data.queue is None and data.stream is None and data.pipeline is None
-    tasksets: list[tuple[str, TasksetConfig]] = [("data.train", data.train)] if is_read else []
+    tasksets: list[tuple[str, TasksetConfig]] = [*data.training_tasksets().items()] if is_read else []
     tasksets += [(f"data.eval.{index}", taskset) for index, taskset in enumerate(run.data.eval)]
     for field, taskset in tasksets:
         own = (

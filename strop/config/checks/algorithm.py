@@ -26,20 +26,23 @@ def algorithm_faults(run: Run) -> Iterator[str]:
     data, kind = run.data, run.algorithm.type
     match run.algorithm:
         case SftConfig():
-            yield from _column_faults(data.train, "data.train", kind, needs=("response",), hint=_RESPONSE)
+            for where, taskset in data.training_tasksets().items():
+                yield from _column_faults(taskset, where, kind, needs=("response",), hint=_RESPONSE)
             for taskset in data.eval:
                 if taskset.response is None:
                     where = f"data.eval ({taskset.name})"
                     yield from _column_faults(taskset, where, kind, needs=(), hint="")
         case DpoConfig():
             pair = ("chosen", "rejected")
-            yield from _column_faults(data.train, "data.train", kind, needs=pair, hint=_PAIR)
+            for where, taskset in data.training_tasksets().items():
+                yield from _column_faults(taskset, where, kind, needs=pair, hint=_PAIR)
             for taskset in data.eval:
                 if taskset.chosen or taskset.rejected or taskset.response:
                     where = f"data.eval ({taskset.name})"
                     yield from _column_faults(taskset, where, kind, needs=pair, hint=_PAIR)
         case _:
-            yield from _column_faults(data.train, "data.train", kind, needs=(), hint="")
+            for where, taskset in data.training_tasksets().items():
+                yield from _column_faults(taskset, where, kind, needs=(), hint="")
             for taskset in data.eval:
                 where = f"data.eval ({taskset.name})"
                 yield from _column_faults(taskset, where, kind, needs=(), hint="")
@@ -161,9 +164,10 @@ def _teacher_faults(run: Run) -> Iterator[str]:
     if isinstance(run.algorithm, SftConfig | DpoConfig) or run.algorithm.distillation is None:
         return
     for number, teacher in enumerate(run.algorithm.distillation.teachers):
-        if teacher.sources is not None and run.data.train.source is None:
+        without = [where for where, each in run.data.training_tasksets().items() if each.source is None]
+        if teacher.sources is not None and without:
             yield (
-                f"data.train.source: missing. algorithm.distillation.teachers.{number}.sources chooses tasks by "
+                f"{without[0]}.source: missing. algorithm.distillation.teachers.{number}.sources chooses tasks by "
                 "it; write the column of the data source, such as `source: data_source`"
             )
 

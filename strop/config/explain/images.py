@@ -13,7 +13,7 @@ _PROCESSOR_FILE = "preprocessor_config.json"
 
 def describe_images(run: Run) -> str:
     """Return the columns of images and the token cost of an image; empty for a run without such a column."""
-    tasksets = (run.data.train, *run.data.eval, *run.data.demonstrations)
+    tasksets = (*run.data.training_tasksets().values(), *run.data.eval, *run.data.demonstrations)
     columns = sorted({taskset.images for taskset in tasksets if taskset.images})
     if not columns:
         return ""

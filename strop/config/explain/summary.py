@@ -90,7 +90,7 @@ def _style(style: StyleConfig) -> str:
 def _training(run: Run) -> str:
     lora = run.model.lora
     part = f"a LoRA adapter of rank {lora.rank} on" if lora else "all weights of"
-    text = f"Trains {part} {run.model.path} by {run.algorithm.type.upper()} on {_paths(run.data.train)}"
+    text = f"Trains {part} {run.model.path} by {run.algorithm.type.upper()} on {_trained_paths(run)}"
     if isinstance(run.algorithm, SftConfig | DpoConfig):
         return f"{text}."
     reward = effective_reward(run)
@@ -129,6 +129,14 @@ def _demonstrations(run: Run) -> str:
         first = _paths(run.data.demonstrations_named(selection.demonstrations))
         text += f"; the first {selection.steps} train on the demonstrations in {first} with the SFT loss"
     return text
+
+
+def _trained_paths(run: Run) -> str:
+    """Return the paths of the training tasksets, with the part that each has of a mixture with weights."""
+    sets = [*run.data.training_tasksets().values()]
+    total = sum(taskset.weight or 0 for taskset in sets)
+    parts = [f" ({taskset.weight / total:.0%})" if taskset.weight else "" for taskset in sets]
+    return _and([f"{_paths(taskset)}{part}" for taskset, part in zip(sets, parts, strict=True)])
 
 
 def _paths(taskset: TasksetConfig) -> str:

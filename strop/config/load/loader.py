@@ -38,6 +38,7 @@ from strop.config.load.value_limits import references, value_at
 from strop.config.load.yaml_file import read_yaml
 from strop.config.schema import Run
 from strop.config.schema.cluster import RayClusterConfig
+from strop.config.schema.data import expand_train_list
 from strop.config.schema.reward import expand_reward
 from strop.config.schema.walk import field_at, leaves, section_types
 from strop.errors import ConfigError, Fault, config_error
@@ -238,6 +239,7 @@ def _cuda_replacements(run: Run) -> _Replacements:
 def _expand_shorthands(tree: ConfigTree) -> None:
     """Expand shorthands such as `reward: gsm8k` and `engine: native`, so that overrides can set keys in
     them."""
+    _expand_train_list(tree)
     for keys in _rewards(tree):
         reward = tree.get(keys)
         if "${" not in str(reward) and expand_reward(reward) is not reward:
@@ -246,6 +248,27 @@ def _expand_shorthands(tree: ConfigTree) -> None:
         source = tree.source(keys)
         if isinstance(value, str) and "${" not in value and source and _is_type_shorthand(keys, tree):
             tree.set(keys, {"type": value}, source)
+
+
+def _expand_train_list(tree: ConfigTree) -> None:
+    """Move the items of a list `data.train` to the keys of a mixture, with their sources."""
+    data = tree.get(("data",))
+    expanded = expand_train_list(data)
+    if expanded is data:
+        return
+    above, sources = ("data", "train"), {}
+    for keys, source in tree.sources.items():
+        if keys[:2] != above or len(keys) == 2:
+            sources[keys] = source
+        elif keys[2] == "0":
+            sources[(*above, *keys[3:])] = source
+        else:
+            sources[("data", "mixture", str(int(keys[2]) - 1), *keys[3:])] = source
+    if above in tree.sources:
+        sources.setdefault(("data", "mixture"), tree.sources[above])
+    data.clear()
+    data.update(expanded)
+    tree.sources = sources
 
 
 def _rewards(tree: ConfigTree) -> list[KeyPath]:

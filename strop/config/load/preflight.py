@@ -52,7 +52,11 @@ def missing_files(loaded: LoadedRun) -> list[str]:
     run, sources = loaded.run, loaded.sources
     faults = [
         *_model(run.model.path, "model.path", sources),
-        *_tasks(run.data.train, "data.train.path", sources),
+        *(
+            fault
+            for where, taskset in run.data.training_tasksets().items()
+            for fault in _tasks(taskset, f"{where}.path", sources)
+        ),
         *(
             fault
             for index, taskset in enumerate(run.data.eval)
@@ -171,7 +175,8 @@ def _code(run: Run, sources: Mapping[str, Source]) -> list[str]:
         for option, name in named.items():
             if name is not None and ".py:" in name:
                 files[f"algorithm.{option}"] = [name.rpartition(":")[0]]
-    sets = {"data.train": run.data.train} | {f"data.eval.{i}": one for i, one in enumerate(run.data.eval)}
+    sets: dict[str, TasksetConfig] = {**run.data.training_tasksets()}
+    sets |= {f"data.eval.{i}": one for i, one in enumerate(run.data.eval)}
     for where, taskset in sets.items():
         if taskset.dataset is not None and ".py:" in taskset.dataset.name:
             files[f"{where}.dataset.name"] = [taskset.dataset.name.rpartition(":")[0]]
@@ -258,4 +263,7 @@ def _tasks(taskset: TasksetConfig, field: str, sources: Mapping[str, Source]) ->
             faults.append(f"{_at(field, sources)}: {path} is empty.")
         elif local.is_dir() and not any(local.iterdir()):
             faults.append(f"{_at(field, sources)}: the folder {path} is empty.")
+    if taskset.few_shot is not None:
+        examples = TasksetConfig(path=taskset.few_shot.path)
+        faults += _tasks(examples, field.removesuffix("path") + "few_shot.path", sources)
     return faults

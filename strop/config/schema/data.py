@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from strop.config.names import FileName
 from strop.config.schema.base import Section
+from strop.config.schema.few_shot import FewShotConfig
 from strop.config.schema.reward import RewardConfigOrShorthand
 from strop.config.schema.rollout import SamplingConfig
 from strop.config.schema.task_order import TaskOrderConfig
@@ -92,6 +93,8 @@ class TasksetConfig(Section):
     """Columns among `images`, `tools` and `template_columns` that rows may lack, as if they were null."""
     trained_turns: Literal["all", "last"] = "all"
     """Assistant turns that are trained, if `response` is a conversation: all, or only the last one."""
+    few_shot: FewShotConfig | None = None
+    """Solved examples in front of each prompt; null for none."""
     limit_tasks: int | None = Field(None, gt=0)
     """Maximum number of rows, from the first one on; null for all rows."""
 
@@ -102,11 +105,38 @@ class TasksetConfig(Section):
                 "template_columns applies to demonstrations and preferences; write response or chosen, or "
                 "data.chat_template_args for prompts"
             )
+        if self.few_shot is not None and (self.response is not None or self.chosen is not None):
+            yield "few_shot applies to prompts whose responses are sampled; remove it, or response and chosen"
         named = {self.images, self.tools, *self.template_columns.values()}
         if unknown := sorted({*self.optional_columns} - named):
             yield (
                 f"optional_columns names {unknown[0]!r}, which is not the column of images, tools or template_columns"
             )
+
+
+class TrainTasksetConfig(TasksetConfig):
+    """Taskset for training, alone or in a mixture."""
+
+    weight: float | None = Field(None, gt=0)
+    """Number of tasks that are drawn from this taskset, relative to the weights of the others of a mixture; null, for
+    all of them, to draw each task of all tasksets once per epoch."""
+
+
+def expand_train_list(data: Any) -> Any:
+    """Expand the shorthand `train: [a, b, c]` to `train: a` and `mixture: [b, c]`."""
+    train = data.get("train") if isinstance(data, dict) else None
+    if not isinstance(train, list | tuple) or not train or data.get("mixture"):
+        return data
+    return {**data, "train": train[0], "mixture": list(train[1:])}
+
+
+TrainTasksetOrList = Annotated[
+    TrainTasksetConfig,
+    BeforeValidator(
+        lambda value: value, json_schema_input_type=TrainTasksetConfig | tuple[TrainTasksetConfig, ...]
+    ),
+]
+"""A `TrainTasksetConfig`, or in the run file a list of them: `train: [a, b]` is `train: a`, `mixture: [b]`."""
 
 
 class TaskQueueConfig(Section):
@@ -181,8 +211,10 @@ class ImagesConfig(Section):
 class DataConfig(Section):
     """Tasksets, and the encoding of their prompts."""
 
-    train: TasksetConfig
-    """Taskset for training."""
+    train: TrainTasksetOrList
+    """Taskset for training; or a list of several, of which the first one remains here and the others are `mixture`."""
+    mixture: tuple[TrainTasksetConfig, ...] = ()
+    """Further tasksets for training, which are mixed with `train`."""
     pipeline: TaskPipelineConfig | None = None
     """Operators that prepare the rows of `train` before the run; null for the rows as they are."""
     eval: tuple[EvalTasksetConfig, ...] = ()
@@ -225,6 +257,32 @@ class DataConfig(Section):
             yield "pipeline prepares all rows before the run, and queue reads rows during it; remove one of them"
         if self.pipeline is not None and self.train.dataset is not None:
             yield "pipeline reads files, a Hub name or a database; it cannot read train.dataset, a class of the user"
+        yield from self._mixture_faults()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_list(cls, data: Any) -> Any:
+        return expand_train_list(data)
+
+    def _mixture_faults(self) -> Iterator[str]:
+        """Settings that a mixture does not have, and weights of some tasksets only."""
+        weights = [section.weight for section in (self.train, *self.mixture)]
+        if not self.mixture:
+            if weights[0] is not None:
+                yield "train.weight has no effect without a mixture of several tasksets; remove it"
+            return
+        for name in ("pipeline", "queue", "stream", "order"):
+            if getattr(self, name) is not None:
+                yield f"{name} applies to a single taskset; remove it, or train on one taskset without mixture"
+        if None in weights and any(weight is not None for weight in weights):
+            yield "weight is missing in some tasksets of the mixture; write a weight in each of them, or in none"
+        elif None not in weights and self.incomplete_batch == "keep":
+            yield "incomplete_batch: a mixture with weights has no last, incomplete batch; remove it"
+
+    def training_tasksets(self) -> dict[str, TrainTasksetConfig]:
+        """`train` and the tasksets of the mixture, each by its key in the run file."""
+        others = {f"data.mixture.{number}": section for number, section in enumerate(self.mixture)}
+        return {"data.train": self.train, **others}
 
     def demonstrations_named(self, name: str | None) -> DemonstrationsConfig:
         """The set of demonstrations of this name; the first one for None."""

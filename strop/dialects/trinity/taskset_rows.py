@@ -293,7 +293,7 @@ DEFAULTS = not_on_page(
     refused(
         f"{INPUT}.tasksets",
         [],
-        "a run trains on one taskset; join the files and write taskset",
+        "write one taskset and convert; a list under data.train of the run file is a mixture (docs/data.md)",
         supported=lambda foreign, value: not value,
     ),
 )

@@ -118,7 +118,11 @@ def dataset_rows(read: ReadFunction, warn: InactiveCheck | None = None) -> tuple
             note="used if eval_strategy enables evaluation",
         ),
         refused("dataset_streaming", False, "Strop reads the whole data set; leave it out"),
-        refused("datasets", UNSET, "a mixture of data sets; merge them, and write dataset_name"),
+        refused(
+            "datasets",
+            UNSET,
+            "name one data set and convert; a list under data.train of the run file is a mixture (docs/data.md)",
+        ),
         no_effect("ignore_bias_buffers", False, "it works around DistributedDataParallel"),
     )
 

@@ -19,7 +19,8 @@ from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.config.schema.task_order import CurriculumOrderConfig
-from strop.data.offline_dataset import load_offline_dataset
+from strop.data.mixture import run_mixture_order
+from strop.data.offline_dataset import load_offline_dataset, mixed_dataset
 from strop.errors import CheckpointError
 from strop.protocols import EngineSnapshot, TrainingEngine
 from strop.run.distributed.placement import local_address, rank_placement
@@ -125,16 +126,20 @@ def open_offline_setup(
     """Training on demonstrations or preference pairs: SFT and DPO."""
     data, trainer = run.data, run.trainer
     assert not isinstance(data.order, CurriculumOrderConfig)
-    train = load_offline_dataset(
-        train_section(run),
-        data,
-        tokenizer,
-        name="train",
+    images = load_prompt_images(run, tokenizer)
+    load = partial(
+        load_offline_dataset,
+        data=data,
+        tokenizer=tokenizer,
         seed=run.seed,
         shuffle=data.shuffle,
-        order=data.order,
-        images=load_prompt_images(run, tokenizer),
+        images=images,
     )
+    train = load(train_section(run), name="train", order=data.order)
+    if data.mixture:
+        others = [load(section, name=f"mixture.{number}") for number, section in enumerate(data.mixture)]
+        members = [train, *others]
+        train = mixed_dataset(members, run_mixture_order(run, [len(member) for member in members]))
     held_out = load_held_out(run, tokenizer, reward)
     horizon = compute_horizon(run, train.steps_per_epoch(trainer.tasks_per_step))
     with (

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from strop.config.schema import Run
 from strop.config.schema.data import EvalTasksetConfig
+from strop.data.images.prompt_images import RunImages
+from strop.data.mixture import MixedTaskSet, run_mixture_order
 from strop.data.offline_dataset import OfflineDataset, load_offline_dataset
 from strop.data.taskset import TaskSet, load_taskset
 from strop.run.prepared_data import data_notes, train_section
@@ -85,15 +88,7 @@ def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunTasks:
     if data.stream is not None:
         train = TaskStream(run, data.stream, tokenizer, images)
     elif data.queue is None:
-        train = load_taskset(
-            train_section(run),
-            data,
-            tokenizer,
-            seed=run.seed,
-            shuffle=data.shuffle,
-            order=data.order,
-            images=images,
-        )
+        train = _load_training_tasks(run, tokenizer, images)
     else:
         train = TaskQueue(run, data.queue, tokenizer, images)
     auxiliary = {
@@ -103,6 +98,22 @@ def load_tasks(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunTasks:
         for section in data.demonstrations
     }
     return RunTasks(train, load_eval_tasks(run, tokenizer, data.eval), auxiliary, data_notes(run))
+
+
+def _load_training_tasks(
+    run: Run, tokenizer: PreTrainedTokenizerBase, images: RunImages | None
+) -> TaskSet | MixedTaskSet:
+    """The training taskset, or the mixture of all of them."""
+    data = run.data
+    load = partial(
+        load_taskset, data=data, tokenizer=tokenizer, seed=run.seed, shuffle=data.shuffle, images=images
+    )
+    first = load(train_section(run), order=data.order)
+    if not data.mixture:
+        return first
+    others = [load(section, name=f"mixture.{number}") for number, section in enumerate(data.mixture)]
+    members = [first, *others]
+    return MixedTaskSet(members, run_mixture_order(run, [len(member) for member in members]))
 
 
 def load_eval_tasks(
