@@ -69,6 +69,7 @@ ON_ROLLOUTS = {
     "asymre": RunSpec(),
     "prime": RunSpec(),
     "gvpo": RunSpec(),
+    "self_play": RunSpec(),
     "gmpo": with_loss("{type: gmpo}"),
     "sapo": with_loss("{type: sapo}"),
     "dppo_tv": with_loss("{type: dppo_tv}"),
@@ -81,6 +82,7 @@ ON_ROLLOUTS = {
     "rec": with_loss("{type: rec, clipping: one_side, weight: ratio}"),
     "dro": with_loss("{type: dro}"),
     "m2po": with_loss("{type: m2po}"),
+    "gkd": RunSpec(metrics=(ACCURACY, "distillation_loss/divergence", "demonstration_loss"), teacher="sft"),
     "distillation": RunSpec(metrics=(ACCURACY, "distillation_loss/divergence"), teacher="sft"),
 }
 ON_DEMONSTRATIONS = {

@@ -10,6 +10,7 @@ import torch
 from strop.algorithms import custom
 from strop.algorithms.advantages import asymre, gpg, grpo, grpo_passk, opmd_log_avg_exp, opo, raft, rloo
 from strop.algorithms.kl import AdaptiveKlController, FixedKlController, KlController
+from strop.algorithms.losses.distilled_mix import DistilledMixLoss
 from strop.algorithms.losses.policy_losses import vanishes_at_zero_advantage as policy_loss_vanishes
 from strop.algorithms.losses.policy_objective import PolicyObjective
 from strop.algorithms.losses.preference_losses import DpoLoss
@@ -41,6 +42,7 @@ from strop.config.schema.algorithm import (
     ReinforcePlusPlusConfig,
     RemaxConfig,
     RolloutAlgorithmConfig,
+    SelfPlayConfig,
     SftConfig,
 )
 from strop.config.schema.distillation import DistillationConfig, DivergenceConfig, SampledKlLossConfig
@@ -132,6 +134,7 @@ def _rollout_advantages(
     | ReinforceConfig
     | RaftConfig
     | AsymReConfig
+    | SelfPlayConfig
     | DistillationOnlyConfig
     | MixConfig
     | CustomConfig,
@@ -172,6 +175,9 @@ def _rollout_advantages(
             return torch.zeros_like(scores, dtype=torch.float64)
         case AsymReConfig():
             return asymre(scores, group, baseline_shift=config.baseline_shift)
+        case SelfPlayConfig():
+            compared = torch.zeros_like(group) if config.baseline_over == "step" else group
+            return opmd_log_avg_exp(scores, compared, tau=1 / config.eta)
         case OpmdConfig():
             if isinstance(config.baseline, MeanBaselineConfig):
                 return grpo(scores, group, divide_by_std=False)
@@ -196,6 +202,10 @@ def make_loss_fn(config: AlgorithmConfig, *, max_response_tokens: int) -> LossFn
         case MixConfig():
             objective = PolicyObjective(config, max_response_tokens)
             return MixedLoss(config.mu, objective, config.expert_weight)
+        case DistillationOnlyConfig(demonstration_fraction=fraction) if fraction > 0:
+            assert config.distillation.loss is not None
+            objective = PolicyObjective(config, max_response_tokens)
+            return DistilledMixLoss(fraction, objective, config.distillation.loss)
         case CustomConfig(loss=str(function)):
             return custom.CustomLoss(function)
         case _:

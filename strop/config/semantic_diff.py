@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, PpoConfig, SftConfig
+from strop.config.schema.algorithm import DpoConfig, PpoConfig, SftConfig, demonstrations_field
 from strop.config.schema.base import Section
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.cluster import RayClusterConfig
 from strop.config.schema.data import DataConfig
-from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.inference_engine import AutoEngineConfig
 from strop.config.schema.schedule import BaseScheduleConfig, ConstantScheduleConfig
 from strop.config.step_arithmetic import to_steps, updates_per_step
@@ -129,8 +128,9 @@ def _algorithm(run: Run) -> Section:
     if (teachers := getattr(run.algorithm, "distillation", None)) is not None:
         temperature = teachers.temperature or run.rollout.sampling.temperature
         algorithm = _with(algorithm, distillation=_with(teachers, temperature=temperature))
-    if isinstance(run.algorithm, MixConfig):
-        return _with(algorithm, expert=run.data.demonstrations_named(run.algorithm.expert).name)
+    if (field := demonstrations_field(run.algorithm)) is not None:
+        named = run.data.demonstrations_named(getattr(run.algorithm, field))
+        return _with(algorithm, **{field: named.name})
     if not isinstance(run.algorithm, PpoConfig):
         return algorithm
     trainer, critic = run.trainer, run.algorithm.critic

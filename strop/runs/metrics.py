@@ -235,8 +235,9 @@ METRICS: dict[str, Metric] = {
         "",
         None,
         "Quantity that the update minimizes: policy_loss + kl_loss + distillation_loss - entropy_bonus; sft_loss; "
-        "dpo_loss; under mix (1 - mu) times the first plus mu times the second; plus those of routers. Mean over "
-        "updates.",
+        "dpo_loss; under mix (1 - mu) times the first plus mu times the second, and with a "
+        "demonstration_fraction f (1 - f) times the first plus f times demonstration_loss; plus those of routers. "
+        "Mean over updates.",
     ),
     "policy_loss": Metric(
         "Loss",
@@ -256,6 +257,13 @@ METRICS: dict[str, Metric] = {
         "lower",
         "Cross entropy of the demonstrations' response tokens, mean over tokens; under mix "
         "that of the expert's tokens, before mu.",
+    ),
+    "demonstration_loss": Metric(
+        "Loss",
+        "nats per token",
+        "lower",
+        "Divergence from the teacher at the tokens of a dataset's responses (`algorithm.demonstration_fraction`), mean "
+        "over tokens, times its coefficient.",
     ),
     "dpo_loss": Metric(
         "Loss", "nats per pair", "lower", "Mean over pairs of -log sigmoid(margin) (arXiv 2305.18290)."

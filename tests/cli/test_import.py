@@ -42,7 +42,8 @@ def test_recipes_of_verl_have_configurations_of_their_own(cli: Cli) -> None:
     assert "--config-name=dapo_trainer" in result.output
     assert yaml.safe_load(Path("dapo.yaml").read_text())["project"] == "verl-dapo"
     Path("sppo.sh").write_text(PPO.replace("verl.trainer.main_ppo", "recipe.sppo.main_sppo"))
-    assert "verl's recipe SPPO" in cli("import", "sppo.sh").stderr
+    assert cli("import", "sppo.sh", "--here").exit_code == 0
+    assert yaml.safe_load(Path("sppo.yaml").read_text())["algorithm"]["type"] == "self_play"
 
 
 def test_several_commands(cli: Cli) -> None:

@@ -81,7 +81,6 @@ def test_a_default_of_verls_files_changes_nothing(setting: str) -> None:
             "distillation.enabled=True",
             "override distillation.enabled=True: distillation.enabled is True, and",
         ),
-        ("algorithm.sppo_eta=1.0", "verl's recipe SPPO fits the log-ratio"),
         ("trainer.ref_update_freq=1", "verl's recipe SPIN samples two responses"),
         ("actor_rollout_ref.rollout.skip_rollout=True", "does not replay rollouts"),
     ],

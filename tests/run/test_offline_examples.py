@@ -1,4 +1,4 @@
-"""The run files of sft, dpo and mix in examples/algorithms run, and sft and dpo also run on conversations."""
+"""The run files of sft, dpo, mix and gkd in examples/algorithms run, and sft and dpo also run on conversations."""
 
 from __future__ import annotations
 
@@ -52,10 +52,12 @@ def train(file: Path, tmp_path: Path, *overrides: str) -> list[dict]:
         ("sft", (), "eval/held-out/loss"),
         ("dpo", (), "eval/held-out/dpo/margin"),
         ("mix", ("trainer.tasks_per_update=4", "algorithm.rollouts_per_task=4"), "eval/held-out/reward"),
+        ("gkd", ("algorithm.rollouts_per_task=2", "trainer.tasks_per_update=4"), "eval/held-out/reward"),
     ],
 )
 def test_an_example_runs(quickstart, tmp_path, monkeypatch, name, overrides, measured):
     monkeypatch.setenv("QUICKSTART", str(quickstart))
+    monkeypatch.setenv("TEACHER", str(quickstart / "random"))
     rows = train(EXAMPLES / f"{name}.yaml", tmp_path, *SMALL, *overrides)
     assert len(rows) == 5
     assert all(math.isfinite(row[measured]) for row in (rows[0], rows[-1]))

@@ -56,6 +56,7 @@ OTHER_LOSSES: Sequence[Mapping[str, Any]] = (
     {"type": "clip_cov"},
     {"type": "kl_cov"},
     {"type": "m2po"},
+    {"type": "self_play"},
 )
 """Losses that are tried with the default aggregation only."""
 PARTS: Mapping[str, Mapping[str, Any]] = {

@@ -13,6 +13,7 @@ from strop.algorithms.losses.group_variance import gvpo
 from strop.algorithms.losses.loss_terms import PolicyLossTerms
 from strop.algorithms.losses.off_policy_losses import off_policy_loss_terms
 from strop.algorithms.losses.second_moment import m2po
+from strop.algorithms.losses.self_play import self_play
 from strop.algorithms.losses.trust_region_losses import dppo, gmpo, sapo, sequence_log_ratio
 from strop.config.schema.policy_loss import (
     CispoLossConfig,
@@ -32,6 +33,7 @@ from strop.config.schema.policy_loss import (
     PolicyLossConfig,
     RecLossConfig,
     SapoLossConfig,
+    SelfPlayLossConfig,
     SppoLossConfig,
     ToprLossConfig,
 )
@@ -86,6 +88,8 @@ def policy_loss_terms(
             return m2po(importance_sampling(ratio, advantages), _selected(targets))
         case GvpoLossConfig():
             return gvpo(ratio, advantages, targets, beta=config.beta)
+        case SelfPlayLossConfig():
+            return self_play(ratio, advantages, targets, eta=config.eta)
         case ImportanceSamplingLossConfig():
             return importance_sampling(ratio, advantages)
         case GmpoLossConfig():
@@ -114,7 +118,7 @@ def vanishes_at_zero_advantage(config: PolicyLossConfig) -> bool:
             return config.kl_coef == 0
         case RecLossConfig():
             return config.regularizer == "none" or config.regularizer_coef == 0
-        case DroLossConfig() | GvpoLossConfig():
+        case DroLossConfig() | GvpoLossConfig() | SelfPlayLossConfig():
             return False
         case (
             ClippedLossConfig()

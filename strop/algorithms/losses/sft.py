@@ -46,8 +46,8 @@ class MixedLoss:
 
     def __call__(self, micro_batch: MicroBatch, outputs: TokenOutputs, counts: GlobalCounts) -> LossOutput:
         """`counts.expert_tokens` must be set where there are demonstrations."""
-        learned = self.rollout_loss(_only("rl", micro_batch), outputs, counts)
-        expert = _only("sft", micro_batch)
+        learned = self.rollout_loss(only_role("rl", micro_batch), outputs, counts)
+        expert = only_role("sft", micro_batch)
         imitated = _cross_entropy(expert, outputs, self.token_weight) / max(1, counts.expert_tokens)
         loss = (1 - self.mu) * learned.loss + self.mu * imitated
         return LossOutput(loss, {**learned.metrics, "sft_loss": imitated.detach()})
@@ -74,7 +74,7 @@ def _cross_entropy(micro_batch: MicroBatch, outputs: TokenOutputs, token_weight:
     return -(weight * logprobs).sum()
 
 
-def _only(role: SegmentRole, micro_batch: MicroBatch) -> MicroBatch:
+def only_role(role: SegmentRole, micro_batch: MicroBatch) -> MicroBatch:
     """The micro-batch with only the targets of one role."""
     chosen = torch.tensor([each == role for each in micro_batch.role], device=micro_batch.loss_mask.device)
     return replace(micro_batch, loss_mask=micro_batch.loss_mask & chosen[micro_batch.segment_of_token()])

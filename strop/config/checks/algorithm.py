@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strop.config.checks.stream import stream_faults
-from strop.config.schema.algorithm import DpoConfig, PpoConfig, PrimeConfig, SftConfig
+from strop.config.schema.algorithm import DpoConfig, PpoConfig, PrimeConfig, SftConfig, demonstrations_field
 from strop.config.schema.batch_selection import DefaultSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.data import TasksetConfig
-from strop.config.schema.group_baselines import MixConfig
-from strop.config.schema.policy_loss import GvpoLossConfig
+from strop.config.schema.policy_loss import GvpoLossConfig, SelfPlayLossConfig
 from strop.config.schema.rollout import RolloutConfig
 from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
@@ -102,11 +101,15 @@ def _queue_faults(run: Run) -> Iterator[str]:
 def _aggregation_faults(run: Run) -> Iterator[str]:
     """Faults of an aggregation that does not give the loss its meaning."""
     algorithm = run.algorithm
-    if isinstance(algorithm, SftConfig | DpoConfig) or not isinstance(algorithm.policy_loss, GvpoLossConfig):
+    if isinstance(algorithm, SftConfig | DpoConfig):
         return
-    if algorithm.aggregation != "seq-mean-token-sum":
+    loss = algorithm.policy_loss
+    if (
+        isinstance(loss, GvpoLossConfig | SelfPlayLossConfig)
+        and algorithm.aggregation != "seq-mean-token-sum"
+    ):
         yield (
-            f"algorithm.aggregation is {algorithm.aggregation}, but the loss gvpo is a sum over the tokens of a "
+            f"algorithm.aggregation is {algorithm.aggregation}, but the loss {loss.type} is a sum over the tokens of a "
             "response, averaged over responses; write aggregation: seq-mean-token-sum"
         )
 
@@ -152,10 +155,9 @@ def _demonstration_faults(run: Run) -> Iterator[str]:
     for name in names:
         if name not in used:
             yield (
-                f"data.demonstrations ({name}) is not used: algorithm mix reads the set that its `expert` "
-                "names, and trainer.batch_selection warmup the set that its `demonstrations` names; remove "
-                "it, "
-                "or name it there"
+                f"data.demonstrations ({name}) is not used: algorithm mix reads the set that its `expert` names, "
+                "distillation with a demonstration_fraction that of its `demonstrations`, and "
+                "trainer.batch_selection warmup that of its `demonstrations`; remove it, or name it there"
             )
 
 
@@ -174,8 +176,8 @@ def _teacher_faults(run: Run) -> Iterator[str]:
 
 def _demonstration_keys(run: Run) -> Iterator[tuple[str, str | None]]:
     """The keys that name a set of demonstrations, with their values."""
-    if isinstance(run.algorithm, MixConfig):
-        yield "algorithm.expert", run.algorithm.expert
+    if (field := demonstrations_field(run.algorithm)) is not None:
+        yield f"algorithm.{field}", getattr(run.algorithm, field)
     if isinstance(run.trainer.batch_selection, WarmupSelectionConfig):
         yield "trainer.batch_selection.demonstrations", run.trainer.batch_selection.demonstrations
 

@@ -9,11 +9,10 @@ from strop.config.explain.images import describe_images
 from strop.config.load.loader import LoadedRun
 from strop.config.redact import redact_text
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, SftConfig
+from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, SftConfig, demonstrations_field
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.checkpoint import CheckpointConfig
 from strop.config.schema.data import TasksetConfig
-from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.synchronizer import (
     BoundedStyleConfig,
     DistributedSyncConfig,
@@ -102,7 +101,7 @@ def _training(run: Run) -> str:
     rewards = rewards.replace("by_source", "the built-in reward of each row's source")
     if isinstance(run.algorithm, DistillationOnlyConfig):
         scored = "" if reward.is_empty else f"; the reward, {rewards}, is only measured"
-        return f"{text}{_teachers(run)}{scored}."
+        return f"{text}{_teachers(run)}{_demonstrations(run)}{scored}."
     return f"{text}, scored by {rewards}{_teachers(run)}{_demonstrations(run)}."
 
 
@@ -121,9 +120,10 @@ def _teachers(run: Run) -> str:
 def _demonstrations(run: Run) -> str:
     """Return the demonstrations that are trained on with the rollouts, and those before them."""
     text = ""
-    if isinstance(run.algorithm, MixConfig):
-        expert = run.data.demonstrations_named(run.algorithm.expert)
-        text += f", and on the expert's demonstrations in {_paths(expert)}"
+    if (field := demonstrations_field(run.algorithm)) is not None:
+        named = run.data.demonstrations_named(getattr(run.algorithm, field))
+        of = "the expert's demonstrations" if field == "expert" else "the responses of the dataset"
+        text += f", and on {of} in {_paths(named)}"
     selection = run.trainer.batch_selection
     if isinstance(selection, WarmupSelectionConfig):
         first = _paths(run.data.demonstrations_named(selection.demonstrations))

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.critic import CriticConfig
-from strop.config.schema.distillation import DistillationConfig
+from strop.config.schema.distillation import DistillationConfig, SampledKlLossConfig
 from strop.config.schema.group_baselines import (
     AsymReConfig,
     GdpoConfig,
@@ -24,11 +24,12 @@ from strop.config.schema.group_baselines import (
     TokenWeight,
 )
 from strop.config.schema.policy_gradient import (
+    Aggregation,
     DynamicSamplingConfig,
     GroupBaselineConfig,
     PolicyGradientConfig,
 )
-from strop.config.schema.policy_loss import GpgLossConfig, PolicyLossConfig
+from strop.config.schema.policy_loss import GpgLossConfig, PolicyLossConfig, SelfPlayLossConfig
 from strop.config.schema.process_reward import OversamplingConfig, ProcessRewardConfig
 
 
@@ -65,6 +66,32 @@ class RaftConfig(PolicyGradientConfig):
     """Policy loss, a function of ratios and advantages; `gpg` is the cross entropy."""
 
 
+class SelfPlayConfig(PolicyGradientConfig):
+    """Self-play preference optimization: the log-ratio of a response is fitted to its reward (SPPO, arXiv
+    2405.00675)."""
+
+    type: Literal["self_play"] = "self_play"
+    eta: float = Field(1.0, gt=0)
+    """Inverse temperature of the baseline, log mean exp(eta reward) / eta; the paper's normalizer where it equals
+    that of the policy loss."""
+    baseline_over: Literal["group", "step"] = "group"
+    """Rollouts of the baseline: those of the same task, as in the paper, or all of the step, as in verl."""
+    policy_loss: Annotated[PolicyLossConfig, Field(discriminator="type"), type_shorthand("self_play")] = (
+        SelfPlayLossConfig()
+    )
+    """Policy loss, a function of ratios and advantages."""
+    aggregation: Aggregation = "seq-mean-token-sum"
+    """Aggregation of the tokens' losses to one number."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.baseline_over == "group" and self.rollouts_per_task == 1:
+            yield (
+                "rollouts_per_task is 1, and the reward of a response alone in its group is its baseline; write 2 or "
+                "more, or baseline_over: step"
+            )
+
+
 class DistillationOnlyConfig(PolicyGradientConfig):
     """On-policy distillation (arXiv 2306.13649, 2306.08543): only the teacher gives a signal, and the reward is
     measured."""
@@ -74,15 +101,41 @@ class DistillationOnlyConfig(PolicyGradientConfig):
     """Responses sampled per task; they are not compared with each other."""
     distillation: DistillationConfig
     """Divergence from a teacher, in the loss or as a reward of each token."""
+    demonstration_fraction: float = Field(0.0, ge=0, lt=1)
+    """Fraction of an update's sequences, and of its loss, that are responses of a dataset instead of rollouts: 1 -
+    lambda of GKD (arXiv 2306.13649). They are added to a full update of rollouts; 0 for rollouts alone."""
+    demonstrations: str | None = None
+    """Name of the set in `data.demonstrations` with these responses; the only set if omitted."""
 
     def faults(self) -> Iterator[str]:
         """Faults between the fields."""
+        if self.demonstration_fraction > 0:
+            yield from self._demonstration_faults()
+        elif self.demonstrations is not None:
+            yield "demonstrations has no effect with demonstration_fraction 0; write a fraction, such as 0.5"
         for name in ("kl_reward", "overlong_penalty"):
             if getattr(self, name) is not None:
                 yield (
                     f"{name} changes the reward, which distillation does not train on; remove it, or write "
                     "an algorithm that does, such as `type: grpo` with the same `distillation`"
                 )
+
+    def _demonstration_faults(self) -> Iterator[str]:
+        loss = self.distillation.loss
+        if loss is None or isinstance(loss.divergence, SampledKlLossConfig):
+            yield (
+                "demonstration_fraction needs a divergence over the vocabulary: the policy has not sampled the "
+                "tokens of a dataset; write `distillation.loss: {divergence: jsd}`, reverse_kl or forward_kl"
+            )
+        if self.aggregation != "token-mean":
+            yield (
+                f"aggregation is {self.aggregation}, but the demonstrations are averaged over tokens; write token-mean"
+            )
+        if all(teacher.sources is not None for teacher in self.distillation.teachers):
+            yield (
+                "demonstration_fraction: demonstrations have no data source, and each teacher has `sources`; remove "
+                "the `sources` of one"
+            )
 
 
 class PrimeConfig(GroupBaselineConfig):
@@ -228,6 +281,7 @@ CriticFreeConfig = (
     | ReinforceConfig
     | RaftConfig
     | AsymReConfig
+    | SelfPlayConfig
     | DistillationOnlyConfig
     | MixConfig
     | CustomConfig
@@ -238,3 +292,13 @@ RolloutAlgorithmConfig = CriticFreeConfig | PpoConfig
 OfflineAlgorithmConfig = SftConfig | DpoConfig
 """Algorithms that learn from demonstrations or pairs, without sampling."""
 AlgorithmConfig = Annotated[RolloutAlgorithmConfig | OfflineAlgorithmConfig, Field(discriminator="type")]
+
+
+def demonstrations_field(algorithm: RolloutAlgorithmConfig | OfflineAlgorithmConfig) -> str | None:
+    """The field that names the demonstrations which an algorithm trains on together with its rollouts; None where it
+    has none."""
+    if isinstance(algorithm, MixConfig):
+        return "expert"
+    if isinstance(algorithm, DistillationOnlyConfig) and algorithm.demonstration_fraction > 0:
+        return "demonstrations"
+    return None

@@ -219,6 +219,14 @@ class GvpoLossConfig(Section):
     old policy."""
 
 
+class SelfPlayLossConfig(Section):
+    """Squared difference between the log-ratio of a response and its scaled advantage (SPPO, arXiv 2405.00675)."""
+
+    type: Literal["self_play"] = "self_play"
+    eta: float = Field(1.0, gt=0)
+    """Factor of the advantage: a response's log-ratio to the old policy is fitted to eta times its advantage."""
+
+
 PolicyLossConfig = (
     ClippedLossConfig
     | GspoLossConfig
@@ -238,4 +246,5 @@ PolicyLossConfig = (
     | KlCovLossConfig
     | M2poLossConfig
     | GvpoLossConfig
+    | SelfPlayLossConfig
 )

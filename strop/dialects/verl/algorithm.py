@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
+from strop.config.schema.algorithm import SelfPlayConfig
 from strop.config.schema.group_baselines import GdpoConfig
-from strop.dialects.ledger.key_mapping import ForeignValues, mapped, not_on_page, written_by
+from strop.dialects.ledger.key_mapping import ForeignValues, any_inactive, mapped, not_on_page, written_by
 from strop.dialects.ledger.value_types import NUMBER_LIST, STRING, STRING_OR_LIST, nullable, one_of
 from strop.dialects.verl import switches
 from strop.dialects.verl.page_differences import critic_rate, kl_coefficient
@@ -63,6 +64,9 @@ def write_estimator(run: Run) -> Mapping[str, Any]:
     """Write the algorithm and those of the options that it has."""
     name, at = run.algorithm.type, "algorithm"
     options = {"norm_adv_by_std_in_grpo": "divide_by_std", "gamma": "gamma", "lam": "lam"}
+    if isinstance(run.algorithm, SelfPlayConfig):
+        over_step = run.algorithm.baseline_over == "step"
+        return {f"{at}.sppo_eta": run.algorithm.eta if over_step else None}
     values: dict[str, Any] = {f"{at}.adv_estimator": _ESTIMATOR_OF.get(name, name)}
     if isinstance(run.algorithm, GdpoConfig) and run.algorithm.reward_parts is not None:
         values[f"{at}.gdpo_reward_keys"] = [part.rpartition("/")[2] for part in run.algorithm.reward_parts]
@@ -79,6 +83,14 @@ def estimator(foreign: ForeignValues) -> Mapping[str, Any]:
     name = foreign["algorithm.adv_estimator"]
     if switches.distillation_alone(foreign):
         return {"algorithm.type": "distillation"}
+    if switches.is_sppo(foreign):
+        return _sppo(foreign)
+    if name is None:
+        raise foreign.error_for(
+            "algorithm.adv_estimator",
+            "algorithm.adv_estimator is null, which only verl's recipe SPPO has (algorithm.sppo_eta); write gae, which "
+            "is verl's default, or another estimator.",
+        )
     if switches.single_response(foreign):
         return {"algorithm.type": "reinforce"}
     if switches.prime(foreign) is None:
@@ -95,6 +107,21 @@ def estimator(foreign: ForeignValues) -> Mapping[str, Any]:
     if not switches.gae(foreign):
         settings["algorithm.lam"] = foreign["algorithm.lam"]
     return settings
+
+
+def _sppo(foreign: ForeignValues) -> dict[str, Any]:
+    """The algorithm of verl's recipe SPPO, whatever the estimator is."""
+    actor = "actor_rollout_ref.actor"
+    for key in (f"{actor}.use_kl_loss", f"{actor}.entropy_coeff"):
+        if foreign[key]:
+            raise foreign.error_for(
+                key,
+                f"{key} is {foreign[key]}, but verl's recipe SPPO averages this term over tokens and its loss over "
+                "responses, and in Strop all terms are averaged alike; remove it, or write "
+                "algorithm.use_kl_in_reward=True for a KL penalty.",
+            )
+    eta = {"algorithm.eta": foreign["algorithm.sppo_eta"]}
+    return {"algorithm.type": "self_play", "algorithm.baseline_over": "step"} | eta
 
 
 def _prime(foreign: ForeignValues) -> dict[str, Any]:
@@ -226,8 +253,8 @@ ROWS = (
         "gae",
         "algorithm.type",
         read=estimator,
-        value_type=one_of(*ESTIMATORS, *_LATER_ESTIMATORS, *_OTHER_NAMES),
-        inactive=switches.distillation_alone,
+        value_type=nullable(one_of(*ESTIMATORS, *_LATER_ESTIMATORS, *_OTHER_NAMES)),
+        inactive=any_inactive(switches.distillation_alone, switches.sppo_alone),
         note="gae is PPO with a critic; optimal_token_baseline counts sampled tokens only, as "
         "tir_optimal_token_baseline does",
         warn=critic_rate,
@@ -286,6 +313,13 @@ ROWS = (
             "algorithm.divide_by_std",
             read=estimator,
             inactive=switches.by_std,
+        ),
+        mapped(
+            "algorithm.sppo_eta",
+            1.0,
+            "algorithm.eta",
+            read=estimator,
+            note="selects the recipe SPPO, as actor_rollout_ref.actor.sppo_eta does; the baseline is over the step",
         ),
         mapped(
             "algorithm.gdpo_reward_keys",

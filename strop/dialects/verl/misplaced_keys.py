@@ -19,17 +19,11 @@ _UNREAD = {
     "trainer.log_freq": "metrics are written after every step",
     "trainer.debug": "it starts a debugger in the recipe's process",
 }
-_SPPO = (
-    "verl's recipe SPPO fits the log-ratio of a whole response to eta times its reward (arXiv 2405.00675); Strop has "
-    "no such loss. Write algorithm.adv_estimator=grpo without this key, or a run file with algorithm.type: dpo and "
-    "pairs of responses"
-)
 _SPIN = (
     "verl's recipe SPIN samples two responses for each prompt and trains with DPO on the pair; Strop trains with DPO "
     "on the pairs of a file. Write the pairs to a file, and a run file with algorithm.type: dpo"
 )
 ROWS = not_on_page(
-    *(refused(key, UNSET, _SPPO, supported=never) for key in (f"{_ACTOR}.sppo_eta", "algorithm.sppo_eta")),
     *(
         refused(key, UNSET, _SPIN, supported=never)
         for key in (f"{_ACTOR}.dpo_beta", "trainer.ref_update_freq")

@@ -37,6 +37,9 @@ _LOSSES = {
     "gvpo": "gvpo",
 }
 """Strop's name of each loss mode."""
+_OF_RECIPES = {"sppo": "self_play"}
+"""Strop's name of the losses that a recipe's program has instead of a loss mode."""
+_NAMES = _LOSSES | _OF_RECIPES
 _LACKING = ("bypass_mode",)
 """verl's losses that Strop does not have."""
 _CLIP = ("clip_low", "clip_high")
@@ -57,6 +60,7 @@ _PARAMETERS = {
     "dppo_kl": {"clip_ratio_c": "ratio_cap"},
     "sapo": {"tau_pos": "tau_pos", "tau_neg": "tau_neg"},
     "gvpo": {"gvpo_beta": "beta"},
+    "sppo": {"sppo_eta": "eta"},
     "dro": {"policy_loss.dro_beta": "beta"},
     "clip_cov": {
         "policy_loss.clip_cov_ratio": "token_fraction",
@@ -70,12 +74,15 @@ _AGGREGATION = {
     "sapo": "seq-mean-token-mean",
     "geo_mean": "seq-mean-token-mean",
     "gvpo": "seq-mean-token-sum",
+    "sppo": "seq-mean-token-sum",
 }
 """Aggregation of the loss modes that are always averaged over sequences, whatever `loss_agg_mode` is."""
 
 
 def _mode(foreign: ForeignValues) -> str:
     """The loss mode; verl's bypass mode has losses of its own, the clipped one and the plain gradient."""
+    if switches.is_sppo(foreign):
+        return "sppo"
     if switches.is_bypass(foreign):
         return "gpg" if switches.is_reinforce(foreign) else "vanilla"
     return str(foreign[_MODE]).replace("-", "_")
@@ -93,7 +100,7 @@ def _except_with(*modes: str) -> InactiveCheck:
 
 def _read_by(key: str) -> InactiveCheck:
     """Check that finds a key inactive except with the loss modes that read it."""
-    read = _except_with(*(mode for mode in _LOSSES if key in _PARAMETERS.get(mode, {})))
+    read = _except_with(*(mode for mode in _NAMES if key in _PARAMETERS.get(mode, {})))
     return any_inactive(switches.distillation_alone, read)
 
 
@@ -114,8 +121,8 @@ def write_policy_loss(run: Run) -> Mapping[str, Any]:
     loss = getattr(run.algorithm, "policy_loss", None)
     if loss is None or isinstance(run.algorithm, DistillationOnlyConfig):
         return {_MODE: None}
-    mode = next((mode for mode, name in _LOSSES.items() if name == loss.type), None)
-    values: dict[str, Any] = {_MODE: mode}
+    mode = next((mode for mode, name in _NAMES.items() if name == loss.type), None)
+    values: dict[str, Any] = {_MODE: None if mode in _OF_RECIPES else mode}
     for key, field in _PARAMETERS.get(mode or "", {}).items():
         values[f"{_ACTOR}.{key}"] = getattr(loss, field)
     if mode in _BOUNDS:
@@ -133,13 +140,13 @@ def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
     mode = _mode(foreign)
     if switches.distillation_alone(foreign):
         return {}
-    if mode not in _LOSSES:
+    if mode not in _NAMES:
         raise foreign.error_for(
             _MODE,
             f"{_MODE} is {mode}, a loss that Strop does not have; it has "
             f"{', '.join(_LOSSES)}. Your own loss runs with `algorithm.type: custom` in a run file.",
         )
-    settings: dict[str, Any] = {f"{_FIELD}.type": _LOSSES[mode]}
+    settings: dict[str, Any] = {f"{_FIELD}.type": _NAMES[mode]}
     for key, field in _PARAMETERS.get(mode, {}).items():
         settings[f"{_FIELD}.{field}"] = foreign[f"{_ACTOR}.{key}"]
     if mode in _BOUNDS:
@@ -197,7 +204,7 @@ ROWS = not_on_page(
         f"{_FIELD}.type",
         read=policy_loss,
         value_type=one_of(*_LOSSES, *_LACKING, "clip-cov", "kl-cov"),
-        inactive=switches.distillation_alone,
+        inactive=any_inactive(switches.distillation_alone, switches.sppo_alone),
         note="the clip_ratio keys also bound the ratio of gspo and cispo, the log-ratio of geo_mean, and the "
         "divergence of dppo_tv and dppo_kl",
     ),
@@ -228,6 +235,7 @@ LATER_ROWS = (
             ("tau_pos", 1.0, "tau_pos"),
             ("tau_neg", 1.05, "tau_neg"),
             ("gvpo_beta", 0.1, "beta"),
+            ("sppo_eta", 1.0, "eta"),
             ("policy_loss.dro_beta", None, "beta"),
             ("policy_loss.clip_cov_ratio", 0.0002, "token_fraction"),
             ("policy_loss.clip_cov_lb", 1.0, "covariance_low"),

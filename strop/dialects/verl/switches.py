@@ -38,7 +38,23 @@ def single_response(foreign: ForeignValues) -> str | None:
     return None
 
 
-gae = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "gae"))
+_SPPO = ("algorithm.sppo_eta", "actor_rollout_ref.actor.sppo_eta")
+"""Keys that only the recipe SPPO has."""
+
+
+def is_sppo(foreign: ForeignValues) -> bool:
+    """Whether the configuration has a key of verl's recipe SPPO, which has a program of its own."""
+    return any(key in foreign.written for key in _SPPO)
+
+
+def sppo_alone(foreign: ForeignValues) -> str | None:
+    """verl's recipe SPPO has an advantage and a loss of its own."""
+    if is_sppo(foreign):
+        return "a key of verl's recipe SPPO is set, which has an advantage and a loss of its own"
+    return None
+
+
+gae = any_inactive(distillation_alone, sppo_alone, unless("algorithm.adv_estimator", "gae"))
 pf_ppo = any_inactive(gae, unless("algorithm.use_pf_ppo", True))
 _PRIME = (
     *("algorithm.reward_gt_coef", "algorithm.reward_dpo_coef", "data.filter_accuracy"),
@@ -66,10 +82,15 @@ kl_in_reward = any_inactive(
 )
 adaptive_kl = any_inactive(kl_in_reward, unless("algorithm.kl_ctrl.type", "adaptive"))
 by_std = any_inactive(
-    distillation_alone, single_response, unless("algorithm.adv_estimator", "grpo", "grpo_passk", "gdpo")
+    distillation_alone,
+    sppo_alone,
+    single_response,
+    unless("algorithm.adv_estimator", "grpo", "grpo_passk", "gdpo"),
 )
-gdpo = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "gdpo"))
-discounted = any_inactive(distillation_alone, unless("algorithm.adv_estimator", "gae", "reinforce_plus_plus"))
+gdpo = any_inactive(distillation_alone, sppo_alone, unless("algorithm.adv_estimator", "gdpo"))
+discounted = any_inactive(
+    distillation_alone, sppo_alone, unless("algorithm.adv_estimator", "gae", "reinforce_plus_plus")
+)
 shuffle = unless("actor_rollout_ref.actor.shuffle", True)
 reward_model = any_inactive(
     _not_prime("PRIME trains the reward model, and the reward function gives the outcomes"),

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from strop.algorithms.loss_spec import LossSpec
 from strop.buffer.factory import clear_buffer, open_buffer
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, RolloutAlgorithmConfig, SftConfig
+from strop.config.schema.algorithm import DpoConfig, RolloutAlgorithmConfig, SftConfig, demonstrations_field
 from strop.config.schema.batch_selection import WarmupSelectionConfig
-from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
 from strop.config.schema.task_order import CurriculumOrderConfig
 from strop.data.mixture import run_mixture_order
@@ -256,9 +255,9 @@ def _phases(
 ) -> list[TrainPhase]:
     """The SFT warm-up, where `trainer.batch_selection` asks for one, and the steps with rollouts."""
     expert = None
-    if isinstance(algorithm, MixConfig):
-        demonstrations = tasks.auxiliary[run.data.demonstrations_named(algorithm.expert).name]
-        expert = ExpertData(demonstrations, algorithm, run.trainer)
+    if (field := demonstrations_field(algorithm)) is not None:
+        demonstrations = tasks.auxiliary[run.data.demonstrations_named(getattr(algorithm, field)).name]
+        expert = ExpertData(demonstrations, run)
     updater = RolloutUpdater(
         PolicyOptimizer(engine, LossSpec.of(run), lr_schedule),
         algorithm,

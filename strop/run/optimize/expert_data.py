@@ -1,20 +1,28 @@
-"""Expert demonstrations that the mix algorithm adds to the rollouts of each update."""
+"""Demonstrations that are trained on together with the rollouts of each update: mix's expert, and GKD's dataset."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from strop.config.schema import Run
+from strop.config.schema.algorithm import DistillationOnlyConfig
 from strop.config.schema.group_baselines import MixConfig
-from strop.config.schema.trainer import TrainerConfig
 from strop.data.offline_dataset import OfflineDataset
 from strop.types import Experience
 
 
 class ExpertData:
-    """Gives each update its expert demonstrations, `expert_fraction` of the update, epoch after epoch."""
+    """Gives each update its demonstrations, a fraction of the update, epoch after epoch."""
 
-    def __init__(self, demonstrations: OfflineDataset, algorithm: MixConfig, trainer: TrainerConfig) -> None:
+    def __init__(self, demonstrations: OfflineDataset, run: Run) -> None:
+        algorithm, trainer = run.algorithm, run.trainer
+        assert isinstance(algorithm, MixConfig | DistillationOnlyConfig)
         rollouts = (trainer.tasks_per_update or trainer.tasks_per_step) * algorithm.rollouts_per_task
         self._demonstrations = demonstrations
-        self.per_update = expert_answers_per_update(rollouts, algorithm.expert_fraction)
+        is_mix = isinstance(algorithm, MixConfig)
+        self._temperature = 1.0 if is_mix else run.rollout.sampling.temperature
+        fraction = algorithm.expert_fraction if is_mix else algorithm.demonstration_fraction
+        self.per_update = expert_answers_per_update(rollouts, fraction)
 
     @property
     def position(self) -> int:
@@ -26,9 +34,13 @@ class ExpertData:
         self._demonstrations.position = position
 
     def take(self) -> list[Experience]:
-        """The demonstrations of the next update."""
+        """The demonstrations of the next update. A teacher judges them at the temperature of rollouts."""
         groups = self._demonstrations.take(self.per_update)
-        return [experience for group in groups for experience in group.experiences]
+        return [
+            replace(experience, temperature=self._temperature)
+            for group in groups
+            for experience in group.experiences
+        ]
 
 
 def expert_answers_per_update(rollouts: int, fraction: float) -> int:
