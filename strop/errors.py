@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from strop.printable import printable, shorten
 
@@ -23,6 +23,37 @@ class StropError(Exception):
     def __str__(self) -> str:
         """The message without control characters, shortened to `MAX_MESSAGE` characters."""
         return shorten(printable(super().__str__()))
+
+
+TroubleshootingSection = Literal[
+    "the-reward-stays-flat",
+    "the-reward-rises-then-collapses",
+    "out-of-memory",
+    "a-run-hangs-or-waits",
+    "a-run-does-not-resume",
+]
+"""Sections of docs/troubleshooting.md that messages name."""
+
+
+def see_troubleshooting(section: TroubleshootingSection) -> str:
+    """The last sentence of a message about a symptom that docs/troubleshooting.md describes."""
+    return f"See docs/troubleshooting.md#{section}."
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """The message for memory that could not be allocated, on a GPU or on the CPU; None for any other error."""
+    text = str(error).partition("\n")[0]
+    is_memory = isinstance(error, MemoryError) or type(error).__name__ in (
+        "OutOfMemoryError",
+        "ArrayMemoryError",
+    )
+    if not is_memory and not (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text):
+        return None
+    return (
+        f"Out of memory: {shorten(printable(text)) or type(error).__name__}. A smaller trainer.microbatch or "
+        "model.gradient_checkpointing=true needs less; `strop plan RUN.yaml` lists the memory by purpose, and the "
+        f"cheapest changes. The same command continues the run. {see_troubleshooting('out-of-memory')}"
+    )
 
 
 def message_with_notes(error: BaseException) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from strop.errors import TroubleshootingSection
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "examples", "benchmarks", "components")
@@ -36,6 +39,11 @@ def test_relative_links_resolve(page: Path) -> None:
         assert target.exists(), f"{link} leads nowhere"
         if anchor and target.suffix == ".md":
             assert anchor in _anchors(target), f"{link}: {target.name} has no such heading"
+
+
+@pytest.mark.parametrize("section", get_args(TroubleshootingSection))
+def test_messages_name_headings_of_the_troubleshooting_page(section: str) -> None:
+    assert section in _anchors(ROOT / "docs" / "troubleshooting.md")
 
 
 def test_every_page_of_the_docs_is_listed() -> None:

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from strop.cli.output import echo
 from strop.config.environment_values import forget_environment
-from strop.errors import StropError, message_with_notes
+from strop.errors import StropError, message_with_notes, out_of_memory
 
 _UNLIMITED = 1000
 """Maximum length of a first sentence in the list of commands, longer than any."""
@@ -29,7 +29,7 @@ class CommandGroup(TyperGroup):
 
 
 class StropGroup(CommandGroup):
-    """Group that prints a `StropError` or an interrupt as one paragraph; other errors keep their traceback."""
+    """Group that prints a `StropError`, a lack of memory or an interrupt as one paragraph, others with a traceback."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; an override that is written like an option ends with what to write instead."""
@@ -51,6 +51,12 @@ class StropGroup(CommandGroup):
         except StropError as error:
             echo(f"strop: {message_with_notes(error)}", err=True)
             raise typer.Exit(error.exit_code) from None
+        except (MemoryError, RuntimeError) as error:
+            message = out_of_memory(error)
+            if message is None:
+                raise
+            echo(f"strop: {message}", err=True)
+            raise typer.Exit(1) from None
         except KeyboardInterrupt:
             # A second interrupt ends the process at once, if a thread delays its exit.
             signal.signal(signal.SIGINT, signal.SIG_DFL)

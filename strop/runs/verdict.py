@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from strop.errors import see_troubleshooting
 from strop.runs.formatting import format_number
 from strop.runs.metrics_file import MetricsRow
 from strop.runs.reader import RunData
@@ -16,6 +17,8 @@ MIN_STEPS = 3
 """Steps after which a run is judged."""
 _MANY_TRUNCATED = 0.8
 """Fraction of truncated responses above which a run is warned about them."""
+_FAR_FROM_REFERENCE = 1.0
+"""KL divergence from the reference model per token, in nats, above which a rising one is warned about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,20 @@ def learning_faults(rows: Sequence[Mapping[str, float | None]]) -> list[str]:
             "data.max_response_tokens, so most of them have no end to score. Try a larger data.max_response_tokens, a "
             "prompt that asks for short answers, or a model that has been fine-tuned to end its answers."
         )
-    return faults
+    if faults:
+        faults[-1] += f" {see_troubleshooting('the-reward-stays-flat')}"
+    return [*faults, *_divergence_faults(trained)]
+
+
+def _divergence_faults(rows: Sequence[Mapping[str, float | None]]) -> Iterator[str]:
+    """Yield a KL divergence from the reference model that is large, and grew in each of the last steps."""
+    last = _values(rows, "kl/ref")[-MIN_STEPS:]
+    if len(last) == MIN_STEPS and min(last) > _FAR_FROM_REFERENCE and last == sorted(set(last)):
+        yield (
+            f"The KL divergence from the reference model grew to {format_number(last[-1])} per token (kl/ref), so the "
+            "policy runs away from the model that it started from. Try a smaller trainer.optimizer.lr, or a larger "
+            f"coefficient of the KL term. {see_troubleshooting('the-reward-rises-then-collapses')}"
+        )
 
 
 def _equal_rewards(rows: Sequence[Mapping[str, float | None]]) -> str:
@@ -187,7 +203,13 @@ class LearningWatch:
 
     def observe(self, row: Mapping[str, float]) -> list[str]:
         """Add a step's row; returns the faults, the first time that there are any."""
-        names = ("grad_norm", "reward/mean", "groups/zero_variance_fraction", "rollouts/truncated_fraction")
+        names = (
+            "grad_norm",
+            "reward/mean",
+            "kl/ref",
+            "groups/zero_variance_fraction",
+            "rollouts/truncated_fraction",
+        )
         self._rows.append({name: row.get(name) for name in names})
         faults = [] if self._reported else learning_faults(self._rows)
         self._reported = self._reported or bool(faults)

@@ -96,3 +96,16 @@ def test_a_run_that_cannot_learn_says_so(tmp_path: Path) -> None:
     page = write_report(tmp_path).read_text()
     assert 'role="alert">All responses to a task had equal rewards in all 4 steps' in page
     assert "Held out, sums: equal rewards" in page and "six" in page
+
+
+@pytest.mark.parametrize(
+    ("divergences", "is_reported"),
+    [([0.5, 1.5, 2.0, 4.0], True), ([1.5, 2.0], False), ([4.0, 3.0, 2.0], False), ([0.1, 0.2, 0.3], False)],
+)
+def test_a_divergence_that_grows_beyond_a_nat_per_token_is_reported(
+    divergences: list[float], is_reported: bool
+) -> None:
+    rows = [{"grad_norm": 1.0, "reward/mean": 0.5, "kl/ref": value} for value in divergences]
+    faults = learning_faults(rows)
+    assert bool(faults) is is_reported
+    assert all("docs/troubleshooting.md#the-reward-rises-then-collapses" in fault for fault in faults)

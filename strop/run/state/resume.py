@@ -8,7 +8,7 @@ from pathlib import Path
 
 from strop.config.resume_compatibility import recorded_differences
 from strop.config.schema import Run
-from strop.errors import CheckpointError, ConfigError, RunFolderError
+from strop.errors import CheckpointError, ConfigError, RunFolderError, see_troubleshooting
 from strop.run.state.checkpoint_mirror import CheckpointMirror
 from strop.run.state.run_state import RunState
 from strop.runs.folder import RunFolder, reporting_write_errors
@@ -66,7 +66,7 @@ def _latest_checkpoint(run: Run, folder: RunFolder, mirror: CheckpointMirror | N
         raise RunFolderError(
             f"The run folder {folder.path} was made by a different configuration: {'; '.join(changed)}. "
             "Name another folder (by `name`, or a component's output), or write `resume: never` to archive "
-            "the old folder and start from the beginning."
+            f"the old folder and start from the beginning. {see_troubleshooting('a-run-does-not-resume')}"
         )
     if found is None:
         _require_no_checkpoint_lost(folder, skipped)
@@ -122,7 +122,8 @@ def _require_no_checkpoint_lost(folder: RunFolder, skipped: Sequence[str]) -> No
     found = " ".join(skipped) or f"The checkpoint of step {step} was complete, and is gone."
     raise CheckpointError(
         f"The run in {folder.path} has lost its checkpoints: {found} Restore {folder.checkpoints} from a backup; or "
-        "write `resume: never` to archive the folder and start from the beginning."
+        "write `resume: never` to archive the folder and start from the beginning. "
+        f"{see_troubleshooting('a-run-does-not-resume')}"
     )
 
 

@@ -11,7 +11,13 @@ from typing import Any, NoReturn
 from torch import distributed
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from strop.errors import RankLostError, StropError, TrainingError, WorkerDiedError
+from strop.errors import (
+    RankLostError,
+    StropError,
+    TrainingError,
+    WorkerDiedError,
+    see_troubleshooting,
+)
 from strop.training.ranks.messages import RankFailure, RankResult
 from strop.training.ranks.rank_worker import run_rank_worker
 from strop.workers.silence import SilenceClock
@@ -103,7 +109,7 @@ class RemoteRank:
             return TrainingError(f"{self._name} ended {death.exit_reason}.")
         return RankLostError(
             f"{self._name} ended {death.exit_reason}. If no process sent signal 9, the kernel did, because the "
-            "machine ran out of memory."
+            f"machine ran out of memory. {see_troubleshooting('out-of-memory')}"
         )
 
 
@@ -158,7 +164,7 @@ def _hang_of(ranks: Sequence[RemoteRank]) -> RankLostError:
     )
     return RankLostError(
         f"{names}: the others have waited for {ranks[0].hang_timeout_seconds:g} s, which is "
-        f"`trainer.engine.hang_timeout_seconds`. {_RESUME}"
+        f"`trainer.engine.hang_timeout_seconds`. {_RESUME} {see_troubleshooting('a-run-hangs-or-waits')}"
     )
 
 
