@@ -27,6 +27,7 @@ _EARLY_ENTRIES = {
     "buffer.db",
     "reference",
     "task_pipeline.json",
+    "training_examples.jsonl",
 }
 """Entries that a run may have left that ended before its first record."""
 
@@ -75,6 +76,11 @@ class RunFolder:
     def images(self) -> Path:
         """Folder of the images in prompts, each stored once under its digest."""
         return self.path / "images"
+
+    @property
+    def training_examples(self) -> Path:
+        """First rows of the data of an SFT or DPO run, for the report."""
+        return self.path / "training_examples.jsonl"
 
     @property
     def task_pipeline(self) -> Path:

@@ -1,4 +1,4 @@
-"""Selection of rollouts for the report, from evaluations and from the last recorded training step."""
+"""Selection of samples for the report: rows of the training data, and rollouts of evaluations and of the last step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from strop.runs.reader import RunData
 from strop.runs.rollout_file import conversation_text, read_rollouts
 from strop.runs.sample_table import choose_tasks
+from strop.runs.training_examples import read_training_examples
 
 _MAX_CHARACTERS = 4000
 _SAMPLES_PER_LIST = 3
@@ -53,13 +54,34 @@ class SampleList:
 
 
 def choose_samples(data: RunData) -> list[SampleList]:
-    """Choose samples of every eval taskset and of the last recorded training step; omit empty lists."""
-    lists = []
+    """Choose rows of SFT and DPO, and samples of every eval taskset and of the last recorded step; omit empty lists."""
+    lists = [_training_examples(data)]
     for name, files in data.eval_files().items():
         lists += [*_eval_samples(name, files), _fixed_samples(name, files, data.eval_answers)]
     if files := data.rollout_files():
         lists += _training_samples(files[-1])
     return [one for one in lists if one.samples]
+
+
+def _training_examples(data: RunData) -> SampleList:
+    """The first rows that an SFT or DPO run trains on."""
+    found = read_training_examples(data.folder.training_examples)
+    return SampleList(
+        "Training data",
+        "First rows of the data as the model reads them, with the chat template: the prompt, and what is trained.",
+        tuple(
+            TaskSample(
+                prompt=_shorten(example.prompt),
+                images=(),
+                expected=None,
+                answers=tuple(
+                    SampledAnswer(one.label, _visible(_shorten(one.text)), None, (), "ok", None, one.tokens)
+                    for one in example.answers
+                ),
+            )
+            for example in found[:_SAMPLES_PER_LIST]
+        ),
+    )
 
 
 def _eval_samples(name: str, files: Sequence[Path]) -> list[SampleList]:

@@ -11,7 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import strop
 from strop.errors import ConfigError, DataError, Interrupted
+from strop.report.build import write_report
 from strop.run.optimize.offline_updater import OfflineUpdater
+from strop.runs.reader import read_run
+from strop.runs.samples import choose_samples
 from strop.training.backends.local import LocalEngine
 from tests.run.test_kill import not_timing
 
@@ -85,6 +88,13 @@ def test_dpo_widens_the_margin(offline):
     assert first["eval/held-out/dpo/margin"] == pytest.approx(0, abs=1e-4)
     assert last["eval/held-out/dpo/margin"] > 0.1
     assert last["eval/held-out/dpo/accuracy"] > 0.7
+    (shown,) = choose_samples(read_run(result.folder))
+    assert [[answer.label for answer in sample.answers] for sample in shown.samples] == [
+        ["chosen", "rejected"]
+    ] * 3
+    first = shown.samples[0]
+    assert "max 0 1" in first.prompt and [answer.text[:1] for answer in first.answers] == ["1", "0"]
+    assert "Training data" in write_report(result.folder).read_text()
 
 
 def test_mix_learns_from_both(values, pairs):

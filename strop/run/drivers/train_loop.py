@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
@@ -25,6 +25,7 @@ from strop.run.state.checkpoint_manager import CheckpointManager
 from strop.run.state.early_stop import EarlyStopRule
 from strop.run.state.horizon import Horizon
 from strop.run.state.run_state import RunState
+from strop.runs.training_examples import TrainingExample
 from strop.workers.cleanup import cleanup
 from strop.workers.signals import StopSignal
 
@@ -60,6 +61,8 @@ class TrainSetup:
     stop: StopSignal
     """Requests to stop the run."""
     notes: tuple[str, ...]
+    examples: tuple[TrainingExample, ...] = field(default=(), kw_only=True)
+    """First rows of SFT and DPO as text."""
     """Messages about data, engines and placement, for the start of the log."""
 
 

@@ -35,6 +35,7 @@ from strop.run.state.resume import StartPoint, find_start
 from strop.run.state.run_state import RunState
 from strop.run.tokenizer import load_run_tokenizer
 from strop.runs.folder import RunFolder, reporting_write_errors
+from strop.runs.training_examples import write_training_examples
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ def train(
     with _open_setup(run, tokenizer, reward, start, folder, stop) as setup:
         with reporting_write_errors(folder.path):
             save_resolved(run, folder.run_file)
+            if setup.examples:
+                write_training_examples(folder.training_examples, setup.examples)
         export = partial(setup.engine.export, add_files=tokenizer.save_pretrained)
         notes = (*start.notes, *setup.notes, *unusual_values(run))
         stopped = False

@@ -38,6 +38,7 @@ from strop.run.optimize.second_models import SecondModels, open_second_models
 from strop.run.optimize.teachers import check_vocabularies, require_teachers
 from strop.run.prepared_data import data_notes, train_section
 from strop.run.prompt_images import load_prompt_images
+from strop.run.recording.training_text import training_examples
 from strop.run.rollout.collector import Collector
 from strop.run.rollout.colocated_policy import open_colocated_policy, restore_engine
 from strop.run.rollout.evaluation import Evaluation, evaluate
@@ -61,6 +62,8 @@ from strop.workers.signals import StopSignal
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_EXAMPLES = 3
+"""Number of rows of SFT and DPO that are recorded for the report."""
 TRAINER_MEMBER = "trainer"
 """Name under which the trainer of a distributed run registers in the buffer."""
 
@@ -165,6 +168,7 @@ def open_offline_setup(
             evaluate=lambda step: policy.evaluate(run, held_out, step=step),
             stop=stop,
             notes=(*data_notes(run), *map(str, datasets), *(policy.policy.notes if policy.policy else ())),
+            examples=training_examples(train.all_groups()[:_EXAMPLES], tokenizer),
         )
 
 

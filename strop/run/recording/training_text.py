@@ -1,0 +1,33 @@
+"""Rows of SFT and DPO as text, for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from strop.runs.training_examples import TrainingExample, TrainingText
+from strop.types import Experience, ExperienceGroup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_LABELS = {"sft": "demonstration"}
+
+
+def training_examples(
+    groups: Sequence[ExperienceGroup], tokenizer: PreTrainedTokenizerBase
+) -> tuple[TrainingExample, ...]:
+    """Decode each group's prompt, and its sequences from their first trained token on."""
+
+    def text_of(experience: Experience) -> TrainingText:
+        text = tokenizer.decode(experience.token_ids[experience.prompt_tokens :].tolist())
+        label = _LABELS.get(experience.role, experience.role)
+        return TrainingText(label, str(text), int(experience.loss_mask.sum()))
+
+    def prompt_of(experience: Experience) -> str:
+        return str(tokenizer.decode(experience.token_ids[: experience.prompt_tokens].tolist()))
+
+    return tuple(
+        TrainingExample(prompt_of(group.experiences[0]), tuple(map(text_of, group.experiences)))
+        for group in groups
+    )
