@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strop.errors import EngineLostError
+from strop.errors import EngineLostError, InferenceError
 from strop.inference.serving import engine as serving
 from strop.inference.serving.backend import SERVING_CAPABILITIES
 from strop.inference.serving.engine import ServingEngine
@@ -18,6 +18,7 @@ class DyingBackend:
 
     name = "stub"
     capabilities = SERVING_CAPABILITIES
+    report_seconds = 10.0
 
     def __init__(self, *, answers: bool) -> None:
         self.answers = answers
@@ -49,4 +50,33 @@ def test_a_command_ends_with_the_process_that_it_was_sent_to(answers: bool, monk
     with pytest.raises(EngineLostError, match="a process of the stub has ended"):
         engine.pause()
     assert backend.asked >= 4
+    engine.close()
+
+
+class FailingBackend(DyingBackend):
+    """A library that refuses a command, and has all its processes."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(answers=True)
+        self.error = error
+
+    async def hold(self) -> None:
+        raise self.error
+
+    def lost(self, error: Exception) -> EngineLostError | None:
+        self.asked += 1
+        return None
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no such mode"), InferenceError("invalid"), RuntimeError("full")]
+)
+def test_an_error_is_raised_at_once_where_no_report_of_a_lost_process_is_due(error: Exception):
+    backend: Any = FailingBackend(error)
+    backend.report_seconds = 0.0 if isinstance(error, RuntimeError) else 3600.0
+    engine = ServingEngine(backend)
+    engine.start()
+    with pytest.raises(type(error), match=str(error)):
+        engine.pause()
+    assert backend.asked == 1
     engine.close()

@@ -146,7 +146,7 @@ def test_a_killed_process_of_the_engine_is_replaced(
 @pytest.mark.timeout(3600)
 def test_engines_killed_at_random_moments_lose_nothing(engine_values, library, tmp_path):
     run = engine_values(
-        trainer__duration=f"{3 * KILLS + 1} steps",
+        trainer__duration=f"{KILLS + 2} steps",
         rollout__pool={"engines": 1, "max_restarts": KILLS},
         synchronizer={"type": "checkpoint", "style": "fixed"},
     )
@@ -154,13 +154,13 @@ def test_engines_killed_at_random_moments_lose_nothing(engine_values, library, t
     folder = tmp_path / "runs" / "strop" / "small"
     draw = random.Random(KILLS)
     for number in range(KILLS):
-        wait_for(folder / "metrics.jsonl", lines=3 * number + 1, process=process)
+        wait_for(folder / "metrics.jsonl", lines=number + 1, process=process)
         time.sleep(draw.uniform(0, 0.5))
         draw.choice(processes_of(process.pid)).send_signal(signal.SIGKILL)
         record_kill(f"{library} engine")
     said, _ = process.communicate(timeout=900)
     assert process.returncode == 0, said
     assert said.count("Restarting it with its latest weights and its pending requests") == KILLS
-    everything = {f"train-{s:06d}-{n:05d}" for s in range(1, 3 * KILLS + 2) for n in range(8)}
+    everything = {f"train-{s:06d}-{n:05d}" for s in range(1, KILLS + 3) for n in range(8)}
     assert states(folder) == dict.fromkeys(everything, "done"), "each group was trained on once"
     assert all(row["logprob_diff/mean_abs"] < 1e-4 for row in group_rows(folder))

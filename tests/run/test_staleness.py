@@ -6,7 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
+import strop
+from strop.config.schema.algorithm import AlgorithmConfig
+from strop.run.distributed.off_policy_note import off_policy_note
 from strop.run.optimize.staleness_metrics import staleness_metrics
 from tests.buffer.groups import make_group
 
@@ -22,3 +26,23 @@ def test_staleness_of_experiences_and_of_their_tokens():
         "staleness/token_mean": pytest.approx((4 * 2 + 2 + 2 + 1 + 0) / 8),
         "staleness/mixed_fraction": 0.5,
     }
+
+
+@pytest.mark.parametrize(
+    ("style", "algorithm", "is_noted"),
+    [
+        ({"type": "bounded", "max_staleness": "1 steps"}, {}, True),
+        ({"type": "bounded", "max_staleness": "0 steps"}, {}, False),
+        ({"type": "fixed", "max_lead": "1 steps"}, {}, True),
+        ({"type": "fixed", "every": "2 steps"}, {}, True),
+        ("latest", {}, True),
+        ("fixed", {}, False),
+        ("latest", {"importance_correction": {}}, False),
+        ("latest", {"old_policy": "sampler"}, False),
+        ("latest", {"type": "sft"}, False),
+    ],
+)
+def test_a_note_warns_of_older_weights_that_nothing_corrects_for(values, style, algorithm, is_noted):
+    run = strop.load(values(mode="both", synchronizer={"type": "checkpoint", "style": style})).run
+    section = TypeAdapter(AlgorithmConfig).validate_python({"type": "grpo"} | algorithm)
+    assert bool(off_policy_note(run.model_copy(update={"algorithm": section}))) == is_noted

@@ -33,6 +33,8 @@ class Machine:
     nodes: tuple[Node, ...]
     gpu_name: str = ""
     """Name of the GPUs; empty where it is not known."""
+    remark: str = ""
+    """Reason why nodes that `--machine` describes are not used; empty if all are."""
 
     @property
     def gpus(self) -> int:
@@ -45,7 +47,8 @@ class Machine:
         counts = {node.gpus for node in self.nodes}
         each = f"{counts.pop()}" if len(counts) == 1 else "up to " + str(max(counts))
         nodes = "1 node" if len(self.nodes) == 1 else f"{len(self.nodes)} nodes"
-        return f"{nodes} with {each} {self.gpu_name or 'GPUs'}" + (" each" if len(self.nodes) > 1 else "")
+        text = f"{nodes} with {each} {self.gpu_name or 'GPUs'}" + (" each" if len(self.nodes) > 1 else "")
+        return f"{text} ({self.remark})" if self.remark else text
 
 
 def uniform_machine(nodes: int, gpus: int, gpu_bytes: int | None = None, gpu_name: str = "") -> Machine:

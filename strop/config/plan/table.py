@@ -41,7 +41,7 @@ def machine_of(run: Run) -> Machine:
     section, described = run.cluster, described_machine()
     if not isinstance(section, RayClusterConfig):
         machine = this_machine()
-        return Machine(machine.nodes[:1], machine.gpu_name)
+        return Machine(machine.nodes[:1], machine.gpu_name, _one_node_of(machine))
     if described is None:
         return uniform_machine(section.nodes, section.gpus_per_node)
     fitting = [node for node in described.nodes if node.gpus >= section.gpus_per_node]
@@ -51,7 +51,17 @@ def machine_of(run: Run) -> Machine:
             f"cluster.gpus_per_node), and --machine describes {described}."
         )
     nodes = tuple(replace(node, gpus=section.gpus_per_node) for node in fitting[: section.nodes])
-    return Machine(nodes, described.gpu_name)
+    unused = len(described.nodes) - len(nodes)
+    remark = f"of {len(described.nodes)} described; cluster.nodes is {section.nodes}" if unused else ""
+    return Machine(nodes, described.gpu_name, remark)
+
+
+def _one_node_of(machine: Machine) -> str:
+    """Remark on a machine of which a run without Ray uses one node; empty for a machine of one node."""
+    number, gpus = len(machine.nodes), machine.nodes[0].gpus
+    if number == 1:
+        return ""
+    return f"of {number}; `cluster: {{type: ray, nodes: {number}, gpus_per_node: {gpus}}}` uses all"
 
 
 def plan_rows(plan: PlacementPlan) -> list[tuple[str, ...]]:

@@ -11,7 +11,18 @@ from strop.config.schema.base import Section, type_shorthand
 from strop.config.units import MAX_SECONDS
 
 
-class NativeEngineConfig(Section):
+class ProcessTimeoutsConfig(Section):
+    """Time limits of an engine in a process of its own."""
+
+    start_timeout_seconds: float = Field(1800.0, gt=0, le=MAX_SECONDS)
+    """Maximum duration of the start of an engine in a process of its own; after it the run stops with an error and the
+    last lines of the engine's output."""
+    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
+    """Maximum time without a token while requests are running, for an engine in a process of its own; after it the
+    process is restarted, and its requests are repeated."""
+
+
+class NativeEngineConfig(ProcessTimeoutsConfig):
     """Strop's own sampler: it runs in the trainer's process, without a server, and shares the weights."""
 
     type: Literal["native"] = "native"
@@ -24,15 +35,9 @@ class NativeEngineConfig(Section):
     merge_lora: bool = True
     """Sample from a copy of the adapted weights with the LoRA adapter merged: the samples are, bit for bit, those of an
     explorer in a separate process. False applies the adapter without a copy, in the trainer's process."""
-    start_timeout_seconds: float = Field(1800.0, gt=0, le=MAX_SECONDS)
-    """Maximum duration of the start of an engine in a process of its own; after it the run stops with an error and the
-    last lines of the engine's output."""
-    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
-    """Maximum time without a token while requests are running, for an engine in a process of its own; after it the
-    process is restarted, and its requests are repeated."""
 
 
-class ServingEngineConfig(Section):
+class ServingEngineConfig(ProcessTimeoutsConfig):
     """Options of every serving library."""
 
     library: ClassVar[str]
@@ -56,12 +61,6 @@ class ServingEngineConfig(Section):
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the library's own class of arguments, by name: vLLM's `AsyncEngineArgs`, SGLang's
     `ServerArgs`."""
-    start_timeout_seconds: float = Field(1800.0, gt=0, le=MAX_SECONDS)
-    """Maximum duration of the start of an engine in a process of its own; after it the run stops with an error and the
-    last lines of the engine's output."""
-    hang_timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
-    """Maximum time without a token while requests are running, for an engine in a process of its own; after it the
-    process is restarted, and its requests are repeated."""
     max_logprob_gap: float = Field(0.05, gt=0)
     """Maximum mean difference, in nats, between the engine's and the trainer's log-probs of a probe after each
     load of weights; above it the run stops with an error."""

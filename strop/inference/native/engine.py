@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from strop.inference.native.model.runner import ModelRunner
 from strop.inference.native.pending_request import PendingRequest, SampleCall, prompt_key
 from strop.inference.native.scheduler import EngineStats, Scheduler
 from strop.inference.native.sequences import SequenceBatch
+from strop.inference.native.step_lock import StepLock
 from strop.inference.native.stopping import StopStringMatcher
 from strop.inference.request_validation import refuse_prompt_logprobs, validate_request
 from strop.inference.stop_tokens import eos_token_ids
@@ -37,8 +38,6 @@ from strop.protocols import (
 )
 from strop.types import Completion, EngineStatistics, SampleRequest
 
-_LOCK_POLL_SECONDS = 0.001
-"""Interval at which the event loop asks for the lock while another thread holds it."""
 NATIVE_CAPABILITIES = EngineCapabilities(
     weight_transports=frozenset(("tensors", "path")),
     determinism="same_batch",
@@ -117,10 +116,7 @@ class NativeEngine:
         self._memory_released = False
         self._has_weights = True
         self._closed = False
-        self._lock = threading.Lock()
-        """Held during a step, and by every method that changes what the next step sees."""
-        self._waiting: set[object] = set()
-        """Calls from other threads that wait for `_lock`; decoding lets them go first."""
+        self._lock = StepLock()
         self._cancellation_is_due = False
         """Whether a call was cancelled while another thread held `_lock`."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -181,7 +177,7 @@ class NativeEngine:
 
     def close(self) -> None:
         """Stop decoding, free weights and cache; pending requests raise `InferenceError`."""
-        with self._between_steps():
+        with self._lock.between_steps():
             if self._closed:
                 return
             self._closed = True
@@ -190,7 +186,7 @@ class NativeEngine:
             self._runner.release_weights()
         error = _closed_error()
         for call in calls:
-            _fail(call, error)
+            call.fail(error)
 
     def describe(self) -> str:
         """One line: forward pass, data type, weights used in place, and why it is not the native forward."""
@@ -223,7 +219,7 @@ class NativeEngine:
             )
             if not self._scheduler.fits_alone(each):
                 raise self._too_long(each)
-        await self._acquire()
+        await self._lock.acquire()
         try:
             self._check_open()
             if not (self._has_weights or self._memory_released):
@@ -243,7 +239,7 @@ class NativeEngine:
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Load tensors, with which running completions continue."""
-        with self._between_steps():
+        with self._lock.between_steps():
             self._check_open()
             if self._memory_released:
                 raise InferenceError("load was called after release_memory; call restore_memory first")
@@ -272,28 +268,26 @@ class NativeEngine:
 
     def take_statistics(self) -> EngineStatistics:
         """Load since the last call."""
-        with self._between_steps():
+        with self._lock.between_steps():
             return self._scheduler.statistics.take()
 
     def abort(self) -> None:
         """End all requests with the tokens that they have."""
-        with self._between_steps():
+        with self._lock.between_steps():
             self._check_open()
             aborted = self._scheduler.abort()
         for pending, completion in aborted:
-            with suppress(RuntimeError):  # the loop has been closed, and nobody awaits the call
-                loop = pending.call.future.get_loop()
-                loop.call_soon_threadsafe(pending.call.set_completion, pending.index, completion)
+            pending.call.run_in_loop(partial(pending.call.set_completion, pending.index, completion))
 
     def pause(self) -> None:
         """Stop decoding; running and waiting requests keep their state."""
-        with self._between_steps():
+        with self._lock.between_steps():
             self._check_open()
             self._paused = True
 
     def resume(self) -> None:
         """Continue decoding."""
-        with self._between_steps():
+        with self._lock.between_steps():
             self._check_open()
             self._paused = False
         self._wake()
@@ -303,7 +297,7 @@ class NativeEngine:
 
         Raises `InferenceError` while completions are running.
         """
-        with self._between_steps():
+        with self._lock.between_steps():
             self._check_open()
             running = self._scheduler.stats.running
             if running:
@@ -320,35 +314,16 @@ class NativeEngine:
 
         The KV cache and freed weights are allocated when they are needed.
         """
-        with self._between_steps():
+        with self._lock.between_steps():
             self._check_open()
             self._memory_released = False
         self._wake()
-
-    @contextmanager
-    def _between_steps(self) -> Iterator[None]:
-        """Hold the lock, in any thread; decoding waits."""
-        ticket = object()
-        self._waiting.add(ticket)
-        try:
-            self._lock.acquire()
-        finally:
-            self._waiting.discard(ticket)
-        try:
-            yield
-        finally:
-            self._lock.release()
-
-    async def _acquire(self) -> None:
-        """Take the lock without blocking the event loop, after the threads that wait for it."""
-        while self._waiting or not self._lock.acquire(blocking=False):
-            await asyncio.sleep(_LOCK_POLL_SECONDS)
 
     def _remove(self, call: SampleCall) -> None:
         """Remove the requests of a cancelled call, now or before the next step."""
         if call.cancelled:
             return
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.try_acquire():
             self._cancellation_is_due = True
             return
         try:
@@ -377,7 +352,7 @@ class NativeEngine:
     async def _decode(self) -> None:
         """Step while there is work, yielding to the event loop in between."""
         while True:
-            await self._acquire()
+            await self._lock.acquire()
             try:
                 if self._cancellation_is_due:
                     self._cancellation_is_due = False
@@ -394,7 +369,7 @@ class NativeEngine:
         error = None if decoding.cancelled() else decoding.exception()
         if error is None:
             return
-        with self._between_steps():
+        with self._lock.between_steps():
             calls = self._scheduler.calls()
             self._scheduler.clear()
         for call in calls:
@@ -416,14 +391,3 @@ class NativeEngine:
 
 def _closed_error() -> InferenceError:
     return InferenceError("the inference engine has been closed")
-
-
-def _fail(call: SampleCall, error: InferenceError) -> None:
-    """Set the error in the loop that awaits the call."""
-
-    def set_error() -> None:
-        if not call.future.done():
-            call.future.set_exception(error)
-
-    with suppress(RuntimeError):  # the loop has been closed, and nobody awaits the call
-        call.future.get_loop().call_soon_threadsafe(set_error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +29,20 @@ class SampleCall:
         self._missing -= 1
         if self._missing == 0 and not self.future.done():
             self.future.set_result([each for each in self._completions if each is not None])
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in the loop that awaits the call; any thread may call."""
+
+        def set_error() -> None:
+            if not self.future.done():
+                self.future.set_exception(error)
+
+        self.run_in_loop(set_error)
+
+    def run_in_loop(self, function: Callable[[], None]) -> None:
+        """Call a function in the loop that awaits the call; any thread may call."""
+        with suppress(RuntimeError):  # the loop has been closed, and nobody awaits the call
+            self.future.get_loop().call_soon_threadsafe(function)
 
 
 def prompt_key(request: SampleRequest) -> bytes:

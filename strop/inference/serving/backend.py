@@ -31,6 +31,9 @@ class ServingBackend(Protocol):
     """Name of the library in messages."""
     capabilities: EngineCapabilities
     """Features of the engine."""
+    report_seconds: float
+    """Maximum time from the failure of a call to the report of `lost` that a process has ended; 0 if it is never
+    later."""
 
     async def start(self) -> None:
         """Start the library's processes, which load the model.

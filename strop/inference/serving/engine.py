@@ -25,8 +25,8 @@ _POLL_SECONDS = 0.01
 for."""
 _WATCH_SECONDS = 1.0
 """Interval at which the library's processes are looked at during a command."""
-_REPORT_SECONDS = 10.0
-"""Maximum time from the failure of a call to the library's report that one of its processes has ended."""
+_REFUSALS = (StropError, ValueError, TypeError)
+"""Errors that a call raises itself, and not because of the end of a process."""
 
 
 class ServingEngine:
@@ -288,7 +288,8 @@ class ServingEngine:
 
     async def _lost(self, error: Exception) -> EngineLostError | None:
         """The error of a lost process, which the library may report later than the failure of a call."""
-        end = time.monotonic() + (0 if isinstance(error, StropError) else _REPORT_SECONDS)
+        patience = 0 if isinstance(error, _REFUSALS) else self._backend.report_seconds
+        end = time.monotonic() + patience
         while (lost := self._backend.lost(error)) is None and time.monotonic() < end:
             await asyncio.sleep(_POLL_SECONDS)
         return lost

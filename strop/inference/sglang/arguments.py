@@ -17,7 +17,8 @@ from strop.inference.serving.arguments import (
     given_options,
 )
 
-WEIGHT_LOADER = "strop.inference.sglang.weight_loader.load_weight_file"
+FILE_LOADER = "strop.inference.sglang.weight_loader.load_weight_file"
+RECEIVER = "strop.inference.sglang.weight_loader.receive_weights"
 RESERVED_TOKENS = 6
 """Positions of the context length that SGLang does not give to a prompt and its completion."""
 _BY_FIELD = {
@@ -61,7 +62,7 @@ def engine_arguments(
         "dtype": engine_dtype(section, model),
         "json_model_override_args": json.dumps(model.override),
         "device": "cpu" if on_cpu else "cuda",
-        "custom_weight_loader": [WEIGHT_LOADER],
+        "custom_weight_loader": [FILE_LOADER, RECEIVER],
         # The log-probs of filtered distributions; a filter without top_k may keep every token.
         "sampling_mask_max_tokens": vocab_size,
         "skip_server_warmup": True,

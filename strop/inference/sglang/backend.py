@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,18 @@ from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.serving.arguments import engine_dtype
 from strop.inference.serving.images import request_images
 from strop.inference.sglang.arguments import (
+    FILE_LOADER,
+    RECEIVER,
     RESERVED_TOKENS,
-    WEIGHT_LOADER,
     add_engine_kwargs,
     engine_arguments,
 )
 from strop.inference.sglang.converter import RequestConverter
 from strop.inference.sglang.features import SglangFeatures
 from strop.inference.sglang.library import SglangLibrary, import_sglang
+from strop.inference.sglang.weight_loader import FAILED
+from strop.inference.weight_transfer.client import WeightOffer
+from strop.inference.weight_transfer.process_group import gpu_uuid
 from strop.models.loading import load_config
 from strop.types import Completion, SampleRequest
 
@@ -55,6 +60,7 @@ class SglangBackend(SglangFeatures):
         self._converter = RequestConverter(model, tokenizer, images)
         self.capabilities = replace(
             self.capabilities,
+            weight_transports=self.capabilities.weight_transports | {"process_group"},
             determinism="batch_invariant" if section.deterministic else "none",
             images=images is not None,
             memory_release=bool(section.enable_memory_saver),
@@ -104,16 +110,36 @@ class SglangBackend(SglangFeatures):
 
     async def load_weights(self, path: Path) -> None:
         """Have each process load its shard of a safetensors file, or of a folder's files."""
+        await self._update(FILE_LOADER, str(path))
+
+    async def receivers(self) -> list[str | None]:
+        """The GPU of each process, by rank."""
+        numbers = range(self._section.devices)
+        return [None if self._on_cpu else gpu_uuid(torch.device("cuda", number)) for number in numbers]
+
+    async def receive_weights(self, offer: WeightOffer, host: str) -> list[str]:
+        """Have each process receive the weights, and load its shard of them bucket by bucket."""
+        values = {"rendezvous": asdict(offer.rendezvous), "buckets": offer.buckets, "host": host}
+        return await self._update(RECEIVER, json.dumps(values))
+
+    async def _update(self, loader: str, argument: str) -> list[str]:
+        """Call a function of `weight_loader` in each process; the reasons of transfers that did not end.
+
+        Raises `ModelError` for a load that failed.
+        """
         library, front = self._library, self._front
         _check(await front.begin_weight_update(library.begin_update()))
         with TemporaryDirectory(prefix="strop-") as reports:
-            names = [(str(path), torch.empty(0)), (reports, torch.empty(0))]
+            names = [(argument, torch.empty(0)), (reports, torch.empty(0))]
             tensors = [library.serialize(names)] * self._section.tensor_parallel
-            update = library.update(serialized_named_tensors=tensors, load_format=WEIGHT_LOADER)
+            update = library.update(serialized_named_tensors=tensors, load_format=loader)
             _check(await front.update_weights_from_tensor(update))
-            for report in sorted(Path(reports).iterdir()):
-                raise ModelError(report.read_text(encoding="utf-8"))
+            texts = {report: report.read_text(encoding="utf-8") for report in sorted(Path(reports).iterdir())}
+        for report, text in texts.items():
+            if report.suffix == FAILED:
+                raise ModelError(text)
         _check(await front.end_weight_update(library.end_update()))
+        return list(texts.values())
 
     async def discard_cache(self) -> None:
         """Discard the KV cache, which running completions compute again."""

@@ -16,6 +16,7 @@ class SglangFeatures:
     """Base of the two backends: the methods of `ServingBackend` that they share, or that neither supports."""
 
     name: str
+    report_seconds = 0.0
 
     def __init__(self) -> None:
         # Kernels for adapters need a GPU; a model with one is loaded merged.

@@ -42,6 +42,7 @@ class VllmBackend:
     """vLLM's front end, which runs in the event loop of a serving engine."""
 
     name = "vLLM"
+    report_seconds = 10.0
 
     def __init__(
         self,

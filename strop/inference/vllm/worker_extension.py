@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from strop.inference.weight_files import checkpoint_weights, read_weights
-from strop.inference.weight_transfer.bucket_receiver import BucketReceiver
-from strop.inference.weight_transfer.buckets import ANNOTATION_PREFIX
-from strop.inference.weight_transfer.process_group import ProcessGroupBroken, Rendezvous, gpu_uuid
+from strop.inference.weight_transfer.bucket_receiver import BucketReceiver, UntilBroken
+from strop.inference.weight_transfer.process_group import Rendezvous, gpu_uuid
 
 _RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 """Logger that warns at every load of layers without weights of their own, such as a tied output head."""
@@ -48,7 +47,7 @@ class StropWorkerExtension:
         Returns the reason if they have not all arrived; the model then has a mixture of weights until the next load.
         """
         self.strop_receiver = self.strop_receiver or BucketReceiver(1 + self.rank, self.device)
-        arriving = _UntilBroken(self.strop_receiver.receive(Rendezvous(**rendezvous), buckets, host))
+        arriving = UntilBroken(self.strop_receiver.receive(Rendezvous(**rendezvous), buckets, host))
         self._strop_load(arriving)
         if arriving.reason is not None:
             self.strop_receiver.leave()
@@ -80,27 +79,6 @@ class CpuGenerator(torch.Generator):
     def set_offset(self, offset: int) -> torch.Generator:
         """Leave the generator as it is."""
         return self
-
-
-class _UntilBroken:
-    """Weights up to the end of the transfer, or to its failure.
-
-    An exception in the middle of vLLM's reload would leave half of a layer behind, which the next reload would complete
-    with new weights; an end of the weights does not.
-    """
-
-    def __init__(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        self._weights = weights
-        self.reason: str | None = None
-        """Reason of the failure; None while there is none."""
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        try:
-            for name, tensor in self._weights:
-                if not name.startswith(ANNOTATION_PREFIX):
-                    yield name, tensor
-        except ProcessGroupBroken as error:
-            self.reason = str(error) or "the trainer is gone"
 
 
 def _discard_packed_experts(model: nn.Module) -> None:

@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.inference.weight_transfer.buckets import Bucket
-from strop.inference.weight_transfer.process_group import Rendezvous, WeightProcessGroup
+from strop.inference.weight_transfer.buckets import ANNOTATION_PREFIX, Bucket
+from strop.inference.weight_transfer.process_group import (
+    ProcessGroupBroken,
+    Rendezvous,
+    WeightProcessGroup,
+)
 from strop.workers.waiting import StopCheck, call_with_checks, never_stop
 
 
@@ -46,3 +50,24 @@ class BucketReceiver:
     def leave(self) -> None:
         """Leave the process group, if there is one."""
         self._group = self._rendezvous = None
+
+
+class UntilBroken:
+    """Weights up to the end of the transfer, or to its failure.
+
+    An exception in the middle of vLLM's reload would leave half of a layer behind, which the next reload would complete
+    with new weights; an end of the weights does not. Tensors that no engine loads are left out.
+    """
+
+    def __init__(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self._weights = weights
+        self.reason: str | None = None
+        """Reason of the failure; None while there is none."""
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        try:
+            for name, tensor in self._weights:
+                if not name.startswith(ANNOTATION_PREFIX):
+                    yield name, tensor
+        except ProcessGroupBroken as error:
+            self.reason = str(error) or "the trainer is gone"

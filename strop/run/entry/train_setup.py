@@ -22,6 +22,7 @@ from strop.data.mixture import run_mixture_order
 from strop.data.offline_dataset import load_offline_dataset, mixed_dataset
 from strop.errors import CheckpointError
 from strop.protocols import EngineSnapshot, TrainingEngine
+from strop.run.distributed.off_policy_note import off_policy_note
 from strop.run.distributed.placement import local_address, rank_placement
 from strop.run.distributed.rendezvous import describe_rendezvous, rendezvous
 from strop.run.drivers.batch_source import BatchSource, OfflineSource, RolloutSource, WarmUpSource
@@ -227,7 +228,7 @@ def open_distributed_setup(
                 publisher=RemotePublisher(publisher, horizon.steps),
                 evaluate=None,
                 stop=stop,
-                notes=(*tasks.notes(), *describe_rendezvous(run)),
+                notes=(*tasks.notes(), *describe_rendezvous(run), *off_policy_note(run)),
             )
 
 

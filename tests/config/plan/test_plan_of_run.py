@@ -16,7 +16,7 @@ from strop.config.deepspeed.settings import ZeroSettings
 from strop.config.plan import memory
 from strop.config.plan.machine import GIB, Node, on_machine, parse_machine
 from strop.config.plan.model_size import ModelSize, read_model_size
-from strop.config.plan.table import plan_run
+from strop.config.plan.table import describe_plan, plan_run
 from strop.config.schema import Run
 from strop.config.schema.model import ModelConfig
 from strop.config.units import Amount
@@ -49,6 +49,25 @@ def test_machines_are_described_in_one_word() -> None:
     for wrong in ("8", "H100", "0x8xH100-80GB", "8xH100-80", "8 x H100"):
         with pytest.raises(ConfigError, match="is not a description of a machine"):
             parse_machine(wrong)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "sentence"),
+    [
+        (
+            "local",
+            "Placement on 1 node with 8 H100 (of 2; `cluster: {type: ray, nodes: 2, gpus_per_node: 8}` uses all):",
+        ),
+        (
+            {"type": "ray", "nodes": 1, "gpus_per_node": 8},
+            "Placement on 1 node with 8 H100 (of 2 described; cluster.nodes is 1)",
+        ),
+        ({"type": "ray", "nodes": 2, "gpus_per_node": 8}, "Placement on 2 nodes with 8 H100 each"),
+    ],
+)
+def test_the_plan_says_which_described_nodes_it_leaves_out(folder: Path, cluster: Any, sentence: str) -> None:
+    with on_machine(parse_machine("2x8xH100-80GB")):
+        assert describe_plan(plan_run(run(folder, cluster=cluster))).startswith(sentence)
 
 
 def test_the_size_of_a_model_is_read_from_its_folder(folder: Path) -> None:
