@@ -156,7 +156,10 @@ def test_engines_killed_at_random_moments_lose_nothing(engine_values, library, t
     for number in range(KILLS):
         wait_for(folder / "metrics.jsonl", lines=number + 1, process=process)
         time.sleep(draw.uniform(0, 0.5))
-        draw.choice(processes_of(process.pid)).send_signal(signal.SIGKILL)
+        while not (found := processes_of(process.pid)):  # the engine is being restarted after the last kill
+            assert process.poll() is None
+            time.sleep(0.1)
+        draw.choice(found).send_signal(signal.SIGKILL)
         record_kill(f"{library} engine")
     said, _ = process.communicate(timeout=900)
     assert process.returncode == 0, said
