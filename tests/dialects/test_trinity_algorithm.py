@@ -241,3 +241,17 @@ def test_options_of_step_wise_advantages() -> None:
     algorithm = loaded.run.algorithm
     assert (algorithm.min_reward_std, algorithm.divide_by_sequences) == (0.0001, False)
     assert any("enable_step_norm" in note for note in loaded.notes)
+
+
+def test_groups_that_are_duplicated() -> None:
+    """trinity/algorithm/advantage_fn/grpo_advantage.py, _duplicate_experiences: only with std_threshold."""
+    args = "+algorithm.advantage_fn_args"
+    kind, duplicates = "algorithm.algorithm_type=grpo", f"{args}.duplicate_experiences=true"
+    algorithm: Any = read(kind, f"{args}.std_threshold=0.1", duplicates).run.algorithm
+    assert (algorithm.min_reward_std, algorithm.repeat_groups) == (0.1, True)
+    algorithm = read(kind, f"{args}.std_threshold=0.1").run.algorithm
+    assert not algorithm.repeat_groups
+    loaded = read(kind, duplicates)
+    algorithm = loaded.run.algorithm
+    assert not algorithm.repeat_groups
+    assert any("no group is left out" in note for note in loaded.notes)

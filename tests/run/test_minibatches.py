@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from strop.config.load.loader import load_values
 from strop.config.schema.algorithm import RewardResamplingConfig
+from strop.config.schema.group_baselines import GrpoConfig
 from strop.run.optimize.minibatches import (
     group_indices,
     plan_minibatches,
+    repeat_groups,
     resample_groups,
     shuffle_seed,
     varied_groups,
@@ -91,3 +94,20 @@ def test_groups_without_different_rewards_are_left_out() -> None:
     first = scored[1].experiences[0]
     turns = replace(scored[1], experiences=(first, replace(first, turn=1), scored[1].experiences[1]))
     assert varied_groups([turns], 0.7) == [[0, 1, 2]]
+
+
+def test_groups_are_repeated_up_to_a_number() -> None:
+    """Two groups of five are left: each of the three draws is one of them, and a seed fixes the draws."""
+    left = [[0, 1], [6, 7]]
+    found = repeat_groups(left, 5, 3)
+    assert found[:2] == left and len(found) == 5 and all(each in left for each in found[2:])
+    assert repeat_groups(left, 5, 3) == found
+    assert repeat_groups(left, 2, 3) == left and repeat_groups([], 5, 3) == []
+    draws = [tuple(group) for seed in range(300) for group in repeat_groups(left, 5, seed)[2:]]
+    assert 0.4 < draws.count((0, 1)) / len(draws) < 0.6
+
+
+def test_repeated_groups_need_a_threshold() -> None:
+    with pytest.raises(ValidationError, match="write min_reward_std"):
+        GrpoConfig(repeat_groups=True)
+    assert GrpoConfig(repeat_groups=True, min_reward_std=0.0).repeat_groups

@@ -24,9 +24,17 @@ class GrpoConfig(GroupBaselineConfig):
     """Constant added to the standard deviation."""
     min_reward_std: float | None = Field(None, ge=0)
     """Standard deviation of rewards up to which a group is not trained on; null trains on all groups."""
+    repeat_groups: bool = False
+    """Fill a step up to its number of groups with draws, with replacement, from the groups that `min_reward_std` leaves
+    (POLARIS, https://hkunlp.github.io/blog/2025/Polaris); false trains on fewer groups."""
     divide_by_sequences: bool = False
     """Divide the advantages of a rollout by its number of training sequences, which are its turns with
     `sequence_per: turn`."""
+
+    def faults(self) -> Iterator[str]:
+        """Faults between the fields."""
+        if self.repeat_groups and self.min_reward_std is None:
+            yield "repeat_groups replaces the groups that min_reward_std leaves out; write min_reward_std, such as 0.0"
 
 
 class GrpoPasskConfig(GroupBaselineConfig):

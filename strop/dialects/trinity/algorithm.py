@@ -54,6 +54,8 @@ def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
             )
             if advantage != "rec":
                 settings["algorithm.min_reward_std"] = foreign[f"{ARGS}.std_threshold"]
+            if advantage == "grpo" and foreign[f"{ARGS}.std_threshold"] is not None:
+                settings["algorithm.repeat_groups"] = bool(foreign[f"{ARGS}.duplicate_experiences"])
             if advantage in OF_STEPS:
                 settings["algorithm.divide_by_sequences"] = foreign[f"{ARGS}.enable_step_norm"]
         case "asymre":

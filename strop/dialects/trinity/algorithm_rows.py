@@ -20,6 +20,12 @@ from strop.dialects.trinity import distillation, later_keys, policy_loss, preset
 from strop.dialects.trinity.algorithm import ARGS, KL, KL_LOSS, MIXED, OF_STEPS, algorithm, entropy, kl
 
 
+def _without_duplicates(foreign: ForeignValues) -> str | None:
+    if foreign[f"{ARGS}.std_threshold"] is None:
+        return "advantage_fn_args.std_threshold is null, so no group is left out"
+    return presets.only_advantages("grpo")(foreign)
+
+
 def _held_by_itself(foreign: ForeignValues) -> str | None:
     return {
         "dpo": "algorithm_type is dpo, whose loss already includes the reference model",
@@ -148,6 +154,14 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         note="a step trains on the groups that are left; Trinity fills the batch from later ones",
     ),
     mapped(
+        f"{ARGS}.duplicate_experiences",
+        False,
+        "algorithm.repeat_groups",
+        read=algorithm,
+        value_type=nullable(BOOLEAN),
+        inactive=_without_duplicates,
+    ),
+    mapped(
         f"{ARGS}.enable_step_norm",
         False,
         "algorithm.divide_by_sequences",
@@ -164,8 +178,12 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
     *(
         refused(f"{ARGS}.{name}", default, why, supported=only(default, None))
         for name, default, why in (
-            ("duplicate_experiences", False, "each rollout is trained on once; remove it"),
-            ("rank_penalty", None, "Strop ranks no rewards; remove it"),
+            (
+                "rank_penalty",
+                None,
+                "it lowers the rewards in the baseline by the rank of a response's mean log-prob within its group "
+                "(arXiv 2506.02355), which Strop's advantages do not read; remove it",
+            ),
             ("drop", None, "all rollouts of a group are trained on; remove it"),
         )
     ),

@@ -113,6 +113,8 @@ def _write_std(section: GrpoConfig) -> dict[str, Any]:
     values: dict[str, Any] = {f"{_ARGS}.std_cal_level": "batch" if section.std_over == "step" else "group"}
     if section.min_reward_std is not None:
         values[f"{_ARGS}.std_threshold"] = section.min_reward_std
+    if section.repeat_groups:
+        values[f"{_ARGS}.duplicate_experiences"] = True
     if section.divide_by_sequences:
         values |= {"algorithm.advantage_fn": "step_wise_grpo", f"{_ARGS}.enable_step_norm": True}
     return values

@@ -206,13 +206,19 @@ def verl_row(key: str, default: Any) -> KeyMapping:
 
 _TRINITYS = ("algorithm.policy_loss", "model.lora")
 """Fields that only Trinity's own keys decide, not those of verl's later versions."""
+_OF_RECIPES = (f"{_ACTOR}.sppo_eta",)
+"""Keys of a program in verl's recipes, which Trinity does not run."""
 
 
 def remaining_rows(sections: Sequence[str], known: Collection[str]) -> tuple[KeyMapping, ...]:
     """verl's rows of these sections that are not `known` on Trinity's page, with verl's defaults."""
     found = []
     for row in VERL.rows:
-        if row.alias_of or (row.since and any(field.startswith(_TRINITYS) for field in row.fields)):
+        if (
+            row.alias_of
+            or row.key in _OF_RECIPES
+            or (row.since and any(field.startswith(_TRINITYS) for field in row.fields))
+        ):
             continue
         if row.key.startswith(tuple(sections)) and PREFIX + row.key not in known:
             default = row.default

@@ -34,6 +34,13 @@ def varied_groups(groups: Sequence[ExperienceGroup], min_reward_std: float) -> l
     return found
 
 
+def repeat_groups(groups: Sequence[list[int]], count: int, seed: int) -> list[list[int]]:
+    """The groups, and draws from them with replacement up to `count` groups; none if there are none."""
+    random = np.random.Generator(np.random.Philox(seed))
+    missing = count - len(groups) if groups else 0
+    return [*groups, *(groups[i] for i in random.integers(len(groups) or 1, size=missing))]
+
+
 def resample_groups(
     groups: Sequence[ExperienceGroup], section: RewardResamplingConfig, seed: int
 ) -> list[list[int]]:

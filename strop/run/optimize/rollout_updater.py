@@ -32,6 +32,7 @@ from strop.run.optimize.minibatches import (
     group_indices,
     make_minibatches,
     plan_minibatches,
+    repeat_groups,
     resample_groups,
     shuffle_seed,
     trained_experiences,
@@ -284,7 +285,10 @@ class RolloutUpdater:
         if isinstance(algorithm, PpoConfig) and algorithm.resampling is not None:
             return resample_groups(groups, algorithm.resampling, derive_seed(self._seed, "resample", step))
         if isinstance(algorithm, GrpoConfig) and algorithm.min_reward_std is not None:
-            return varied_groups(groups, algorithm.min_reward_std)
+            varied = varied_groups(groups, algorithm.min_reward_std)
+            if not algorithm.repeat_groups:
+                return varied
+            return repeat_groups(varied, len(groups), derive_seed(self._seed, "repeat_groups", step))
         return group_indices(groups)
 
     def _plan_minibatches(
