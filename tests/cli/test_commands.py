@@ -187,3 +187,12 @@ def test_an_override_with_dashes_is_told_what_to_write(cli: Cli) -> None:
     result = cli("check", "run.yaml", "--trainer.optimizer.lr=0.1")
     assert result.exit_code == 2
     assert "no dashes: trainer.optimizer.lr=0.1" in result.output
+
+
+def test_a_key_of_another_tool_without_a_field_of_its_own_gets_the_usual_name(
+    cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text("model: {path: m}\ndata: {train: {path: a.jsonl}}\nreward: exact\n")
+    found = cli("check", str(tmp_path / "run.yaml"), "rollout.n=4")
+    assert found.exit_code == 2
+    assert "In a run file write algorithm.rollouts_per_task=8." in " ".join(found.stderr.split())

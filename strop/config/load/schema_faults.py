@@ -141,7 +141,9 @@ def unknown_key(keys: KeyPath, values: Any, key_owner: KeyOwner = unknown_owner)
     familiar = "" if near and not owners else familiar_hint(dotted, keys[-1])
     if owners:
         return f"; it belongs to `type: {' or '.join(owners)}`, so write that `type` in the section{_after(familiar)}"
-    owned = key_owner(dotted, False) or familiar or key_owner(dotted, near is None)
+    owned = key_owner(dotted, False)
+    if "the run file has" not in owned:  # the owner's field says more than its name
+        owned = familiar or owned or key_owner(dotted, near is None)
     if near is not None:
         return f"{did_you_mean(keys[-1], [near])}{owned}"
     if dotted in all_keys():
