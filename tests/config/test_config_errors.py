@@ -43,6 +43,7 @@ OVERRIDES = [
     ("trainer.tasks_per_stp=3", r"no key trainer\.tasks_per_stp; did you mean 'tasks_per_step'\?"),
     ("+trainer.tasks_per_stp=3", r"trainer\.tasks_per_stp: unknown key; did you mean 'tasks_per_step'\?"),
     ("data.eval.0.nam=x", r"data\.eval\.0\.nam; did you mean 'name'\?"),
+    ("rollout.path=3", r"no key rollout\.path; the keys of this section are engine"),
     ("lr=3", r"did you mean 'trainer\.optimizer\.lr'\?"),
     ("trainer={lr: 3}", r"trainer\.lr: unknown key; did you mean 'trainer\.optimizer\.lr'\?"),
     ("zzz=1", "the keys of this section are project, name"),

@@ -123,7 +123,7 @@ def test_own_file_on_top_of_a_shipped_configuration(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (["engine=[1,2]"], "has a value that is not text"),
-        (["engine=huge"], "Available options in 'engine'.*big.*dp"),
+        (["engine=huge"], "the options of 'engine' are .*big.*dp"),
         (["optin@worker.optim=big"], "there is no config group optin; write a dotted key"),
         (["+new=1", "~old"], "old is not written"),
     ],
@@ -132,6 +132,19 @@ def test_what_hydra_rejects_is_one_line(folder: Path, overrides: list[str], mess
     with pytest.raises(ConfigError, match=message) as caught:
         ours(folder, "main", *overrides)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_unknown_option_of_a_group_names_the_options() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_verl(["model_engine=tpu"], here=True)
+    assert str(caught.value) == (
+        "configuration ppo_trainer: In 'ppo_trainer': Could not find 'model_engine/tpu'; the options of 'model_engine' "
+        "are dp, megatron, mlite, torchtitan, veomni."
+    )
+
+
+def test_groups_of_hydra_itself_have_no_effect() -> None:
+    assert read_verl(["hydra/job_logging=disabled"], here=True).run == read_verl([], here=True).run
 
 
 def test_unknown_configuration_names_the_known_ones() -> None:

@@ -35,6 +35,8 @@ _PLAIN = {
 
 _COMPOUND = re.compile(r"[a-z]+(?:[._][a-z0-9]+)+")
 """A name of several words, which cannot be prose."""
+_GENERIC = frozenset({"args", "enable", "every", "function", "model", "name", "path", "type", "weight"})
+"""Names of keys that mean something else in each section."""
 KeyOwner = Callable[[str, bool], str]
 """Returns a sentence that names the configuration format to which a dotted key belongs, or an empty string.
 If the second argument is true, formats with a key of the same last name count too."""
@@ -148,12 +150,19 @@ def unknown_key(keys: KeyPath, values: Any, key_owner: KeyOwner = unknown_owner)
         return f"{did_you_mean(keys[-1], [near])}{owned}"
     if dotted in all_keys():
         return f"; it has no effect under `type: {_type_above(keys, values)}`{_after(familiar)}"
-    elsewhere = [known for known in all_keys() if split_key(known)[-1] == keys[-1] and known != dotted]
+    elsewhere = _keys_of_like_meaning(keys)
     if elsewhere and not familiar:
         return f"; did you mean {min(elsewhere, key=lambda known: known.count('.'))!r}?{owned}"
     if owned:
         return f".{owned}"
     return f"; the keys of this section are {', '.join(here)}" if here else ""
+
+
+def _keys_of_like_meaning(keys: KeyPath) -> list[str]:
+    """Keys of other sections with the same last name, unless the name alone does not say what it is of."""
+    if keys[-1] in _GENERIC and len(keys) > 1:
+        return []
+    return [known for known in all_keys() if split_key(known)[-1] == keys[-1] and split_key(known) != keys]
 
 
 def _after(sentence: str) -> str:

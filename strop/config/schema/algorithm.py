@@ -25,7 +25,6 @@ from strop.config.schema.group_baselines import (
 )
 from strop.config.schema.policy_gradient import (
     Aggregation,
-    DynamicSamplingConfig,
     GroupBaselineConfig,
     PolicyGradientConfig,
 )
@@ -113,6 +112,8 @@ class DistillationOnlyConfig(PolicyGradientConfig):
             yield from self._demonstration_faults()
         elif self.demonstrations is not None:
             yield "demonstrations has no effect with demonstration_fraction 0; write a fraction, such as 0.5"
+        if self.dynamic_sampling is not None:
+            yield "dynamic_sampling chooses groups by their rewards, which distillation does not train on; remove it"
         for name in ("kl_reward", "overlong_penalty"):
             if getattr(self, name) is not None:
                 yield (
@@ -213,8 +214,6 @@ class CustomConfig(PolicyGradientConfig):
     null for the built-in loss with the options of this section."""
     ref_logprobs: bool = False
     """Whether the reference model's log-probs are computed for `loss`, as `micro_batch.ref_logprobs`."""
-    dynamic_sampling: DynamicSamplingConfig | None = None
-    """Replacement of groups in which all rewards are equal; null keeps them."""
 
     def faults(self) -> Iterator[str]:
         """Faults between the fields."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.distillation import DistillationConfig
@@ -110,6 +110,8 @@ class PolicyGradientConfig(Section):
     type: str
     rollouts_per_task: int = Field(8, gt=0)
     """Responses sampled per task."""
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """Replacement of groups in which all rewards are equal; null keeps them."""
     policy_loss: Annotated[PolicyLossConfig, Field(discriminator="type"), type_shorthand("clip")] = (
         ClippedLossConfig()
     )
@@ -140,14 +142,24 @@ class PolicyGradientConfig(Section):
     distillation: DistillationConfig | None = None
     """Divergence from a teacher, in the loss or as a reward of each token; null for none."""
 
+    @field_validator("dynamic_sampling")
+    @classmethod
+    def _enough_to_differ(
+        cls, settings: DynamicSamplingConfig | None, info: ValidationInfo
+    ) -> DynamicSamplingConfig | None:
+        if settings is not None and info.data.get("rollouts_per_task") == 1:
+            raise ValueError(
+                "dynamic_sampling replaces groups in which all rewards are equal, which every group of one response "
+                "is; write rollouts_per_task: 2 or more, or remove dynamic_sampling"
+            )
+        return settings
+
 
 class GroupBaselineConfig(PolicyGradientConfig):
     """Fields of every algorithm that compares the responses of one task with each other."""
 
     rollouts_per_task: int = Field(8, gt=0, json_schema_extra={"minimum": 2})
     """Responses sampled per task, at least 2; they are compared with each other."""
-    dynamic_sampling: DynamicSamplingConfig | None = None
-    """Replacement of groups without a training signal; null keeps them."""
 
     @field_validator("rollouts_per_task")
     @classmethod

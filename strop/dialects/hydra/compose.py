@@ -70,7 +70,7 @@ def _compose(
                 skip_missing=False,
             )
     except (HydraException, ValueError) as error:
-        raise ConfigError(f"{_name(selection, primary)}: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{_name(selection, primary)}: {_sentence(error)}") from None
     except TypeError:  # Hydra takes the options of a group in a list for text
         raise ConfigError(
             f"{_name(selection, primary)}: the list of options of a config group, in an override or a defaults list, "
@@ -138,6 +138,13 @@ def _name(selection: ConfigSelection, primary: str) -> str:
     return str(selection.file) if selection.file else f"configuration {primary}"
 
 
+def _sentence(error: Exception) -> str:
+    """Hydra's message without its list of folders, whose entries are not those of the command line."""
+    text = str(error).partition("\nConfig search path:")[0]
+    text = text.replace("\n\nAvailable options in", "; the options of").replace("':\n\t", "' are ")
+    return " ".join(text.replace("\n\t", ", ").split()).rstrip(".") + "."
+
+
 def _overlay(tree: ConfigTree, source: ConfigTree, keys: KeyPath, package: KeyPath) -> None:
     """Merge the values of `source` at `keys` into the package of `tree`; mappings are merged, all else is
     replaced."""
@@ -168,6 +175,8 @@ def _without_groups(tree: ConfigTree, overrides: Sequence[Override]) -> Iterator
         if override.package is None and "/" not in override.key_or_group:
             yield override
             continue
+        if override.key_or_group.startswith("hydra/"):
+            continue  # They choose the logging and the launcher of Hydra, which is not started.
         tree.add_fault(
             FaultKind.UNKNOWN_KEY,
             f"{override_source(override)}: there is no config group {override.key_or_group}; write a "

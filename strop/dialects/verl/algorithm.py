@@ -368,6 +368,7 @@ ROWS = (
             False,
             "algorithm.dynamic_sampling",
             read=filter_groups,
+            inactive=any_inactive(switches.distillation_alone, switches.compares_one),
             note="replaces groups whose rewards are all equal",
         ),
         mapped(

@@ -121,7 +121,16 @@ resume_path = unless("trainer.resume_mode", "resume_path")
 keep_overlong = unless("data.filter_overlong_prompts", False)
 vllm = unless("actor_rollout_ref.rollout.name", "vllm")
 multi_turn = unless("actor_rollout_ref.rollout.multi_turn.enable", True)
-filter_groups = unless("algorithm.filter_groups.enable", True)
+
+
+def compares_one(foreign: ForeignValues) -> str | None:
+    """verl's dynamic sampling keeps a group of one response, whatever its reward."""
+    if foreign["actor_rollout_ref.rollout.n"] == 1:
+        return "actor_rollout_ref.rollout.n is 1, and verl keeps the only response to a prompt"
+    return None
+
+
+filter_groups = any_inactive(distillation_alone, unless("algorithm.filter_groups.enable", True), compares_one)
 overlong_buffer = any_inactive(
     distillation_alone, unless("reward_model.reward_kwargs.overlong_buffer_cfg.enable", True)
 )
