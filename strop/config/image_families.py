@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from strop.config.paths import existing_path
 
@@ -19,9 +20,14 @@ def folder_takes_images(path: str) -> bool:
 
     False for a name on the Hub, and for a config.json that cannot be read, which loading the model reports.
     """
+    return read_model_file(path, "config.json").get("model_type") in IMAGE_FAMILIES
+
+
+def read_model_file(path: str, name: str) -> dict[str, Any]:
+    """Return the JSON object of a file in a model folder; empty for a name on the Hub, and if it cannot be read."""
     folder = existing_path(path)
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
+        found = json.loads((folder / name).read_text(encoding="utf-8")) if folder else {}
     except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and config.get("model_type") in IMAGE_FAMILIES
+        return {}
+    return found if isinstance(found, dict) else {}

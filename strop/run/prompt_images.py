@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.config.checks.images import image_engine_fault
 from strop.config.image_families import IMAGE_FAMILIES, folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
@@ -26,13 +27,22 @@ if TYPE_CHECKING:
 def load_prompt_images(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunImages | None:
     """Images of the run's prompts; None for a model that reads text only.
 
-    Raises `ModelError` for a model that reads images and has no image processor.
+    Raises `ModelError` for a model that reads images and has no image processor, and `ConfigError` for an engine that
+    does not take the images of its model.
     """
     from strop.models.loading import load_config
 
     if load_config(run.model).model_type not in IMAGE_FAMILIES:
         return None
+    if _needs_images(run) and (fault := image_engine_fault(run)):
+        raise ConfigError(fault)
     return _with_processor(run.model, run.data.images, tokenizer, ImageStore(RunFolder.of(run).images))
+
+
+def _needs_images(run: Run) -> bool:
+    """Whether each row of a taskset that is sampled from has images or an empty list of them."""
+    sections = (run.data.train, *run.data.eval)
+    return any(each.images and each.images not in each.optional_columns for each in sections)
 
 
 def load_generation_images(section: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> RunImages | None:
@@ -78,6 +88,9 @@ def image_faults(run: Run) -> Iterator[str]:
             check(section, run.data, images, name)
         except (DataError, MissingExtraError) as error:
             yield str(error)
+    store = images.store if images else None
+    if isinstance(store, UnstoredImages) and store.has_images and (fault := image_engine_fault(run)):
+        yield fault
 
 
 def _images_to_check(run: Run, folder: Path) -> RunImages | None:

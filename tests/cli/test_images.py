@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import strop
+from strop.config.checks.images import image_engine_fault
+from strop.config.schema.rollout import RolloutConfig
 from tests.cli.conftest import Cli
 from tests.data.images.pictures import encoded
 
@@ -42,3 +45,61 @@ def test_the_cost_of_an_image_is_explained(cli: Cli, with_images: Path) -> None:
     (with_images.parent / "m/preprocessor_config.json").unlink()
     assert "the model's preprocessor_config.json decides" in " ".join(cli(*words).output.split())
     assert "image is" not in " ".join(cli("explain", with_images).output.split()).partition("field value")[0]
+
+
+_VISION = {"patch_size": 8, "image_size": 32}
+_FAMILIES = {
+    "gemma3": ({"mm_tokens_per_image": 256}, {}, "an image is 256 tokens whatever its size"),
+    "internvl": ({"image_seq_length": 256}, {"max_patches": 6}, "256 tokens per tile, 1 to 6 tiles"),
+    "smolvlm": (
+        {"scale_factor": 2},
+        {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
+        "4 tokens per tile, at most 4 tiles",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_engines_without_the_images_of_a_family(cli: Cli, with_images: Path, family: str) -> None:
+    config, processor, cost = _FAMILIES[family]
+    folder = with_images.parent / "m"
+    (folder / "config.json").write_text(
+        json.dumps({**config, "model_type": family, "vision_config": _VISION})
+    )
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    shown = cli("explain", with_images, "data.train.images=image", "rollout.engine=vllm").output
+    shown = " ".join(shown.split())
+    assert cost in shown and f"vllm gets no images of {family} models" in shown
+    shown = cli("explain", with_images, "data.train.images=image", "rollout.engine=native").output
+    assert "gets no images" not in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("family", "patch", "engine", "message"),
+    [
+        ("gemma3", 14, {"type": "vllm"}, "Write `rollout.engine: native`"),
+        ("internvl", 14, {"type": "sglang"}, "Write `rollout.engine: native`"),
+        ("qwen2_5_vl", 8, {"type": "sglang"}, "patches of 14 x 14 pixels only"),
+        ("qwen2_5_vl", 8, {"type": "vllm"}, None),
+        ("qwen2_5_vl", 14, {"type": "sglang"}, None),
+        ("qwen3_vl", 16, {"type": "sglang"}, None),
+        ("qwen3_vl", 16, {"type": "sglang_server", "base_url": "http://h:1"}, "sends text to a server"),
+        ("gemma3", 14, {"type": "native"}, None),
+        ("gemma3", 14, {"type": "auto"}, None),
+    ],
+)
+def test_engines_that_take_the_images_of_a_model(
+    run_file: Path, family: str, patch: int, engine: dict[str, str], message: str | None
+) -> None:
+    folder = run_file.parent / "m"
+    config = {"model_type": family, "vision_config": {"patch_size": patch}}
+    (folder / "config.json").write_text(json.dumps(config))
+    run = strop.load(run_file).run
+    run = run.model_copy(
+        update={
+            "model": run.model.model_copy(update={"path": str(folder)}),
+            "rollout": RolloutConfig.model_validate({"engine": engine}),
+        }
+    )
+    fault = image_engine_fault(run)
+    assert fault is None if message is None else fault is not None and message in fault

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from math import ceil
 from typing import Any
 
-from strop.config.paths import existing_path
+from strop.config.checks.images import image_engine_fault
+from strop.config.image_families import read_model_file
 from strop.config.schema import Run
 
 _PROCESSOR_FILE = "preprocessor_config.json"
@@ -17,11 +18,17 @@ def describe_images(run: Run) -> str:
     columns = sorted({taskset.images for taskset in tasksets if taskset.images})
     if not columns:
         return ""
-    return f"Prompts have the images of the column {' or '.join(columns)}; {_token_cost(run)}."
+    fault = image_engine_fault(run)
+    cost = f"Prompts have the images of the column {' or '.join(columns)}; {_token_cost(run)}."
+    return f"{cost} {fault}" if fault else cost
 
 
 def _token_cost(run: Run) -> str:
-    processor = _read_processor(run)
+    processor = read_model_file(run.model.path, _PROCESSOR_FILE)
+    if tiles := _tile_cost(read_model_file(run.model.path, "config.json"), processor):
+        return (
+            f"an image is {tiles}; all count toward data.max_prompt_tokens ({run.data.max_prompt_tokens:,})"
+        )
     size = processor.get("size") or {}
     least = run.data.images.min_pixels or processor.get("min_pixels") or size.get("shortest_edge")
     most = run.data.images.max_pixels or processor.get("max_pixels") or size.get("longest_edge")
@@ -36,11 +43,23 @@ def _token_cost(run: Run) -> str:
     )
 
 
-def _read_processor(run: Run) -> dict[str, Any]:
-    """The settings of the model's image processor; empty for a model that is not on this machine."""
-    folder = existing_path(run.model.path)
-    try:
-        found = json.loads((folder / _PROCESSOR_FILE).read_text(encoding="utf-8")) if folder else {}
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _tile_cost(config: dict[str, Any], processor: dict[str, Any]) -> str:
+    """Pad tokens of an image in a family with tiles of one size; empty for others, and where the files do not say."""
+    vision, family = config.get("vision_config") or {}, config.get("model_type")
+    if family == "gemma3" and (count := config.get("mm_tokens_per_image")):
+        return f"{count:,} tokens whatever its size, and its start and end"
+    if family == "internvl" and (count := config.get("image_seq_length")):
+        most = processor.get("max_patches", 12)
+        return (
+            f"{count:,} tokens per tile, 1 to {most} tiles and for several tiles the whole image, and its start and "
+            "end"
+        )
+    edge = (processor.get("max_image_size") or {}).get("longest_edge")
+    size = (processor.get("size") or {}).get("longest_edge")
+    if family in ("idefics3", "smolvlm") and edge and size and vision.get("patch_size"):
+        count = (vision["image_size"] // vision["patch_size"] // config.get("scale_factor", 2)) ** 2
+        return (
+            f"{count:,} tokens per tile, at most {ceil(size / edge) ** 2} tiles and the whole image, and the tokens "
+            "that name the row and column of a tile"
+        )
+    return ""

@@ -64,9 +64,13 @@ class ImageStore:
 class UnstoredImages(ImageStore):
     """Checks images like an `ImageStore`, and writes none: for a check before a run."""
 
+    has_images = False
+    """Whether an image has been checked."""
+
     def _find(self, digest: str) -> ImageReference | None:
         return None
 
     def _write(self, digest: str, data: bytes, where: str) -> ImageReference:
         image = check_image(data, where)
+        self.has_images = True
         return ImageReference(digest, Path(f"{digest}.{image.suffix}"), image.width, image.height)
