@@ -51,8 +51,14 @@ INTERPRETERS = {"engines": HERE.parent / ".venv-sglang" / "bin" / "python"}
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
     "mutations": (["tests/dialects/test_broken_configs.py"], {"STROP_MUTATIONS": "1000"}),
     "backends": (
-        ["tests/training/test_layouts.py", "tests/training/test_deepspeed.py", "-m", ""],
-        {"STROP_LAYOUTS": "all"},
+        [
+            "tests/training/test_backends.py",
+            "tests/training/test_layouts.py",
+            "tests/training/test_deepspeed.py",
+            "-m",
+            "",
+        ],
+        {"STROP_LAYOUTS": "all", "STROP_BACKENDS": "all"},
     ),
 }
 """Tests with more repetitions than in CI: pytest arguments and environment variables."""

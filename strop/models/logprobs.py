@@ -25,7 +25,7 @@ from strop.models.chunked_head import (
 from strop.models.packed_attention.forward import base_model, decoder_of, packed_forward, packed_outputs
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.packed_attention.targets import TargetRows, head_rows
-from strop.models.packed_attention.tensor_parallel import tensor_group
+from strop.models.packed_attention.tensor_parallel import TensorGroup
 from strop.types import MicroBatch, TokenOutputs
 
 UNKNOWN_LOGPROB = -1e4
@@ -90,7 +90,7 @@ def token_outputs(
     """
     hidden, routers = packed_outputs(model, micro_batch, router_logits=router_logits)
     base, found = base_model(model), head_rows(model, micro_batch)
-    if (group := tensor_group(base)) is not None:
+    if (group := TensorGroup.of_model(base)) is not None:
         hidden = group.divide_use(hidden)
     comparisons = [] if reference is None else [Comparison(reference, ReverseKlConfig())]
     logprobs, entropies, divergences = head_outputs(

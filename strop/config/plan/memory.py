@@ -12,6 +12,7 @@ from typing import Literal
 
 from strop.config.deepspeed.settings import ZeroSettings
 from strop.config.plan.model_size import ModelSize
+from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig, TrainingEngineConfig
 from strop.config.units import Amount
@@ -110,6 +111,8 @@ class RankLayout:
     @classmethod
     def of(cls, engine: TrainingEngineConfig) -> RankLayout:
         """The layout of a section of the run file."""
+        if isinstance(engine, DeepSpeedEngineConfig):
+            return cls(parts=engine.ranks, sequence=engine.sequence_parallel)
         if not isinstance(engine, Fsdp2EngineConfig):
             return cls(parts=engine.ranks)
         return cls(

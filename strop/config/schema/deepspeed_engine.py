@@ -18,6 +18,9 @@ class DeepSpeedEngineConfig(Section):
     type: Literal["deepspeed"] = "deepspeed"
     ranks: int = Field(2, gt=0)
     """Number of processes, including the run's own; on GPUs each process has its own GPU."""
+    sequence_parallel: int = Field(1, gt=0)
+    """Number of ranks that divide the tokens of a micro-batch (Ulysses): activations of one rank shrink by that factor.
+    `microbatch` counts the tokens of all of them; the model's attention heads must be a multiple."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the ranks; `auto` is one GPU per rank if there are GPUs, otherwise the CPU."""
     zero_stage: Literal[1, 2, 3] | None = None
@@ -36,6 +39,11 @@ class DeepSpeedEngineConfig(Section):
 
     def faults(self) -> Iterator[str]:
         """Faults between the fields."""
+        if self.ranks % self.sequence_parallel:
+            yield (
+                f"ranks ({self.ranks}) is not a multiple of sequence_parallel ({self.sequence_parallel}); write a "
+                "sequence_parallel that divides the ranks"
+            )
         if self.offload_parameters and self.zero_stage not in (None, 3):
             yield (
                 f"offload_parameters is true, and with zero_stage {self.zero_stage} each rank holds all parameters; "

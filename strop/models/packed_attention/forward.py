@@ -21,8 +21,8 @@ from strop.errors import ModelError
 from strop.models.family_traits import check_rope_limit, rope_token_limit
 from strop.models.packed_attention.kernels import AttentionOptions, attention
 from strop.models.packed_attention.layout import SegmentLayout, plan_layout
-from strop.models.packed_attention.sequence_parallel import SequenceGroup, sequence_group, set_sequence_group
-from strop.models.packed_attention.tensor_parallel import tensor_group
+from strop.models.packed_attention.sequence_parallel import SequenceGroup
+from strop.models.packed_attention.tensor_parallel import TensorGroup
 from strop.models.vision.embedding import decoder_mask, embed_images, sees_whole_images
 from strop.types import MicroBatch
 
@@ -54,7 +54,7 @@ def packed_outputs(
     if rope_token_limit(base.config) is not None:
         check_rope_limit(base.config, int(micro_batch.position_ids.max()) + 1)
     if _text_attention(base) == PACKED_ATTENTION:
-        group, tokens = sequence_group(base), len(micro_batch.token_ids)
+        group, tokens = SequenceGroup.of_model(base), len(micro_batch.token_ids)
         bounds, prefix_of = micro_batch.cu_seqlens.tolist(), micro_batch.prefix_of
         inputs = _decoder_inputs(base, micro_batch, lambda tokens: tokens[None])
         positions = micro_batch.position_ids[..., None, :]
@@ -107,7 +107,7 @@ def split_sequences(model: nn.Module, group: SequenceGroup) -> None:
             f"divided over ranks: {obstacle}. Write sequence_parallel: 1."
         )
     heads = base.config.get_text_config().num_attention_heads
-    tensor = tensor_group(base)
+    tensor = TensorGroup.of_model(base)
     if tensor is not None:
         heads //= tensor.size
     if heads % group.size:
@@ -115,7 +115,7 @@ def split_sequences(model: nn.Module, group: SequenceGroup) -> None:
             f"trainer.engine.sequence_parallel is {group.size}, which does not divide the {heads} attention heads of "
             f"{type(base).__name__}{' on a rank' if tensor else ''}. Write a divisor of {heads}."
         )
-    set_sequence_group(base, group)
+    group.set_on(base)
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:

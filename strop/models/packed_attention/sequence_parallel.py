@@ -14,25 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import ProcessGroup
-from transformers import PreTrainedModel
 
-_GROUP_ATTRIBUTE = "strop_sequence_group"
+from strop.models.packed_attention.model_ranks import ModelRanks
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceGroup:
+class SequenceGroup(ModelRanks):
     """Ranks that get the same micro-batches and divide their tokens; each rank calls the same methods."""
-
-    group: ProcessGroup
-    rank: int
-    """This rank's number in the group."""
-    size: int
-
-    @classmethod
-    def of(cls, group: ProcessGroup) -> SequenceGroup:
-        """The ranks of a process group."""
-        return cls(group, distributed.get_rank(group), distributed.get_world_size(group))
 
     def padding(self, tokens: int) -> int:
         """Number of tokens that are added so that every rank has equally many."""
@@ -56,13 +44,6 @@ class SequenceGroup:
         after_dim = [0, 0] * (values.dim() - 1)
         padded = nn.functional.pad(values, [*after_dim, first, tokens + self.padding(tokens) - end])
         return self.sum(padded)[:tokens]
-
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum of the ranks' values, each of which is nonzero on one rank only.
-
-        Every rank computes the same loss of the sum, so the gradient passes through unchanged.
-        """
-        return sum_over_ranks(values, self.group)
 
     def to_heads(self, tokens: Tensor) -> Tensor:
         """[n t, H / n, D] All tokens of some heads, from [t, H, D]: own tokens of all heads.
@@ -90,24 +71,6 @@ class SequenceGroup:
         return received.flatten(0, 1) if to_heads else received.transpose(0, 1).flatten(1, 2)
 
 
-def sum_over_ranks(values: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum of the values of a group's ranks, through which a gradient passes unchanged."""
-    total: Tensor = _Sum.apply(values, group)  # type: ignore[no-untyped-call]
-    return total
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: ProcessGroup) -> Tensor:
-        total = values.clone()
-        distributed.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: SequenceGroup, to_heads: bool) -> Tensor:
@@ -117,14 +80,3 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return ctx.group.exchange(grad, to_heads=not ctx.to_heads), None, None
-
-
-def set_sequence_group(base: PreTrainedModel, group: SequenceGroup) -> None:
-    """Set the group over which a model's tokens are divided."""
-    setattr(base, _GROUP_ATTRIBUTE, group)
-
-
-def sequence_group(base: PreTrainedModel) -> SequenceGroup | None:
-    """The group over which a model's tokens are divided; None for a model that gets all of them."""
-    group: SequenceGroup | None = getattr(base, _GROUP_ATTRIBUTE, None)
-    return group

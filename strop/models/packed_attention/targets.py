@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from strop.models.packed_attention.forward import base_model
-from strop.models.packed_attention.sequence_parallel import SequenceGroup, sequence_group
-from strop.models.packed_attention.tensor_parallel import TensorGroup, tensor_group
+from strop.models.packed_attention.sequence_parallel import SequenceGroup
+from strop.models.packed_attention.tensor_parallel import TensorGroup
 from strop.types import MicroBatch
 
 
@@ -50,10 +50,10 @@ class TargetRows:
 
 def target_rows(model: nn.Module, micro_batch: MicroBatch) -> TargetRows:
     """The targets whose hidden states `packed_forward` of a model returns on this rank."""
-    return TargetRows.of(micro_batch, sequence_group(base_model(model)))
+    return TargetRows.of(micro_batch, SequenceGroup.of_model(base_model(model)))
 
 
 def head_rows(model: nn.Module, micro_batch: MicroBatch) -> TargetRows:
     """The targets whose log-probs this rank computes."""
     base = base_model(model)
-    return TargetRows.of(micro_batch, sequence_group(base), tensor_group(base))
+    return TargetRows.of(micro_batch, SequenceGroup.of_model(base), TensorGroup.of_model(base))

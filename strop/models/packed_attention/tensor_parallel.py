@@ -13,34 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
-from transformers import PreTrainedModel
 
-from strop.models.packed_attention.sequence_parallel import sum_over_ranks
-
-_GROUP_ATTRIBUTE = "strop_tensor_group"
+from strop.models.packed_attention.model_ranks import ModelRanks
 
 
 @dataclass(frozen=True, slots=True)
-class TensorGroup:
+class TensorGroup(ModelRanks):
     """Ranks that get the same micro-batches and divide each layer's matrices; each rank calls the same methods."""
-
-    group: ProcessGroup
-    rank: int
-    """This rank's number in the group."""
-    size: int
-
-    @classmethod
-    def of(cls, group: ProcessGroup) -> TensorGroup:
-        """The ranks of a process group."""
-        return cls(group, distributed.get_rank(group), distributed.get_world_size(group))
 
     def share(self, positions: Tensor) -> Tensor:
         """This rank's part of positions [N], about N / size of them."""
         return positions.tensor_split(self.size)[self.rank]
-
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum of the ranks' values, each of which is nonzero on one rank only; see `SequenceGroup.sum`."""
-        return sum_over_ranks(values, self.group)
 
     def divide_use(self, hidden: Tensor) -> Tensor:
         """The same hidden states, of which each rank uses a part; their gradient is the sum over ranks."""
@@ -59,14 +42,3 @@ class _DividedUse(torch.autograd.Function):
         total = grad.contiguous().clone()
         distributed.all_reduce(total, group=ctx.group)
         return total, None
-
-
-def set_tensor_group(base: PreTrainedModel, group: TensorGroup) -> None:
-    """Set the group over which a model's matrices are divided."""
-    setattr(base, _GROUP_ATTRIBUTE, group)
-
-
-def tensor_group(base: PreTrainedModel) -> TensorGroup | None:
-    """The group over which a model's matrices are divided; None for a model whose matrices are whole."""
-    group: TensorGroup | None = getattr(base, _GROUP_ATTRIBUTE, None)
-    return group

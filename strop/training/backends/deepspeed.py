@@ -46,7 +46,8 @@ def describe_division(section: DeepSpeedEngineConfig, device: str) -> str:
     offloads = {"optimizer": settings.offload_optimizer, "parameters": settings.offload_parameters}
     offloaded = " and ".join(name for name, is_on in offloads.items() if is_on)
     kind = "processes" if device == "cpu" else "GPUs"
+    tokens = f", tokens divided over {section.sequence_parallel}" if section.sequence_parallel > 1 else ""
     return (
         f"divided over {section.ranks} {kind} (DeepSpeed ZeRO-{settings.stage}"
-        f"{f', {offloaded} in CPU memory' if offloaded else ''})"
+        f"{f', {offloaded} in CPU memory' if offloaded else ''}{tokens})"
     )

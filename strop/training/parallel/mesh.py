@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig, TrainingEngineConfig
 from strop.errors import PlacementError
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
@@ -41,6 +42,8 @@ class ParallelDims:
         if isinstance(section, Fsdp2EngineConfig):
             sp, tp = section.sequence_parallel, section.tensor_parallel
             return cls(dp=section.ranks // (sp * tp), replicate=section.replicate, sp=sp, tp=tp)
+        if isinstance(section, DeepSpeedEngineConfig):
+            return cls(dp=section.ranks // section.sequence_parallel, sp=section.sequence_parallel)
         return cls(dp=section.ranks)
 
     @property

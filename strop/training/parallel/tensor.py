@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from strop.errors import ModelError
 from strop.models.packed_attention.forward import base_model
-from strop.models.packed_attention.tensor_parallel import TensorGroup, set_tensor_group
+from strop.models.packed_attention.tensor_parallel import TensorGroup
 
 _KEY = "trainer.engine.tensor_parallel"
 _REPLICATED_SUM = "replicated_with_grad_allreduce"
@@ -72,7 +72,7 @@ def divide_matrices(model: nn.Module, decoder: nn.Module, mesh: DeviceMesh) -> N
         head.weight = embedding.weight
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained[name])
-    set_tensor_group(base, TensorGroup.of(mesh.get_group()))
+    TensorGroup.of(mesh.get_group()).set_on(base)
 
 
 def _planned_modules(base: PreTrainedModel) -> dict[nn.Module, str]:

@@ -15,7 +15,7 @@ from strop.config.schema.model import ModelConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.errors import ModelError
 from strop.models.loading import load_model
-from strop.models.packed_attention.forward import base_model
+from strop.models.packed_attention.forward import base_model, split_sequences
 from strop.models.packed_attention.sequence_parallel import SequenceGroup
 from strop.models.value_model import HeadInit, load_value_model
 from strop.training.parallel.fsdp2 import Fsdp2Parallelizer
@@ -71,6 +71,8 @@ class ZeroParallelizer:
         self, model: nn.Module, decoder: nn.Module, head: nn.Linear, section: ModelConfig
     ) -> LoadedModel:
         base = base_model(decoder)
+        if self.sequence_group is not None:
+            split_sequences(decoder, self.sequence_group)
         config = with_hidden_size(self.config, base.config.get_text_config().hidden_size)
         compute = section.compute_dtype or section.dtype
         for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):

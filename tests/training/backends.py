@@ -1,0 +1,299 @@
+"""Layouts of ranks and what is trained on them, for the comparison of all training backends with one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from strop.algorithms.loss_spec import LossSpec
+from strop.algorithms.losses.value_losses import ValueLoss
+from strop.config.schema import Run
+from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
+from strop.training.backends.deepspeed import describe_division
+from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine
+from strop.training.backends.local import LocalCriticEngine, LocalEngine
+from strop.training.ranks.group import RankGroup
+from strop.training.ranks.messages import CRITIC, POLICY, Rank
+from strop.types import TrainingBatch
+from tests.training.test_local_engine import batch_of, make_run
+
+Values = Mapping[str, Any]
+ADAMW: Values = {"type": "adamw", "lr": 0.01}
+LORA: Values = {"lora": {"rank": 4, "alpha": 8}}
+MIXED: Values = {"compute_dtype": "bfloat16"}
+KL: Values = {"type": "grpo", "kl_loss": {"coef": 0.1}}
+FULL_KL: Values = {"type": "grpo", "kl_loss": {"coef": 0.1, "estimator": "full"}}
+
+OFFLOAD: Values = {"cpu_offload": True, "reference_cpu_offload": True}
+_ZERO: Values = {
+    "type": "deepspeed",
+    "ranks": 2,
+    # Small parameters are divided, too; by default ZeRO-3 leaves them whole.
+    "config": {"zero_optimization": {"stage3_param_persistence_threshold": 0}},
+}
+_ZERO_OFFLOAD: Values = {"offload_optimizer": True, "offload_parameters": True}
+LAYOUTS: Mapping[str, Values] = {
+    "2 shards": {"ranks": 2},
+    "2 shards kept": {"ranks": 2, "reshard_after_forward": False, "gradient_sync": "last_microbatch"},
+    "2 shards offloaded": {"ranks": 2, "forward_prefetch": 1, **OFFLOAD},
+    "2 replicas": {"ranks": 2, "replicate": 2},
+    "sp 2": {"ranks": 2, "sequence_parallel": 2},
+    "tp 2": {"ranks": 2, "tensor_parallel": 2},
+    "ZeRO-1": {**_ZERO, "zero_stage": 1},
+    "ZeRO-2": {**_ZERO, "zero_stage": 2},
+    "ZeRO-2 offloaded": {**_ZERO, "zero_stage": 2, "offload_optimizer": True},
+    "ZeRO-3": {**_ZERO, "zero_stage": 3},
+    "ZeRO-3 offloaded": {**_ZERO, "zero_stage": 3, **_ZERO_OFFLOAD},
+    "ZeRO-2, sp 2": {**_ZERO, "zero_stage": 2, "sequence_parallel": 2},
+    "ZeRO-3, sp 2": {**_ZERO, "zero_stage": 3, "sequence_parallel": 2},
+    "2 x 2": {"ranks": 4, "replicate": 2, "wrap": {"layers": ["Qwen2DecoderLayer"]}},
+    "2 x 2 offloaded": {"ranks": 4, "replicate": 2, "gradient_sync": "last_microbatch", **OFFLOAD},
+    "sp 4": {"ranks": 4, "sequence_parallel": 4, "gradient_sync": "last_microbatch"},
+    "sp 2 x 2": {"ranks": 4, "sequence_parallel": 2},
+    "replicas of sp 2": {"ranks": 4, "replicate": 2, "sequence_parallel": 2},
+    "tp 2 x 2": {"ranks": 4, "tensor_parallel": 2},
+    "tp 2, sp 2": {"ranks": 4, "tensor_parallel": 2, "sequence_parallel": 2},
+    "replicas of tp 2": {"ranks": 4, "tensor_parallel": 2, "replicate": 2, **OFFLOAD},
+    "ZeRO-3, sp 2 x 2": {**_ZERO, "ranks": 4, "zero_stage": 3, "sequence_parallel": 2},
+}
+"""`trainer.engine` of each layout, by number of ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A kind of training: an algorithm, a model and an optimizer, and the tolerance of the results."""
+
+    algorithm: Any = "grpo"
+    model: Values = field(default_factory=dict)
+    optimizer: Values = field(default_factory=lambda: ADAMW)
+    tolerance: float = 1e-4
+
+    @property
+    def trains_critic(self) -> bool:
+        """Whether the critic is compared, and not the policy."""
+        return self.algorithm == "ppo"
+
+
+JOBS: Mapping[str, Job] = {
+    "gradient": Job(optimizer={"type": "sgd", "lr": 1.0, "weight_decay": 0.0}),
+    "KL": Job(KL),
+    "full KL": Job(FULL_KL),
+    "GSPO": Job({"type": "grpo", "policy_loss": "gspo"}),
+    "LoRA": Job(KL, LORA),
+    "LoRA, full KL": Job(FULL_KL, LORA),
+    "recomputed": Job(
+        model={
+            "gradient_checkpointing": True,
+            "gradient_checkpointing_interval": 2,
+            "activation_offload": True,
+        }
+    ),
+    "critic": Job("ppo"),
+    "SFT": Job("sft"),
+    "DPO": Job("dpo"),
+    "teacher": Job("distillation"),
+    "bfloat16": Job(model=MIXED, tolerance=0.05),
+    "bfloat16, LoRA": Job(model={**MIXED, **LORA}, tolerance=0.05),
+}
+"""The plain gradient is that of SGD with learning rate 1 and no clipping; all others are updates of AdamW at 0.01."""
+
+
+def make_runs(folder: Path, teacher: Path, job: Job, layout: Values) -> tuple[Run, Run]:
+    """The run on a layout, and the same run in one process."""
+    algorithm = job.algorithm
+    if algorithm == "distillation":
+        section = {
+            "teachers": [{"path": str(teacher), "dtype": "float32"}],
+            "loss": {"divergence": "reverse_kl"},
+        }
+        algorithm = {"type": "distillation", "distillation": section}
+    trainer: dict[str, Any] = {"optimizer": job.optimizer, "microbatch": "60 tokens"}
+    if job.optimizer["type"] == "sgd":
+        trainer["max_grad_norm"] = None
+    sections: dict[str, Any] = {"algorithm": algorithm}
+    if algorithm in ("sft", "dpo"):
+        pair = {"chosen": "chosen", "rejected": "rejected"} if algorithm == "dpo" else {"response": "answer"}
+        sections["data"] = {"train": {"path": "tasks.jsonl", **pair}}
+    engine = {"type": "fsdp2", **layout, "device": "cpu"}
+    ranked, alone = (
+        make_run(folder, job.model, trainer=trainer | {"engine": each}, **sections)
+        for each in (engine, {"device": "cpu"})
+    )
+    return ranked, alone
+
+
+def batch_for(job: Job, seed: int) -> TrainingBatch:
+    """The data of one update: random answers with random advantages, pairs for DPO, returns for a critic."""
+    batch = batch_of(seed)
+    if job.algorithm == "sft":
+        return TrainingBatch([replace(e, role="sft") for e in batch.experiences])
+    if job.algorithm == "dpo":
+        roles = ("chosen", "rejected")
+        pairs = [
+            replace(e, role=roles[i % 2], pair=f"{seed}, {i // 2}") for i, e in enumerate(batch.experiences)
+        ]
+        return TrainingBatch(pairs)
+    if job.trains_critic:
+        ones = [np.ones(len(e.token_ids), np.float32) for e in batch.experiences]
+        return replace(batch, values=[0 * each for each in ones], returns=ones)
+    return batch
+
+
+class PolicyTrainee:
+    """The policy of an engine: its updates, and what it computes of experiences."""
+
+    model = POLICY
+
+    def __init__(self, engine: Any, run: Run, job: Job) -> None:
+        self.engine = engine
+        self._run = run
+        self._job = job
+        batches = {seed: batch_for(job, seed) for seed in range(4 if job.algorithm == "dpo" else 0)}
+        self._references = {seed: engine.logprobs(each.experiences) for seed, each in batches.items()}
+
+    def learn(self, seeds: Sequence[int]) -> list[dict[str, float]]:
+        """One update for each seed: its metrics and the norm of its gradient."""
+        loss, rows, algorithm = LossSpec(self._run.algorithm, 64), [], self._run.algorithm
+        kl = getattr(algorithm, "kl_loss", None)
+        for seed in seeds:
+            batch = batch_for(self._job, seed)
+            if seed in self._references:
+                batch = replace(batch, ref_logprobs=self._references[seed])
+            elif kl is not None and kl.estimator != "full":
+                batch = replace(batch, ref_logprobs=self.engine.logprobs(batch.experiences, reference=True))
+            if algorithm.type == "distillation":
+                batch = replace(batch, teacher_logprobs=self.engine.teacher_logprobs(batch.experiences))
+            rows.append({**self.engine.forward_backward(batch, loss), "grad_norm": self.engine.step()})
+        return rows
+
+    def outputs(self) -> dict[str, Any]:
+        """Values that the engine computes of experiences without a gradient."""
+        batch = batch_of(9)
+        loss = LossSpec(self._run.algorithm, 64)
+        found = {
+            "log-probs": self.engine.logprobs(batch.experiences),
+            "entropies": self.engine.entropies(batch.experiences),
+        }
+        if self._job.algorithm is FULL_KL:
+            found["KL"] = self.engine.reference_kl(batch.experiences)
+            found["squares"] = self.engine.squared_probabilities(batch.experiences)
+            found["effects"] = self.engine.expected_entropy_effects(batch.experiences)
+        if self._job.algorithm == "sft":
+            found["loss"] = self.engine.evaluate_loss(batch_for(self._job, 9), loss)
+        return found
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: weight.clone() for name, weight in self.engine.iter_weights()}
+
+
+class CriticTrainee:
+    """The critic of an engine."""
+
+    model = CRITIC
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        engine.set_lr(0.01)
+
+    def learn(self, seeds: Sequence[int]) -> list[dict[str, float]]:
+        """One update for each seed."""
+        rows = []
+        for seed in seeds:
+            found = self.engine.forward_backward(batch_for(JOBS["critic"], seed), ValueLoss(None))
+            rows.append({**found, "grad_norm": self.engine.step()})
+        return rows
+
+    def outputs(self) -> dict[str, Any]:
+        return {"values": self.engine.values(batch_of(9).experiences)}
+
+    def weights(self) -> dict[str, Tensor]:
+        """None: what the critic computes is compared."""
+        return {}
+
+
+def alone(run: Run, job: Job) -> PolicyTrainee | CriticTrainee:
+    """The job in this process."""
+    if job.trains_critic:
+        return CriticTrainee(LocalCriticEngine(run, run.algorithm.critic))
+    return PolicyTrainee(LocalEngine(run), run, job)
+
+
+def on_ranks(group: RankGroup, run: Run, job: Job) -> PolicyTrainee | CriticTrainee:
+    """The job on the ranks of a group."""
+    if job.trains_critic:
+        return CriticTrainee(Fsdp2CriticEngine(group, run, run.algorithm.critic))
+    section = run.trainer.engine
+    if isinstance(section, DeepSpeedEngineConfig):
+        engine = Fsdp2Engine(group, run, describe_division(section, "cpu"))
+        assert f"DeepSpeed ZeRO-{section.zero_stage}" in engine.description
+    else:
+        engine = Fsdp2Engine(group, run)
+    return PolicyTrainee(engine, run, job)
+
+
+def gap(found: Any, expected: Any) -> float:
+    """The largest difference of two structures of numbers, |found - expected| / (1 + |expected|); NaN if one is."""
+    if isinstance(expected, Mapping):
+        assert found.keys() == expected.keys()
+        return _largest(gap(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        return _largest(gap(one, other) for one, other in zip(found, expected, strict=True))
+    one, other = (torch.as_tensor(each).double() for each in (found, expected))
+    assert one.shape == other.shape
+    return float(((one - other).abs() / (1 + other.abs())).max()) if one.numel() else 0.0
+
+
+def _largest(gaps: Any) -> float:
+    return float(torch.tensor([0.0, *gaps], dtype=torch.float64).max())
+
+
+@dataclass(frozen=True, slots=True)
+class CountHeld:
+    """Count the numbers that a rank holds between two passes: of a model's trained parameters and, with DeepSpeed, of
+    all parameters and of the optimizer's masters."""
+
+    model: str = POLICY
+
+    def run(self, worker: Rank) -> tuple[int, int, int]:
+        model = worker.model(self.model)
+        every = list(model.master.parameters())
+        if hasattr(every[0], "to_local"):
+            return sum(p.to_local().numel() for p in every if p.requires_grad), 0, 0
+        held = sum(getattr(p, "ds_tensor", p).numel() for p in every)
+        return 0, held, sum(part.numel() for part in model._state.master_parts)
+
+
+def assert_divided(group: RankGroup, model: str, run: Run) -> None:
+    """Each replica's ranks hold about equal parts of a model's trained parameters."""
+    section = run.trainer.engine
+    held = group.run(CountHeld(model))
+    assert len(held) == section.ranks > 1
+    parameters = list(group.worker.model(model).master.parameters())
+    if isinstance(section, DeepSpeedEngineConfig):
+        sizes = {p: getattr(p, "ds_numel", p.numel()) for p in parameters}
+        trained = sum(size for p, size in sizes.items() if p.requires_grad)
+        parts = section.ranks if section.zero_stage == 3 else 1
+        for _, every, masters in held:
+            assert abs(masters - trained / section.ranks) < 0.02 * trained
+            assert abs(every - sum(sizes.values()) / parts) < 0.02 * sum(sizes.values())
+        return
+    trained_ones = [p for p in parameters if p.requires_grad]
+    divided = sum(
+        p.numel() for p in trained_ones if section.tensor_parallel == 1 or p.placements[-1].is_shard()
+    )
+    # Norms, and half of an adapter, are equal on the ranks of tensor parallelism.
+    copied = sum(p.numel() for p in trained_ones) - divided
+    assert divided > (0.3 if run.model.lora else 0.95) * (divided + copied)
+    whole = divided + copied * section.tensor_parallel
+    parts = section.ranks // section.replicate
+    for replica in range(section.replicate):
+        own = [count for count, _, _ in held[replica * parts : (replica + 1) * parts]]
+        assert sum(own) == whole
+        assert max(own) < 1.3 * whole / parts
