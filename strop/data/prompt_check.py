@@ -157,7 +157,7 @@ def _cache_key(
     if section.images is not None:
         return None
     settings = section.model_dump(mode="json", exclude={"path"})
-    limits = [data.max_prompt_tokens, data.overlong, data.images.marker]
+    limits: list[Any] = [data.max_prompt_tokens, data.overlong, data.images.marker]
     if section.few_shot is not None:
         limits.append([*read_examples(section.few_shot)])
     return cache_key("prompts", _LAYOUT, version("strop"), fingerprint, settings, limits, encoder.fingerprint)

@@ -25,23 +25,23 @@ def algorithm_faults(run: Run) -> Iterator[str]:
     data, kind = run.data, run.algorithm.type
     match run.algorithm:
         case SftConfig():
-            for where, taskset in data.training_tasksets().items():
-                yield from _column_faults(taskset, where, kind, needs=("response",), hint=_RESPONSE)
+            for field, trained in data.training_tasksets().items():
+                yield from _column_faults(trained, field, kind, needs=("response",), hint=_RESPONSE)
             for taskset in data.eval:
                 if taskset.response is None:
                     where = f"data.eval ({taskset.name})"
                     yield from _column_faults(taskset, where, kind, needs=(), hint="")
         case DpoConfig():
             pair = ("chosen", "rejected")
-            for where, taskset in data.training_tasksets().items():
-                yield from _column_faults(taskset, where, kind, needs=pair, hint=_PAIR)
+            for field, trained in data.training_tasksets().items():
+                yield from _column_faults(trained, field, kind, needs=pair, hint=_PAIR)
             for taskset in data.eval:
                 if taskset.chosen or taskset.rejected or taskset.response:
                     where = f"data.eval ({taskset.name})"
                     yield from _column_faults(taskset, where, kind, needs=pair, hint=_PAIR)
         case _:
-            for where, taskset in data.training_tasksets().items():
-                yield from _column_faults(taskset, where, kind, needs=(), hint="")
+            for field, trained in data.training_tasksets().items():
+                yield from _column_faults(trained, field, kind, needs=(), hint="")
             for taskset in data.eval:
                 where = f"data.eval ({taskset.name})"
                 yield from _column_faults(taskset, where, kind, needs=(), hint="")
