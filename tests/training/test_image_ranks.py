@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "adapter in the tower": ("qwen2_vl", {"lora": {"rank": 4, "alpha": 8, "exclude": []}}),
     "tiles": ("smolvlm", {}),
     "images that see all of themselves": ("gemma3", {}),
+    "tiles of a grid": ("internvl", {}),
 }
 
 
