@@ -9,7 +9,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Empty: Python keeps compiled modules. The tests start hundreds of interpreters, which would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart real test check slow engines evidence docs clean
+.PHONY: quickstart real test check slow engines juicer evidence docs clean
 
 quickstart: .venv/base
 	$(BIN)/python examples/quickstart/quickstart.py $(ARGS)
@@ -35,6 +35,9 @@ engines: .venv-vllm/ready .venv-sglang/ready  ## tests on vLLM's CPU build and o
 	.venv-vllm/bin/pytest -m engines tests/inference tests/run $(ARGS)
 	.venv-sglang/bin/python -m pytest -m engines -k sglang tests/inference tests/run $(ARGS)
 
+juicer: .venv/dev .venv-datajuicer/ready  ## tests on Data-Juicer, whose service has an environment of its own
+	STROP_DATA_JUICER_PYTHON=.venv-datajuicer/bin/python $(BIN)/pytest -m juicer tests/pipelines $(ARGS)
+
 check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages, links of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,7 +60,7 @@ docs: .venv/dev  ## pages that are generated from the code, and the documentatio
 	@echo "The documentation is in site/index.html."
 
 clean:
-	rm -rf .venv .venv-vllm .venv-sglang build dist runs site
+	rm -rf .venv .venv-vllm .venv-sglang .venv-datajuicer build dist runs site
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Strop needs Python 3.11 or newer; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
@@ -87,6 +90,12 @@ clean:
 	.venv-sglang/bin/python tools/layer_environment.py .venv-vllm tests/inference/sglang_stubs
 	.venv-sglang/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-sglang.txt
 	.venv-sglang/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+.venv-datajuicer/ready: constraints-datajuicer.txt | .venv/base
+	$(BIN)/python -m venv .venv-datajuicer
+	.venv-datajuicer/bin/python tools/layer_environment.py .venv
+	.venv-datajuicer/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-datajuicer.txt
 	touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python

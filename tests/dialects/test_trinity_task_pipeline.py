@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strop.config.schema.task_filters import LlmScoreConfig
-from strop.config.schema.task_operators import OrderConfig
+from strop.config.schema.task_operators import DataJuicerTasksConfig, OrderConfig
 from strop.dialects.trinity.task_operators import write_task_pipeline
 from strop.errors import ConfigError
 
@@ -69,3 +69,15 @@ def test_other_operators_are_refused_or_overridden() -> None:
         )
     with pytest.raises(ConfigError, match="write api_or_hf_model"):
         read(f"{AT}.operators=[{{name: llm_quality_score_filter}}]")
+
+
+def test_operators_of_data_juicer_need_a_service() -> None:
+    operators = "[{name: words_num_filter, args: {min_num: 3}}, {name: document_deduplicator}]"
+    run = read(f"{AT}.operators={operators}", "+service.data_juicer.auto_start=true").run
+    assert run.data.pipeline is not None
+    (juicer,) = run.data.pipeline.operators
+    assert isinstance(juicer, DataJuicerTasksConfig) and juicer.url is None
+    assert juicer.operators == ({"words_num_filter": {"min_num": 3}}, {"document_deduplicator": {}})
+    written = write_task_pipeline(run)
+    assert written["data_processor.task_pipeline.operators.1.name"] == "document_deduplicator"
+    assert written["service.data_juicer.auto_start"] is True

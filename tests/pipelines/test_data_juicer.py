@@ -7,14 +7,21 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
 import pytest
 
 from strop.config.schema.pipeline import DataJuicerConfig
+from strop.config.schema.task_operators import DataJuicerTasksConfig
 from strop.errors import ConfigError, RolloutError
 from strop.pipelines.data_juicer import DataJuicer
+from strop.pipelines.juicer.process import PYTHON
+from strop.pipelines.juicer.service import EFFECTS
+from strop.pipelines.tasks.data_juicer import DataJuicerTasks
+from strop.pipelines.tasks.parts import ROW_ID, Parts, write_part
+from strop.pipelines.tasks.protocol import Removal
 from tests.pipelines.test_experience_pipeline import group
 
 
@@ -22,6 +29,8 @@ class Service(BaseHTTPRequestHandler):
     """Scores a response by its length, and drops rows with a reward of 0. `fail` as a config fails a request."""
 
     config: ClassVar[dict[str, object]] = {}
+    lost: ClassVar[bool] = False
+    """Whether the session has been lost, which a config `lose` causes once."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -29,6 +38,13 @@ class Service(BaseHTTPRequestHandler):
             type(self).config = json.loads(body)
             answer = b"<html></html>" if self.config["config_path"] == "other" else b'{"session_id": "s1"}'
             self._answer(answer, 400 if self.config["config_path"] == "bad" else 200)
+            return
+        if self.path.startswith("/process_rows"):
+            self._answer(_without_odd_rows(body))
+            return
+        if self.config["config_path"] == "lose" and not self.lost:
+            type(self).lost = True
+            self._answer(b'{"error": "there is no such session"}', 409)
             return
         found = re.search(rb"octet-stream\r\n\r\n(.*)\r\n--", body, re.DOTALL)
         assert found is not None and b'name="session_id"\r\n\r\ns1\r\n' in body
@@ -58,6 +74,21 @@ class Service(BaseHTTPRequestHandler):
         pass
 
 
+def _without_odd_rows(body: bytes) -> bytes:
+    """The even rows, with a statistic, and the effects as the service writes them."""
+    with pa.ipc.open_stream(body) as reader:
+        table = reader.read_all()
+    table = table.take(list(range(0, table.num_rows, 2)))
+    table = table.append_column("__dj__stats__", pa.array([{"size": 2.0}] * table.num_rows))
+    effects = [{"name": "even_filter", "rows_in": 3, "rows_out": 2, "removed": [1]}]
+    table = table.replace_schema_metadata({EFFECTS: json.dumps(effects)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
 @pytest.fixture
 def url() -> Iterator[str]:
     server = HTTPServer(("127.0.0.1", 0), Service)
@@ -85,6 +116,31 @@ def test_statistics_become_info_and_filtered_rows_are_removed(url: str) -> None:
     ]
     assert client(group(0.0)) is None
     assert client(group(None)) is None
+
+
+def test_rows_of_a_dataset(url: str, tmp_path: Path) -> None:
+    write_part(tmp_path / "rows.arrow", pa.table({"text": ["a", "b", "c"], ROW_ID: [7, 8, 9]}))
+    section = DataJuicerTasksConfig(url=url, operators=({"even_filter": {}},))
+    (result,) = DataJuicerTasks(section)(Parts((tmp_path / "rows.arrow",)))
+    assert result.table.to_pydict() == {"text": ["a", "c"], ROW_ID: [7, 9], "size": [2.0, 2.0]}
+    assert result.parents.tolist() == [0, 2]
+    assert result.removals == [Removal(1, "even_filter")]
+    assert result.scores["size"].tolist() == [2.0, 2.0]
+    assert result.counts == {"even_filter kept": 2}
+
+
+def test_a_lost_session_is_created_again(url: str) -> None:
+    Service.lost = False
+    found = DataJuicer(DataJuicerConfig(url=url, config="lose"))(group(1.0))
+    assert found is not None and Service.lost
+
+
+def test_an_interpreter_that_cannot_run_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PYTHON, raising=False)
+    with pytest.raises(ConfigError, match="write python, the interpreter"):
+        DataJuicer(DataJuicerConfig(config="x"))
+    with pytest.raises(ConfigError, match="there is no interpreter /no/python"):
+        DataJuicer(DataJuicerConfig(config="x", python="/no/python"))
 
 
 def test_a_service_that_fails(url: str) -> None:

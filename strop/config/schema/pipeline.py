@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from strop.config.schema.base import Section
-from strop.config.units import MAX_SECONDS
+from strop.config.schema.data_juicer import DataJuicerSection
 
 
 class RewardFilterConfig(Section):
@@ -49,26 +48,11 @@ class RewardShapingConfig(Section):
     """Terms, in order."""
 
 
-class DataJuicerConfig(Section):
-    """Operators of Data-Juicer, which the service of Trinity-RFT runs: their filters remove rollouts, and their
+class DataJuicerConfig(DataJuicerSection):
+    """Operators of Data-Juicer, which its service runs on the rollouts of each group: filters remove rollouts, and
     statistics become values of the rollouts' `info`, for `reward_shaping`."""
 
     type: Literal["data_juicer"] = "data_juicer"
-    url: str = Field(pattern=r"^https?://")
-    """Address of the service."""
-    config: str | None = None
-    """Data-Juicer configuration, a YAML file on the machine of the service; it takes precedence over `operators`."""
-    operators: tuple[dict[str, Any], ...] | None = None
-    """Operators, each a mapping from its name to its arguments."""
-    processes: int = Field(4, gt=0)
-    """Number of processes of the service."""
-    timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS)
-    """Maximum duration of a request, which has the rollouts of one group."""
-
-    def faults(self) -> Iterator[str]:
-        """Faults between the fields."""
-        if self.config is None and not self.operators:
-            yield "data_juicer has no operators; write config, or operators"
 
 
 class CustomOperatorConfig(Section):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from strop.config.schema.base import Section
+from strop.config.schema.data_juicer import DataJuicerSection
 from strop.config.schema.language_model import InvalidRepliesConfig, LanguageModelConfig
 
 
@@ -54,6 +55,13 @@ class SynthesizeConfig(Section):
     """Column that gets the number of the variant, 0 for the row itself; null for none."""
     invalid: InvalidRepliesConfig = InvalidRepliesConfig()
     """Treatment of variants without a usable reply: they are left out, with `keep` and `drop` alike."""
+
+
+class DataJuicerTasksConfig(DataJuicerSection):
+    """Operators of Data-Juicer, which its service runs on all rows: filters and deduplicators remove rows, mappers
+    change them, and each statistic becomes a column."""
+
+    type: Literal["data_juicer"] = "data_juicer"
 
 
 class SampleConfig(Section):

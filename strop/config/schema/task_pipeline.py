@@ -17,6 +17,7 @@ from strop.config.schema.task_filters import (
 )
 from strop.config.schema.task_operators import (
     CustomTaskOperatorConfig,
+    DataJuicerTasksConfig,
     LlmMapConfig,
     MixtureConfig,
     OrderConfig,
@@ -38,6 +39,7 @@ TaskOperatorConfig = Annotated[
     | SampleConfig
     | MixtureConfig
     | OrderConfig
+    | DataJuicerTasksConfig
     | CustomTaskOperatorConfig,
     Field(discriminator="type"),
 ]

@@ -9,12 +9,11 @@ from strop.dialects.ledger.key_mapping import (
     always,
     mapped,
     no_effect,
-    placement,
     refused,
     unstated_defaults,
     versions,
 )
-from strop.dialects.ledger.value_types import ANY, BOOLEAN, MAPPING, MAPPING_LIST, STRING, nullable
+from strop.dialects.ledger.value_types import BOOLEAN, MAPPING, MAPPING_LIST, STRING, nullable
 from strop.dialects.trinity import experience_operators, task_operators
 
 _TASKS, _EXPERIENCES = task_operators.TASKS, "data_processor.experience_pipeline"
@@ -26,19 +25,7 @@ def _has_no_operators(foreign: ForeignValues) -> str | None:
 
 
 ROWS: tuple[KeyMapping, ...] = (
-    placement(
-        f"{experience_operators.SERVICE}.auto_start",
-        UNSET,
-        "Strop starts no Data-Juicer service; one that runs at server_url is used",
-        supported=lambda foreign, value: not value,
-        value_type=ANY,
-    ),
-    no_effect(
-        f"{experience_operators.SERVICE}.port",
-        UNSET,
-        "the port of a service that auto_start starts",
-        value_type=ANY,
-    ),
+    *experience_operators.SERVICE_ROWS,
     *task_operators.ROWS,
     *experience_operators.ROWS,
     *unstated_defaults(

@@ -23,11 +23,11 @@ from strop.dialects.ledger.key_mapping import (
     unstated_defaults,
     written_by,
 )
-from strop.dialects.ledger.value_types import MAPPING, STRING, nullable
+from strop.dialects.ledger.value_types import BOOLEAN, INTEGER, MAPPING, STRING, nullable
+from strop.dialects.trinity.juicer_service import SERVICE, read_service, write_service
 from strop.errors import ConfigError
 
 OPERATORS = "data_processor.experience_pipeline.operators"
-SERVICE = "service.data_juicer"
 _OPERATIONS = {"ADD": "add", "SUB": "subtract", "MUL": "multiply", "DIV": "divide"}
 _WITHOUT_EFFECT = ("invalid_reward_filter", "pass_rate_calculator")
 """Operators that a run has anyway: a rollout without a valid reward is never trained on, and the metrics of each step
@@ -41,7 +41,7 @@ def write_pipeline(run: Run) -> Mapping[str, Any]:
     for index, section in enumerate(run.buffer.pipeline):
         values |= {f"{OPERATORS}.{index}.{key}": value for key, value in _operator(section).items()}
         if isinstance(section, DataJuicerConfig):
-            values[f"{SERVICE}.server_url"] = section.url
+            values |= dict(write_service(section))
     return values
 
 
@@ -106,13 +106,7 @@ def _section(foreign: ForeignValues, at: str, operator: Mapping[str, Any]) -> di
 
 
 def _data_juicer(foreign: ForeignValues, at: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    url = foreign[f"{SERVICE}.server_url"]
-    if url is None:
-        raise foreign.error_for(
-            f"{at}.name",
-            f"{at}.name is data_juicer: write {SERVICE}.server_url, the address of the service. Strop does not start "
-            "it; start it with python -m trinity.service.data_juicer.server.server.",
-        )
+    service = read_service(foreign, f"{at}.name")
     names = {"config_path": "config", "operators": "operators", "np": "processes"}
     unknown = [name for name in args if name not in names]
     if unknown:
@@ -120,7 +114,9 @@ def _data_juicer(foreign: ForeignValues, at: str, args: Mapping[str, Any]) -> di
             f"{at}.args", f"{at}.args has {', '.join(unknown)}; data_juicer has {', '.join(names)}."
         )
     written = {names[name]: value for name, value in args.items() if value is not None}
-    return {"type": "data_juicer", "url": url, **written}
+    if "config" in written:
+        written.pop("operators", None)  # Trinity's service reads the recipe only
+    return {"type": "data_juicer", **service, **written}
 
 
 def _shaping_term(foreign: ForeignValues, at: str, written: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,6 +131,24 @@ def _shaping_term(foreign: ForeignValues, at: str, written: Mapping[str, Any]) -
     return {"stat": written["stats_key"], "operation": _OPERATIONS[operation], "weight": weight}
 
 
+SERVICE_ROWS: tuple[KeyMapping, ...] = (
+    mapped(
+        f"{SERVICE}.auto_start",
+        UNSET,
+        "buffer.pipeline",
+        read=pipeline,
+        value_type=nullable(BOOLEAN),
+        note="Strop starts the service with the interpreter in STROP_DATA_JUICER_PYTHON",
+    ),
+    mapped(
+        f"{SERVICE}.port",
+        UNSET,
+        "buffer.pipeline",
+        read=pipeline,
+        value_type=nullable(INTEGER),
+        note="the port of a service that auto_start starts",
+    ),
+)
 ROWS: tuple[KeyMapping, ...] = (
     mapped(
         f"{OPERATORS}.0.name",

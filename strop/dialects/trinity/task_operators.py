@@ -8,7 +8,7 @@ from typing import Any
 from strop.config.schema import Run
 from strop.config.schema.language_model import EngineModelConfig
 from strop.config.schema.task_filters import LlmScoreConfig
-from strop.config.schema.task_operators import OrderConfig
+from strop.config.schema.task_operators import DataJuicerTasksConfig, OrderConfig
 from strop.config.schema.task_pipeline import TaskOperatorConfig
 from strop.dialects.ledger.key_mapping import (
     UNSET,
@@ -23,6 +23,7 @@ from strop.dialects.ledger.key_mapping import (
     written_by,
 )
 from strop.dialects.ledger.value_types import INTEGER, MAPPING, NUMBER, STRING, STRING_OR_LIST, nullable
+from strop.dialects.trinity.juicer_service import has_service, read_service, write_service
 from strop.dialects.trinity.tasksets import tasks
 from strop.errors import ConfigError
 
@@ -43,8 +44,8 @@ _ARGS = (
 )
 _SAMPLING = {"temperature": "temperature", "max_tokens": "max_tokens", "max_new_tokens": "max_tokens"}
 _UNKNOWN = (
-    f"Strop runs {' and '.join(_CRITERIA)} of Data-Juicer's operators, with a question of its own; --here leaves "
-    "the others out. Prepare the tasks with Data-Juicer, or write an operator of data.pipeline in a run file"
+    f"Strop runs {' and '.join(_CRITERIA)} itself, with a question of its own, and Data-Juicer's others by its "
+    "service: write service.data_juicer with auto_start or server_url. Without a service, --here leaves them out"
 )
 
 
@@ -60,11 +61,29 @@ def write_task_pipeline(run: Run) -> Mapping[str, Any]:
     }
     if section.columns is not None:
         values[f"{TASKS}.target_fields"] = list(section.columns)
-    for index, operator in enumerate(section.operators):
+    index = 0
+    for operator in section.operators:
+        if isinstance(operator, DataJuicerTasksConfig):
+            values |= _juicer_values(operator, index)
+            index += len(operator.operators or ())
+            continue
         values |= {f"{TASKS}.{key}": value for key, value in _operator(operator, index).items()}
+        index += 1
     if section.export is not None:
         values |= {f"{TASKS}.output.path": section.export}
         values |= {f"{TASKS}.output.name": section.export_table} if section.export_table else {}
+    return values
+
+
+def _juicer_values(section: DataJuicerTasksConfig, index: int) -> dict[str, Any]:
+    values: dict[str, Any] = dict(write_service(section))
+    if section.config is not None:
+        if index:
+            raise ConfigError("data.pipeline: Trinity has either operators or a recipe of Data-Juicer.")
+        return values | {f"{TASKS}.config_path": section.config}
+    for number, operator in enumerate(section.operators or (), index):
+        (name, args), *_ = operator.items()
+        values |= {f"{OPERATORS}.{number}.name": name, f"{OPERATORS}.{number}.args": args or {}}
     return values
 
 
@@ -107,14 +126,11 @@ def _operator(section: TaskOperatorConfig, index: int) -> dict[str, Any]:
 @written_by(write_task_pipeline)
 def task_pipeline(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the pipeline."""
-    operators = [
-        _section(foreign, f"{OPERATORS}.{index}", operator)
-        for index, operator in (foreign[OPERATORS] or {}).items()
-        if operator.get("name") in _CRITERIA
-    ]
+    operators = list(_sections(foreign))
     if not operators:
         return {}
-    if order := _order(foreign, {_WEIGHTS[operator["criterion"]] for operator in operators}):
+    scored = {_WEIGHTS[operator["criterion"]] for operator in operators if "criterion" in operator}
+    if scored and (order := _order(foreign, scored)):
         operators.append(order)
     section: dict[str, Any] = {"operators": operators}
     if foreign.is_set(f"{TASKS}.num_process"):
@@ -123,6 +139,29 @@ def task_pipeline(foreign: ForeignValues) -> Mapping[str, Any]:
         fields = foreign[f"{TASKS}.target_fields"]
         section["columns"] = [fields] if isinstance(fields, str) else fields
     return {"data.pipeline": section | dict(_export(foreign))}
+
+
+def _sections(foreign: ForeignValues) -> Iterator[dict[str, Any]]:
+    """The operators; neighbors that Data-Juicer runs are one. A recipe takes the place of all, as in Trinity."""
+    config_key = f"{TASKS}.config_path"
+    if foreign.is_set(config_key) and foreign[config_key] and has_service(foreign):
+        service = read_service(foreign, config_key)
+        yield {"type": "data_juicer", **service, "config": foreign[config_key]}
+        return
+    juicer: dict[str, Any] | None = None
+    for index, operator in (foreign[OPERATORS] or {}).items():
+        at = f"{OPERATORS}.{index}"
+        if operator.get("name") not in _CRITERIA:
+            if has_service(foreign):
+                juicer = juicer or {"type": "data_juicer", **read_service(foreign, at), "operators": []}
+                juicer["operators"].append({operator["name"]: operator.get("args") or {}})
+            continue
+        if juicer is not None:
+            yield juicer
+            juicer = None
+        yield _section(foreign, at, operator)
+    if juicer is not None:
+        yield juicer
 
 
 def _section(foreign: ForeignValues, at: str, operator: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,7 +231,7 @@ def _export(foreign: ForeignValues) -> Iterator[tuple[str, Any]]:
 
 
 def _is_known(foreign: ForeignValues, value: Any) -> bool:
-    return value in _CRITERIA
+    return value in _CRITERIA or has_service(foreign)
 
 
 _FIELD = "data.pipeline"
@@ -258,6 +297,13 @@ LATER_ROWS: tuple[KeyMapping, ...] = versions(
     ),
     no_effect(f"{TASKS}.output.*", UNSET, "the run reads the prepared rows by the taskset's own format"),
     refused(f"{TASKS}.priority_weights.*", UNSET, "unknown weight; remove it", supported=never),
-    placement(f"{TASKS}.config_path", UNSET, _UNKNOWN, supported=lambda foreign, value: not value),
+    placement(
+        f"{TASKS}.config_path",
+        UNSET,
+        _UNKNOWN,
+        supported=lambda foreign, value: not value or has_service(foreign),
+        fields=(_FIELD,),
+        read=task_pipeline,
+    ),
     since="0.3",
 )

@@ -16,7 +16,12 @@ from strop.config.schema.base import Section
 from strop.config.schema.data import DataConfig
 from strop.config.schema.language_model import EndpointModelConfig, EngineModelConfig
 from strop.config.schema.task_filters import PassRateConfig
-from strop.config.schema.task_operators import CustomTaskOperatorConfig, MixtureConfig, TemplateConfig
+from strop.config.schema.task_operators import (
+    CustomTaskOperatorConfig,
+    DataJuicerTasksConfig,
+    MixtureConfig,
+    TemplateConfig,
+)
 from strop.data.sources.rows import DatasetRows
 from strop.pipelines.tasks.language_model import endpoint_url
 from strop.pipelines.tasks.protocol import PipelineServices
@@ -62,6 +67,8 @@ def _operator_identity(section: Section, services: PipelineServices) -> list[str
         found += [services.model_fingerprint(section.model), services.rollout_fingerprint()]
     if isinstance(section, CustomTaskOperatorConfig):
         found.append(_operator_code(section.operator))
+    if isinstance(section, DataJuicerTasksConfig) and section.config is not None:
+        found.append(_files_digest(section.config))
     if isinstance(section, MixtureConfig):
         found += [_files_digest(each.path) for each in section.inputs]
     return found

@@ -19,6 +19,7 @@ from strop.config.schema.task_filters import (
 )
 from strop.config.schema.task_operators import (
     CustomTaskOperatorConfig,
+    DataJuicerTasksConfig,
     LlmMapConfig,
     MixtureConfig,
     OrderConfig,
@@ -28,6 +29,7 @@ from strop.config.schema.task_operators import (
 )
 from strop.config.schema.task_pipeline import TaskOperatorConfig
 from strop.pipelines.tasks.custom import CustomTaskOperator
+from strop.pipelines.tasks.data_juicer import DataJuicerTasks
 from strop.pipelines.tasks.duplicates import Deduplicate
 from strop.pipelines.tasks.filters import LanguageFilter, LengthFilter, RangeFilter
 from strop.pipelines.tasks.language_model import LanguageModel, Model
@@ -93,6 +95,7 @@ OPERATORS: dict[type[Section], OperatorType] = {
     ),
     PassRateConfig: OperatorType("model", lambda section, context: context.pass_rate(section)),
     DeduplicateConfig: OperatorType("dataset", lambda section, _: Deduplicate(section)),
+    DataJuicerTasksConfig: OperatorType("dataset", lambda section, _: DataJuicerTasks(section)),
     SampleConfig: OperatorType("dataset", lambda section, _: Sample(section)),
     OrderConfig: OperatorType("dataset", lambda section, _: Order(section)),
     MixtureConfig: OperatorType("dataset", lambda section, context: Mix(section, context.sources)),

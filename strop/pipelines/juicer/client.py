@@ -1,0 +1,180 @@
+"""Client of a Data-Juicer service, with a service of its own where no address is given."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from strop.config.paths import existing_path
+from strop.config.schema.data_juicer import DataJuicerSection
+from strop.errors import ConfigError, StropError
+from strop.pipelines.juicer.process import ServiceProcess, interpreter
+from strop.pipelines.juicer.service import TOKEN
+from strop.workers.restarts import RestartBudget
+from strop.workers.waiting import TimedWait
+
+log = logging.getLogger("strop.pipelines")
+_RETRY_SECONDS = 1.0
+_NO_SESSION = (404, 409)
+
+
+class ServiceError(StropError):
+    """A request that the service refuses, or a service that stays away."""
+
+
+class JuicerClient:
+    """A session with the operators of a section. It survives the end of the service: it waits, or starts it again."""
+
+    def __init__(self, section: DataJuicerSection, kind: str) -> None:
+        """Raises ConfigError if the service cannot be started, is another, or does not accept the operators."""
+        self._section = section
+        self._kind = kind
+        self._budget = RestartBudget(section.max_restarts)
+        self._process: ServiceProcess | None = None
+        self._session = ""
+        try:
+            self._create()
+        except (ServiceError, OSError, http.client.HTTPException) as error:
+            self.close()
+            hint = "" if section.url is None else " Start the service, and write its address as url."
+            raise ConfigError(f"{self._failed(str(error))}{hint}") from error
+
+    @property
+    def address(self) -> str:
+        """Address of the service."""
+        return (self._section.url or "").rstrip("/") if self._process is None else self._process.url
+
+    @property
+    def session(self) -> str:
+        """Id of the session, which changes with a restart of the service."""
+        return self._session
+
+    def close(self) -> None:
+        """End the service that this client has started."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def process(self, path: str, body: Any, content_type: str, answer: IO[bytes]) -> None:
+        """Send rows, and write the answer to a file.
+
+        `body(session)` gives the content: it is called again where the service has been restarted. Raises
+        ServiceError for an operator that fails, and for a service that stays away.
+        """
+        wait = TimedWait(self._section.wait_seconds)
+        while True:
+            try:
+                if not self._session:
+                    self._create()
+                answer.seek(0)
+                answer.truncate()
+                self._post(path.format(session=self._session), body(self._session), content_type, answer)
+                return
+            except (OSError, http.client.HTTPException) as error:
+                self._session = ""
+                self._lost(error, wait)
+
+    def _lost(self, error: Exception, wait: TimedWait) -> None:
+        """Wait for the service, or end the one that has failed. Raises ServiceError when nothing is left to try."""
+        if self._process is not None:
+            how, tail = self._process.ended() or str(error), self._process.log_tail()
+            self.close()
+            if not self._budget.spend():
+                raise ServiceError(
+                    self._failed(f"{how}, after {self._budget}. Its last lines: {tail}")
+                ) from error
+            log.warning("The Data-Juicer service is started again: %s; %s.", how, self._budget)
+            return
+        seconds = wait.next_sleep_seconds(f"the Data-Juicer service at {self.address}", _RETRY_SECONDS)
+        if not wait.remaining_seconds:
+            raise ServiceError(
+                self._failed(f"{error}; it did not come back in {wait.timeout_seconds:.0f} s")
+            ) from error
+        time.sleep(seconds)
+
+    def _create(self) -> None:
+        section = self._section
+        if section.url is None and self._process is None:
+            self._process = ServiceProcess(interpreter(section.python), section.port)
+        config = section.config
+        if config is not None and (found := existing_path(config)) is not None:
+            config = str(found.resolve())
+        request = {
+            "operators": None if section.operators is None else list(section.operators),
+            "config_path": config,
+            "np": section.processes,
+            "pipeline_type": self._kind,
+        }
+        answer = self._request("create", json.dumps(request).encode(), "application/json")
+        try:
+            self._session = str(json.loads(answer)["session_id"])
+        except (ValueError, KeyError, TypeError):
+            raise ServiceError(f"it answers {answer[:200]!r}") from None
+
+    def _request(self, path: str, body: bytes, content_type: str) -> bytes:
+        connection, response = self._open(path, body, content_type)
+        with connection:
+            return response.read()
+
+    def _post(self, path: str, body: Any, content_type: str, answer: IO[bytes]) -> None:
+        connection, response = self._open(path, body, content_type)
+        with connection:
+            while block := response.read(2**20):
+                answer.write(block)
+
+    def _open(self, path: str, body: Any, content_type: str) -> tuple[Any, http.client.HTTPResponse]:
+        """Raises ServiceError for a refusal, ConnectionResetError where the session is lost."""
+        address = urlsplit(self.address)
+        kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+        connection = kind(address.hostname or "", address.port, timeout=self._section.timeout_seconds)
+        headers = {"Content-Type": content_type, **self._authorization()}
+        if not isinstance(body, bytes):
+            headers["Content-Length"] = str(os.fstat(body.fileno()).st_size)
+        try:
+            connection.request("POST", f"{address.path.rstrip('/')}/{path}", body, headers)
+            response = connection.getresponse()
+            if response.status == 200:
+                return _Closing(connection), response
+            content = response.read(2000)
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+        reason = f"{response.status} {_reason(content)}"
+        if response.status in _NO_SESSION and self._session and "session" in reason:
+            raise ConnectionResetError(reason)
+        raise ServiceError(reason)
+
+    def _authorization(self) -> Mapping[str, str]:
+        token = os.environ.get(TOKEN) if self._process is None else self._process.token
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def _failed(self, reason: str) -> str:
+        where = self.address or "(not started)"
+        return f"the Data-Juicer service at {where} failed: {reason.rstrip('.')}."
+
+
+class _Closing:
+    """Closes a connection at the end of a block."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+def _reason(content: bytes) -> str:
+    try:
+        return str(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        return content[:500].decode(errors="replace")
