@@ -60,7 +60,7 @@ class ServiceProcess:
             ) from None
 
     def ended(self) -> str | None:
-        """How the process ended; None while it runs."""
+        """The end of the process; None while it runs."""
         code = self._process.poll()
         return None if code is None else f"it ended {describe_exit(code)}"
 
