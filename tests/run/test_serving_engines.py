@@ -163,7 +163,8 @@ def test_engines_killed_at_random_moments_lose_nothing(engine_values, library, t
         record_kill(f"{library} engine")
     said, _ = process.communicate(timeout=900)
     assert process.returncode == 0, said
-    assert said.count("Restarting it with its latest weights and its pending requests") == KILLS
+    restarts = said.count("Restarting it with its latest weights and its pending requests")
+    assert 1 <= restarts <= KILLS, "two kills may hit processes of the same engine"
     everything = {f"train-{s:06d}-{n:05d}" for s in range(1, KILLS + 3) for n in range(8)}
     assert states(folder) == dict.fromkeys(everything, "done"), "each group was trained on once"
     assert all(row["logprob_diff/mean_abs"] < 1e-4 for row in group_rows(folder))
