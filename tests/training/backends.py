@@ -14,13 +14,16 @@ from torch import Tensor
 from strop.algorithms.loss_spec import LossSpec
 from strop.algorithms.losses.value_losses import ValueLoss
 from strop.config.schema import Run
+from strop.config.schema.algorithm import PpoConfig
+from strop.config.schema.critic import CriticConfig
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
+from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.training.backends.deepspeed import describe_division
 from strop.training.backends.fsdp2 import Fsdp2CriticEngine, Fsdp2Engine
 from strop.training.backends.local import LocalCriticEngine, LocalEngine
 from strop.training.ranks.group import RankGroup
 from strop.training.ranks.messages import CRITIC, POLICY, Rank
-from strop.types import TrainingBatch
+from strop.types import SegmentRole, TrainingBatch
 from tests.training.test_local_engine import batch_of, make_run
 
 Values = Mapping[str, Any]
@@ -134,7 +137,7 @@ def batch_for(job: Job, seed: int) -> TrainingBatch:
     if job.algorithm == "sft":
         return TrainingBatch([replace(e, role="sft") for e in batch.experiences])
     if job.algorithm == "dpo":
-        roles = ("chosen", "rejected")
+        roles: tuple[SegmentRole, SegmentRole] = ("chosen", "rejected")
         pairs = [
             replace(e, role=roles[i % 2], pair=f"{seed}, {i // 2}") for i, e in enumerate(batch.experiences)
         ]
@@ -217,17 +220,22 @@ class CriticTrainee:
         return {}
 
 
+def _critic(run: Run) -> CriticConfig:
+    assert isinstance(run.algorithm, PpoConfig)
+    return run.algorithm.critic
+
+
 def alone(run: Run, job: Job) -> PolicyTrainee | CriticTrainee:
     """The job in this process."""
     if job.trains_critic:
-        return CriticTrainee(LocalCriticEngine(run, run.algorithm.critic))
+        return CriticTrainee(LocalCriticEngine(run, _critic(run)))
     return PolicyTrainee(LocalEngine(run), run, job)
 
 
 def on_ranks(group: RankGroup, run: Run, job: Job) -> PolicyTrainee | CriticTrainee:
     """The job on the ranks of a group."""
     if job.trains_critic:
-        return CriticTrainee(Fsdp2CriticEngine(group, run, run.algorithm.critic))
+        return CriticTrainee(Fsdp2CriticEngine(group, run, _critic(run)))
     section = run.trainer.engine
     if isinstance(section, DeepSpeedEngineConfig):
         engine = Fsdp2Engine(group, run, describe_division(section, "cpu"))
@@ -284,6 +292,7 @@ def assert_divided(group: RankGroup, model: str, run: Run) -> None:
             assert abs(masters - trained / section.ranks) < 0.02 * trained
             assert abs(every - sum(sizes.values()) / parts) < 0.02 * sum(sizes.values())
         return
+    assert isinstance(section, Fsdp2EngineConfig)
     trained_ones = [p for p in parameters if p.requires_grad]
     divided = sum(
         p.numel() for p in trained_ones if section.tensor_parallel == 1 or p.placements[-1].is_shard()

@@ -59,9 +59,9 @@ def experiences(seed: int = 0) -> list[Experience]:
     random = np.random.default_rng(seed)
     result = []
     for group in range(3):
-        prompt = random.integers(5, 250, 6)
+        prompt = random.integers(5, 250, 6).tolist()
         for index in range(4):
-            answer = random.integers(5, 250, random.integers(2, 12))
+            answer = random.integers(5, 250, random.integers(2, 12)).tolist()
             result.append(experience(prompt, answer, group=str(group), index=index, temperature=0.9))
     return result
 

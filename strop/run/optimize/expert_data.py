@@ -16,12 +16,13 @@ class ExpertData:
 
     def __init__(self, demonstrations: OfflineDataset, run: Run) -> None:
         algorithm, trainer = run.algorithm, run.trainer
-        assert isinstance(algorithm, MixConfig | DistillationOnlyConfig)
+        if isinstance(algorithm, MixConfig):
+            fraction, self._temperature = algorithm.expert_fraction, 1.0
+        else:
+            assert isinstance(algorithm, DistillationOnlyConfig)
+            fraction, self._temperature = algorithm.demonstration_fraction, run.rollout.sampling.temperature
         rollouts = (trainer.tasks_per_update or trainer.tasks_per_step) * algorithm.rollouts_per_task
         self._demonstrations = demonstrations
-        is_mix = isinstance(algorithm, MixConfig)
-        self._temperature = 1.0 if is_mix else run.rollout.sampling.temperature
-        fraction = algorithm.expert_fraction if is_mix else algorithm.demonstration_fraction
         self.per_update = expert_answers_per_update(rollouts, fraction)
 
     @property
