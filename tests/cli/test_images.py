@@ -23,6 +23,18 @@ def with_images(run_file: Path) -> Path:
     return run_file
 
 
+@pytest.mark.parametrize("marker", ["<video>", "<audio>"])
+def test_other_media_are_refused_by_name(cli: Cli, run_file: Path, marker: str) -> None:
+    row = json.dumps({"prompt": f"{marker}What?", "answer": "2"})
+    (run_file.parent / "train.jsonl").write_text(row + "\n")
+    refused = cli("check", run_file, "data.incomplete_batch=keep")
+    assert refused.exit_code == 2
+    assert f"train.jsonl line 1: the messages have the marker {marker!r}" in refused.output
+    assert cli("check", run_file, "data.images.marker=null", "data.incomplete_batch=keep").exit_code == 0
+    named = cli("check", run_file, f"data.train.{marker[1:-1]}s=clips")
+    assert "Strop trains on text and images, and not on video or audio" in named.output
+
+
 def test_a_model_that_reads_text_only(cli: Cli, with_images: Path) -> None:
     unnamed = cli("check", with_images)
     assert unnamed.exit_code == 2

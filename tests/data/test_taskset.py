@@ -36,7 +36,7 @@ class Load:
     def __call__(self, path: Path, *, data: dict[str, Any] | None = None, **section: Any) -> TaskSet:
         kind = EvalTasksetConfig if "name" in section else TasksetConfig
         taskset = kind(path=str(path), **section)
-        settings = DataConfig(train=taskset, **(data or {}))
+        settings = DataConfig(train=TasksetConfig(path=str(path)), **(data or {}))
         return load_taskset(taskset, settings, self.tokenizer, seed=1, shuffle=settings.shuffle)
 
 

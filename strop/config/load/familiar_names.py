@@ -16,6 +16,7 @@ _RESPONSE = "data.max_response_tokens=1024"
 _KL = "algorithm.kl_loss.coef=0.001 in the loss, or algorithm.kl_reward.coef in the reward"
 _SAVE = "checkpoint.every='10 steps'"
 _TEST = "evaluate.every='10 steps'"
+_NO_VIDEO = "nothing: Strop trains on text and images, and not on video or audio"
 
 FAMILIAR_NAMES: Mapping[str, str] = {
     "r": "model.lora.rank=16",
@@ -68,6 +69,11 @@ FAMILIAR_NAMES: Mapping[str, str] = {
     "eval_steps": _TEST,
     "reward_funcs": "reward",
     "bf16": "model.compute_dtype=bfloat16",
+    "image_key": "data.train.images=images",
+    "videos": _NO_VIDEO,
+    "video_key": _NO_VIDEO,
+    "audios": _NO_VIDEO,
+    "audio_key": _NO_VIDEO,
 }
 
 

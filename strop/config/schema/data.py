@@ -130,11 +130,16 @@ def expand_train_list(data: Any) -> Any:
     return {**data, "train": train[0], "mixture": list(train[1:])}
 
 
+def _as_trained(value: Any) -> Any:
+    """A taskset that Python code built, as one for training without a weight."""
+    if isinstance(value, TasksetConfig) and not isinstance(value, TrainTasksetConfig):
+        return TrainTasksetConfig.model_validate(value.model_dump(exclude_unset=True))
+    return value
+
+
 TrainTasksetOrList = Annotated[
     TrainTasksetConfig,
-    BeforeValidator(
-        lambda value: value, json_schema_input_type=TrainTasksetConfig | tuple[TrainTasksetConfig, ...]
-    ),
+    BeforeValidator(_as_trained, json_schema_input_type=TrainTasksetConfig | tuple[TrainTasksetConfig, ...]),
 ]
 """A `TrainTasksetConfig`, or in the run file a list of them: `train: [a, b]` is `train: a`, `mixture: [b]`."""
 

@@ -10,6 +10,7 @@ from strop.types import ImageReference, Message
 
 IMAGE_PARTS = ("image", "image_url")
 """Types of content parts that are images."""
+_OTHER_MARKERS = ("<video>", "<audio>")
 ReadImage = Callable[[Any, str], ImageReference]
 """Reads the value of a content part; the text names its place."""
 
@@ -55,6 +56,12 @@ def mentions_images(messages: Sequence[Message], marker: str | None) -> bool:
     return any(True for message in messages for _ in _image_parts(message)) or any(
         marker in text for message in messages if marker is not None for text in _markable_texts(message)
     )
+
+
+def other_media_marker(messages: Sequence[Message]) -> str | None:
+    """The marker of a video or of audio in messages, which has no meaning here; None without one."""
+    texts = [text for message in messages for text in _markable_texts(message)]
+    return next((marker for marker in _OTHER_MARKERS if any(marker in text for text in texts)), None)
 
 
 def place_images(

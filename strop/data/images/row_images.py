@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from strop.config.schema.data import ImagesConfig, TasksetConfig
 from strop.data.encoding.chat_template import ChatPrompt
-from strop.data.images.messages import mentions_images
+from strop.data.images.messages import mentions_images, other_media_marker
 from strop.data.images.prompt_images import RunImages, column_values
 from strop.data.progress_bar import with_progress_bar
 from strop.data.sources.columns import optional_value_at
@@ -38,6 +38,12 @@ class RowImages:
 
     def place_in(self, messages: Sequence[Message], where: str, number: int) -> tuple[Message, ...]:
         """Messages of a row with its images at their places. Raises `DataError`."""
+        if self.settings.marker is not None and (other := other_media_marker(messages)) is not None:
+            raise DataError(
+                f"{where}: the messages have the marker {other!r}, but Strop trains on text and images only, and the "
+                "model would be trained on the marker as text. Remove such rows; if the marker is ordinary text, write "
+                "data.images.marker: null, and content parts of type image where images belong."
+            )
         if self.images is not None:
             return self.images.place(messages, self.of_column(number), where, self.rows.folder(number))
         if mentions_images(messages, self.settings.marker):

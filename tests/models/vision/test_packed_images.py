@@ -167,7 +167,7 @@ def test_a_model_that_must_be_padded_gives_the_same(family: str, tmp_path: Path)
     check_equal(model, experiences_with_images(family, tmp_path), processor, share_prompts=False)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm", "gemma3", "internvl"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("exclude", [None, ()])
 def test_lora_leaves_the_vision_tower_out_unless_asked(
     family: str, exclude: tuple[str, ...] | None, tmp_path: Path
