@@ -10,7 +10,7 @@ from strop.config.checks.images import image_engine_fault
 from strop.config.image_families import IMAGE_FAMILIES, folder_takes_images
 from strop.config.paths import existing_path
 from strop.config.schema import Run
-from strop.config.schema.data import EvalTasksetConfig, ImagesConfig, TasksetConfig
+from strop.config.schema.data import ImagesConfig, TasksetConfig
 from strop.config.schema.generation import GenerationConfig
 from strop.config.schema.model import ModelConfig
 from strop.data.images.prompt_images import RunImages
@@ -41,7 +41,7 @@ def load_prompt_images(run: Run, tokenizer: PreTrainedTokenizerBase) -> RunImage
 
 def _needs_images(run: Run) -> bool:
     """Whether each row of a taskset that is sampled from has images or an empty list of them."""
-    sections = (run.data.train, *run.data.eval)
+    sections = (*run.data.training_tasksets().values(), *run.data.eval)
     return any(each.images and each.images not in each.optional_columns for each in sections)
 
 
@@ -76,12 +76,16 @@ def image_faults(run: Run) -> Iterator[str]:
     except ModelError as error:
         yield str(error)
         return
-    tasksets: tuple[TasksetConfig, ...] = (run.data.train, *run.data.eval, *run.data.demonstrations)
-    for section in tasksets:
+    training = run.data.training_tasksets()
+    tasksets: list[tuple[str, TasksetConfig]] = [
+        (key.removeprefix("data."), each) for key, each in training.items()
+    ]
+    tasksets += [(each.name, each) for each in run.data.eval]
+    tasksets += [(each.name, each) for each in run.data.demonstrations]
+    for name, section in tasksets:
         paths = (section.path,) if isinstance(section.path, str) else section.path
         if section.dataset is not None or not all(map(existing_path, paths)):
             continue
-        name = section.name if isinstance(section, EvalTasksetConfig) else "train"
         is_offline = section.response is not None or section.chosen is not None
         check = check_offline_images if is_offline else check_task_images
         try:

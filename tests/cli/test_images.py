@@ -35,6 +35,15 @@ def test_other_media_are_refused_by_name(cli: Cli, run_file: Path, marker: str) 
     assert "Strop trains on text and images, and not on video or audio" in named.output
 
 
+def test_every_taskset_of_a_mixture_is_checked(cli: Cli, run_file: Path) -> None:
+    row = json.dumps({"prompt": "<image>What?", "answer": "2"})
+    (run_file.parent / "second.jsonl").write_text(row + "\n")
+    mixed = "data.train=[{path: train.jsonl}, {path: second.jsonl}]"
+    refused = cli("check", run_file, mixed, "data.incomplete_batch=keep")
+    assert refused.exit_code == 2
+    assert "second.jsonl line 1: the messages have a place for an image" in refused.output
+
+
 def test_a_model_that_reads_text_only(cli: Cli, with_images: Path) -> None:
     unnamed = cli("check", with_images)
     assert unnamed.exit_code == 2

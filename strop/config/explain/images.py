@@ -56,8 +56,9 @@ def _tile_cost(config: dict[str, Any], processor: dict[str, Any]) -> str:
         )
     edge = (processor.get("max_image_size") or {}).get("longest_edge")
     size = (processor.get("size") or {}).get("longest_edge")
-    if family in ("idefics3", "smolvlm") and edge and size and vision.get("patch_size"):
-        count = (vision["image_size"] // vision["patch_size"] // config.get("scale_factor", 2)) ** 2
+    width, patch = vision.get("image_size"), vision.get("patch_size")
+    if family in ("idefics3", "smolvlm") and edge and size and width and patch:
+        count = (width // patch // config.get("scale_factor", 2)) ** 2
         return (
             f"{count:,} tokens per tile, at most {ceil(size / edge) ** 2} tiles and the whole image, and the tokens "
             "that name the row and column of a tile"
