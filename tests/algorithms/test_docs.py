@@ -59,6 +59,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_file", RUN_FILES, ids=lambda path: path.stem)
 def test_every_run_file_runs(run_file: Path, quickstart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUICKSTART", str(quickstart))

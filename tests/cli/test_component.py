@@ -43,6 +43,7 @@ def adapted(adapter: Path) -> set[str]:
     return {name.partition(".lora_")[0].rpartition(".")[2] for name in names}
 
 
+@pytest.mark.slow
 def test_rft_trainer_fills_outputs_and_resumes(cli: Cli, folder: Path) -> None:
     words = ["--actor_rft_mini_batch_size=2", "--actor_entropy_coeff=0.1", "--actor_optim_lr=1e-2"]
     outputs = ["--intermediate_folder", "inter", "--model_output", "out"]

@@ -249,7 +249,7 @@ def test_python_gets_a_warning() -> None:
     chosen=st.sets(st.sampled_from([key for key in KEY_ALIASES if not EXAMPLES[key][1]]), min_size=1),
     style=st.sampled_from([None, *TYPE_ALIASES["synchronizer.style"]]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_any_mixture_of_names_is_one_run(
     chosen: set[str], style: str | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

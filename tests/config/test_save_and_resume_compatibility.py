@@ -22,7 +22,7 @@ def test_saving_and_loading_gives_the_same_run(run_file: Path, tmp_path: Path) -
     assert load_run(tmp_path / "saved.yaml").run == run
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.sampled_from("ab $ {}\\:#'\"\n-é"), max_size=12))
 def test_any_text_survives(tmp_path: Path, text: str) -> None:
     run = load_values(BASE).run

@@ -107,6 +107,7 @@ def test_subsets_and_splits(environment: dict[str, str], tmp_path: Path) -> None
         assert "\n" not in error
 
 
+@pytest.mark.slow
 def test_the_gsm8k_preparer_reads_it(environment: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, str(REPO / "examples/gsm8k/prepare.py"), "--hub", "--out", "out"]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -450,7 +450,7 @@ TEXTS = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.sampled_from(list(COMPONENTS)), st.data())
 def test_any_configuration_is_read_or_refused(name: str, data: st.DataObject) -> None:
     inputs = [given_.name for given_ in COMPONENTS[name].inputs]

@@ -57,6 +57,7 @@ def component(tmp_path: Path, packages: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 def test_command_restarts_with_installed_packages(tmp_path: Path) -> None:
     make_wheel(tmp_path / "wheels")
     done = component(tmp_path, "strop-probe==1.5")

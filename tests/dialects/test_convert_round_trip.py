@@ -43,6 +43,7 @@ def _reread(found: Conversion, dialect: str) -> Job:
     return _read(yaml_text({**found.values, **added}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASES)
 def test_round_trip(name: str) -> None:
     counts: Counter[str] = Counter()

@@ -275,7 +275,7 @@ VALUES = [
 ]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.sampled_from([row.key for row in LEDGER.rows]), st.sampled_from(VALUES)), max_size=3

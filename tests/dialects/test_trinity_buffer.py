@@ -12,7 +12,7 @@ from strop.config.schema.buffer import (
     QueueBufferConfig,
     SqlBufferConfig,
 )
-from strop.config.schema.data import TaskQueueConfig, TasksetConfig
+from strop.config.schema.data import TaskQueueConfig, TrainTasksetConfig
 from strop.errors import ConfigError
 
 from .trinity_file import BUFFER, TASKSET, read, value
@@ -63,8 +63,8 @@ def test_a_cooldown_without_priorities_is_inactive() -> None:
     assert note.endswith("inactive, because the buffer is no priority queue.")
 
 
-def taskset(**fields: Any) -> TasksetConfig:
-    return TasksetConfig(**{"path": "train.jsonl", "answer": "response", **fields})
+def taskset(**fields: Any) -> TrainTasksetConfig:
+    return TrainTasksetConfig(**{"path": "train.jsonl", "answer": "response", **fields})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def taskset(**fields: Any) -> TasksetConfig:
         ("{path: train.jsonl, format: {prompt_type: messages}}", taskset(prompt="message")),
     ],
 )
-def test_tasks(written: str, expected: TasksetConfig) -> None:
+def test_tasks(written: str, expected: TrainTasksetConfig) -> None:
     assert read(f"~{TASKSET}", f"+{TASKSET}={written}").run.data.train == expected
 
 
@@ -155,8 +155,8 @@ SFT = (
 )
 
 
-def answers(**fields: Any) -> TasksetConfig:
-    return TasksetConfig(**{"path": "sft.jsonl", "answer": None, **fields})
+def answers(**fields: Any) -> TrainTasksetConfig:
+    return TrainTasksetConfig(**{"path": "sft.jsonl", "answer": None, **fields})
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def answers(**fields: Any) -> TasksetConfig:
         ),
     ],
 )
-def test_offline_data(written: str, expected: TasksetConfig) -> None:
+def test_offline_data(written: str, expected: TrainTasksetConfig) -> None:
     run = read(*SFT, f"+{BUFFER}.format={written}").run
     assert (run.algorithm.type, run.trainer.tasks_per_step, run.data.train) == ("sft", 16, expected)
 

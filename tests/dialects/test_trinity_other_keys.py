@@ -117,5 +117,5 @@ def test_a_list_of_one_taskset_is_the_taskset(tmp_path: Path) -> None:
     Path("t.yaml").write_text(listed, encoding="utf-8")
     assert "tasksets: [" in listed and read().run == plain
     Path("t.yaml").write_text(listed.replace("}}]", "}}, {path: b.jsonl}]"), encoding="utf-8")
-    with pytest.raises(ConfigError, match="a run trains on one taskset"):
+    with pytest.raises(ConfigError, match="write one taskset and convert"):
         read()

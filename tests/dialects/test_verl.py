@@ -525,7 +525,7 @@ VALUES = [
 ]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -198,6 +198,7 @@ def test_a_killed_engine_is_restarted_and_repeats_its_requests(pool, caplog):
     assert "(restart 1 of 2)" in message
 
 
+@pytest.mark.slow
 def test_a_restarted_engine_keeps_its_memory_released(folder):
     (request,) = requests_for(random_prompts(5), SAMPLING)
     with running_engine(pool_of(1, NativeFactory(folder), max_restarts=1)) as pool:
@@ -211,6 +212,7 @@ def test_a_restarted_engine_keeps_its_memory_released(folder):
         assert all(map(same, expected, sample_concurrently(pool, [request])))
 
 
+@pytest.mark.slow
 def test_an_engine_beyond_its_restarts_is_given_up(folder):
     with running_engine(pool_of(1, NativeFactory(folder), max_restarts=0)) as pool:
         pool.pause()
@@ -227,6 +229,7 @@ def test_an_engine_beyond_its_restarts_is_given_up(folder):
             pool.load([], 1)
 
 
+@pytest.mark.slow
 def test_an_error_of_a_factory_is_raised_by_start():
     pool = pool_of(1, FailingFactory(ValueError("no such engine")), max_restarts=1)
     with pytest.raises(InferenceError, match=r"(?s)^engine-0 failed:\n.*ValueError: no such engine"):

@@ -83,6 +83,7 @@ def pool_of(engines: int, factory: StubFactory) -> EnginePool:
     return EnginePool(specs, LocalPlacement(), max_restarts=1)
 
 
+@pytest.mark.slow
 def test_an_engine_that_loses_its_processes_is_replaced_with_its_adapter_and_requests(tmp_path: Path):
     starts, adapter = tmp_path / "starts", tmp_path / "adapter"
     starts.mkdir()
@@ -96,6 +97,7 @@ def test_an_engine_that_loses_its_processes_is_replaced_with_its_adapter_and_req
     assert {each.version for each in completions} == {7}
 
 
+@pytest.mark.slow
 def test_a_restarted_engine_receives_its_version_again_from_a_restarted_trainer(tmp_path: Path):
     """The trainer of the first load is gone when the engine is started again, and comes back at another address."""
     starts, files = tmp_path / "starts", [tmp_path / "first", tmp_path / "second"]
@@ -121,6 +123,7 @@ def test_a_restarted_engine_receives_its_version_again_from_a_restarted_trainer(
     assert later.version == 9
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_all_engines(tmp_path: Path):
     with running_engine(pool_of(2, StubFactory(tmp_path))) as pool:
         assert pool.take_statistics() == EngineStatistics(3, 1, 0.5, 20, 8, 4)

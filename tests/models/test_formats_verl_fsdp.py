@@ -52,6 +52,7 @@ def test_joined_shards_are_bitwise_equal(model: Path, actor: Path) -> None:
     assert all(torch.equal(read[name], tensor) for name, tensor in saved.items())
 
 
+@pytest.mark.slow
 def test_replicas_are_read_once(model: Path, tmp_path: Path) -> None:
     folder = shards(model / "model.safetensors", tmp_path / "hsdp", "2,2", 4)
     read = dict(load_verl_fsdp_checkpoint(folder, find_config_folder(folder, model)).named_parameters())

@@ -55,6 +55,7 @@ def _responses() -> list[str]:
     return [*(form.format(each) for form in FORMS for each in EXPRESSIONS.values()), *TEXTS.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grader", CHEAP)
 def test_cheap_graders_are_linear(grader: str) -> None:
     """Each text of a megabyte would take minutes to hours if the time were quadratic in it."""

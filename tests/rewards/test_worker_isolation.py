@@ -67,6 +67,7 @@ def test_the_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch) -> No
     assert [r.reward for r in fewer] == [1, 0, 0, 0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["exit", "hang", "return"])
 def test_what_a_function_started_ends_with_its_worker(tmp_path: Path, ending: str) -> None:
     """A process with a session of its own, and one whose parent has ended, which both hold the pipe."""

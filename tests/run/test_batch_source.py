@@ -110,6 +110,7 @@ def test_a_lost_explorer_is_an_error(tmp_path: Path) -> None:
         ends.source(timeout=0.2).next_batch(1)
 
 
+@pytest.mark.slow
 def test_a_kill_between_checkpoint_and_acknowledgement_repeats_no_group(ends: BufferEnds) -> None:
     ends.explorer.put(make_groups(8))
     first = ends.source()

@@ -66,6 +66,7 @@ def test_mode_min_selects_the_smallest_value(best, scored):
     assert train(best({"best": {"metric": METRIC, "mode": "min"}})).model_step == 5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_remembers_the_best(best, scored, monkeypatch):
     update = RolloutUpdater.update
 

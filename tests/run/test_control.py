@@ -102,6 +102,7 @@ def test_an_exception_in_a_callback_names_the_callback(values):
         strop.train(strop.load(values(trainer__duration="1 steps")), callbacks=[Faulty()])
 
 
+@pytest.mark.slow
 def test_a_callback_stops_the_run_and_the_next_start_continues_it(values):
     whole = strop.train(strop.load(values(name="whole")))
     run = strop.load(values(name="stopped"))

@@ -19,6 +19,7 @@ def train(values, name, lora, **changes):
     return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()][1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", REFERENCES.values(), ids=REFERENCES)
 def test_full_kl_as_a_loss_keeps_the_model_near_the_reference(values, lora):
     algorithm = {"type": "grpo", "rollouts_per_task": 4}
@@ -38,6 +39,7 @@ def test_full_kl_as_a_loss_keeps_the_model_near_the_reference(values, lora):
     assert all(row["kl_loss"] == 0 for row in free)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", REFERENCES.values(), ids=REFERENCES)
 def test_full_kl_in_the_reward_equals_the_k1_estimate(values, lora):
     """Both are computed at the start of a step; over a step's tokens k1 has the same mean up to noise."""

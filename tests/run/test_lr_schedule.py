@@ -55,6 +55,7 @@ def test_a_plateau_reduces_the_rate_and_survives_a_resume(plateau):
     assert model(again.folder) == model(whole.folder)
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_is_repeated_after_a_resume(plateau, monkeypatch):
     whole = train(plateau())
     evaluate = train_loop.TrainLoop._evaluate_after_step

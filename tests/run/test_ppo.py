@@ -63,6 +63,7 @@ def test_a_run_records_the_critics_metrics(values: Values) -> None:
     assert rows[3]["critic/values"] != 0
 
 
+@pytest.mark.slow
 def test_rollouts_are_drawn_by_their_rewards(values: Values) -> None:
     rows = train(values(algorithm={**PPO, "resampling": {"method": "max_random"}}))
     again = train(values(name="again", algorithm={**PPO, "resampling": {"method": "max_random"}}))
@@ -71,6 +72,7 @@ def test_rollouts_are_drawn_by_their_rewards(values: Values) -> None:
     assert rows[1]["updates"] == 2 and rows[1]["policy_loss"] != other[1]["policy_loss"]
 
 
+@pytest.mark.slow
 def test_it_learns(values: Values) -> None:
     """The share of digits rises from that of a random model, one in about twenty tokens."""
     run = values(algorithm={**PPO, "critic": {"optimizer": {"lr": 3e-3}}})

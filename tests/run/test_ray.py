@@ -121,6 +121,7 @@ def test_a_killed_engine_is_restarted_and_its_explorer_continues(values, tmp_pat
     assert (folder / "log" / "explorer-engine-0.log").exists()
 
 
+@pytest.mark.slow
 def test_a_cluster_with_too_few_resources_is_refused_before_the_start(values, cluster):
     def refused(match, **changes):
         section = cluster.section(start_timeout_seconds=1) | changes.pop("cluster", {})

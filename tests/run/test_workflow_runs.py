@@ -83,6 +83,7 @@ def test_turns_by_themselves_and_stores(several, tmp_path, algorithm):
     assert rows[-1]["rollouts/turns"] == 2
 
 
+@pytest.mark.slow
 def test_broken_and_late_rollouts_have_names_of_their_own(several):
     run = several(
         rollout__workflow=f"{MINE}:flaky",

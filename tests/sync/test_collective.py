@@ -334,6 +334,7 @@ def test_an_explorer_killed_during_a_transfer_does_not_block_others(tmp_path, mo
     ]
 
 
+@pytest.mark.slow
 def test_the_explorer_waits_for_a_trainer_killed_during_a_transfer(tmp_path, caplog):
     receiver = CollectiveReceiver(tmp_path, "127.0.0.1", CPU, lambda: None)
     sampler = RecordingSampler()

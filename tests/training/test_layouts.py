@@ -118,6 +118,7 @@ def on_layouts(pairs: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 @on_layouts(PAIRS)
 def test_a_layout_learns_what_one_process_learns(start, model_folder, tmp_path, layout, case):
     run, group = the_run(model_folder, *case, **layout), start(layout["ranks"])

@@ -66,7 +66,13 @@ def update(engine: PolicyModel, number: int) -> tuple[dict[str, float], float]:
     return accumulate(engine, micro_batches(engine, 10_000, seed=number)), engine.step()
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, id=name, marks=() if name in ("float32", "mixed lora") else pytest.mark.slow)
+        for name, model in MODELS.items()
+    ],
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_resumed_optimizer_equals_the_uninterrupted_one_bit_for_bit(
     folder: Path, tmp_path: Path, name: str, model: dict[str, object]
