@@ -1,4 +1,4 @@
-"""Check that the tests cover enough of the package's lines.
+"""Check that the fast tests cover enough of the package's lines.
 
     python tools/check_coverage.py .coverage.json
 
@@ -12,8 +12,8 @@ import json
 import sys
 from pathlib import Path
 
-MINIMUM = 93.0
-"""Lowest share of covered lines, in percent."""
+MINIMUM = 92.0
+"""Lowest share of covered lines, in percent. The slow suite, which is not measured, covers more."""
 _SHOWN = 10
 
 

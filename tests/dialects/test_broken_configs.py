@@ -13,7 +13,7 @@ from strop.errors import ConfigError, PlacementError, StropError
 
 from .broken_configs import DIALECTS, REAL, mutated, read
 
-COUNT = int(os.environ.get("STROP_MUTATIONS", "12"))
+COUNT = int(os.environ.get("STROP_MUTATIONS", "30"))
 """Number of broken configurations per dialect; `make evidence ARGS=mutations` uses a thousand."""
 _PLACE = re.compile(r"config\.yaml:|trinity\.yaml:|override |--")
 _LONGEST = 900
