@@ -28,7 +28,7 @@ class RayPlacement:
     """CPUs reserved for the actor."""
     gpus: float = 0
     """GPUs reserved for the actor; it sees no others."""
-    start_timeout_seconds: float = 120.0
+    start_timeout_seconds: float = 300.0
     """Longest wait for a node with these resources."""
     prefix: str = ""
     """Prefix of the actor's name, before the worker's name."""

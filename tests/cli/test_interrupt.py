@@ -65,7 +65,7 @@ def interrupt(folder: Path, *words: str, ready: Callable[[], bool]) -> tuple[int
             time.sleep(0.05)
         time.sleep(0.3)  # Python notices a signal right before a blocking system call only after the call
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=250)
+        _, errors = process.communicate()
     finally:
         process.kill()
     return process.returncode, errors

@@ -40,7 +40,7 @@ class Nodes:
         finally:
             ray.shutdown()
 
-    def wait_until_free(self, seconds: float = 60) -> None:
+    def wait_until_free(self, seconds: float = 600) -> None:
         """Wait until no actor of an earlier test holds a CPU; call it inside `joined`."""
         deadline = time.monotonic() + seconds
         while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:

@@ -217,7 +217,7 @@ def test_ctrl_c_in_a_script_prints_one_line_and_saves_the_state(values, tmp_path
     try:
         assert process.stdout is not None and process.stdout.readline() == "step\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate()
     finally:
         process.kill()
     lines = [line for line in errors.splitlines() if "Warning" not in line]

@@ -80,7 +80,7 @@ def run_both(loaded, *, explorer=None, explorer_first=False):
         while explorer_first and not state.exists() and not errors:
             time.sleep(0.02)
         threads[1].start()
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 900
         while any(thread.is_alive() for thread in threads) and not errors:
             assert time.monotonic() < deadline, "deadlock of explorer and trainer"
             time.sleep(0.02)

@@ -89,7 +89,7 @@ def test_a_run_whose_engine_dies_again_and_again_stops_with_a_clear_word(values)
     folder = Path(loaded.run.folder_path)
 
     def kill() -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 900
         while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         for engine in engines_of(os.getpid()):
@@ -127,7 +127,7 @@ def test_engines_killed_at_random_moments_change_nothing(values, tmp_path, apart
             draw.choice(engines_of(process.pid)).send_signal(signal.SIGKILL)
             killed += 1
             record_kill("rollout engine")
-    said, _ = process.communicate(timeout=900)
+    said, _ = process.communicate()
     assert process.returncode == 0, said
     assert killed and said.count("Restarting it with its latest weights and its pending requests") == killed
     if apart:

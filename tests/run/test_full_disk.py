@@ -117,7 +117,7 @@ def test_a_disk_that_refuses_the_files_of_one_rank_loses_nothing(values, tmp_pat
     process = start(tmp_path, run | {"name": "full"})
     victim = next_rank_process(process, set())
     resource.prlimit(victim.pid if rank else process.pid, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-    said, _ = process.communicate(timeout=300)
+    said, _ = process.communicate()
     assert process.returncode == 1, said
     paragraph = said[said.index("The checkpoint of step") :].strip()
     assert "\n" not in paragraph and "File too large" in paragraph and "Traceback" not in said

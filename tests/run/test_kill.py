@@ -45,7 +45,7 @@ def start(run_file: Path, name: str) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> str:
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     return output
 
@@ -132,7 +132,7 @@ def test_a_killed_run_resumes_to_the_same_end(uninterrupted, number):
 
 def wait_for_rows(process: subprocess.Popen, folder: Path, count: int) -> None:
     metrics = folder / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 900
     while process.poll() is None and time.monotonic() < deadline:
         if metrics.exists() and metrics.read_text().count("\n") > count:
             return
@@ -148,7 +148,7 @@ def test_a_stopped_run_saves_its_state_and_resumes_to_the_same_end(uninterrupted
     process = start(run_file, folder.name)
     wait_for_rows(process, folder, 4)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate()
     assert process.returncode == 128 + number, output
     assert f"Stopped by {signal.Signals(number).name}" in output
     assert "Traceback" not in output

@@ -44,12 +44,12 @@ def test_a_stopped_and_resumed_run_equals_the_run_in_one_process(values, tmp_pat
     process = start(tmp_path, run)
     wait_for(folder / "metrics.jsonl", lines=3, process=process)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, output
     assert "Explorer and trainer have saved their states" in output
     assert "Traceback" not in output
     process = start(tmp_path, run)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     assert "explorer | " in output and "trainer  | " in output
     assert rows_of(folder) == rows_of(reference.folder)
@@ -66,7 +66,7 @@ def test_no_group_is_lost_when_the_buffer_process_is_killed(values, tmp_path):
     process = start(tmp_path, run)
     wait_for(folder / "metrics.jsonl", lines=2, process=process)
     assert kill_one(process, "buffer")
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     assert (
         "The buffer ended by signal 9 (Killed). It is restarted from its last saved state (restart 1 of at most 3)"
@@ -94,7 +94,7 @@ def group_ids(steps: int) -> set[str]:
 
 
 def wait_for(file: Path, *, lines: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 280
+    deadline = time.monotonic() + 900
     while not (file.exists() and file.read_text().count("\n") >= lines):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
         time.sleep(0.02)
@@ -126,7 +126,7 @@ def test_a_trainer_is_restarted_after_a_kill_of_its_rank(values, tmp_path):
         if child.cmdline()[-1:] == ["rank-1"]
     )
     rank.kill()
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     assert "Rank 1 of the trainer ended by signal 9" in output and "It is restarted" in output
     assert [row["step"] for row in rows_of(folder)] == list(range(5))

@@ -33,7 +33,7 @@ def settings(values, model: Path, name: str, beside: bool) -> dict:
 
 
 def finish(process) -> str:
-    said, _ = process.communicate(timeout=300)
+    said, _ = process.communicate()
     assert process.returncode == 0, said
     return said
 
@@ -43,7 +43,7 @@ def kill_in_a_save(process, root: Path, first: int, rank: int) -> int:
 
     On a busy machine a whole save can pass between two looks: then the next save will do.
     """
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 900
     while not (step := being_written(root, first)):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
         time.sleep(0.001)
@@ -83,7 +83,7 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(
     root = folder / "checkpoints"
     process = start(tmp_path, killed)
     step = kill_in_a_save(process, root, 3, rank)
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate()
     assert process.returncode != 0
     assert rank == 0 or "Rank 1 of the trainer ended by signal 9 (Killed)" in said
     assert not checkpoint.folder_for_step(root, step).exists()
@@ -97,7 +97,7 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(
 
 def next_rank_process(process, before: set[int]) -> psutil.Process:
     """The process of rank 1 that is not one of those before, to which it is added."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 900
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()[0]
         for child in psutil.Process(process.pid).children(recursive=True):
@@ -123,7 +123,7 @@ def test_a_rank_that_is_killed_early_is_named(values, tmp_path, tiny, delay, num
     time.sleep(delay)
     rank.kill()
     record_kill("a rank at its start")
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate()
     assert process.returncode == 75, said
     assert "Rank 1 of the trainer ended by signal 9 (Killed)" in said
     assert "Traceback" not in said

@@ -46,7 +46,7 @@ def cluster():
 
 
 def finish(process) -> str:
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     assert "Traceback" not in output and "(raylet" not in output, output
     return output
@@ -71,7 +71,7 @@ def test_a_stopped_and_resumed_run_on_ray_equals_the_run_in_one_process(values, 
         assert address is not None
         assert (address.certificate is None) == ip_address(address.host).is_loopback, "TLS beyond loopback"
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=180)
+    output, _ = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, output
     assert "Explorer and trainer have saved their states" in output
     finish(start(tmp_path, run))
@@ -157,7 +157,7 @@ def test_a_cluster_without_free_resources_or_with_a_taken_name_is_refused(
         others = [ray.remote(OtherActor).options(name=one, **options).remote() for one in names]
         ray.get([other.__ray_ready__.remote() for other in others])
         process = start(tmp_path, values(cluster=cluster.section(start_timeout_seconds=timeout)))
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate()
         for other in others:
             ray.kill(other)
     assert process.returncode == 2, output

@@ -93,7 +93,7 @@ def test_two_hosts_equal_one_process_despite_an_outage_of_their_database(server,
     server.stop()
     time.sleep(1.5)
     server.start()
-    output = {"train": trainer.communicate(timeout=120)[0], "explore": explorer.communicate(timeout=120)[0]}
+    output = {"train": trainer.communicate()[0], "explore": explorer.communicate()[0]}
     assert (trainer.returncode, explorer.returncode) == (0, 0), output
     together = "".join(output.values())
     assert "does not respond" in together and "responds again" in together
@@ -135,7 +135,7 @@ def test_explorer_and_trainer_are_killed_and_restarted_by_hand(values, tiny, tmp
         at_work[mode].communicate()
         at_work[mode] = start_role(hosts[mode], mode)
     for process in at_work.values():
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate()
         assert process.returncode == 0, output
     is_the_same(folders, reference)
 

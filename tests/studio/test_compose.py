@@ -170,7 +170,7 @@ def test_check_start_and_log(client: TestClient, files: None) -> None:
     assert answer["location"] == "/run?run=sums%2Ffirst" and Path("run.yaml").read_text() == TEXT
     again = ask(client, "start", known=answer["known"])
     assert again.status_code == 400 and "runs already" in again.json()["error"]
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 900
     while "finished" not in (page := client.get(answer["location"]).text) and time.monotonic() < deadline:
         time.sleep(0.5)
     assert "Step 2 of 2" in page

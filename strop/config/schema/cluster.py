@@ -35,7 +35,7 @@ class RayClusterConfig(Section):
     """Name of the explorer's actor."""
     trainer_name: FileName = "trainer"
     """Name of the trainer's actor."""
-    start_timeout_seconds: float = Field(120.0, gt=0, le=MAX_SECONDS)
+    start_timeout_seconds: float = Field(300.0, gt=0, le=MAX_SECONDS)
     """Maximum wait for the nodes, and for the placement of an actor; after it the run stops with an error
     that names the missing resources."""
     logs_by_node: bool = False
