@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
+from strop.runs.folder import RunFolder
 from strop.runs.reader import read_run
+from strop.runs.rollout_file import rollout_files
+from strop.runs.rollout_index import RolloutFilter, RolloutIndex
 from strop.runs.samples import SampleList, choose_samples
 from tests.report.run_folders import group, open_recorder
 
@@ -100,3 +105,16 @@ def test_the_fixed_selection_has_the_same_tasks_after_every_evaluation(tmp_path:
     texts = [tuple(answer.text for answer in sample.answers) for sample in found.samples]
     assert len(texts) == 2 and len(set(texts)) == 2
     assert all(before.replace("at 0", "at 5") == after for before, after in texts)
+
+
+def test_rollouts_from_before_images_are_shown(tmp_path: Path) -> None:
+    with open_recorder(tmp_path) as record:
+        record.log_evaluation("sums", 0, [group(0, ["right"], [1.0])])
+    (file,) = rollout_files(RunFolder(tmp_path))
+    pq.write_table(pq.read_table(file).drop_columns(["images"]), file)
+    (sample,) = lists(tmp_path)["Held out, sums: best"].samples
+    assert (sample.answers[0].text, sample.images) == ("right", ())
+    index = RolloutIndex(RunFolder(tmp_path))
+    index.refresh()
+    (row,) = index.find(RolloutFilter("eval/sums"), 0, 10).rows
+    assert row["text"] == "right"

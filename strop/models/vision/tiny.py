@@ -37,7 +37,12 @@ _NAMED_TOKENS = {
     },
 }
 """Tokens that the processors of transformers find in the tokenizer by a name."""
-_IMAGE_TEXTS = {"gemma3": "<start_of_image>", "internvl": "<IMG_CONTEXT>", "smolvlm": "<image>"}
+_IMAGE_TEXTS = {
+    "gemma3": "<start_of_image>",
+    "idefics3": "<image>",
+    "internvl": "<IMG_CONTEXT>",
+    "smolvlm": "<image>",
+}
 """Text of the chat template for an image; otherwise that of Qwen-VL."""
 
 
@@ -60,8 +65,8 @@ def make_vision_model(
 ) -> Path:
     """Write a Hugging Face folder with random float32 weights, a tokenizer and an image processor.
 
-    `family` is one of `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`, `smolvlm`, `gemma3` and `internvl`. Two by two patches
-    become one token; the last three families have tiles of four by four patches.
+    `family` is one of `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`, `idefics3`, `smolvlm`, `gemma3` and `internvl`. Two by two
+    patches become one token; the last four families have tiles of four by four patches.
     """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -95,13 +100,14 @@ def make_vision_model(
 def _processor(family: str, patch_size: int, min_pixels: int, max_pixels: int) -> dict[str, Any]:
     """Values of preprocessor_config.json."""
     tile = 4 * patch_size
+    splitting = {
+        "size": {"longest_edge": 2 * tile},
+        "max_image_size": {"longest_edge": tile},
+        "do_image_splitting": True,
+    }
     own: dict[str, dict[str, Any]] = {
-        "smolvlm": {
-            "image_processor_type": "SmolVLMImageProcessor",
-            "size": {"longest_edge": 2 * tile},
-            "max_image_size": {"longest_edge": tile},
-            "do_image_splitting": True,
-        },
+        "idefics3": {"image_processor_type": "Idefics3ImageProcessor", **splitting},
+        "smolvlm": {"image_processor_type": "SmolVLMImageProcessor", **splitting},
         "gemma3": {
             "image_processor_type": "Gemma3ImageProcessor",
             "size": {"height": tile, "width": tile},
@@ -124,7 +130,7 @@ def _add_image_tokens(folder: Path, family: str) -> tuple[dict[str, int], int]:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     named = _NAMED_TOKENS.get(family)
-    tokens = tuple(named.values()) if named else _TILE_TOKENS if family == "smolvlm" else _QWEN_TOKENS
+    tokens = tuple(named.values()) if named else _TILE_TOKENS if family in _TILE_VALUES else _QWEN_TOKENS
     if named:
         tokenizer = AutoTokenizer.from_pretrained(folder, extra_special_tokens=named)
     else:
@@ -163,7 +169,7 @@ def _qwen(family: str, text: dict[str, Any], vision: dict[str, Any], ids: dict[s
     }
 
 
-def _smolvlm(text: dict[str, Any], vision: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+def _idefics(text: dict[str, Any], vision: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
     return {
         "text_config": {**text, "model_type": "llama"},
         "vision_config": _square_encoder(vision),
@@ -207,4 +213,4 @@ def _square_encoder(vision: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_TILE_VALUES = {"smolvlm": _smolvlm, "gemma3": _gemma3, "internvl": _internvl}
+_TILE_VALUES = {"idefics3": _idefics, "smolvlm": _idefics, "gemma3": _gemma3, "internvl": _internvl}

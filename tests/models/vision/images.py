@@ -19,7 +19,7 @@ from strop.protocols import ImageProcessor
 from strop.types import ImageReference, IntArray
 
 GRID_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-TILE_FAMILIES = ("smolvlm", "gemma3", "internvl")
+TILE_FAMILIES = ("idefics3", "smolvlm", "gemma3", "internvl")
 FAMILIES = (*GRID_FAMILIES, *TILE_FAMILIES)
 
 
