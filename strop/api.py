@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from strop.config.load.loader import LoadedRun, load_run, load_values
+from strop.config.load.schema_faults import OwnerHint
 from strop.errors import Interrupted
 from strop.run.entry.result import RunResult
 from strop.workers.cleanup import cleanup
@@ -70,7 +71,7 @@ def load(
     return loaded
 
 
-def _key_owner(dotted: str, by_last_name: bool) -> str:
+def _key_owner(dotted: str, by_last_name: bool) -> OwnerHint:
     from strop.dialects.key_owner import run_file_key_owner  # 0.1 s: imports the ledgers of all dialects
 
     return run_file_key_owner(dotted, by_last_name)

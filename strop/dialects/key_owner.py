@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strop.config.load.config_tree import split_key
+from strop.config.load.schema_faults import OwnerHint
 from strop.config.schema.walk import all_keys
 from strop.dialects.registry import LEDGERS
 
@@ -20,16 +21,22 @@ def key_owner_hint(dotted: str, not_of: str, *, by_last_name: bool = True) -> st
     """
     owners = list(_owners(dotted, not_of))
     if owners:
-        rows = [row for name in owners if name in LEDGERS and (row := LEDGERS[name].find_exact(dotted))]
-        field = next((row.fields[0] for row in rows if row.fields), None) if not_of == RUN_FILE else None
-        names = ", ".join("Strop's run file" if name == RUN_FILE else name for name in owners)
-        return f" It is a key of {names}{f'; the run file has {field} for it' if field else ''}."
+        return f" It is a key of {_names(owners)}."
     return _same_last_name(split_key(dotted)[-1], not_of) if by_last_name else ""
 
 
-def run_file_key_owner(dotted: str, by_last_name: bool) -> str:
-    """The `KeyOwner` of run files: a sentence that names the dialect with this key, or an empty string."""
-    return key_owner_hint(dotted, RUN_FILE, by_last_name=by_last_name)
+def run_file_key_owner(dotted: str, by_last_name: bool) -> OwnerHint:
+    """The `KeyOwner` of run files, which also names the run file's field of the same meaning."""
+    owners = list(_owners(dotted, RUN_FILE))
+    rows = [row for name in owners if (row := LEDGERS[name].find_exact(dotted))]
+    field = next((row.fields[0] for row in rows if row.fields), None)
+    if field is None:
+        return OwnerHint(key_owner_hint(dotted, RUN_FILE, by_last_name=by_last_name))
+    return OwnerHint(f" It is a key of {_names(owners)}; the run file has {field} for it.", field)
+
+
+def _names(owners: list[str]) -> str:
+    return ", ".join("Strop's run file" if name == RUN_FILE else name for name in owners)
 
 
 def _owners(dotted: str, not_of: str) -> Iterator[str]:

@@ -37,14 +37,26 @@ _COMPOUND = re.compile(r"[a-z]+(?:[._][a-z0-9]+)+")
 """A name of several words, which cannot be prose."""
 _GENERIC = frozenset({"args", "enable", "every", "function", "model", "name", "path", "type", "weight"})
 """Names of keys that mean something else in each section."""
-KeyOwner = Callable[[str, bool], str]
-"""Returns a sentence that names the configuration format to which a dotted key belongs, or an empty string.
-If the second argument is true, formats with a key of the same last name count too."""
 
 
-def unknown_owner(dotted: str, by_last_name: bool) -> str:
+@dataclass(frozen=True, slots=True)
+class OwnerHint:
+    """The configuration formats to which an unknown key belongs."""
+
+    sentence: str = ""
+    """Names the format; begins with a space. Empty if no other format has the key."""
+    field: str | None = None
+    """The run file's field of the same meaning."""
+
+
+KeyOwner = Callable[[str, bool], OwnerHint]
+"""Finds the configuration formats that have a dotted key; if the second argument is true, also those with a key of the
+same last name."""
+
+
+def unknown_owner(dotted: str, by_last_name: bool) -> OwnerHint:
     """The `KeyOwner` that knows no other configuration format."""
-    return ""
+    return OwnerHint()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +155,10 @@ def unknown_key(keys: KeyPath, values: Any, key_owner: KeyOwner = unknown_owner)
     familiar = "" if near and not owners else familiar_hint(dotted, keys[-1])
     if owners:
         return f"; it belongs to `type: {' or '.join(owners)}`, so write that `type` in the section{_after(familiar)}"
-    owned = key_owner(dotted, False)
-    if "the run file has" not in owned:  # the owner's field says more than its name
-        owned = familiar or owned or key_owner(dotted, near is None)
+    hint = key_owner(dotted, False)
+    owned = hint.sentence
+    if hint.field is None:
+        owned = familiar or owned or key_owner(dotted, near is None).sentence
     if near is not None:
         return f"{did_you_mean(keys[-1], [near])}{owned}"
     if dotted in all_keys():
