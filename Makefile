@@ -18,7 +18,7 @@ real: .venv/real  ## fetches SmolLM2-135M-Instruct and trains it on sums in word
 	$(BIN)/python examples/real/real.py $(ARGS)
 
 # Four processes on two cores, because a test waits for other processes half of its time.
-FAST := -n 4 --dist worksteal -m "not learning and not faults and not slow" --durations=20
+FAST := -n 4 --dist worksteal -m "not (learning or faults or slow or evidence)" --durations=20
 
 test: .venv/dev  ## the fast tests; without ARGS with line coverage and its minimum
 ifeq ($(ARGS),)
@@ -29,7 +29,7 @@ else
 endif
 
 slow: .venv/dev  ## learning tests, fault tests and long end-to-end tests, which CI runs too
-	$(BIN)/pytest -n 3 --dist worksteal -m "learning or faults or slow" $(ARGS)
+	$(BIN)/pytest -n 3 --dist worksteal -m "(learning or faults or slow) and not evidence" $(ARGS)
 
 engines: .venv-vllm/ready .venv-sglang/ready  ## tests on vLLM's CPU build and on SGLang, in environments of their own
 	.venv-vllm/bin/pytest -m engines tests/inference tests/run $(ARGS)

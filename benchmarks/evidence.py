@@ -49,6 +49,7 @@ INTERPRETERS = {"engines": HERE.parent / ".venv-sglang" / "bin" / "python"}
 """Interpreters of the scripts that need an environment of their own, which `make engines` builds."""
 
 TESTS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "cases": (["tests", "-m", "evidence", "-n", "2"], {}),
     "mutations": (["tests/dialects/test_broken_configs.py"], {"STROP_MUTATIONS": "1000"}),
     "backends": (
         [

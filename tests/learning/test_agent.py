@@ -15,7 +15,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "workflows"
 
 
 @pytest.mark.learning
-@pytest.mark.timeout(900)
 def test_an_agents_reward_goes_up(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKFLOWS", str(tmp_path))
     monkeypatch.setenv("EXAMPLES", str(EXAMPLES))

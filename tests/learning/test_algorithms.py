@@ -24,7 +24,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.learning
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", ["ppo", "dapo"])
+@pytest.mark.parametrize("name", [pytest.param("ppo", marks=pytest.mark.evidence), "dapo"])
 def test_it_learns(name: str, shared: Path) -> None:
     script = ROOT / "benchmarks" / "learning.py"
     done = subprocess.run(

@@ -14,7 +14,7 @@ QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
 @pytest.mark.learning
-@pytest.mark.timeout(900)
+@pytest.mark.evidence
 def test_rollouts_of_weights_two_steps_old_reach_the_accuracy(tmp_path, monkeypatch):
     """With a lead of 1 step and new weights every 2 steps, rollouts are up to 2 steps old; the run is deterministic.
 

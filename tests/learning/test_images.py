@@ -16,7 +16,6 @@ WARM_UP_STEPS = 20
 
 
 @pytest.mark.learning
-@pytest.mark.timeout(900)
 def test_colors_in_images_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMAGES", str(tmp_path))
     subprocess.run([sys.executable, EXAMPLE / "make.py", tmp_path], check=True)

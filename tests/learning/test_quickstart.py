@@ -21,7 +21,6 @@ HELD_OUT = "eval/held-out/reward"
 
 
 @pytest.mark.learning
-@pytest.mark.timeout(900)
 def test_the_quickstart_learns_two_digit_sums(tmp_path):
     done = subprocess.run(
         [sys.executable, str(QUICKSTART), "--seed", "1", "--out", str(tmp_path / "quickstart")],
@@ -53,7 +52,6 @@ def test_its_warm_start_is_made(tmp_path, monkeypatch):
 
 
 @pytest.mark.learning
-@pytest.mark.timeout(900)
 def test_grpo_in_one_file_learns_the_same_task(tmp_path, monkeypatch):
     """From the quickstart's warm start, the mean reward of five steps rises by more than 0.2 in 40 steps."""
     monkeypatch.syspath_prepend(QUICKSTART.parent)

@@ -39,7 +39,6 @@ def follow(tutorial: Path, folder: Path) -> None:
 
 
 @pytest.mark.learning
-@pytest.mark.timeout(900)
 def test_own_data_and_reward(tmp_path):
     follow(TUTORIALS / "own-data-and-reward.md", tmp_path)
     lines = (tmp_path / "runs" / "tutorial" / "largest-grpo" / "metrics.jsonl").read_text().splitlines()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.files import digest
+from tests.further_cases import further_cases
 from tests.kill_log import kills, record_kill
 
 from .groups_by_id import assert_each_once
@@ -72,10 +73,12 @@ def run_killed(
     ("transport", "style"),
     [
         ("checkpoint", {"type": "fixed", "max_lead": "1 steps"}),
-        ("checkpoint", {"type": "bounded", "max_staleness": "2 steps"}),
-        ("collective", {"type": "fixed", "every": "2 steps", "max_lead": "1 steps"}),
         ("collective", {"type": "bounded", "max_staleness": "2 steps"}),
-        ("collective", {"type": "on_request", "every": "2 steps"}),
+        *further_cases(
+            ("checkpoint", {"type": "bounded", "max_staleness": "2 steps"}),
+            ("collective", {"type": "fixed", "every": "2 steps", "max_lead": "1 steps"}),
+            ("collective", {"type": "on_request", "every": "2 steps"}),
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else value["type"],
 )

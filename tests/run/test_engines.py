@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 import strop
 from strop.errors import EngineLostError
+from tests.further_cases import further_cases
 from tests.kill_log import kills, record_kill
 
 from .groups_by_id import states as states_of
@@ -106,7 +107,7 @@ def test_a_run_whose_engine_dies_again_and_again_stops_with_a_clear_word(values)
 
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+@pytest.mark.parametrize("apart", [False, *further_cases(True)], ids=["together", "apart"])
 def test_engines_killed_at_random_moments_change_nothing(values, tmp_path, apart):
     settings = {"synchronizer": {"type": "checkpoint", "style": "fixed"}} if apart else {}
     run = values(

@@ -16,6 +16,7 @@ import pytest
 
 import strop
 from strop.errors import StropError, message_with_notes
+from tests.further_cases import further_cases
 
 from .test_launch import start
 from .test_rank_killed import finish, model, next_rank_process
@@ -107,8 +108,7 @@ def test_a_disk_that_is_full_at_any_write_loses_nothing(values, disk):
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, *further_cases(1)])
 def test_a_disk_that_refuses_the_files_of_one_rank_loses_nothing(values, tmp_path, model, rank):
     """A limit on the size of files stands in for the full disk of one of two ranks."""
     run = rank_settings(values, model, "whole", False)

@@ -168,7 +168,6 @@ def test_images_of_agents_and_tools_are_trained_on(tasks: Path, tmp_path: Path, 
 
 
 @pytest.mark.engines
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
 @pytest.mark.parametrize(
     "engine", [pytest.param("vllm", marks=NEEDS_VLLM), pytest.param("sglang", marks=NEEDS_SGLANG)]

@@ -12,6 +12,7 @@ import pytest
 from strop.models.tiny import make_model
 from strop.training.checkpoints import checkpoint
 from tests.files import digest
+from tests.further_cases import further_cases
 from tests.kill_log import kills, record_kill
 
 from .test_distributed import rows_of
@@ -70,9 +71,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(kills(1, sources=3)))
-@pytest.mark.parametrize(("rank", "beside"), [(0, True), (1, True), (1, False)])
+@pytest.mark.parametrize(("rank", "beside"), [(0, True), *further_cases((1, True), (1, False))])
 def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(
     values, tmp_path, model, rank, beside, number
 ):
@@ -130,7 +130,7 @@ def test_a_rank_that_is_killed_early_is_named(values, tmp_path, tiny, delay, num
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(900)
+@pytest.mark.evidence
 def test_a_trainer_whose_ranks_are_killed_early_is_restarted(values, tmp_path, tiny):
     """The trainer's processes end, one after the other, at different seconds of their start; the last one hangs."""
     steps = ("trainer.duration=40 steps", "checkpoint.every=10 steps")

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 import strop
+from tests.further_cases import further_cases
 from tests.kill_log import kills, record_kill
 
 from .groups_by_id import states as states_of
@@ -94,7 +95,7 @@ def test_a_start_after_a_kill_of_the_launcher_waits_for_its_actors(values, tmp_p
 
 
 @pytest.mark.parametrize("number", range(kills(1, sources=len(VICTIMS))))
-@pytest.mark.parametrize("lost", VICTIMS)
+@pytest.mark.parametrize("lost", [*VICTIMS[:1], *further_cases(*VICTIMS[1:])])
 def test_the_work_of_a_lost_node_is_repeated_on_another(values, tmp_path, lost, number):
     """Each role has a node of its own; one node is lost with all its processes, and another one joins."""
     from .clusters import nodes

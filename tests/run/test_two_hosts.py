@@ -117,7 +117,6 @@ def is_the_same(folders: dict[str, Path], reference: strop.RunResult) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(900)
 def test_explorer_and_trainer_are_killed_and_restarted_by_hand(values, tiny, tmp_path):
     length = {"trainer__duration": "8 steps"}
     reference = strop.train(strop.load(values(name="one", **length)))

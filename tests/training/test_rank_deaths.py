@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from strop.workers.child_process import child_environment
+from tests.further_cases import further_cases
 from tests.kill_log import kills, record_kill
 
 SCRIPT = """
@@ -59,7 +60,10 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("moment", "ranks", "number"), [*itertools.product(MOMENTS, (2, 3), ROUNDS)])
+@pytest.mark.parametrize(
+    ("moment", "ranks", "number"),
+    [*itertools.product(MOMENTS, (2,), ROUNDS), *further_cases(*itertools.product(MOMENTS, (3,), ROUNDS))],
+)
 def test_a_killed_rank_is_named(moment, ranks, number):
     """And not one whose collective operation fails as a consequence."""
     process = start(moment, ranks)
@@ -94,12 +98,10 @@ except StropError as error:
     ("how", "ranks"),
     [
         ("stopped", 2),
-        ("stopped", 3),
         ("in", 2),
-        ("in", 3),
         ("after", 2),
         ("between", 2),
-        ("between", 3),
+        *further_cases(("stopped", 3), ("in", 3), ("between", 3)),
     ],
 )
 def test_a_rank_that_hangs_is_named(how: str, ranks: int) -> None:
