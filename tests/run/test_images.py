@@ -175,9 +175,11 @@ def test_images_of_agents_and_tools_are_trained_on(tasks: Path, tmp_path: Path, 
 def test_serving_engines_sample_from_images(
     tasks: Path, tmp_path: Path, engine: str, lora: dict[str, int] | None
 ) -> None:
+    patch_size = 14 if engine == "sglang" else 8  # SGLang's Qwen2.5-VL has no others
+    hidden_size = 128  # vLLM needs heads of 32 values
     folder = make_vision_model(
-        tmp_path / "model", ["Read."] * 9, hidden_size=128
-    )  # vLLM needs heads of 32 values
+        tmp_path / "model", ["Read."] * 9, hidden_size=hidden_size, patch_size=patch_size
+    )
     values = run_values(
         tasks,
         tmp_path / "runs",
