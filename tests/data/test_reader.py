@@ -201,7 +201,12 @@ class TestSplits:
         with pytest.raises(DataError, match=f"is one file, which has no {key}. Remove `{key}: main`"):
             rows_of(write_lines("train.jsonl", ROWS), **{key: "main"})
 
-    def test_subset_of_a_directory_is_refused(self, write_lines: WriteLines) -> None:
+    def test_subset_of_a_directory_is_a_subdirectory(self, write_lines: WriteLines) -> None:
+        write_lines("d/socratic/train.jsonl", ROWS[:1])
+        folder = write_lines("d/main/train.jsonl", ROWS).parents[1]
+        assert len(rows_of(folder, subset="main", split="train")) == len(ROWS)
+
+    def test_missing_subset_of_a_directory_is_refused(self, write_lines: WriteLines) -> None:
         with pytest.raises(DataError, match="is a directory, which has no subset 'main'"):
             rows_of(write_lines("d/train.jsonl", ROWS).parent, subset="main")
 

@@ -58,7 +58,7 @@ class TasksetConfig(Section):
     split: str | None = None
     """Split of a dataset with several splits; an error for a dataset without splits."""
     subset: str | None = None
-    """Subset (on the Hub: config) of a dataset with several subsets."""
+    """Subset of a dataset with several subsets: on the Hub a config, in a directory a subdirectory."""
     prompt: str = "prompt"
     """Column of the prompt: a list of messages, or plain text, which becomes one user message."""
     answer: str | None = "answer"

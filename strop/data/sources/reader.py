@@ -90,10 +90,13 @@ def _refuse(shown: str, why: str, **keys: str | None) -> None:
 
 def _directory_files(place: DataPath, taskset: TasksetConfig) -> list[DataPath]:
     if taskset.subset is not None:
-        raise DataError(
-            f"{place.display_path} is a directory, which has no subset {taskset.subset!r}. Write the "
-            "directory of that subset as the path."
-        )
+        folder = place.child(taskset.subset)
+        if folder.kind() != "directory":
+            raise DataError(
+                f"{place.display_path} is a directory, which has no subset {taskset.subset!r}: there is no "
+                "subdirectory of that name. Write the directory of that subset as the path."
+            )
+        place = folder
     names = files_of_split(_data_files(place), taskset.split, place.display_path)
     if len({file_format(name) for name in names}) > 1:
         raise DataError(
