@@ -37,8 +37,8 @@ def image_bytes(value: Any, where: str, *, base: str, allow_urls: bool) -> bytes
     if isinstance(value, Image):
         return encode_png(value)
     raise DataError(
-        f"{where} is a {type(value).__name__}. An image must be encoded bytes, a path, or a mapping with `bytes` or "
-        "`path`, as `datasets` writes it."
+        f"{where} has the type {type(value).__name__}. An image must be encoded bytes, a path, or a mapping with "
+        "`bytes` or `path`, as `datasets` writes it."
     )
 
 

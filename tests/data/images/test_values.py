@@ -71,7 +71,7 @@ def test_urls_are_read_only_if_allowed() -> None:
     ("value", "message"),
     [
         ("nope.png", "row 1, image 2: there is no file nope.png"),
-        (3, "row 1, image 2 is a int. An image must be encoded bytes"),
+        (3, "row 1, image 2 has the type int. An image must be encoded bytes"),
         ({"bytes": None, "path": None}, "row 1, image 2 has no image: its keys are bytes, path"),
         ({"image": RED, "max_pixels": 100}, "row 1, image 2 has the key 'max_pixels'"),
         ("data:image/png,abc", "without base64"),
