@@ -46,3 +46,28 @@ def test_own_data_and_reward(tmp_path):
     measured = [row[name] for row in map(json.loads, lines) if name in row]
     assert measured[0] <= 0.55
     assert measured[-1] >= 0.8
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    """Rows of a run's metrics with a training step."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def column(run: Path, name: str) -> list[float]:
+    """Values of one metric, by step."""
+    return [row[name] for row in metrics(run) if name in row]
+
+
+@pytest.mark.slow
+def test_many_processes_and_asynchronous(tmp_path):
+    follow(TUTORIALS / "many-processes.md", tmp_path)
+    runs = tmp_path / "runs" / "tutorial"
+    one, two = (column(runs / name, "reward/mean") for name in ("one-process", "two-ranks"))
+    assert one[-1] > one[0] + 0.15
+    assert one == pytest.approx(two, abs=1e-4)
+
+    follow(TUTORIALS / "asynchronous.md", tmp_path)
+    assert column(runs / "concurrent", "staleness/max") == [0] + 14 * [1]
+    rewards = column(runs / "concurrent" / "explorer", "reward/mean")
+    assert len(rewards) == 15
+    assert rewards[-1] > rewards[0] + 0.12
