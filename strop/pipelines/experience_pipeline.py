@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from strop.config.schema.pipeline import (
     CustomOperatorConfig,
     DataJuicerConfig,
+    DiversityRewardConfig,
     ExperienceOperatorConfig,
+    LengthRewardConfig,
+    RelabelConfig,
     RewardFilterConfig,
     RewardShapingConfig,
     RewardStdFilterConfig,
@@ -16,6 +19,8 @@ from strop.config.schema.pipeline import (
 from strop.config.user_code import ImportPath, construct
 from strop.errors import ConfigError, RolloutError
 from strop.pipelines.data_juicer import DataJuicer
+from strop.pipelines.effects import PipelineEffects
+from strop.pipelines.group_shaping import DiversityReward, LengthReward, Relabel
 from strop.pipelines.operators import ExperienceOperator, RewardFilter, RewardShaping, RewardStdFilter
 from strop.types import RolloutGroup
 
@@ -24,27 +29,31 @@ from strop.types import RolloutGroup
 class ExperiencePipeline:
     """Operators that are applied to each scored group, in order."""
 
-    operators: tuple[ExperienceOperator, ...] = ()
+    operators: tuple[ExperienceOperator, ...]
+    effects: PipelineEffects
+    """Effect of each operator, for the metrics of a step."""
 
     def __call__(self, group: RolloutGroup) -> RolloutGroup | None:
         """The group after all operators; None if one removes it. Raises `RolloutError` for an operator that
         returns something else, and what an operator raises."""
-        for operator in self.operators:
+        for operator, effect in zip(self.operators, self.effects.effects, strict=True):
             result = operator(group)
-            if result is None:
-                return None
-            if not isinstance(result, RolloutGroup) or result.id != group.id:
+            if result is not None and (not isinstance(result, RolloutGroup) or result.id != group.id):
                 raise RolloutError(
                     f"buffer.pipeline: {type(operator).__name__} returned {type(result).__name__} for group "
                     f"{group.id}; an operator returns the group with changed rollouts, or None."
                 )
+            effect.add(group, result)
+            if result is None:
+                return None
             group = result
         return group if group.rollouts else None
 
 
 def make_pipeline(sections: Sequence[ExperienceOperatorConfig]) -> ExperiencePipeline:
     """The operators that a run file lists. Raises ConfigError for an operator of the user that cannot be made."""
-    return ExperiencePipeline(tuple(map(_make, sections)))
+    names = tuple(f"{number}_{section.type}" for number, section in enumerate(sections))
+    return ExperiencePipeline(tuple(map(_make, sections)), PipelineEffects(names))
 
 
 def _make(section: ExperienceOperatorConfig) -> ExperienceOperator:
@@ -55,6 +64,12 @@ def _make(section: ExperienceOperatorConfig) -> ExperienceOperator:
             return RewardStdFilter(section.threshold, is_sample=section.deviation == "sample")
         case RewardShapingConfig():
             return RewardShaping(section.terms)
+        case DiversityRewardConfig():
+            return DiversityReward(section.weight, section.ngram_words)
+        case LengthRewardConfig():
+            return LengthReward(section.weight, section.correct_reward)
+        case RelabelConfig():
+            return Relabel(section.threshold, section.above, section.below)
         case DataJuicerConfig():
             return DataJuicer(section)
         case CustomOperatorConfig():

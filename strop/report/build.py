@@ -10,6 +10,7 @@ from typing import Any
 
 from strop.report.charts import make_charts
 from strop.report.page import render_page, write_page
+from strop.report.task_section import read_task_section
 from strop.report.thumbnails import make_thumbnails
 from strop.runs.folder import RunFolder
 from strop.runs.formatting import format_duration, format_number
@@ -60,6 +61,7 @@ def write_report(folder: Path) -> Path:
         faults=learning_faults(data.rows),
         headline=headline_values(data, status),
         charts=make_charts(data),
+        tasks=read_task_section(data.folder),
         samples=samples,
         thumbnails=make_thumbnails(data.folder.images, images),
         sessions=data.sessions,

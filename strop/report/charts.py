@@ -21,6 +21,7 @@ _TITLE_PREFIXES = (
     "rollouts",
     "staleness",
     "importance",
+    "pipeline",
 )
 """Prefixes of metric names that a chart's title already gives, and its labels omit."""
 
@@ -58,6 +59,15 @@ PANELS = (
         "Tasks drawn by the curriculum",
         ("curriculum/drawn_rate", "curriculum/success_rate", "curriculum/explored_fraction"),
     ),
+    ChartPanel(
+        "Rollouts removed by operators of buffer.pipeline",
+        ("pipeline/*/removed_fraction",),
+        only_if_above_0=True,
+    ),
+    ChartPanel(
+        "Rollouts with a changed reward, by operator", ("pipeline/*/changed_fraction",), only_if_above_0=True
+    ),
+    ChartPanel("Mean change of the rewards, by operator", ("pipeline/*/reward_change",)),
     ChartPanel("Clipped tokens", ("clip_fraction", "clip_fraction/*")),
     ChartPanel("Gradient norm", ("grad_norm",)),
     ChartPanel("Learning rate", ("lr",)),

@@ -157,6 +157,25 @@ METRICS: dict[str, Metric] = {
         "lower",
         "Groups that dynamic sampling dropped because all their rewards are equal, or that `buffer.pipeline` removed.",
     ),
+    "pipeline/<name>/removed_fraction": Metric(
+        "Rollouts",
+        "fraction",
+        None,
+        "Fraction of the scored rollouts that an operator of `buffer.pipeline` saw since the step before, and removed. "
+        "An operator's name is its number, from 0, and its type.",
+    ),
+    "pipeline/<name>/changed_fraction": Metric(
+        "Rollouts",
+        "fraction",
+        None,
+        "Fraction of the rollouts that an operator left whose reward it changed.",
+    ),
+    "pipeline/<name>/reward_change": Metric(
+        "Rollouts",
+        "",
+        None,
+        "Mean change of the rewards of the rollouts that an operator left; `reward/mean` is before all operators.",
+    ),
     "groups/trained": Metric(
         "Rollouts",
         "groups",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic import TypeAdapter
 from strop.config.schema.pipeline import ExperienceOperatorConfig
 from strop.errors import ConfigError, RolloutError
 from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipeline
-from strop.types import Rollout, RolloutGroup, SamplingParams, Task
+from strop.types import Rollout, RolloutGroup, SamplingParams, Task, Turn
 
 SAMPLING = SamplingParams()
 
@@ -102,6 +103,61 @@ def test_a_reward_that_becomes_infinite_is_an_error() -> None:
     shape = pipeline({"type": "reward_shaping", "terms": [{"stat": "q", "operation": "multiply"}]})
     with pytest.raises(RolloutError, match=r"turns the reward 1e\+308 of rollout r0 into inf"):
         shape(group(1e308, info={"q": 100.0}))
+
+
+def answered(*texts: str, reward: float = 1.0) -> RolloutGroup:
+    given = group(*(reward for _ in texts), None)
+    rollouts = [replace(r, text=text) for r, text in zip(given.rollouts, texts, strict=False)]
+    return replace(given, rollouts=(*rollouts, given.rollouts[-1]))
+
+
+def test_diversity_is_added() -> None:
+    """Bigrams: {ab, bc}, {ab, bd}, {x}. The first two share 1 of 3, the third nothing."""
+    reward = pipeline({"type": "diversity_reward", "weight": 3.0})
+    found = reward(answered("a b c", "A  b d", "x"))
+    assert rewards(found)[:3] == pytest.approx([1 + 3 * 5 / 6, 1 + 3 * 5 / 6, 4.0])
+    assert found is not None and found.rollouts[2].info == {"diversity": 1.0} and rewards(found)[3] is None
+    assert rewards(reward(answered("same", "same"))) == [1.0, 1.0, None]
+    assert rewards(reward(answered("alone"))) == [1.0, None]
+
+
+def of_lengths(*lengths: int, reward: float) -> RolloutGroup:
+    def turn(length: int) -> Turn:
+        ids, logprobs = np.zeros(length, np.int32), np.zeros(length, np.float32)
+        return Turn(np.zeros(1, np.int32), ids, logprobs, None, "stop", 0)
+
+    given = group(*(reward for _ in lengths))
+    rollouts = [replace(r, turns=(turn(n),)) for r, n in zip(given.rollouts, lengths, strict=True)]
+    return replace(given, rollouts=tuple(rollouts))
+
+
+def test_short_responses_are_rewarded() -> None:
+    """The lengths 10, 15, 30 are 0, 1/4 and 1 of the way from the shortest to the longest."""
+    shape = pipeline({"type": "length_reward", "weight": 2.0})
+    assert rewards(shape(of_lengths(10, 15, 30, reward=1.0))) == [2.0, 1.5, 0.0]
+    assert rewards(shape(of_lengths(10, 15, 30, reward=0.0))) == [0.0, 0.0, -1.0]
+    assert rewards(shape(of_lengths(7, 7, reward=1.0))) == [1.0, 1.0]
+
+
+def test_rewards_are_relabelled() -> None:
+    relabel = pipeline({"type": "relabel", "threshold": 0.3, "above": 2.0, "below": -1.0})
+    assert rewards(relabel(group(0.3, 0.29, None))) == [2.0, -1.0, None]
+
+
+def test_effects_of_each_operator() -> None:
+    """The filter removes one of 1, 0, 3; relabelling changes one of the other two, by 2."""
+    both = pipeline({"type": "reward_filter", "min_reward": 0.5}, {"type": "relabel", "above": 3.0})
+    both(group(1.0, 0.0, 3.0, None))
+    assert both.effects.take_metrics() == {
+        "pipeline/0_reward_filter/removed_fraction": pytest.approx(1 / 3),
+        "pipeline/0_reward_filter/changed_fraction": 0.0,
+        "pipeline/0_reward_filter/reward_change": 0.0,
+        "pipeline/1_relabel/removed_fraction": 0.0,
+        "pipeline/1_relabel/changed_fraction": 0.5,
+        "pipeline/1_relabel/reward_change": 1.0,
+    }
+    both(group(0.0))
+    assert both.effects.take_metrics() == {"pipeline/0_reward_filter/removed_fraction": 1.0}
 
 
 OPERATORS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -174,3 +175,20 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="not a run folder"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_task_pipeline(tmp_path: Path) -> None:
+    """Rows in and out of each operator, and a bar for each bin of a score."""
+    folder = make_run(tmp_path / "run")
+    scores = {"quality": {"edges": [0.0, 0.5, 1.0], "counts": [1, 4], "count": 5, "mean": 0.7}}
+    operator = {"type": "llm_score", "rows_in": 5, "rows_out": 4, "seconds": 1.0, "removed": {"below 0.5": 1}}
+    manifest = {"rows_in": 5, "rows_out": 4, "operators": [operator | {"counts": {}, "scores": scores}]}
+    (folder / "task_pipeline.json").write_text(json.dumps({"folder": "x", "manifest": manifest}))
+    html = write_report(folder).read_text(encoding="utf-8")
+    text = " ".join(Page(html).text.split())
+    assert "made 4 training rows out of 5" in text and "1 below 0.5" in text
+    assert "quality of 5 rows, mean 0.7" in text
+    assert "width: 25.0%" in html and "width: 100.0%" in html
+    (folder / "task_pipeline.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        write_report(folder)

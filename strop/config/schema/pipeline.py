@@ -48,6 +48,40 @@ class RewardShapingConfig(Section):
     """Terms, in order."""
 
 
+class DiversityRewardConfig(Section):
+    """Reward for responses that differ from the others of their group: 1 minus the mean Jaccard similarity of their
+    sets of word n-grams, which also becomes the statistic `diversity` of the rollout's `info`."""
+
+    type: Literal["diversity_reward"] = "diversity_reward"
+    weight: float = 1.0
+    """Factor of the diversity, which is between 0 and 1; 0 computes the statistic only."""
+    ngram_words: int = Field(2, gt=0)
+    """Number of words in an n-gram."""
+
+
+class LengthRewardConfig(Section):
+    """Reward for short responses in comparison with the others of their group (arXiv 2501.12599): from 0.5 for the
+    shortest to -0.5 for the longest; a wrong response gets only the negative part."""
+
+    type: Literal["length_reward"] = "length_reward"
+    weight: float = 1.0
+    """Factor of the length reward, which is between -0.5 and 0.5."""
+    correct_reward: float = 1.0
+    """Minimum reward of a correct response."""
+
+
+class RelabelConfig(Section):
+    """Replacement of rewards by one of two values."""
+
+    type: Literal["relabel"] = "relabel"
+    threshold: float = 0.5
+    """Minimum reward that becomes `above`; lower ones become `below`."""
+    above: float = 1.0
+    """New reward from `threshold` on."""
+    below: float = 0.0
+    """New reward under `threshold`."""
+
+
 class DataJuicerConfig(DataJuicerSection):
     """Operators of Data-Juicer, which its service runs on the rollouts of each group: filters remove rollouts, and
     statistics become values of the rollouts' `info`, for `reward_shaping`."""
@@ -69,6 +103,9 @@ ExperienceOperatorConfig = Annotated[
     RewardFilterConfig
     | RewardStdFilterConfig
     | RewardShapingConfig
+    | DiversityRewardConfig
+    | LengthRewardConfig
+    | RelabelConfig
     | DataJuicerConfig
     | CustomOperatorConfig,
     Field(discriminator="type"),

@@ -66,6 +66,8 @@ def _operator(section: ExperienceOperatorConfig) -> dict[str, Any]:
             }
         case CustomOperatorConfig():
             raise ConfigError(f"buffer.pipeline: Trinity has no operator {section.operator}.")
+        case _:
+            raise ConfigError(f"buffer.pipeline: Trinity has no operator {section.type}.")
 
 
 def _term(term: RewardTermConfig) -> dict[str, Any]:

@@ -201,6 +201,7 @@ class ContinuousExplorer:
         }
         if self._settings.filters_groups:
             metrics["groups/filtered"] = float(len(sampled) - step.learnable)
+        metrics |= self._settings.pipeline.effects.take_metrics()
         self._progress.record(step.number, sampled, metrics)
         self._last_record = now
         self._recorded = step.number

@@ -110,6 +110,7 @@ class Collector:
         metrics = seconds | self._observed
         if self._settings.filters_groups:
             metrics["groups/filtered"] = float(len(sampled) - len(learnable))
+        metrics |= self._settings.pipeline.effects.take_metrics()
         return CollectedStep(sampled, learnable, metrics)
 
     def _take(self, count: int) -> list[Task]:
