@@ -56,7 +56,7 @@ def check_run(loaded: LoadedRun) -> None:
     has another vocabulary than the policy, or a row has images that the run cannot use; DataError if
     the sources cannot be read.
     """
-    from strop.config.load.preflight import missing_files
+    from strop.config.load.preflight import hub_models, missing_files
     from strop.data.inspection import inspect_data
     from strop.rewards.known_sources import unknown_sources
     from strop.run.prompt_images import image_faults
@@ -74,7 +74,7 @@ def check_run(loaded: LoadedRun) -> None:
     if faults:
         raise ConfigError(*faults)
     for stage in loaded.runs:
-        for line in inspect_data(stage.run):
+        for line in (*hub_models(stage.run), *inspect_data(stage.run)):
             echo(line)
         for advice in unusual_values(stage.run):
             echo(advice)

@@ -54,8 +54,13 @@ def _training_lines(run: Run) -> Iterator[str]:
 
 
 def _unread(name: str, section: TasksetConfig) -> str:
-    what = "a dataset class" if section.dataset is not None else "not a file of this machine"
-    return f"{name}: not read ({what})"
+    if section.dataset is not None:
+        return f"{name}: not read (a dataset class)"
+    paths = (section.path,) if isinstance(section.path, str) else section.path
+    if names := [path for path in paths if "://" not in path and existing_path(path) is None]:
+        shown = ", ".join(names)
+        return f"{name}: not read (there is no {shown} here, so the run loads it from the Hugging Face hub)"
+    return f"{name}: not read (not a file of this machine)"
 
 
 def _rows(name: str, section: TasksetConfig) -> DatasetRows | None:

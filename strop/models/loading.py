@@ -240,8 +240,15 @@ def load_tokenizer(section: ModelConfig) -> PreTrainedTokenizerBase:
         if len(tokenizer) <= len(tokenizer.all_special_ids):  # as transformers loads an empty folder
             raise ValueError("it has no vocabulary")
     except LOAD_ERRORS as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        if not is_local(path):
+            raise ModelError(
+                f"{key}: there is no folder {path} here, and no tokenizer could be loaded from the Hugging Face hub "
+                f"under this name: {reason}. Write the path of a model folder, or a name of the hub (owner/name) "
+                "that this machine can reach or has in its cache."
+            ) from error
         raise ModelError(
-            f"{key}: no tokenizer could be loaded from {path}: {error}. Put tokenizer.json and "
+            f"{key}: no tokenizer could be loaded from {path}: {reason}. Put tokenizer.json and "
             "tokenizer_config.json there, or set model.tokenizer to another folder."
         ) from error
     return tokenizer

@@ -33,6 +33,20 @@ DAMAGES: list[tuple[str, Damage, list[str], str]] = [
     ("interpolation", lambda _: None, ["name=${nowhere}"], "not found"),
     ("override", lambda _: None, ["trainer.tasks_per_stp=1"], "did you mean 'tasks_per_step'"),
     ("grammar", lambda _: None, ["seed=[1"], "cannot be parsed"),
+    (
+        "unquoted",
+        lambda _: None,
+        ["trainer.duration=10", "steps"],
+        "override 'steps': there is no '=' in it; an override is written key=value. If it belongs to the value "
+        "before it, quote the whole: 'trainer.duration=10 steps'.",
+    ),
+    (
+        "unquoted style",
+        lambda _: None,
+        ["synchronizer.style={type:", "fixed}", "seed=2"],
+        "quote the whole: 'synchronizer.style={type: fixed}'.",
+    ),
+    ("a word", lambda _: None, ["steps", "seed=2"], "override 'steps': there is no '=' in it"),
     ("batches", lambda _: None, ["trainer.tasks_per_update=48"], "is not a multiple"),
     ("no data", _remove("train.jsonl"), [], "there is no file train.jsonl"),
     ("empty data", lambda f: (f / "train.jsonl").write_text(""), [], "train.jsonl is empty"),
@@ -56,6 +70,36 @@ DAMAGES: list[tuple[str, Damage, list[str], str]] = [
     ("no reward file", lambda _: None, ["reward=none.py:f"], "there is no file none.py"),
     ("no template", lambda _: None, ["data.chat_template=t.jinja"], "there is no file t.jinja"),
 ]
+
+
+def test_names_of_no_folder_may_be_names_of_the_hub(cli: Cli, run_file: Path) -> None:
+    """`check` says what the run will look for on the hub, and asks no hub."""
+    result = cli("check", run_file, "model.path=a/b", "data.train.path=c/d")
+    assert result.exit_code == 0, result.stderr
+    assert (
+        "model: there is no folder a/b here, so the run loads a/b from the Hugging Face hub" in result.stdout
+    )
+    assert "train: not read (there is no c/d here, so the run loads it from" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "a/b",
+            "model.path: there is no folder a/b here, and no tokenizer could be loaded from the Hugging Face hub",
+        ),
+        ("./models/x", "model.path: there is no folder ./models/x."),
+    ],
+)
+def test_training_with_a_folder_that_is_not_there(
+    cli: Cli, run_file: Path, monkeypatch: pytest.MonkeyPatch, name: str, expected: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    result = cli("train", run_file, f"model.path={name}")
+    assert result.exit_code == 1
+    assert expected in result.stderr and "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(

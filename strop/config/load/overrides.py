@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
@@ -38,12 +39,31 @@ def parse_valid_overrides(
 ) -> list[Override]:
     """Parse overrides; what `parse_overrides` raises is appended to `faults`, and the override left out."""
     overrides = []
-    for text in texts:
+    for index, text in enumerate(texts):
         try:
+            if _is_word(text):
+                raise ConfigError(_stray_word(texts, index))
             overrides.append(_parse(text, groups=groups))
         except ConfigError as error:
             faults += error.faults
     return overrides
+
+
+def _is_word(text: str) -> bool:
+    return "=" not in text and not text.startswith("~")
+
+
+def _stray_word(texts: Sequence[str], index: int) -> str:
+    """The fault of a word without '=', with the quotes that are missing if it follows an override."""
+    shown = (
+        f"override {texts[index][:_MAX_SHOWN]!r}: there is no '=' in it; an override is written key=value."
+    )
+    first = next((n for n in range(index, -1, -1) if not _is_word(texts[n])), None)
+    if first is None or texts[first].startswith("~"):
+        return shown
+    last = next((n for n in range(index, len(texts)) if not _is_word(texts[n])), len(texts))
+    whole = redact_override(" ".join(texts[first:last]))[:_MAX_SHOWN]
+    return f"{shown} If it belongs to the value before it, quote the whole: {shlex.quote(whole)}."
 
 
 def _parse(text: str, *, groups: bool) -> Override:

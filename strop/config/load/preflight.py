@@ -246,6 +246,16 @@ def _model(path: str, field: str, sources: Mapping[str, Source]) -> list[str]:
     return [f"{_at(field, sources)}: the model folder {path} has {', '.join(missing)}."] if missing else []
 
 
+def hub_models(run: Run) -> list[str]:
+    """Return one sentence for a model path that names no folder here, and so may name a model of the hub."""
+    path = run.model.path
+    if is_local(path):
+        return []
+    return [
+        f"model: there is no folder {path} here, so the run loads {path} from the Hugging Face hub (or its cache)"
+    ]
+
+
 def _tasks(taskset: TasksetConfig, field: str, sources: Mapping[str, Source]) -> list[str]:
     paths = (taskset.path,) if isinstance(taskset.path, str) else taskset.path
     faults = []

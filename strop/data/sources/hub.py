@@ -45,7 +45,8 @@ def read_hub_dataset(name: str, split: str | None, subset: str | None) -> HfData
     except (OSError, ValueError, DatasetsError) as error:
         raise DataError(
             f"There is no file or directory {name}, and it cannot be loaded as a dataset from the Hugging "
-            f"Face hub: {_one_line(error)}"
+            f"Face hub: {_one_line(error).rstrip('.')}. Write the path of a file or folder, or a name of the hub "
+            "(owner/name) that this machine can reach or has in its cache."
         ) from None
     if split is None:
         return _one_split(loaded, name, split)
