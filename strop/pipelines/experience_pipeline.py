@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from strop.config.schema.pipeline import (
     CustomOperatorConfig,
@@ -11,6 +13,7 @@ from strop.config.schema.pipeline import (
     DiversityRewardConfig,
     ExperienceOperatorConfig,
     LengthRewardConfig,
+    LlmQualityConfig,
     RelabelConfig,
     RewardFilterConfig,
     RewardShapingConfig,
@@ -21,8 +24,11 @@ from strop.errors import ConfigError, RolloutError
 from strop.pipelines.data_juicer import DataJuicer
 from strop.pipelines.effects import PipelineEffects
 from strop.pipelines.group_shaping import DiversityReward, LengthReward, Relabel
+from strop.pipelines.llm_quality import LlmQuality
 from strop.pipelines.operators import ExperienceOperator, RewardFilter, RewardShaping, RewardStdFilter
 from strop.types import RolloutGroup
+
+log = logging.getLogger("strop.pipelines")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +56,16 @@ class ExperiencePipeline:
         return group if group.rollouts else None
 
 
-def make_pipeline(sections: Sequence[ExperienceOperatorConfig]) -> ExperiencePipeline:
-    """The operators that a run file lists. Raises ConfigError for an operator of the user that cannot be made."""
+def make_pipeline(sections: Sequence[ExperienceOperatorConfig], replies: Path) -> ExperiencePipeline:
+    """The operators that a run file lists; `replies` is the folder for the replies of language models.
+
+    Raises ConfigError for an operator of the user that cannot be made, and for a language model without an address.
+    """
     names = tuple(f"{number}_{section.type}" for number, section in enumerate(sections))
-    return ExperiencePipeline(tuple(map(_make, sections)), PipelineEffects(names))
+    return ExperiencePipeline(tuple(_make(section, replies) for section in sections), PipelineEffects(names))
 
 
-def _make(section: ExperienceOperatorConfig) -> ExperienceOperator:
+def _make(section: ExperienceOperatorConfig, replies: Path) -> ExperienceOperator:
     match section:
         case RewardFilterConfig():
             return RewardFilter(section.min_reward)
@@ -64,6 +73,8 @@ def _make(section: ExperienceOperatorConfig) -> ExperienceOperator:
             return RewardStdFilter(section.threshold, is_sample=section.deviation == "sample")
         case RewardShapingConfig():
             return RewardShaping(section.terms)
+        case LlmQualityConfig():
+            return LlmQuality(section, replies, log.warning)
         case DiversityRewardConfig():
             return DiversityReward(section.weight, section.ngram_words)
         case LengthRewardConfig():

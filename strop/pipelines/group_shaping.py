@@ -33,7 +33,7 @@ class DiversityReward:
                 continue
             value = _dissimilarity(rollout.index, grams)
             counted = replace(rollout, info={**rollout.info, DIVERSITY: value})
-            rollouts.append(_with_reward(counted, reward + self.weight * value))
+            rollouts.append(with_reward(counted, reward + self.weight * value))
         return replace(group, rollouts=tuple(rollouts))
 
     def _grams(self, text: str) -> frozenset[tuple[str, ...]]:
@@ -65,7 +65,7 @@ class LengthReward:
             value = 0.5 - (lengths[rollout.index] - shortest) / (longest - shortest)
             if rollout.reward < self.correct_reward:
                 value = min(value, 0.0)
-            return _with_reward(rollout, rollout.reward + self.weight * value)
+            return with_reward(rollout, rollout.reward + self.weight * value)
 
         return replace(group, rollouts=tuple(map(shaped, group.rollouts)))
 
@@ -82,12 +82,12 @@ class Relabel:
         def relabelled(rollout: Rollout) -> Rollout:
             if rollout.reward is None:
                 return rollout
-            return _with_reward(rollout, self.above if rollout.reward >= self.threshold else self.below)
+            return with_reward(rollout, self.above if rollout.reward >= self.threshold else self.below)
 
         return replace(group, rollouts=tuple(map(relabelled, group.rollouts)))
 
 
-def _with_reward(rollout: Rollout, reward: float) -> Rollout:
+def with_reward(rollout: Rollout, reward: float) -> Rollout:
     """The rollout with this reward; rewards of turns are shifted by equal amounts, so that it is their sum."""
     assert rollout.reward is not None
     turns = rollout.turn_rewards

@@ -14,12 +14,13 @@ from strop.config.schema.pipeline import ExperienceOperatorConfig
 from strop.errors import ConfigError, RolloutError
 from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipeline
 from strop.types import Rollout, RolloutGroup, SamplingParams, Task, Turn
+from tests.rewards.judge_server import judge_server, says
 
 SAMPLING = SamplingParams()
 
 
-def pipeline(*sections: dict[str, Any]) -> ExperiencePipeline:
-    return make_pipeline(TypeAdapter(tuple[ExperienceOperatorConfig, ...]).validate_python(sections))
+def pipeline(*sections: dict[str, Any], replies: Path = Path()) -> ExperiencePipeline:
+    return make_pipeline(TypeAdapter(tuple[ExperienceOperatorConfig, ...]).validate_python(sections), replies)
 
 
 def group(*rewards: float | None, **fields: Any) -> RolloutGroup:
@@ -142,6 +143,30 @@ def test_short_responses_are_rewarded() -> None:
 def test_rewards_are_relabelled() -> None:
     relabel = pipeline({"type": "relabel", "threshold": 0.3, "above": 2.0, "below": -1.0})
     assert rewards(relabel(group(0.3, 0.29, None))) == [2.0, -1.0, None]
+
+
+def test_a_language_model_judges(tmp_path: Path) -> None:
+    """Scores 4, nonsense, 1 of 1 to 5: 3/4 and 0; without a score a reward is kept. Nothing is asked twice."""
+    texts = {"good": "Score: 4", "odd": "no idea", "bad": "Score: 1"}
+
+    def answer(body: dict[str, Any], _: int) -> Any:
+        prompt = body["messages"][0]["content"]
+        return says(next(reply for text, reply in texts.items() if f"Response:\n{text}\n" in prompt))
+
+    with judge_server(answer) as server:
+        model = {"url": server.url, "model": "m"}
+        judge = pipeline(
+            {"type": "llm_quality", "model": model, "weight": 2.0, "attempts": 2}, replies=tmp_path
+        )
+        found = judge(answered(*texts))
+        assert rewards(found) == [2.5, 1.0, 1.0, None]
+        assert found is not None and found.rollouts[0].info == {"llm_quality_score": 0.75}
+        assert len(server.requests) == 4
+        with pytest.raises(
+            RolloutError, match=r"gave no score for 2 of 6 responses .*max_invalid_fraction 0\.1"
+        ):
+            judge(answered(*texts))
+        assert len(server.requests) == 4
 
 
 def test_effects_of_each_operator() -> None:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
@@ -172,7 +173,7 @@ def explore(
     explorer = Explorer({"train": runner}, {"train": FakeRewards(log)}, event_loop, StopSignal(), seed=1)
     buffer = FakeBuffer()
     subscriber = FakeSubscriber(buffer, 2, max_staleness)
-    settings = GroupSettings(2, 3, SAMPLING, None, None, None, 0.1, make_pipeline(()))
+    settings = GroupSettings(2, 3, SAMPLING, None, None, None, 0.1, make_pipeline((), Path()))
     loop = ContinuousExplorer(
         progress,
         settings,

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from strop.config.schema.base import Section
 from strop.config.schema.data_juicer import DataJuicerSection
+from strop.config.schema.language_model import EndpointModelConfig
 
 
 class RewardFilterConfig(Section):
@@ -46,6 +47,22 @@ class RewardShapingConfig(Section):
     type: Literal["reward_shaping"] = "reward_shaping"
     terms: tuple[RewardTermConfig, ...] = Field(min_length=1)
     """Terms, in order."""
+
+
+class LlmQualityConfig(Section):
+    """Reward for the quality of a response, from 0 to 1, which a language model judges; the score also becomes the
+    statistic `llm_quality_score` of the rollout's `info`."""
+
+    type: Literal["llm_quality"] = "llm_quality"
+    model: EndpointModelConfig
+    """Language model that is asked; replies are cached in the run's folder."""
+    weight: float = 1.0
+    """Factor of the score; 0 computes the statistic only."""
+    attempts: int = Field(3, gt=0)
+    """Maximum number of requests for a response; further ones sample at temperature 1. A response without a score keeps
+    its reward."""
+    max_invalid_fraction: float = Field(0.1, ge=0, le=1)
+    """Maximum fraction of responses without a score, of which one is always allowed; above it the run stops."""
 
 
 class DiversityRewardConfig(Section):
@@ -103,6 +120,7 @@ ExperienceOperatorConfig = Annotated[
     RewardFilterConfig
     | RewardStdFilterConfig
     | RewardShapingConfig
+    | LlmQualityConfig
     | DiversityRewardConfig
     | LengthRewardConfig
     | RelabelConfig

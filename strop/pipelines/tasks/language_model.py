@@ -24,13 +24,18 @@ class LanguageModel:
     """A language model and the cache of its replies, so that no request is sent twice."""
 
     def __init__(
-        self, section: Model, services: PipelineServices | None, cache: JudgeCache, say: Say
+        self,
+        section: Model,
+        services: PipelineServices | None,
+        cache: JudgeCache,
+        say: Say,
+        owner: str = "data.pipeline",
     ) -> None:
-        """Raises ConfigError for an endpoint without an address."""
+        """`owner` is the key of the pipeline. Raises ConfigError for an endpoint without an address."""
         self._section = section
         self._services = services
         self._cache = cache
-        self._client = _client(section, say) if isinstance(section, EndpointModelConfig) else None
+        self._client = _client(section, say, owner) if isinstance(section, EndpointModelConfig) else None
 
     def replies(self, prompts: Sequence[str], attempt: int) -> list[str | None]:
         """The reply to each prompt; None where the endpoint rejects the request.
@@ -116,11 +121,11 @@ def endpoint_url(section: EndpointModelConfig) -> str | None:
     return section.url or os.environ.get(URL_VARIABLE) or None
 
 
-def _client(section: EndpointModelConfig, say: Say) -> ChatCompletionsClient:
+def _client(section: EndpointModelConfig, say: Say, owner: str) -> ChatCompletionsClient:
     url = endpoint_url(section)
     if not url:
         raise ConfigError(
-            f"data.pipeline: the model {section.model!r} has no address. Write its url, the base URL of an "
+            f"{owner}: the model {section.model!r} has no address. Write its url, the base URL of an "
             f"OpenAI-compatible endpoint such as http://localhost:8000/v1, or set {URL_VARIABLE}."
         )
     key = None if section.api_key_env is None else read_secret(section.api_key_env)
@@ -131,6 +136,6 @@ def _client(section: EndpointModelConfig, say: Say) -> ChatCompletionsClient:
         section.retries,
         section.backoff_seconds,
         owner=f"The language model {section.model!r}",
-        keys="`url`, `model` and `api_key_env` of the operator in data.pipeline",
+        keys=f"`url`, `model` and `api_key_env` of the operator in {owner}",
         on_wait=say,
     )

@@ -117,14 +117,7 @@ class LlmScore:
         ]
 
     def _parse(self, reply: str) -> float | None:
-        found = last_match(self._pattern, reply)
-        try:
-            score = float(found) if found is not None else math.nan
-        except ValueError:
-            return None
-        lowest, highest = self._section.scale
-        scaled = (score - lowest) / (highest - lowest)
-        return scaled if 0 <= scaled <= 1 else None
+        return scaled_score(self._pattern, self._section.scale, reply)
 
 
 class LlmMap:
@@ -233,6 +226,18 @@ def compile_pattern(text: str) -> re.Pattern[str]:
             f"data.pipeline: pattern {text!r} has {pattern.groups} groups; write one, around the value."
         )
     return pattern
+
+
+def scaled_score(pattern: re.Pattern[str], scale: tuple[float, float], reply: str) -> float | None:
+    """The last score in a reply, from 0 to 1; None for a reply without one, or with one outside of the scale."""
+    found = last_match(pattern, reply)
+    try:
+        score = float(found) if found is not None else math.nan
+    except ValueError:
+        return None
+    lowest, highest = scale
+    scaled = (score - lowest) / (highest - lowest)
+    return scaled if 0 <= scaled <= 1 else None
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> str | None:

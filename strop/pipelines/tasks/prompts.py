@@ -23,3 +23,5 @@ DIFFICULTY = (
     + _ANSWER.format(lowest="trivial", highest="for experts only")
 )
 SCORE_PROMPTS = {"quality": QUALITY, "difficulty": DIFFICULTY}
+SCORE_PATTERN = r'"?[Ss]core"?\s*[:=][\s*"]*(-?\d+(?:\.\d+)?)'
+"""Regular expression of a score in the reply."""

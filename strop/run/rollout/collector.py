@@ -16,6 +16,7 @@ from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipelin
 from strop.run.rollout.explorer import ExplorationResult, Explorer, ScoredGroup, check_error_fraction
 from strop.run.rollout.sampling import sampling_params
 from strop.run.rollout.tasks import TrainTaskSource
+from strop.runs.folder import RunFolder
 from strop.types import ExperienceGroup, RolloutGroup, SamplingParams, Task
 from strop.workflows.experiences import group_to_experiences
 
@@ -46,7 +47,7 @@ class GroupSettings:
             dynamic=getattr(algorithm, "dynamic_sampling", None),
             oversampling=run.oversampling,
             max_error_fraction=run.rollout.max_error_fraction,
-            pipeline=make_pipeline(run.buffer.pipeline),
+            pipeline=make_pipeline(run.buffer.pipeline, RunFolder.of(run).judge_cache / "pipeline"),
         )
 
     @property
