@@ -266,6 +266,19 @@ def test_script_is_read_without_executing_it() -> None:
     assert [note for note in loaded.notes if "learning_rate=rate is not read" in note]
 
 
+def test_rewards_of_a_file_next_to_the_script() -> None:
+    """As with `python train.py`, whose path begins with the script's folder."""
+    folder = Path("scripts")
+    folder.mkdir()
+    (folder / "rewards.py").write_text("def right(completions, **kwargs): ...\n")
+    (folder / "train.py").write_text(
+        "from rewards import right\nfrom elsewhere import short\ndata = load_dataset('data')\n"
+        "GRPOTrainer(model='m', reward_funcs=[right, short], train_dataset=data, args=GRPOConfig('out'))\n"
+    )
+    functions = read_trl_script(folder / "train.py").run.reward.functions
+    assert [part.function for part in functions] == ["scripts/rewards.py:right", "elsewhere.short"]
+
+
 def test_scripts_that_cannot_be_read() -> None:
     for text, said in (
         ("x = 1", "this one has 0"),

@@ -71,3 +71,12 @@ def test_many_processes_and_asynchronous(tmp_path):
     rewards = column(runs / "concurrent" / "explorer", "reward/mean")
     assert len(rewards) == 15
     assert rewards[-1] > rewards[0] + 0.12
+
+
+@pytest.mark.slow
+def test_from_trl(tmp_path):
+    follow(TUTORIALS / "from-trl.md", tmp_path)
+    rewards = column(tmp_path / "out", "reward/mean")
+    assert len(rewards) == 15
+    assert rewards[-1] > rewards[0] + 0.12
+    assert "reward: rewards.py:vowels\n" in (tmp_path / "run.yaml").read_text()

@@ -146,10 +146,13 @@ class _Script:
         )
 
     def _imports(self) -> Iterator[tuple[str, str]]:
+        """Names that the script imports, with what they name: a file next to the script, or a dotted path."""
         for node in ast.walk(self.module):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                file = self.path.parent.joinpath(*node.module.split(".")).with_suffix(".py")
+                origin = f"{file}:" if file.is_file() else f"{node.module}."
                 for alias in node.names:
-                    yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+                    yield alias.asname or alias.name, f"{origin}{alias.name}"
 
     def _assigned(self, value: ast.expr) -> ast.expr:
         """The value of a variable that is assigned exactly once; another expression itself."""
