@@ -29,7 +29,7 @@ RUN_FILES = [
     path
     for path in sorted((ROOT / "examples").rglob("*.yaml"))
     if path.parent.name not in ("azureml", "verl")
-    and path.name != "tools.yaml"
+    and path.name not in ("tools.yaml", "dj_scoring.yaml")
     and detect_dialect(read_yaml(path)) == "strop"
 ]
 """Run files among the examples, without the files of other tools."""
