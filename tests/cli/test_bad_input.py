@@ -37,7 +37,7 @@ DAMAGES: list[tuple[str, Damage, list[str], str]] = [
         "unquoted",
         lambda _: None,
         ["trainer.duration=10", "steps"],
-        "override 'steps': there is no '=' in it; an override is written key=value. If it belongs to the value "
+        "override 'steps': there is no '=' in it. An override is written key=value. If it belongs to the value "
         "before it, quote the whole: 'trainer.duration=10 steps'.",
     ),
     (

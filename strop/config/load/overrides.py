@@ -56,7 +56,7 @@ def _is_word(text: str) -> bool:
 def _stray_word(texts: Sequence[str], index: int) -> str:
     """The fault of a word without '=', with the quotes that are missing if it follows an override."""
     shown = (
-        f"override {texts[index][:_MAX_SHOWN]!r}: there is no '=' in it; an override is written key=value."
+        f"override {texts[index][:_MAX_SHOWN]!r}: there is no '=' in it. An override is written key=value."
     )
     first = next((n for n in range(index, -1, -1) if not _is_word(texts[n])), None)
     if first is None or texts[first].startswith("~"):
