@@ -49,12 +49,16 @@ class RewardShapingConfig(Section):
     """Terms, in order."""
 
 
+class QualityModelConfig(EndpointModelConfig):
+    """Language model behind an OpenAI-compatible endpoint that judges responses."""
+
+
 class LlmQualityConfig(Section):
     """Reward for the quality of a response, from 0 to 1, which a language model judges; the score also becomes the
     statistic `llm_quality_score` of the rollout's `info`."""
 
     type: Literal["llm_quality"] = "llm_quality"
-    model: EndpointModelConfig
+    model: QualityModelConfig
     """Language model that is asked; replies are cached in the run's folder."""
     weight: float = 1.0
     """Factor of the score; 0 computes the statistic only."""
