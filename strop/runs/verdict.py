@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from strop.errors import see_troubleshooting
@@ -50,7 +51,7 @@ def learning_faults(rows: Sequence[Mapping[str, float | None]]) -> list[str]:
     faults = []
     equal = _values(trained, "groups/zero_variance_fraction")
     gradients = _values(trained, "grad_norm")
-    if len(equal) == len(trained) and min(equal) == 1:
+    if len(equal) == len(trained) and min(equal) == 1 and not _shaped(trained):
         faults.append(_equal_rewards(trained))
     elif len(gradients) >= MIN_STEPS and not any(gradients):
         faults.append(
@@ -67,6 +68,12 @@ def learning_faults(rows: Sequence[Mapping[str, float | None]]) -> list[str]:
     if faults:
         faults[-1] += f" {see_troubleshooting('the-reward-stays-flat')}"
     return [*faults, *_divergence_faults(trained)]
+
+
+def _shaped(rows: Sequence[Mapping[str, float | None]]) -> bool:
+    """Whether `buffer.pipeline` changed rewards, after those that the metrics of groups count."""
+    shares = (row[name] for row in rows for name in row if fnmatchcase(name, "pipeline/*/changed_fraction"))
+    return any(shares)
 
 
 def _divergence_faults(rows: Sequence[Mapping[str, float | None]]) -> Iterator[str]:

@@ -34,6 +34,13 @@ def test_equal_rewards_in_all_steps() -> None:
     assert learning_faults([{"eval/sums/reward": 0.0}] * 5) == []
 
 
+def test_equal_rewards_that_a_pipeline_tells_apart() -> None:
+    shaped = EQUAL | {"grad_norm": 0.3, "pipeline/0_length_reward/changed_fraction": 0.5}
+    assert learning_faults([shaped] * 3) == []
+    kept = EQUAL | {"pipeline/0_length_reward/changed_fraction": 0.0}
+    assert "equal rewards" in learning_faults([kept] * 3)[0]
+
+
 def test_zero_gradients_and_truncated_responses() -> None:
     (fault,) = learning_faults([VARIED | {"grad_norm": 0.0}] * 3)
     assert "The gradient was zero in all 3 steps" in fault
