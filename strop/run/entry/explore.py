@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.buffer.factory import clear_buffer, open_buffer
 from strop.config.load.loader import LoadedRun
@@ -14,7 +15,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, RolloutAlgorithmConfig, SftConfig
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
 from strop.inference.interruptible_sampler import InterruptibleSampler
-from strop.protocols import Buffer
+from strop.protocols import Buffer, InferenceEngine
 from strop.rewards.known_sources import require_known_sources
 from strop.run.distributed.placement import local_address
 from strop.run.distributed.rendezvous import describe_rendezvous, rendezvous
@@ -41,7 +42,12 @@ from strop.sync.factory import CrossProcessSync, clear_versions, open_weight_rec
 from strop.sync.publish import Subscriber
 from strop.sync.transport import WeightReceiver
 from strop.workers.cleanup import closing
+from strop.workers.event_loop_thread import EventLoopThread
 from strop.workers.signals import StopSignal
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
 
 EXPLORER_MEMBER = "explorer-0"
 """Name under which the explorer registers in the buffer."""
@@ -75,14 +81,7 @@ def explore(
         open_rollout_services(run, reward_sources(run, reward)) as services,
         open_separate_engine(run, tokenizer) as sampler,
     ):
-        interruptible = InterruptibleSampler(
-            sampler,
-            services.event_loop,
-            tokenizer,
-            "keep" if isinstance(section.style, FixedStyleConfig) else section.style.pause_mode,
-            timeout_seconds=section.timeout_seconds,
-            check=stop.check,
-        )
+        interruptible = _interruptible(section, sampler, services.event_loop, tokenizer, stop)
         probe = probe_tokens(tokenizer, run.max_sequence_tokens)
         loader = ProbedLoader(interruptible, services.event_loop, probe, max_logprob_gap(run))
         runners = make_workflow_runners(run, interruptible, tokenizer, services.services)
@@ -98,20 +97,7 @@ def explore(
         )
         start = StartPoint(RunState(step=state.step), None, notes)
         with (
-            closing(
-                open_weight_receiver(
-                    section, folder.path, host=local_address(run), device=sampler.device, check=stop.check
-                )
-            ) as receiver,
-            closing(
-                open_buffer(
-                    run.buffer,
-                    folder.path,
-                    role="writer",
-                    member_name=EXPLORER_MEMBER,
-                    check=partial(_check_stop_and_trainer, stop, receiver, horizon.steps),
-                )
-            ) as buffer,
+            _open_exchange(run, section, folder, sampler.device, stop, horizon.steps) as (receiver, buffer),
             Recorder(own, loaded, horizon, start) as recorder,
         ):
             subscriber = Subscriber(
@@ -141,6 +127,41 @@ def explore(
                 evaluates=bool(tasks.eval) and run.evaluate.at_end,
                 warmup_steps=run.trainer.warmup_steps,
             )
+
+
+def _interruptible(
+    section: CrossProcessSync,
+    sampler: InferenceEngine,
+    event_loop: EventLoopThread,
+    tokenizer: PreTrainedTokenizerBase,
+    stop: StopSignal,
+) -> InterruptibleSampler:
+    """The sampler whose requests a load of weights interrupts as the synchronizer's style says."""
+    return InterruptibleSampler(
+        sampler,
+        event_loop,
+        tokenizer,
+        "keep" if isinstance(section.style, FixedStyleConfig) else section.style.pause_mode,
+        timeout_seconds=section.timeout_seconds,
+        check=stop.check,
+    )
+
+
+@contextmanager
+def _open_exchange(
+    run: Run, section: CrossProcessSync, folder: RunFolder, device: torch.device, stop: StopSignal, last: int
+) -> Iterator[tuple[WeightReceiver, Buffer]]:
+    """Open what the explorer shares with the trainer: the source of weights, and the buffer, whose waits end with the
+    trainer."""
+    host = local_address(run)
+    with closing(
+        open_weight_receiver(section, folder.path, host=host, device=device, check=stop.check)
+    ) as receiver:
+        check = partial(_check_stop_and_trainer, stop, receiver, last)
+        with closing(
+            open_buffer(run.buffer, folder.path, role="writer", member_name=EXPLORER_MEMBER, check=check)
+        ) as buffer:
+            yield receiver, buffer
 
 
 def _explorer_loop(
