@@ -105,6 +105,7 @@ def test_metrics_of_a_custom_loss_are_recorded_under_custom(folder: Path) -> Non
     assert all(metric_of(name) for name in metrics)
 
 
+@pytest.mark.slow
 def test_grpo_written_as_custom_trains_the_same_weights(folder: Path) -> None:
     """To the bit, in one process and on two ranks, which load the functions themselves."""
     run = make_run(folder)

@@ -37,6 +37,7 @@ for number in range(1_000_000):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backup", ["backup.db", "backup.jsonl"])
 def test_a_killed_process_leaves_its_groups_except_done_ones(backup: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WORK, str(tmp_path), backup]

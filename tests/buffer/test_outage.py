@@ -16,6 +16,7 @@ from tests.buffer.groups import ids, make_group, make_groups
 from tests.buffer.postgres import Server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["stopped", "crashed"])
 def test_processes_wait_for_the_server_and_continue(
     how: signal.Signals, server: Server, place_of: Callable[[str], Place], caplog: pytest.LogCaptureFixture

@@ -66,6 +66,7 @@ def test_rft_trainer_fills_outputs_and_resumes(cli: Cli, folder: Path) -> None:
     assert (folder / "out" / "model.safetensors").read_bytes() != first
 
 
+@pytest.mark.slow
 def test_verl_trainer_counts_steps_and_excludes_modules(cli: Cli, folder: Path) -> None:
     words = ["--actor_ppo_mini_batch_size=4", "--total_training_steps=1", "--algorithm_adv_estimator", "rloo"]
     modules = ["--actor_model_target_modules=all-linear", "--actor_model_exclude_modules=.*mlp.*"]
@@ -79,6 +80,7 @@ def test_verl_trainer_counts_steps_and_excludes_modules(cli: Cli, folder: Path) 
     assert adapted(folder / "out" / "adapter") == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
+@pytest.mark.slow
 def test_grpo_counts_updates_and_keeps_the_best_model(cli: Cli, folder: Path) -> None:
     data = ["--dataset_train_split=choice_train.jsonl", "--dataset_validation_split=choice_val.jsonl"]
     given = ["--model_name_or_path", "tiny", "--deepspeed_config", "ds.json", "--output_model_path", "out"]

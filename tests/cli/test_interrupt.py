@@ -90,6 +90,7 @@ def blocked_run_file(folder: Path) -> Iterator[Callable[[], int | None]]:
             os.close(descriptor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", pytest.param("evaluate", marks=pytest.mark.slow)])
 def test_while_a_reward_function_runs(folder: Path, command: str) -> None:
     code, errors = interrupt(folder, command, "run.yaml", ready=(folder / "reached").exists)
@@ -97,6 +98,7 @@ def test_while_a_reward_function_runs(folder: Path, command: str) -> None:
     assert errors.startswith("strop: ") and len(errors.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -148,6 +148,7 @@ def test_no_prompt_is_encoded_twice(
     assert len(encoded) == len(set(encoded)) == 10
 
 
+@pytest.mark.slow
 def test_workers_encode_the_same(load: Load, write_lines: WriteLines) -> None:
     rows = [{"question": f"{i} " * (i % 50), "answer": str(i)} for i in range(1, 1200)]
     file = write_lines("a.jsonl", rows)

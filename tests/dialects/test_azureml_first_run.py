@@ -31,6 +31,7 @@ def commands(block: str) -> Iterator[list[str]]:
             yield words
 
 
+@pytest.mark.slow
 def test_first_run_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +55,7 @@ def test_first_run_of_the_page(
     assert "'role': 'assistant'" in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_azureml_reads_the_job() -> None:
     from azure.ai.ml import load_job

@@ -68,6 +68,7 @@ def test_command_restarts_with_installed_packages(tmp_path: Path) -> None:
     assert done.returncode == 7, done.stderr
 
 
+@pytest.mark.slow
 def test_pip_failure_ends_the_job(tmp_path: Path) -> None:
     make_wheel(tmp_path / "wheels")
     done = component(tmp_path, "strop-probe==2.0")

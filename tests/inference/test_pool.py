@@ -184,6 +184,7 @@ def test_cancelled_requests_are_removed(pool):
     assert len(completion.token_ids) == 24
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_restarted_and_repeats_its_requests(pool, caplog):
     sampling = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True)
     requests = requests_for(random_prompts(5, 9, 14, 7), sampling, samples=2)
@@ -236,6 +237,7 @@ def test_an_error_of_a_factory_is_raised_by_start():
         pool.start()
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_rejected(folder):
     pool = pool_of(1, NativeFactory(folder), max_restarts=1)
     with running_engine(pool), pytest.raises(ModelError, match="no weight 'nonsense'"):

@@ -63,6 +63,7 @@ def test_grpo_in_one_file_learns_the_same_task(tmp_path, monkeypatch):
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
 
 
+@pytest.mark.slow
 def test_grpo_in_one_file_runs_and_fits_on_a_page(tmp_path, monkeypatch):
     """Two steps from a random model, whenever tests run."""
     monkeypatch.syspath_prepend(QUICKSTART.parent)

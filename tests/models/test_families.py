@@ -96,6 +96,7 @@ def test_sampler_trainer_and_hugging_face_agree(family, root):
     check_logprobs(trained, sampler)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_default_adapter_is_trained_sampled_and_exported(family, root, tmp_path):
     folder = family_folder(root, family)

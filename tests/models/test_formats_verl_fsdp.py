@@ -44,6 +44,7 @@ def actor(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_joined_shards_are_bitwise_equal(model: Path, actor: Path) -> None:
     assert is_verl_fsdp_checkpoint(actor) and not is_verl_fsdp_checkpoint(model)
     read = dict(load_verl_fsdp_checkpoint(actor, find_config_folder(actor)).named_parameters())

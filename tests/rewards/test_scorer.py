@@ -133,6 +133,7 @@ def test_a_failure_affects_one_rollout_only(mishap: str, message: str) -> None:
     assert all(r.status == "ok" for r in rollouts)
 
 
+@pytest.mark.slow
 def test_many_failures_on_two_workers() -> None:
     broken = ["raise", "loop", "exit", "regex", "abort", "nan", "none", "sleep", "text", "killed"]
     texts = [text for n, mishap in enumerate(broken, 1) for text in (str(n), mishap)]

@@ -72,6 +72,7 @@ def test_groups_used_again(quickstart):
     assert_as_often_as_allowed(folder, folder / "groups.db")
 
 
+@pytest.mark.slow
 def test_a_pair_on_postgresql_with_a_shared_folder(quickstart, monkeypatch):
     pytest.importorskip("psycopg")
     with running_server() as server:

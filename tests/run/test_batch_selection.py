@@ -74,6 +74,7 @@ def test_the_warm_up_has_the_batches_and_losses_of_sft(values, worked):
         assert [row[name] for row in found] == [row[name] for row in expected], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [1, 2])
 def test_a_run_stopped_in_or_after_the_warm_up_resumes_bit_for_bit(values, worked, stopped):
     whole = strop.train(strop.load(warming_up(values, worked, name="whole")))
@@ -95,6 +96,7 @@ def run_both(values, worked, style):
     return rows_of(whole.folder), whole.folder, rows, folder
 
 
+@pytest.mark.slow
 def test_a_distributed_warm_up_gives_the_same_run(values, worked):
     """The explorer begins with the weights after the warm-up."""
     one, whole, two, folder = run_both(values, worked, {"type": "fixed"})
@@ -102,6 +104,7 @@ def test_a_distributed_warm_up_gives_the_same_run(values, worked):
     assert digest(folder / "model" / WEIGHTS) == digest(whole / "model" / WEIGHTS)
 
 
+@pytest.mark.slow
 def test_a_distributed_warm_up_without_staleness_samples_the_same_rollouts(values, worked):
     """Groups are trained on in the order of arrival, so that the minibatches of a step may differ."""
     one, _, two, _ = run_both(values, worked, {"type": "bounded", "max_staleness": "0 steps"})

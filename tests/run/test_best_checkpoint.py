@@ -89,6 +89,7 @@ def test_a_resumed_run_remembers_the_best(best, scored, monkeypatch):
     assert last.model_step == 6 and weights(last.model) != weights(whole.model)
 
 
+@pytest.mark.slow
 def test_a_run_from_another_runs_checkpoint_selects_its_own_best(best, scored):
     whole = train(best(name="whole"))
     start = str(whole.folder / "checkpoints" / "step-000006")

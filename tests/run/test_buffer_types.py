@@ -15,6 +15,7 @@ def rows_of(run):
     return [{k: v for k, v in row.items() if not k.startswith(CLOCKS)} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "buffer",
     ["sql", "file", {"type": "priority"}, {"type": "queue", "backup": "queue.db"}],

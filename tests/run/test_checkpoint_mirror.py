@@ -28,6 +28,7 @@ def rows(folder: Path):
     return [{key: row.get(key) for key in kept} for row in map(json.loads, lines)]
 
 
+@pytest.mark.slow
 def test_a_lost_folder_is_fetched_from_the_mirror_and_the_run_resumes(values, tmp_path):
     url = f"memory://{tmp_path.name}/copy"
     first = strop.train(strop.load(small(values, tmp_path, "lost", url)))

@@ -17,6 +17,7 @@ from tests.files import digest
 from .test_distributed import rows_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_checkpoints_are_the_same_files(values, algorithm):
     settings = {"algorithm": {"type": algorithm, "rollouts_per_task": 2}, "checkpoint__every": "1 steps"}

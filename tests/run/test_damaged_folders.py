@@ -84,6 +84,7 @@ def refused(loaded: strop.LoadedRun, kind: type[Exception]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "a folder", "truncated", "not UTF-8"])
 def test_without_its_configuration_a_run_is_refused_and_the_checkpoint_has_a_copy(loaded, how):
     folder = RunFolder.of(loaded.run)

@@ -51,6 +51,7 @@ def test_the_policy_approaches_its_teacher_by_the_loss(values, teacher, divergen
     assert all(row["reward/mean"] == 0 and row["policy_loss"] == 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_the_teacher_is_a_reward_beside_the_tasks_own(values, teacher):
     """Advantages are the group's plus log q - log p of each token, whose mean is minus the divergence."""
     section = {"teachers": [teacher], "reward": {"coef": 0.5}}
@@ -64,6 +65,7 @@ def test_the_teacher_is_a_reward_beside_the_tasks_own(values, teacher):
     assert "distillation_loss" not in rows[0]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(values, teacher):
     """The teacher is read again from its folder, so a checkpoint holds nothing of it."""
     algorithm = only(teacher, loss={"divergence": {"type": "jsd", "top_k": 20}}, reward={})
@@ -83,6 +85,7 @@ def test_an_evaluation_loads_no_teacher(values, teacher, tmp_path):
     assert strop.evaluate(run)
 
 
+@pytest.mark.slow
 def test_each_source_has_its_teacher(values, teacher, tiny, tmp_path):
     tasks = [json.loads(line) for line in (tiny / "tasks.jsonl").read_text().splitlines()]
     rows = [task | {"source": "even" if int(task["answer"]) % 2 == 0 else "odd"} for task in tasks]

@@ -89,6 +89,7 @@ def run_both(loaded, *, explorer=None, explorer_first=False):
     return loaded.run.folder_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["checkpoint", "collective"])
 @pytest.mark.parametrize(
     "changes",
@@ -117,6 +118,7 @@ def numbers(folder, name):
     return [row[name] for row in rows_of(folder) if name in row]
 
 
+@pytest.mark.slow
 def test_a_lead_makes_steps_off_policy_and_is_reproducible(values):
     style = {"type": "fixed", "max_lead": "1 steps"}
     first, second = (
@@ -129,6 +131,7 @@ def test_a_lead_makes_steps_off_policy_and_is_reproducible(values):
     assert stale[0] < 1e-5 < min(stale[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("style", "bound"),
     [
@@ -170,6 +173,7 @@ def test_a_repeated_step_uses_the_same_weights_and_adds_no_groups(values):
     assert [row["reward/mean"] for row in last] == [row["reward/mean"] for row in first]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["fixed", "latest"])
 def test_unacknowledged_groups_of_a_checkpoint_are_not_trained_on_again(values, style):
     """The state after a kill of the trainer between its checkpoint and the acknowledgement."""

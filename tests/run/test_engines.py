@@ -83,6 +83,7 @@ def test_engines_end_with_a_run_that_is_killed_and_it_goes_on_with_others(values
     assert rows_of(folder) == rows_of(whole.folder)
 
 
+@pytest.mark.slow
 def test_a_run_whose_engine_dies_again_and_again_stops_with_a_clear_word(values):
     loaded = strop.load(
         values(rollout__pool={"engines": 1, "max_restarts": 0}, trainer__duration="500 steps")

@@ -45,6 +45,7 @@ def last_state(folder: Path) -> str:
     return (folder / "checkpoints" / "step-000004" / "state.json").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "number"), [(2, signal.SIGTERM), (4, signal.SIGINT)])
 def test_a_signal_in_an_evaluation_loses_no_metrics(values, tmp_path, monkeypatch, step, number):
     signal_file = tmp_path / "signal"

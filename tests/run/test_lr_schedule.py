@@ -45,6 +45,7 @@ def plateau(values):
     )
 
 
+@pytest.mark.slow
 def test_a_plateau_reduces_the_rate_and_survives_a_resume(plateau):
     whole = train(plateau(checkpoint={"every": "1 steps", "keep": None}))
     assert rates(whole.folder) == [1e-3] * 4 + [5e-4] * 2
@@ -123,6 +124,7 @@ def test_a_decreasing_weight_decay_is_refused(values):
         strop.load(values(trainer__weight_decay_increase={"start": 0.5}))
 
 
+@pytest.mark.slow
 def test_a_schedule_free_run_resumes_bit_for_bit_and_exports_the_average(values):
     pytest.importorskip("pytorch_optimizer")
     optimizer = {"type": "schedule_free_sgd", "lr": 0.05}

@@ -46,6 +46,7 @@ def train(file: Path, tmp_path: Path, *overrides: str) -> list[dict]:
     return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "overrides", "measured"),
     [

@@ -99,6 +99,7 @@ def test_a_critic_warm_up_without_policy_steps_is_refused(values: Values) -> Non
         train(values(algorithm=ppo(warmup_steps=4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "dropout": 0.1}], ids=["full", "lora"])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(values: Values, lora: Any) -> None:
     run = values(algorithm=PPO, name="whole", model__lora=lora, trainer__epochs_per_step=2)

@@ -39,6 +39,7 @@ def folder_of(values: dict[str, Any]) -> Path:
     return Path(values["output"]) / "strop" / values["name"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(values: Values) -> None:
     run = values(algorithm=PRIME, name="whole")
     expected = train(run)

@@ -125,6 +125,7 @@ def test_component_names_are_unique(model: Path, tmp_path: Path) -> None:
         RewardManager(section, replies=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_model_and_a_judge(values: Values, model: Path) -> None:
     """Measured part by part; the judge's replies are in the run's folder, and cost nothing again."""
     with judge_server(lambda body, _: says(f"Score: {len(str(body)) % 11}")) as server:

@@ -55,6 +55,7 @@ def test_bench_measures_what_the_native_engine_measures(values, engine):
         assert row[key] == expected[key], key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_evaluate_and_generate(values, engine, tmp_path, api):
     loaded = strop.load(values(rollout__engine=engine | {"api": api}))

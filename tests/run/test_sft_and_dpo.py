@@ -134,6 +134,7 @@ def test_the_first_update_is_that_of_hugging_face(offline, pairs):
     assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "dpo", "mix"])
 def test_a_resumed_run_equals_an_uninterrupted_one(kind, offline, values, pairs):
     """Bit for bit, with LoRA's dropout; the reference of dpo is the initial model."""
@@ -204,6 +205,7 @@ def test_a_stop_saves_the_state_and_the_next_start_resumes(offline, monkeypatch)
     assert weights(train(offline("sft", name="stopped")).folder) == weights(whole.folder)
 
 
+@pytest.mark.slow
 def test_reference_logprobs_are_computed_once_for_the_whole_dataset(offline, monkeypatch):
     asked = []
     logprobs = LocalEngine.logprobs

@@ -33,6 +33,7 @@ class Killed(BaseException):
     """Ends the run at once, as a kill would: nothing is saved."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["OfflineUpdater", "RolloutUpdater"])
 def test_a_killed_run_resumes_in_its_stage_from_the_last_checkpoint(values, monkeypatch, kind):
     whole = strop.train(strop.load(staged(values, name="whole")))

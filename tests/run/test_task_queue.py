@@ -77,6 +77,7 @@ def test_run_takes_each_task_once_as_it_arrives(queued: Values, tmp_path: Path) 
     assert came == rows_of(run(whole))  # whose first epoch is the same rows in the same order
 
 
+@pytest.mark.slow
 def test_run_resumes_at_the_next_task(queued: Values, tmp_path: Path) -> None:
     put(tmp_path / "tasks.db", maxima(0, 32))
     whole = rows_of(run(queued(name="whole")))

@@ -312,6 +312,7 @@ for _ in receiver.read(1):
 """
 
 
+@pytest.mark.slow
 def test_an_explorer_killed_during_a_transfer_does_not_block_others(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 80_000)
 
@@ -362,6 +363,7 @@ def test_the_explorer_waits_for_a_trainer_killed_during_a_transfer(tmp_path, cap
     ]
 
 
+@pytest.mark.slow
 def test_a_stopped_trainer_times_out_and_stop_checks_continue(tmp_path, monkeypatch):
     monkeypatch.setattr(process_group, "BROADCAST_TIMEOUT_SECONDS", 2.0)
     checks: list[None] = []

@@ -200,6 +200,7 @@ except CheckpointError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["python", "torch", "safetensors"])
 def test_a_failed_write_keeps_the_older_checkpoint(tmp_path: Path, how: str) -> None:
     """RLIMIT_FSIZE stands in for a full disk: the write itself fails, as it then would."""

@@ -133,6 +133,7 @@ def test_a_layout_learns_what_one_process_learns(start, model_folder, tmp_path, 
     close(learn(again, run, range(2, 3)), expected)
 
 
+@pytest.mark.slow
 @on_layouts([(name, "kl") for name in ("sp 2", "tp 2", *(["sp 2 x 2", "sp 4", "tp 2, sp 2"] if ALL else []))])
 def test_a_critic_and_demonstrations_on_a_layout(start, model_folder, tmp_path, layout, case):
     run, group = the_run(model_folder, algorithm="ppo", **layout), start(layout["ranks"])
@@ -155,6 +156,7 @@ def test_a_critic_and_demonstrations_on_a_layout(start, model_folder, tmp_path, 
     close(ranked.entropies(batch.experiences), alone.entropies(batch.experiences))
 
 
+@pytest.mark.slow
 @on_layouts([("sp 2", "kl")])
 def test_a_teacher_on_a_layout(start, model_folder, tmp_path, layout, case):
     folder = make_model(

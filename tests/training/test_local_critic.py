@@ -77,6 +77,7 @@ def test_the_update_does_not_depend_on_the_micro_batches(folder: Path) -> None:
         assert other == pytest.approx(outcomes[0], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", SETTINGS.values(), ids=SETTINGS)
 def test_a_resumed_critic_is_the_uninterrupted_one_to_the_bit(
     folder: Path, tmp_path: Path, model: dict[str, object]

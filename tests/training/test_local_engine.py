@@ -197,6 +197,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", SETTINGS.values(), ids=SETTINGS)
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
     folder: Path, tmp_path: Path, model: dict[str, object]

@@ -66,6 +66,7 @@ def update(engine: PolicyModel, number: int) -> tuple[dict[str, float], float]:
     return accumulate(engine, micro_batches(engine, 10_000, seed=number)), engine.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [

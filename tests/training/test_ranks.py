@@ -168,6 +168,7 @@ def test_two_ranks_learn_from_a_teacher_what_one_process_learns(pair, model_fold
     close(ranked.teacher_logprobs(batch.experiences), alone.teacher_logprobs(batch.experiences))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "model"),
     [("mixtral", {}), ("mixtral", LORA), ("lfm2", LORA), ("mamba", {}), ("llama4_text", {}), ("gemma2", {})],

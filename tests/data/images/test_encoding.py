@@ -123,6 +123,7 @@ def test_parts_of_messages_may_name_their_images(data: Data) -> None:
     assert (task.prompt_ids == data.pad).sum() == 4
 
 
+@pytest.mark.slow
 def test_several_processes_encode_the_same(data: Data) -> None:
     rows = [{"prompt": "<image>What is it?", "images": hugging_face(RED)}] * 3
     alone, together = (data.tasks(rows, {"tokenize_workers": workers}).all_tasks() for workers in (1, 2))
