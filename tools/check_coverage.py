@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-MINIMUM = 92.0
+MINIMUM = 91.5
 """Lowest share of covered lines, in percent. The slow suite, which is not measured, covers more."""
 _SHOWN = 10
 

@@ -148,6 +148,7 @@ def test_a_trainer_that_never_comes(cli: Cli, run_yaml: Path) -> None:
     assert "has waited 1 s for version 1 of the weights" in said and "Check that the trainer runs" in said
 
 
+@pytest.mark.slow
 def test_weights_of_another_model(cli: Cli, run_yaml: Path, tmp_path: Path) -> None:
     """Weights in the folder that explorer and trainer share, and in a checkpoint."""
     folder = RunFolder(tmp_path / "runs" / "strop" / "run")

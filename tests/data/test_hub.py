@@ -64,6 +64,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         yield os.environ | own
 
 
+@pytest.mark.slow
 def test_subsets_and_splits(environment: dict[str, str], tmp_path: Path) -> None:
     path = {"path": "openai/gsm8k"}
     sections = [

@@ -52,6 +52,7 @@ def test_the_command_passes_every_input_and_output(component: Component) -> None
         assert f" --{output.name} '${{{{outputs.{output.name}}}}}'" in command
 
 
+@pytest.mark.slow
 @QUIET
 @EACH
 def test_azureml_reads_it(component: Component) -> None:

@@ -45,6 +45,7 @@ def test_valid_configuration_is_read(dialect: str) -> None:
         read(dialect, Path("config.yaml"), number)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300 + COUNT)
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_broken_configuration_is_read_or_refused(dialect: str) -> None:

@@ -17,6 +17,7 @@ SEED = os.environ.get("STROP_FUZZ_SEED") or f"{datetime.now(UTC):%Y-%m-%d}"
 COUNT = 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", FUZZED)
 def test_damaged_configuration_is_read_or_refused(
     dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -525,6 +525,7 @@ VALUES = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(

@@ -41,6 +41,7 @@ def test_the_quickstart_learns_two_digit_sums(tmp_path):
         assert str(folder / part) in done.stdout
 
 
+@pytest.mark.slow
 def test_its_warm_start_is_made(tmp_path, monkeypatch):
     """In a few updates, whenever tests run: what the quickstart calls is not only the command line."""
     monkeypatch.syspath_prepend(QUICKSTART.parent)

@@ -87,6 +87,7 @@ def update(trained: LocalEngine, sampler: NativeEngine, experiences: list[Experi
     sampler.load(trained.iter_weights(), version=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sampler_trainer_and_hugging_face_agree(family, root):
     folder = family_folder(root, family)

@@ -102,6 +102,7 @@ def test_results_keep_their_order() -> None:
     assert [[r.id for r in rollouts] for rollouts in scored] == [[r.id for r in g.rollouts] for g in groups]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mishap", "message"),
     [

@@ -41,6 +41,7 @@ def load(name: str, folder: Path, *overrides: str) -> strop.Loaded:
     return strop.load(EXAMPLES / f"{name}.yaml", [f"output={folder}", *overrides])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "bound"), [("ahead", 1), pytest.param("bounded", 2, marks=pytest.mark.slow)]
 )
@@ -89,6 +90,7 @@ def test_a_pair_on_postgresql_with_a_shared_folder(quickstart, monkeypatch):
         assert explored.read_text().count("reward/mean") == 4
 
 
+@pytest.mark.slow
 def test_stages_and_a_bench_of_their_checkpoints(quickstart):
     small = [override for override in SMALL if not override.startswith(("trainer.duration", "algorithm"))]
     stages = [f"stages.{number}.trainer.duration=2 steps" for number in (0, 1)]

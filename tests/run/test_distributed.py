@@ -209,6 +209,7 @@ def test_the_trainer_refuses_groups_of_another_step(values):
         train(longer)
 
 
+@pytest.mark.slow
 def test_an_explorer_starts_a_new_run_with_an_empty_buffer(values, tmp_path):
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     shared = {"type": "sql", "url": url, "name": "shared"}

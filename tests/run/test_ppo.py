@@ -114,6 +114,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(values: Values, 
         assert one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
 
 
+@pytest.mark.slow
 def test_the_critic_has_its_own_number_of_updates(values: Values) -> None:
     """One update a step for the policy, two times two for the critic."""
     run = values(algorithm=ppo(tasks_per_update=4, epochs_per_step=2, microbatch="8 sequences"))

@@ -56,6 +56,7 @@ def test_a_killed_run_resumes_in_its_stage_from_the_last_checkpoint(values, monk
     assert digest(result.model / weights) == digest(whole.model / weights)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_in_its_stage_to_the_same_end(values, monkeypatch):
     whole = strop.train(strop.load(staged(values, name="whole")))
     assert whole.folder.name == "whole-rl"

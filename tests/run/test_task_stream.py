@@ -114,6 +114,7 @@ def test_a_dataset_of_the_hub_is_streamed(tmp_path: Path) -> None:
     assert rows[3][0] == f"{tmp_path / 'd'} row 3 (counting from 0)"
 
 
+@pytest.mark.slow
 def test_a_malformed_row_is_named_when_it_is_reached(
     stream: Callable[..., TaskStream], tmp_path: Path
 ) -> None:
