@@ -53,6 +53,7 @@ def test_its_warm_start_is_made(tmp_path, monkeypatch):
 
 
 @pytest.mark.learning
+@pytest.mark.evidence
 def test_grpo_in_one_file_learns_the_same_task(tmp_path, monkeypatch):
     """From the quickstart's warm start, the mean reward of five steps rises by more than 0.2 in 40 steps."""
     monkeypatch.syspath_prepend(QUICKSTART.parent)

@@ -100,6 +100,7 @@ def test_a_full_disk_loses_nothing(values, disk):
 
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
+@pytest.mark.evidence
 def test_a_disk_that_is_full_at_any_write_loses_nothing(values, disk):
     whole, size = whole_run(values, disk)
     sizes = {page * PAGE for page in range(1, 30, 2)} | {int(size * part / 30) for part in range(1, 30)}
