@@ -130,6 +130,7 @@ def test_an_internal_error_keeps_its_traceback(
     assert result.exit_code == 1 and isinstance(result.exception, RuntimeError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [["check", "run.yaml", "modl.path=x"], ["verl", "ppo", "data.train_batchsize=3"], ["keys", "trinityy"]],

@@ -46,10 +46,12 @@ def heavy_modules(words: list[str], folder: Path) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_nothing_heavy_is_imported(run_file: Path, words: list[str]) -> None:
     assert heavy_modules(words, run_file.parent) == ""
 
 
+@pytest.mark.slow
 def test_check_imports_only_what_reads_data(run_file: Path) -> None:
     assert heavy_modules(["check", "run.yaml"], run_file.parent) == "numpy pyarrow"

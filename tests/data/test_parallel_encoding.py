@@ -28,6 +28,7 @@ def prompts(count: int, taken: list[int]) -> Iterator[ChatPrompt]:
         yield ChatPrompt(f"row {i}", ({"role": "user", "content": str(i)},))
 
 
+@pytest.mark.slow
 def test_prompts_are_read_only_as_fast_as_they_are_encoded(tokenizer: PreTrainedTokenizerBase) -> None:
     taken: list[int] = []
     encoded = encode_prompts(PromptEncoder(tokenizer, "none"), prompts(20_000, taken), workers=2, limit=0)

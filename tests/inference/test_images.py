@@ -67,6 +67,7 @@ def generated(
     return output[0, len(ids) :].tolist()  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_sampling_is_that_of_generate(family: str, tmp_path: Path) -> None:
     model, processor = loaded(family), processor_of(family)

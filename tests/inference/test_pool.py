@@ -113,6 +113,7 @@ def kill_later(pool: EnginePool, number: int, seconds: float) -> threading.Threa
     return thread
 
 
+@pytest.mark.slow
 def test_two_engines_equal_one_and_each_group_is_sampled_by_one_of_them(pool, single):
     requests = requests_for(random_prompts(5, 9, 14, 7, 5), SAMPLING, samples=6)
     engines_of_prompt: dict[bytes, set[str]] = {}

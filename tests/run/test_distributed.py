@@ -218,6 +218,7 @@ def test_an_explorer_starts_a_new_run_with_an_empty_buffer(values, tmp_path):
     assert len(numbers(folder, "loss")) == 4
 
 
+@pytest.mark.slow
 def test_one_process_cannot_resume_from_a_trainers_checkpoint_without_the_task_position(values):
     folder = run_distributed(values(name="apart"))
     alone = values(name="alone", resume=str(folder), trainer__duration="6 steps")

@@ -126,6 +126,7 @@ def test_the_critic_has_its_own_number_of_updates(values: Values) -> None:
     assert {float(value) for name, value in state.items() if name.endswith("/step")} == {4}
 
 
+@pytest.mark.slow
 def test_the_critic_has_its_own_model(values: Values, tiny: Path, tmp_path: Path) -> None:
     """The critic reads the policy's tokens, so its tokenizer must be the same."""
     other = make_model(tmp_path / "critic", ["other words"], vocab_size=290, hidden_size=16, heads=2)

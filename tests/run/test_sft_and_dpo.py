@@ -97,6 +97,7 @@ def test_dpo_widens_the_margin(offline):
     assert "Training data" in write_report(result.folder).read_text()
 
 
+@pytest.mark.slow
 def test_mix_learns_from_both(values, pairs):
     run = values(
         algorithm={"type": "mix", "rollouts_per_task": 4, "mu": 0.5, "expert_fraction": 0.2},

@@ -59,6 +59,7 @@ def rows_of(result: strop.Outcome) -> list[list[float]]:
     return [[row[name] for name in SAME] for row in rows]
 
 
+@pytest.mark.slow
 def test_run_takes_each_task_once_as_it_arrives(queued: Values, tmp_path: Path) -> None:
     file = tmp_path / "tasks.db"
 

@@ -22,6 +22,7 @@ def cluster():
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_an_actor_serves_and_its_errors_are_reported():
     few = RayPlacement(cpus=0.5)
     worker = start_worker("echo", echo, few)
@@ -53,12 +54,14 @@ def test_an_actor_serves_and_its_errors_are_reported():
     broken.kill()
 
 
+@pytest.mark.slow
 def test_a_stopped_actor_is_silent_until_it_continues():
     worker = start_worker("stopped", echo, RayPlacement(cpus=0.5))
     check_silence(worker)
     worker.kill()
 
 
+@pytest.mark.slow
 def test_an_actor_for_which_no_node_has_resources_is_refused_in_time():
     with pytest.raises(
         PlacementError, match=r"no node had 64 CPUs and 0 GPUs free for large within 2 s; free now: "

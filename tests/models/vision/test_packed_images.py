@@ -167,6 +167,7 @@ def test_a_model_that_must_be_padded_gives_the_same(family: str, tmp_path: Path)
     check_equal(model, experiences_with_images(family, tmp_path), processor, share_prompts=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("exclude", [None, ()])
 def test_lora_leaves_the_vision_tower_out_unless_asked(
