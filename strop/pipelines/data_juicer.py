@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from strop.config.schema.pipeline import DataJuicerConfig
-from strop.data.images.messages import content_text
 from strop.errors import RolloutError
 from strop.pipelines.juicer.client import JuicerClient, ServiceError
+from strop.pipelines.services import prompt_text
 from strop.types import Rollout, RolloutGroup, Task
 
 _MAX_QUOTE_BYTES = 200
@@ -67,7 +67,7 @@ class DataJuicer:
 
 
 def _row(rollout: Rollout, task: Task) -> dict[str, Any]:
-    prompt = "\n".join(str(content_text(message["content"])) for message in task.messages)
+    prompt = prompt_text(task)
     return {
         "index": rollout.index,
         "prompt": prompt,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from strop.config.schema.pipeline import (
     CustomOperatorConfig,
     DataJuicerConfig,
     DiversityRewardConfig,
     ExperienceOperatorConfig,
+    HumanFeedbackConfig,
     LengthRewardConfig,
     LlmQualityConfig,
     RelabelConfig,
@@ -24,8 +24,17 @@ from strop.errors import ConfigError, RolloutError
 from strop.pipelines.data_juicer import DataJuicer
 from strop.pipelines.effects import PipelineEffects
 from strop.pipelines.group_shaping import DiversityReward, LengthReward, Relabel
+from strop.pipelines.human_feedback import HumanFeedback
 from strop.pipelines.llm_quality import LlmQuality
-from strop.pipelines.operators import ExperienceOperator, RewardFilter, RewardShaping, RewardStdFilter
+from strop.pipelines.operators import (
+    CountingOperator,
+    ExperienceOperator,
+    GroupsOperator,
+    RewardFilter,
+    RewardShaping,
+    RewardStdFilter,
+)
+from strop.pipelines.services import ExperienceServices
 from strop.types import RolloutGroup
 
 log = logging.getLogger("strop.pipelines")
@@ -39,33 +48,58 @@ class ExperiencePipeline:
     effects: PipelineEffects
     """Effect of each operator, for the metrics of a step."""
 
-    def __call__(self, group: RolloutGroup) -> RolloutGroup | None:
-        """The group after all operators; None if one removes it. Raises `RolloutError` for an operator that
+    def __call__(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
+        """Each group after all operators; None for one that was removed. Raises `RolloutError` for an operator that
         returns something else, and what an operator raises."""
+        left = dict(enumerate(groups))
         for operator, effect in zip(self.operators, self.effects.effects, strict=True):
-            result = operator(group)
-            if result is not None and (not isinstance(result, RolloutGroup) or result.id != group.id):
-                raise RolloutError(
-                    f"buffer.pipeline: {type(operator).__name__} returned {type(result).__name__} for group "
-                    f"{group.id}; an operator returns the group with changed rollouts, or None."
-                )
-            effect.add(group, result)
-            if result is None:
-                return None
-            group = result
-        return group if group.rollouts else None
+            for place, result in zip(list(left), _results(operator, list(left.values())), strict=True):
+                effect.add(left[place], result)
+                if result is None:
+                    del left[place]
+                else:
+                    left[place] = result
+        return [
+            left[place] if place in left and left[place].rollouts else None for place in range(len(groups))
+        ]
+
+    def take_metrics(self) -> dict[str, float]:
+        """Effects and counts of the operators since the last call."""
+        metrics = self.effects.take_metrics()
+        for name, operator in zip(self.effects.names, self.operators, strict=True):
+            if isinstance(operator, CountingOperator):
+                metrics |= {f"pipeline/{name}/{key}": value for key, value in operator.take_counts().items()}
+        return metrics
 
 
-def make_pipeline(sections: Sequence[ExperienceOperatorConfig], replies: Path) -> ExperiencePipeline:
-    """The operators that a run file lists; `replies` is the folder for the replies of language models.
+def _results(operator: ExperienceOperator, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
+    """The results of an operator. Raises `RolloutError` for what is no result."""
+    if isinstance(operator, GroupsOperator):
+        return operator.process_groups(groups)
+    results = []
+    for group in groups:
+        result = operator(group)
+        if result is not None and (not isinstance(result, RolloutGroup) or result.id != group.id):
+            raise RolloutError(
+                f"buffer.pipeline: {type(operator).__name__} returned {type(result).__name__} for group "
+                f"{group.id}; an operator returns the group with changed rollouts, or None."
+            )
+        results.append(result)
+    return results
+
+
+def make_pipeline(
+    sections: Sequence[ExperienceOperatorConfig], services: ExperienceServices
+) -> ExperiencePipeline:
+    """The operators that a run file lists.
 
     Raises ConfigError for an operator of the user that cannot be made, and for a language model without an address.
     """
     names = tuple(f"{number}_{section.type}" for number, section in enumerate(sections))
-    return ExperiencePipeline(tuple(_make(section, replies) for section in sections), PipelineEffects(names))
+    return ExperiencePipeline(tuple(_make(section, services) for section in sections), PipelineEffects(names))
 
 
-def _make(section: ExperienceOperatorConfig, replies: Path) -> ExperienceOperator:
+def _make(section: ExperienceOperatorConfig, services: ExperienceServices) -> ExperienceOperator:
     match section:
         case RewardFilterConfig():
             return RewardFilter(section.min_reward)
@@ -74,13 +108,15 @@ def _make(section: ExperienceOperatorConfig, replies: Path) -> ExperienceOperato
         case RewardShapingConfig():
             return RewardShaping(section.terms)
         case LlmQualityConfig():
-            return LlmQuality(section, replies, log.warning)
+            return LlmQuality(section, services, log.warning)
         case DiversityRewardConfig():
             return DiversityReward(section.weight, section.ngram_words)
         case LengthRewardConfig():
             return LengthReward(section.weight, section.correct_reward)
         case RelabelConfig():
             return Relabel(section.threshold, section.above, section.below)
+        case HumanFeedbackConfig():
+            return HumanFeedback(section, services)
         case DataJuicerConfig():
             return DataJuicer(section)
         case CustomOperatorConfig():

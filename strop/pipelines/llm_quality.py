@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
-from strop.config.schema.language_model import InvalidRepliesConfig
+from strop.config.schema.language_model import EndpointModelConfig, InvalidRepliesConfig
 from strop.config.schema.pipeline import LlmQualityConfig
-from strop.data.images.messages import content_text
 from strop.errors import RolloutError
 from strop.pipelines.group_shaping import with_reward
-from strop.pipelines.tasks.language_model import LanguageModel
+from strop.pipelines.services import ExperienceServices, prompt_text
+from strop.pipelines.tasks.language_model import LanguageModel, usable_replies
 from strop.pipelines.tasks.llm_operators import scaled_score
 from strop.pipelines.tasks.prompts import SCORE_PATTERN, SCORE_PROMPTS
 from strop.pipelines.tasks.protocol import Say
 from strop.pipelines.tasks.templates import RowTemplate
 from strop.rewards.judges.judge_cache import JudgeCache
-from strop.types import RolloutGroup
+from strop.seeds import derive_seed
+from strop.types import Rollout, RolloutGroup
 
 QUALITY = "llm_quality_score"
 """Name of the statistic in a rollout's `info`."""
@@ -27,41 +29,88 @@ _SCALE = (1.0, 5.0)
 class LlmQuality:
     """Asks a language model for the quality of each response, and adds `weight` times the score to the reward."""
 
-    def __init__(self, section: LlmQualityConfig, replies: Path, say: Say) -> None:
-        """`replies` is the folder of the cache. Raises ConfigError for an endpoint without an address."""
+    def __init__(self, section: LlmQualityConfig, services: ExperienceServices, say: Say) -> None:
+        """Raises ConfigError for an endpoint without an address."""
         self._section = section
-        self._model = LanguageModel(section.model, None, JudgeCache(replies), say, "buffer.pipeline")
+        self._services = services
         self._prompt = RowTemplate(SCORE_PROMPTS["quality"], "prompt", ("fields",))
         self._pattern = re.compile(SCORE_PATTERN)
         self._seen = self._invalid = 0
+        self._endpoint: LanguageModel | None = None
+        if isinstance(section.model, EndpointModelConfig):
+            cache = JudgeCache(services.replies)
+            self._endpoint = LanguageModel(section.model, None, cache, say, "buffer.pipeline")
 
-    def __call__(self, group: RolloutGroup) -> RolloutGroup:
-        """The group with scored rollouts; one without a usable reply keeps its reward. Raises RolloutError for too many
-        of these, and DataError for a model that does not answer."""
-        scored = [rollout for rollout in group.rollouts if rollout.reward is not None]
-        question = "\n".join(str(content_text(message["content"])) for message in group.task.messages)
-        fields = [[("Question", question), ("Response", rollout.text)] for rollout in scored]
-        prompts = [self._prompt.render({"fields": each}, number) for number, each in enumerate(fields)]
-        invalid = InvalidRepliesConfig(attempts=self._section.attempts)
-        found = self._model.usable(prompts, lambda reply: scaled_score(self._pattern, _SCALE, reply), invalid)
-        self._count(found, group)
-        scores = {rollout.index: score for rollout, score in zip(scored, found, strict=True)}
-        rollouts = []
-        for rollout in group.rollouts:
-            score, reward = scores.get(rollout.index), rollout.reward
-            if score is not None and reward is not None:
-                rollout = replace(rollout, info={**rollout.info, QUALITY: score})
-                rollout = with_reward(rollout, reward + self._section.weight * score)
-            rollouts.append(rollout)
-        return replace(group, rollouts=tuple(rollouts))
+    def __call__(self, group: RolloutGroup) -> RolloutGroup | None:
+        """The group with scored rollouts."""
+        return self.process_groups([group])[0]
 
-    def _count(self, found: list[float | None], group: RolloutGroup) -> None:
+    def process_groups(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
+        """The groups with scored rollouts; one without a usable reply keeps its reward.
+
+        Raises RolloutError for too many of these, and DataError for a model that does not answer.
+        """
+        asked = [(group, r) for group in groups for r in group.rollouts if r.reward is not None]
+        prompts = [self._prompt_for(group, rollout, row) for row, (group, rollout) in enumerate(asked)]
+        found = self._scores(prompts, [rollout.id for _, rollout in asked])
+        self._count(found, [group.task.id for group, _ in asked])
+        scores = {(group.id, r.index): score for (group, r), score in zip(asked, found, strict=True)}
+        return [
+            replace(
+                group,
+                rollouts=tuple(self._scored(r, scores.get((group.id, r.index))) for r in group.rollouts),
+            )
+            for group in groups
+        ]
+
+    def _prompt_for(self, group: RolloutGroup, rollout: Rollout, row: int) -> str:
+        fields = [("Question", prompt_text(group.task)), ("Response", rollout.text)]
+        return self._prompt.render({"fields": fields}, row)
+
+    def _scores(self, prompts: Sequence[str], names: Sequence[str]) -> list[float | None]:
+        """A score for each prompt; None where no attempt gives a usable reply."""
+
+        def parse(reply: str) -> float | None:
+            return scaled_score(self._pattern, _SCALE, reply)
+
+        attempts = self._section.attempts
+        if self._endpoint is not None:
+            return self._endpoint.usable(prompts, parse, InvalidRepliesConfig(attempts=attempts))
+        return usable_replies(partial(self._sampled, prompts, names), len(prompts), parse, attempts)
+
+    def _sampled(
+        self, prompts: Sequence[str], names: Sequence[str], numbers: Sequence[int], attempt: int
+    ) -> list[str | None]:
+        """Replies of the rollouts' engine. The seed of each is a function of its rollout, so that a resumed run
+        repeats it."""
+        section = self._section.model
+        if attempt:
+            section = section.model_copy(update={"temperature": 1.0})
+        seeds = [derive_seed(0, "llm_quality", names[number], attempt) for number in numbers]
+        return self._services.sample_replies([prompts[number] for number in numbers], section, seeds)
+
+    def _scored(self, rollout: Rollout, score: float | None) -> Rollout:
+        if score is None or rollout.reward is None:
+            return rollout
+        counted = replace(rollout, info={**rollout.info, QUALITY: score})
+        return with_reward(counted, rollout.reward + self._section.weight * score)
+
+    def _count(self, found: Sequence[float | None], tasks: Sequence[str]) -> None:
         self._seen += len(found)
         self._invalid += found.count(None)
         limit = self._section.max_invalid_fraction
         if self._invalid > max(limit * self._seen, 1):
+            last = next(
+                task for task, score in reversed(list(zip(tasks, found, strict=True))) if score is None
+            )
+            name = getattr(self._section.model, "model", "engine")
+            long = (
+                ""
+                if self._endpoint
+                else "or raise rollout.max_sequence_tokens where its prompts are longer, "
+            )
             raise RolloutError(
-                f"buffer.pipeline: llm_quality: the language model {self._section.model.model!r} gave no score for "
-                f"{self._invalid} of {self._seen} responses (the last ones to task {group.task.id!r}), more than "
-                f"max_invalid_fraction {limit:g}. Take another model, or raise max_invalid_fraction."
+                f"buffer.pipeline: llm_quality: the language model {name!r} gave no score for "
+                f"{self._invalid} of {self._seen} responses (the last one to task {last!r}), more than "
+                f"max_invalid_fraction {limit:g}. Take another model, {long}or raise max_invalid_fraction."
             )

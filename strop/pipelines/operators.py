@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from statistics import pstdev, stdev
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from strop.config.schema.pipeline import RewardTermConfig
 from strop.errors import RolloutError
@@ -22,6 +22,25 @@ class ExperienceOperator(Protocol):
 
     def __call__(self, group: RolloutGroup) -> RolloutGroup | None:
         """The group to train on; None to remove it. Failed rollouts have the reward None."""
+
+
+@runtime_checkable
+class GroupsOperator(Protocol):
+    """Operator that handles several groups at once, to ask a model or people about them at the same time.
+
+    A group's result must not depend on the others.
+    """
+
+    def process_groups(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
+        """The result of each group."""
+
+
+@runtime_checkable
+class CountingOperator(Protocol):
+    """Operator with metrics of its own."""
+
+    def take_counts(self) -> dict[str, float]:
+        """Counts since the last call, by name."""
 
 
 @dataclass(frozen=True, slots=True)

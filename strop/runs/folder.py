@@ -20,6 +20,7 @@ _RUN_MARKERS = {"run.json", "metrics.jsonl", "checkpoints", "explorer", "explore
 """Entries of a folder in which a run has started."""
 _EARLY_ENTRIES = {
     "run.yaml",
+    "annotations",
     "images",
     "judges",
     "log",
@@ -91,6 +92,11 @@ class RunFolder:
     def judge_cache(self) -> Path:
         """Folder of the cached replies of the reward's judges."""
         return self.path / "judges"
+
+    @property
+    def annotations(self) -> Path:
+        """Folder of the questions to people, and of their answers."""
+        return self.path / "annotations"
 
     @property
     def explorer(self) -> RunFolder:

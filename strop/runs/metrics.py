@@ -176,6 +176,16 @@ METRICS: dict[str, Metric] = {
         None,
         "Mean change of the rewards of the rollouts that an operator left; `reward/mean` is before all operators.",
     ),
+    **{
+        f"pipeline/<name>/{outcome}": Metric(
+            "Rollouts", "groups", None, f"Groups whose question to people {what}."
+        )
+        for outcome, what in (
+            ("answered", "was answered"),
+            ("skipped", "was skipped"),
+            ("timeout", "nobody answered in time"),
+        )
+    },
     "groups/trained": Metric(
         "Rollouts",
         "groups",

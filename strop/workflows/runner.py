@@ -13,7 +13,7 @@ from strop.data.encoding.turn_encoder import TurnEncoder
 from strop.errors import StropError
 from strop.protocols import Sampler
 from strop.seeds import derive_seed
-from strop.types import FailureCause, Message, Rollout, RolloutStatus, SamplingParams, Task
+from strop.types import FailureCause, Message, Rollout, RolloutStatus, SampleRequest, SamplingParams, Task
 from strop.workflows.chat import Chat, EventLoopBridge, SyncChat
 from strop.workflows.registry import BoundWorkflow
 from strop.workflows.result import (
@@ -67,6 +67,18 @@ class WorkflowRunner:
             if rollout.status != "error":
                 break
         return replace(rollout, attempts=attempt + 1)
+
+    async def reply(self, prompt: str, sampling: SamplingParams, seed: int) -> str | None:
+        """The engine's reply to a prompt that is no task's; None for one that leaves no tokens for a reply."""
+        messages = ({"role": "user", "content": prompt},)
+        ids = self._encoder.encode_prompt(messages)
+        room = self._limit - len(ids)
+        if room <= 0:
+            return None
+        limits = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        request = SampleRequest(f"reply-{seed}", ids, limits, seed, messages=messages)
+        (completion,) = await self._engine.sample([request])
+        return self._encoder.decode(completion.token_ids)
 
     async def _attempt(
         self, task: Task, group: str, index: int, sampling: SamplingParams, seed: int

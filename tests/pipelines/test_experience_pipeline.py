@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,27 @@ from pydantic import TypeAdapter
 from strop.config.schema.pipeline import ExperienceOperatorConfig
 from strop.errors import ConfigError, RolloutError
 from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipeline
+from strop.pipelines.services import ExperienceServices
 from strop.types import Rollout, RolloutGroup, SamplingParams, Task, Turn
 from tests.rewards.judge_server import judge_server, says
 
 SAMPLING = SamplingParams()
 
 
-def pipeline(*sections: dict[str, Any], replies: Path = Path()) -> ExperiencePipeline:
-    return make_pipeline(TypeAdapter(tuple[ExperienceOperatorConfig, ...]).validate_python(sections), replies)
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline that is called with one group."""
+
+    made: ExperiencePipeline
+
+    def __call__(self, group: RolloutGroup) -> RolloutGroup | None:
+        return self.made([group])[0]
+
+
+def pipeline(*sections: dict[str, Any], replies: Path = Path(), sample: Any = None) -> Pipeline:
+    services = ExperienceServices(replies, replies / "annotations", lambda: None, sample)
+    found = TypeAdapter(tuple[ExperienceOperatorConfig, ...]).validate_python(sections)
+    return Pipeline(make_pipeline(found, services))
 
 
 def group(*rewards: float | None, **fields: Any) -> RolloutGroup:
@@ -169,11 +182,25 @@ def test_a_language_model_judges(tmp_path: Path) -> None:
         assert len(server.requests) == 4
 
 
+def test_the_policy_judges_itself() -> None:
+    """The second response gets its score at the second attempt, at temperature 1; the seeds depend on the rollout."""
+    calls: list[tuple[int, float, list[int]]] = []
+
+    def sample(prompts: Any, section: Any, seeds: Any) -> list[str | None]:
+        calls.append((len(prompts), section.temperature, list(seeds)))
+        return ["Score: 4", "none"] if len(calls) == 1 else ["Score: 2"]
+
+    judge = pipeline({"type": "llm_quality", "model": {"type": "engine"}}, sample=sample)
+    assert rewards(judge(answered("a", "b"))) == [1.75, 1.25, None]
+    assert [call[:2] for call in calls] == [(2, 0.0), (1, 1.0)]
+    assert len({seed for call in calls for seed in call[2]}) == 3
+
+
 def test_effects_of_each_operator() -> None:
     """The filter removes one of 1, 0, 3; relabelling changes one of the other two, by 2."""
     both = pipeline({"type": "reward_filter", "min_reward": 0.5}, {"type": "relabel", "above": 3.0})
     both(group(1.0, 0.0, 3.0, None))
-    assert both.effects.take_metrics() == {
+    assert both.made.take_metrics() == {
         "pipeline/0_reward_filter/removed_fraction": pytest.approx(1 / 3),
         "pipeline/0_reward_filter/changed_fraction": 0.0,
         "pipeline/0_reward_filter/reward_change": 0.0,
@@ -182,7 +209,7 @@ def test_effects_of_each_operator() -> None:
         "pipeline/1_relabel/reward_change": 1.0,
     }
     both(group(0.0))
-    assert both.effects.take_metrics() == {"pipeline/0_reward_filter/removed_fraction": 1.0}
+    assert both.made.take_metrics() == {"pipeline/0_reward_filter/removed_fraction": 1.0}
 
 
 OPERATORS = """
@@ -203,7 +230,7 @@ def test_operators_of_the_user(tmp_path: Path) -> None:
     path = tmp_path / "operators.py"
     path.write_text(OPERATORS)
 
-    def own(name: str, **args: Any) -> ExperiencePipeline:
+    def own(name: str, **args: Any) -> Pipeline:
         return pipeline({"type": "custom", "operator": f"{path}:{name}", "args": args})
 
     assert rewards(own("Double", factor=3.0)(group(2.0))) == [6.0]

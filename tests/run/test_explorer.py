@@ -13,6 +13,7 @@ import pytest
 
 from strop.errors import RewardError
 from strop.pipelines.experience_pipeline import make_pipeline
+from strop.pipelines.services import ExperienceServices
 from strop.run.drivers.continuous_explorer import ContinuousExplorer
 from strop.run.rollout.collector import GroupSettings
 from strop.run.rollout.explorer import Explorer
@@ -173,7 +174,16 @@ def explore(
     explorer = Explorer({"train": runner}, {"train": FakeRewards(log)}, event_loop, StopSignal(), seed=1)
     buffer = FakeBuffer()
     subscriber = FakeSubscriber(buffer, 2, max_staleness)
-    settings = GroupSettings(2, 3, SAMPLING, None, None, None, 0.1, make_pipeline((), Path()))
+    settings = GroupSettings(
+        2,
+        3,
+        SAMPLING,
+        None,
+        None,
+        None,
+        0.1,
+        make_pipeline((), ExperienceServices(Path(), Path(), lambda: None, lambda *_: [])),
+    )
     loop = ContinuousExplorer(
         progress,
         settings,

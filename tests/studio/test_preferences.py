@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from strop.config.load.loader import load_run
 from strop.errors import DataError
+from strop.pipelines.annotation_queue import AnnotationQueue, Answer
 from strop.runs.folder import RunFolder
 from strop.runs.rollout_file import rollout_path, write_rollouts
 from strop.runs.rollout_index import RolloutIndex
@@ -97,3 +98,40 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     other.write_text('{"prompt": "1+1"}\n')
     with pytest.raises(DataError, match="is not a file of preferences"):
         read_preferences(other)
+
+
+def question(name: str, kind: str, *texts: str) -> dict[str, object]:
+    responses = [{"index": 2 * place, "text": text, "messages": None} for place, text in enumerate(texts)]
+    shown = {"prompt": "2+2?", "images": [], "answer": "4", "responses": responses}
+    return {"id": name, "question": kind, "group": "g", "task_id": "t", **shown}
+
+
+def test_questions_of_a_run_are_answered(client: TestClient, run: Path) -> None:
+    assert "questions</option>" not in client.get("/rate?run=sums/first").text
+    queue = AnnotationQueue(RunFolder(run).annotations)
+    queue.ask(question("q-1", "preference", "four", "<b>five"))
+    queue.ask(question("q-2", "score", "four", "five"))
+    page = client.get("/rate?run=sums/first&set=questions").text
+    assert "questions</option>" in page and "2 questions wait" in page and "&lt;b&gt;five" in page
+    assert 'data-question="q-1"' in page and 'data-choice="2" data-other="0"' in page
+    vote = {"run": "sums/first", "id": "q-1", "chosen": "2", "rejected": "0"}
+    assert client.post("/rate/answer", json=vote).json() == {"waiting": 1}
+    assert queue.find_answer("q-1") == Answer("answered", {2: 1.0, 0: 0.0})
+    again = client.post("/rate/answer", json=vote)
+    assert again.status_code == 400 and "has been answered" in again.json()["error"]
+
+    part = client.get("/rate/pair?run=sums/first&set=questions").text
+    assert 'data-question="q-2"' in part and 'name="score-2" value="0.75"' in part
+    assert [each["id"] for each in client.get("/rate/questions?run=sums/first").json()["waiting"]] == ["q-2"]
+    for scores, fault in (
+        ({"1": 1}, "indices 0, 2"),
+        ({"0": 1.5}, "between 0 and 1"),
+        ({"a": 1}, "by index"),
+    ):
+        refused = client.post("/rate/answer", json={"run": "sums/first", "id": "q-2", "scores": scores})
+        assert refused.status_code == 400 and fault in refused.json()["error"]
+    client.post("/rate/answer", json={"run": "sums/first", "id": "q-2"})
+    assert queue.find_answer("q-2") == Answer("skipped", {})
+    assert "asks no question now" in client.get("/rate/pair?run=sums/first&set=questions").text
+    outside = client.post("/rate/answer", json={"run": "sums/first", "id": "../questions/q-1"})
+    assert "No question" in outside.json()["error"]

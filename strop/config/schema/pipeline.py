@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from strop.config.schema.base import Section
+from strop.config.schema.base import Section, type_shorthand
 from strop.config.schema.data_juicer import DataJuicerSection
-from strop.config.schema.language_model import EndpointModelConfig
+from strop.config.schema.language_model import EndpointModelConfig, ReplyConfig
+from strop.config.units import MAX_SECONDS
 
 
 class RewardFilterConfig(Section):
@@ -53,13 +54,26 @@ class QualityModelConfig(EndpointModelConfig):
     """Language model behind an OpenAI-compatible endpoint that judges responses."""
 
 
+class RolloutEngineModelConfig(ReplyConfig):
+    """The policy itself, which the inference engine of the rollouts runs with the weights of the step."""
+
+    type: Literal["engine"] = "engine"
+
+
+JudgeModelConfig = Annotated[
+    Annotated[QualityModelConfig | RolloutEngineModelConfig, Field(discriminator="type")],
+    type_shorthand("endpoint"),
+]
+
+
 class LlmQualityConfig(Section):
     """Reward for the quality of a response, from 0 to 1, which a language model judges; the score also becomes the
     statistic `llm_quality_score` of the rollout's `info`."""
 
     type: Literal["llm_quality"] = "llm_quality"
-    model: QualityModelConfig
-    """Language model that is asked; replies are cached in the run's folder."""
+    model: JudgeModelConfig
+    """Language model that is asked: one behind an endpoint, whose replies are cached in the run's folder, or the policy
+    itself with `type: engine`."""
     weight: float = 1.0
     """Factor of the score; 0 computes the statistic only."""
     attempts: int = Field(3, gt=0)
@@ -103,6 +117,29 @@ class RelabelConfig(Section):
     """New reward under `threshold`."""
 
 
+class HumanFeedbackConfig(Section):
+    """Questions to people about the responses of a group, answered on Strop Studio's page *Rate* or through its HTTP
+    interface; a score, from 0 to 1, also becomes the statistic `human_score` of the rollout's `info`."""
+
+    type: Literal["human_feedback"] = "human_feedback"
+    question: Literal["score", "preference"] = "score"
+    """`score` asks for a score of each response, `preference` for the better of two that differ, whose score is 1 and
+    that of the other one 0."""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """Fraction of the groups that people are asked about, chosen by a hash of the group's id."""
+    operation: Literal["replace", "add"] = "replace"
+    """Whether `weight` times the score replaces the reward or is added to it. Responses without a score keep their
+    reward."""
+    weight: float = 1.0
+    """Factor of the score; with `add`, 0 computes the statistic only."""
+    timeout_seconds: float = Field(3600.0, gt=0, le=MAX_SECONDS)
+    """Maximum wait for the answers to the questions of one step. A separate trainer waits at the same time: its own
+    limits, such as `buffer.read_timeout_seconds`, must be longer."""
+    unanswered: Literal["keep", "drop", "error"] = "keep"
+    """Groups whose question nobody answered in time, or was skipped: `keep` leaves their rewards, `drop` removes them,
+    `error` stops the run."""
+
+
 class DataJuicerConfig(DataJuicerSection):
     """Operators of Data-Juicer, which its service runs on the rollouts of each group: filters remove rollouts, and
     statistics become values of the rollouts' `info`, for `reward_shaping`."""
@@ -128,6 +165,7 @@ ExperienceOperatorConfig = Annotated[
     | DiversityRewardConfig
     | LengthRewardConfig
     | RelabelConfig
+    | HumanFeedbackConfig
     | DataJuicerConfig
     | CustomOperatorConfig,
     Field(discriminator="type"),

@@ -58,15 +58,11 @@ class LanguageModel:
         self, prompts: Sequence[str], parse: Callable[[str], T | None], invalid: InvalidRepliesConfig
     ) -> list[T | None]:
         """Values that `parse` finds in the reply to each prompt; None where no attempt gives a usable reply."""
-        results: list[T | None] = [None] * len(prompts)
-        open_ = list(range(len(prompts)))
-        for attempt in range(invalid.attempts):
-            for number, reply in zip(open_, self.replies([prompts[n] for n in open_], attempt), strict=True):
-                results[number] = None if reply is None else parse(reply)
-            open_ = [number for number in open_ if results[number] is None]
-            if not open_:
-                break
-        return results
+
+        def ask(numbers: Sequence[int], attempt: int) -> list[str | None]:
+            return self.replies([prompts[number] for number in numbers], attempt)
+
+        return usable_replies(ask, len(prompts), parse, invalid.attempts)
 
     def _identity(self) -> str:
         if self._client is not None:
@@ -114,6 +110,24 @@ class LanguageModel:
         for key, text in zip(keys, texts, strict=True):
             self._cache.put(key, JudgeReply(text, None))
         return list(texts)
+
+
+def usable_replies(
+    ask: Callable[[Sequence[int], int], list[str | None]],
+    count: int,
+    parse: Callable[[str], T | None],
+    attempts: int,
+) -> list[T | None]:
+    """The value of each of `count` prompts; `ask` gets the numbers of those without one, and the attempt."""
+    results: list[T | None] = [None] * count
+    open_ = list(range(count))
+    for attempt in range(attempts):
+        if not open_:
+            break
+        for number, reply in zip(open_, ask(open_, attempt), strict=True):
+            results[number] = None if reply is None else parse(reply)
+        open_ = [number for number in open_ if results[number] is None]
+    return results
 
 
 def endpoint_url(section: EndpointModelConfig) -> str | None:

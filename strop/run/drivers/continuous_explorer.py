@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from strop.protocols import Buffer
 from strop.run.drivers.explorer_progress import ExplorerProgress, TrainerEnded
-from strop.run.rollout.collector import GroupSettings, learnable_group
+from strop.run.rollout.collector import GroupSettings, learnable_groups
 from strop.run.rollout.explorer import Explorer, PendingGroup, ScoredGroup, check_error_fraction
 from strop.run.rollout.tasks import TrainTaskSource
 from strop.sync.publish import Subscriber
@@ -167,7 +167,7 @@ class ContinuousExplorer:
 
     def _complete_group(self, pending: PendingGroup, scored: ScoredGroup) -> None:
         step = self._steps[pending.step - self._recorded - 1]
-        group = learnable_group(scored, self._settings)
+        (group,) = learnable_groups([scored], self._settings)
         step.complete(pending, scored, learnable=group is not None)
         state = self._progress.state
         if group is None or not group.experiences or group.id in state.written_ahead:
@@ -201,7 +201,7 @@ class ContinuousExplorer:
         }
         if self._settings.filters_groups:
             metrics["groups/filtered"] = float(len(sampled) - step.learnable)
-        metrics |= self._settings.pipeline.effects.take_metrics()
+        metrics |= self._settings.pipeline.take_metrics()
         self._progress.record(step.number, sampled, metrics)
         self._last_record = now
         self._recorded = step.number

@@ -187,7 +187,7 @@ def _explorer_loop(
         )
     return ContinuousExplorer(
         progress,
-        GroupSettings.of(run, algorithm),
+        GroupSettings.of(run, algorithm, explorer),
         explorer,
         tasks,
         buffer,

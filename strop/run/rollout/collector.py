@@ -13,6 +13,7 @@ from strop.config.schema.policy_gradient import DynamicSamplingConfig
 from strop.config.schema.process_reward import OversamplingConfig
 from strop.errors import RewardError
 from strop.pipelines.experience_pipeline import ExperiencePipeline, make_pipeline
+from strop.pipelines.services import ExperienceServices
 from strop.run.rollout.explorer import ExplorationResult, Explorer, ScoredGroup, check_error_fraction
 from strop.run.rollout.sampling import sampling_params
 from strop.run.rollout.tasks import TrainTaskSource
@@ -36,8 +37,12 @@ class GroupSettings:
     pipeline: ExperiencePipeline
 
     @classmethod
-    def of(cls, run: Run, algorithm: RolloutAlgorithmConfig) -> GroupSettings:
-        """Settings of a run."""
+    def of(cls, run: Run, algorithm: RolloutAlgorithmConfig, explorer: Explorer) -> GroupSettings:
+        """Settings of a run, whose operators use the explorer's engine."""
+        folder = RunFolder.of(run)
+        services = ExperienceServices(
+            folder.judge_cache / "pipeline", folder.annotations, explorer.check, explorer.sample_replies
+        )
         sampling = sampling_params(run.rollout.sampling, run.data.max_response_tokens)
         return cls(
             tasks_per_step=run.trainer.tasks_per_step,
@@ -47,7 +52,7 @@ class GroupSettings:
             dynamic=getattr(algorithm, "dynamic_sampling", None),
             oversampling=run.oversampling,
             max_error_fraction=run.rollout.max_error_fraction,
-            pipeline=make_pipeline(run.buffer.pipeline, RunFolder.of(run).judge_cache / "pipeline"),
+            pipeline=make_pipeline(run.buffer.pipeline, services),
         )
 
     @property
@@ -86,7 +91,7 @@ class Collector:
     def __init__(
         self, run: Run, algorithm: RolloutAlgorithmConfig, explorer: Explorer, tasks: TrainTaskSource
     ) -> None:
-        self._settings = GroupSettings.of(run, algorithm)
+        self._settings = GroupSettings.of(run, algorithm, explorer)
         self._explorer = explorer
         self._tasks = tasks
         self._observed: dict[str, float] = {}
@@ -111,7 +116,7 @@ class Collector:
         metrics = seconds | self._observed
         if self._settings.filters_groups:
             metrics["groups/filtered"] = float(len(sampled) - len(learnable))
-        metrics |= self._settings.pipeline.effects.take_metrics()
+        metrics |= self._settings.pipeline.take_metrics()
         return CollectedStep(sampled, learnable, metrics)
 
     def _take(self, count: int) -> list[Task]:
@@ -137,7 +142,7 @@ class Collector:
             check_error_fraction(explored.groups, self._settings.max_error_fraction)
             greedy = explored.groups
         scored = [ScoredGroup(group, baseline) for group, baseline in zip(groups, greedy, strict=True)]
-        found = [learnable_group(each, self._settings) for each in scored]
+        found = learnable_groups(scored, self._settings)
         return [group for group in found if group is not None]
 
 
@@ -156,29 +161,29 @@ def _is_preferred(group: ExperienceGroup, section: OversamplingConfig) -> bool:
     return is_medium and (complete or not section.prefer_complete)
 
 
-def learnable_group(scored: ScoredGroup, settings: GroupSettings) -> ExperienceGroup | None:
-    """The group's experiences after the pipeline; None if the group is filtered.
+def learnable_groups(scored: Sequence[ScoredGroup], settings: GroupSettings) -> list[ExperienceGroup | None]:
+    """Each group's experiences after the pipeline; None for a filtered group.
 
     Dynamic sampling filters groups without reward variance (DAPO, arXiv 2503.14476). With a greedy baseline, a
     group whose greedy rollout failed is filtered.
     """
+    accepted = {place: each for place, each in enumerate(scored) if _is_learnable(each, settings)}
+    left = settings.pipeline([each.group for each in accepted.values()])
+    found: list[ExperienceGroup | None] = [None] * len(scored)
+    for (place, each), group in zip(accepted.items(), left, strict=True):
+        baseline = each.greedy.rollouts[0].reward if settings.greedy is not None and each.greedy else None
+        found[place] = None if group is None else group_to_experiences(group, baseline)
+    return found
+
+
+def _is_learnable(scored: ScoredGroup, settings: GroupSettings) -> bool:
+    """Whether a group has the rewards that the algorithm needs."""
     if settings.greedy is not None:
         assert scored.greedy is not None
-        baseline = scored.greedy.rollouts[0].reward
-        return None if baseline is None else _experiences(scored.group, settings, baseline)
-    if settings.dynamic is not None:
-        values = _compared_values(scored.group, settings.dynamic.metric)
-        if not has_reward_variance(values):
-            return None
-    return _experiences(scored.group, settings)
-
-
-def _experiences(
-    group: RolloutGroup, settings: GroupSettings, baseline: float | None = None
-) -> ExperienceGroup | None:
-    """Experiences of what the pipeline leaves of a group."""
-    left = settings.pipeline(group)
-    return None if left is None else group_to_experiences(left, baseline)
+        return scored.greedy.rollouts[0].reward is not None
+    if settings.dynamic is None:
+        return True
+    return has_reward_variance(_compared_values(scored.group, settings.dynamic.metric))
 
 
 def _compared_values(group: RolloutGroup, metric: str | None) -> list[float]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from strop.config.schema.language_model import ReplyConfig
 from strop.errors import RolloutError
 from strop.run.rollout.group_ids import group_id
 from strop.run.rollout.reward_manager import RewardManager
@@ -140,6 +141,21 @@ class Explorer:
         """Groups without scores. Raises `Interrupted` like `run`."""
         numbers = range(first, first + len(tasks))
         return self._run_groups(tasks, rollouts_per_task, sampling, purpose, step, numbers, None)[0]
+
+    def sample_replies(
+        self, prompts: Sequence[str], section: ReplyConfig, seeds: Sequence[int]
+    ) -> list[str | None]:
+        """Replies of the engine to prompts that are no tasks, such as those of a judge; None for a prompt that is too
+        long. Raises `Interrupted` like `run`."""
+        runner = self._runner("train")
+        sampling = SamplingParams(temperature=section.temperature, max_tokens=section.max_tokens)
+
+        async def all_replies() -> list[str | None]:
+            return await gather_or_cancel(
+                [runner.reply(prompt, sampling, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+            )
+
+        return self._event_loop.run(self._until_stopped(all_replies()))
 
     def start_group(
         self,

@@ -1,15 +1,18 @@
-"""Page on which a person chooses the better of two responses to the same task."""
+"""Page on which a person chooses the better of two responses to the same task, or answers the questions of a run."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from strop.errors import RunFolderError
+from strop.pipelines.annotation_queue import AnnotationQueue
 from strop.report.thumbnails import make_thumbnails
+from strop.runs.folder import RunFolder
 from strop.runs.overview import find_runs
 from strop.runs.rollout_index import TRAINING, RolloutFilter
 from strop.studio.conversation import response_messages
@@ -25,6 +28,8 @@ from strop.studio.rendering import html
 from strop.studio.requests import cache_of, folder_named, json_action, name_of, run_path, settings_of, whole
 
 _FILE = "preferences.jsonl"
+QUESTIONS = "questions"
+"""Name of the set of questions that a run's `human_feedback` asks, next to its sets of rollouts."""
 
 
 def page(request: Request) -> Response:
@@ -34,7 +39,9 @@ def page(request: Request) -> Response:
     values: dict[str, Any] = {"names": names, "name": "", "sources": [], "source": "", "file": _FILE}
     if request.query_params.get("run"):
         path = run_path(request)
-        sources = cache_of(request).rollouts(path).sources
+        sources = list(cache_of(request).rollouts(path).sources)
+        if RunFolder(path).annotations.is_dir():
+            sources = [QUESTIONS, *sources]
         source = request.query_params.get("set", "")
         values |= {
             "name": name_of(request, path),
@@ -50,7 +57,27 @@ def pair(request: Request) -> Response:
     name = name_of(request, run_path(request))
     file = str(preference_file(request.query_params.get("file") or _FILE))
     values = {"name": name, "source": request.query_params.get("set") or TRAINING, "file": file}
-    return html("rate_pair", **values, **_pair(request, values))
+    part = "rate_question" if values["source"] == QUESTIONS else "rate_pair"
+    return html(part, **values, **_pair(request, values))
+
+
+def questions(request: Request) -> Response:
+    """The questions of a run that wait for an answer, as JSON."""
+    return JSONResponse({"waiting": _queue(run_path(request)).waiting()})
+
+
+def answer(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    """Answer a question of a run: with `scores`, with `chosen` and `rejected`, or with neither, which skips it."""
+    queue = _queue(folder_named(request, str(values.get("run", ""))))
+    scores = values.get("scores") or {}
+    if "chosen" in values:
+        scores = {values["chosen"]: 1, values.get("rejected"): 0}
+    queue.answer(str(values.get("id", "")), scores)
+    return {"waiting": len(queue.waiting())}
+
+
+def _queue(path: Path) -> AnnotationQueue:
+    return AnnotationQueue(RunFolder(path).annotations)
 
 
 def choose(request: Request, values: dict[str, Any]) -> dict[str, Any]:
@@ -81,6 +108,8 @@ def _pair(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     if not values["name"]:
         return {"pair": None, "rated": 0, "shown": [], "thumbnails": {}}
     path = run_path(request)
+    if values["source"] == QUESTIONS:
+        return _question(path)
     data, rated = cache_of(request).read(path), read_preferences(preference_file(str(values["file"])))
     seed = len(rated) * 1000 + (whole(request, "skipped") or 0)
     found = draw_pair(
@@ -95,9 +124,25 @@ def _pair(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _question(path: Path) -> dict[str, Any]:
+    """The first question that waits, in the form of a pair or a group of rollouts."""
+    waiting = _queue(path).waiting()
+    found = waiting[0] if waiting else None
+    rows = [] if found is None else [{**response, "error": None} for response in found["responses"]]
+    return {
+        "pair": None,
+        "question": found,
+        "waiting": len(waiting),
+        "shown": [ShownRollout(row, response_messages(row), []) for row in rows],
+        "thumbnails": make_thumbnails(RunFolder(path).images, found["images"] if found else ()),
+    }
+
+
 ROUTES = [
     Route("/rate", page),
     Route("/rate/pair", pair),
+    Route("/rate/questions", questions),
+    Route("/rate/answer", json_action(answer), methods=["POST"]),
     Route("/rate/choose", json_action(choose), methods=["POST"]),
     Route("/rate/undo", json_action(undo), methods=["POST"]),
 ]

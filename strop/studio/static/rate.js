@@ -1,4 +1,4 @@
-// The page on which a person chooses the better of two responses.
+// The page on which a person chooses the better of two responses, or answers the questions of a run.
 "use strict";
 
 const place = document.getElementById("rate");
@@ -15,6 +15,7 @@ async function next() {
 
 async function choose(button) {
   const pair = document.getElementById("pair").dataset;
+  if (pair.question) return answer({ chosen: button.dataset.choice, rejected: button.dataset.other });
   try {
     await post("/rate/choose", {
       run: pair.run, set: pair.set, file: pair.file, step: pair.step, group: pair.group,
@@ -24,6 +25,32 @@ async function choose(button) {
   } catch (error) {
     say(error.message, true);
   }
+}
+
+async function answer(values) {
+  const { run, question } = document.getElementById("pair").dataset;
+  try {
+    await post("/rate/answer", { run, id: question, ...values });
+  } catch (error) {
+    say(error.message, true);
+  }
+  await next();
+}
+
+function submit() {
+  const scores = {};
+  for (const field of place.querySelectorAll("[data-score]")) {
+    const chosen = field.querySelector("input:checked");
+    if (chosen) scores[field.dataset.score] = Number(chosen.value);
+  }
+  if (Object.keys(scores).length) answer({ scores });
+  else say("Give at least one response a score, or skip the question.", true);
+}
+
+function skip() {
+  if (document.getElementById("pair").dataset.question) return answer({});
+  skipped += 1;
+  return next();
 }
 
 async function undo() {
@@ -39,7 +66,8 @@ place.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button) return;
   if (button.dataset.choice) choose(button);
-  if (button.id === "skip") { skipped += 1; next(); }
+  if (button.id === "skip") skip();
+  if (button.id === "submit") submit();
   if (button.id === "undo") undo();
 });
 document.addEventListener("keydown", (event) => {
@@ -49,3 +77,4 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "s") document.getElementById("skip")?.click();
   if (event.key === "u") document.getElementById("undo")?.click();
 });
+setInterval(() => { if (document.getElementById("no-question")) next(); }, 3000);
