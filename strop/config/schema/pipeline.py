@@ -123,8 +123,8 @@ class HumanFeedbackConfig(Section):
 
     type: Literal["human_feedback"] = "human_feedback"
     question: Literal["score", "preference"] = "score"
-    """`score` asks for a score of each response, `preference` for the better of two that differ, whose score is 1 and
-    that of the other one 0."""
+    """`score` asks for a score of each response; `preference` asks for the better of two that differ, which gets the
+    score 1, and the worse one 0."""
     fraction: float = Field(1.0, gt=0, le=1)
     """Fraction of the groups that people are asked about, chosen by a hash of the group's id."""
     operation: Literal["replace", "add"] = "replace"
