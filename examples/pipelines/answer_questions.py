@@ -3,7 +3,7 @@
     python examples/pipelines/answer_questions.py 'http://127.0.0.1:8765/?token=...' examples/human-feedback
 
 The first argument is the URL that `strop studio` prints, the second one the run's name in Studio's list. Replace
-`score` by your own tool, such as a form or a labelling service.
+`score` by your own tool, such as a form or a labeling service.
 """
 
 from __future__ import annotations
