@@ -36,7 +36,7 @@ engines: .venv-vllm/ready .venv-sglang/ready  ## tests on vLLM's CPU build and o
 	.venv-sglang/bin/python -m pytest -m engines -k sglang tests/inference tests/run $(ARGS)
 
 juicer: .venv/dev .venv-datajuicer/ready  ## tests on Data-Juicer, whose service has an environment of its own
-	STROP_DATA_JUICER_PYTHON=.venv-datajuicer/bin/python $(BIN)/pytest -m juicer tests/pipelines $(ARGS)
+	STROP_DATA_JUICER_PYTHON=.venv-datajuicer/bin/python $(BIN)/pytest -m juicer tests/pipelines tests/cli $(ARGS)
 
 check: .venv/dev  ## lint, types, layers, import cycles, names, words, generated pages, links of the documentation
 	$(BIN)/ruff check .

@@ -47,7 +47,7 @@ def group(*rewards: float | None, **fields: Any) -> RolloutGroup:
             index,
             (),
             "4",
-            "error" if reward is None else "stop",
+            "error" if reward is None else "ok",
             SAMPLING,
             reward,
             error="failed" if reward is None else None,
