@@ -6,11 +6,13 @@ trained on exactly once, in its order; under `bounded` the groups' ids show it.
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.files import digest
@@ -117,6 +119,36 @@ def test_a_killed_buffer_process_returns_each_group_once(values, tmp_path, buffe
     assert_each_once(folder, everything)
     if style["type"] == "fixed":
         assert_same(folder, run_distributed(settings(values, "reference", "checkpoint", style)))
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+def test_a_killed_explorer_continues_its_curriculum(values, tmp_path):
+    """The success rates that later draws depend on are part of the explorer's state."""
+    style = {"type": "fixed", "max_lead": "1 steps"}
+
+    def run(name):
+        found = settings(values, name, "checkpoint", style)
+        order = {"type": "curriculum", "target": [0.1, 0.9], "success_reward": 0.2, "exploration": 0.25}
+        return found | {
+            "data": found["data"] | {"order": order},
+            "record": found["record"] | {"rollouts_every": "1 steps"},
+        }
+
+    folder, killed, output = run_killed(tmp_path, run("killed"), KILLS, victims=["explorer"])
+    assert killed > 0, output
+    reference = run_distributed(run("reference"))
+    assert_same(folder, reference)
+    drawn, expected = ((read_tasks(each)) for each in (folder, reference))
+    assert drawn == expected and sorted(drawn) == list(range(1, STEPS + 1))
+    rows = [json.loads(line) for line in (folder / "explorer" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["curriculum/explored_fraction"] < 1, "some tasks were drawn by their success rates"
+
+
+def read_tasks(folder: Path) -> dict[int, list[str]]:
+    """The drawn tasks of each step."""
+    files = (folder / "explorer" / "rollouts").glob("step-*.parquet")
+    return {int(file.stem[-6:]): pq.read_table(file)["task_id"].to_pylist() for file in files}
 
 
 def assert_same(folder: Path, reference: Path) -> None:
