@@ -150,6 +150,7 @@ def datasets_runner(file: Path, folder: Path, operators: Sequence[str]) -> Finis
     return finish
 
 
+_WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 _MAKERS = {"strop": strop_runner, "data-juicer": juicer_runner, "datasets": datasets_runner}
 
 
@@ -157,11 +158,17 @@ def measure(runner: str, case: str, file: Path) -> None:
     """Run one case in this process, and print the measurements as JSON."""
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(sys.stderr):
         finish = _MAKERS[runner](file, Path(name), CASES[case])
-        started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        started, before = time.perf_counter(), _cpu_seconds()
         left = finish()
-        after, wall = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter() - started
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(json.dumps({"cpu": cpu, "wall": wall, "left": left, "megabytes": after.ru_maxrss / 1024}))
+        cpu, wall = _cpu_seconds() - before, time.perf_counter() - started
+        kilobytes = max(resource.getrusage(who).ru_maxrss for who in _WHO)
+    print(json.dumps({"cpu": cpu, "wall": wall, "left": left, "megabytes": kilobytes / 1024}))
+
+
+def _cpu_seconds() -> float:
+    """CPU-seconds of this process and of its children; Data-Juicer forks one for an operator."""
+    usages = [resource.getrusage(who) for who in _WHO]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def write_rows(file: Path, count: int) -> None:

@@ -47,7 +47,11 @@ def run(
                 echo(line)
         else:
             result = prepare_data(found)
-            assert result is not None
+            if result is None:
+                raise ConfigError(
+                    "data.queue: the operators of data.pipeline see its rows as they arrive, during the run. --dry-run "
+                    "shows their effect on the rows that are in the table."
+                )
             echo(str(result))
 
 

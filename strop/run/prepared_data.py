@@ -76,4 +76,6 @@ def prepared_run(run: Run) -> Run:
 
 def data_notes(run: Run) -> tuple[str, ...]:
     """Notes for the console about the run's pipeline."""
-    return () if run.data.pipeline is None else (str(prepared_result(run)),)
+    if run.data.pipeline is None or run.data.queue is not None:
+        return ()
+    return (str(prepared_result(run)),)

@@ -186,6 +186,15 @@ METRICS: dict[str, Metric] = {
             ("timeout", "nobody answered in time"),
         )
     },
+    **{
+        f"task_pipeline/<name>/rows_{direction}": Metric(
+            "Rollouts",
+            "rows",
+            None,
+            f"Rows of `data.queue` that {what} an operator of `data.pipeline` since the step before.",
+        )
+        for direction, what in (("in", "reached"), ("out", "left"))
+    },
     "groups/trained": Metric(
         "Rollouts",
         "groups",

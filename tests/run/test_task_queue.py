@@ -151,3 +151,49 @@ def test_missing_table_is_an_immediate_error(queued: Values) -> None:
         run(queued(data__train__table="questions"))
     with pytest.raises(DataError, match=r"tasks.jsonl is not a database URL"):
         run(queued(data__train__path="tasks.jsonl"))
+
+
+OPERATORS = [
+    {"type": "length", "column": "answer", "unit": "characters", "max": 1},
+    {"type": "range", "column": "answer", "values": ["7", "8", "9"]},
+    {"type": "template", "columns": {"prompt": "the larger one of {{ prompt[4:] }}"}},
+]
+
+
+def test_operators_see_the_rows_as_they_arrive(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
+    """Of `max a b` for a in 0..9 and b in 0..1, the rows 7, 8, 9, 17, 18 and 19 have the answers 7, 8 and 9."""
+    put(tmp_path / "tasks.db", maxima(0, 20))
+    first = queue(data__pipeline={"operators": OPERATORS})
+    tasks = first.take(4)
+    assert [task.id for task in tasks] == ["train:7", "train:8", "train:9", "train:17"]
+    assert tasks[0].messages[0]["content"] == "the larger one of 7 0"
+    assert first.position == 18
+    rows = first.observe([])
+    assert rows["task_pipeline/1_range/rows_in"] == 18 and rows["task_pipeline/1_range/rows_out"] == 4
+    resumed = queue(data__pipeline={"operators": OPERATORS})
+    resumed.restore(first.position, None)
+    put(tmp_path / "tasks.db", [("max 9 9", "9")])
+    assert [task.id for task in resumed.take(3)] == ["train:18", "train:19", "train:20"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_rows_pass_through_operators(queued: Values, tmp_path: Path) -> None:
+    put(tmp_path / "tasks.db", maxima(0, 100))
+    result = run(queued(data__pipeline={"operators": OPERATORS[1:]}, trainer__duration="2 steps"))
+    assert len(rows_of(result)) == 2
+    last = json.loads((result.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["task_pipeline/0_range/rows_out"] == 8 < last["task_pipeline/0_range/rows_in"]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "message"),
+    [
+        ({"operators": [{"type": "order", "by": ["answer"]}]}, "order does not run on rows that arrive"),
+        ({"operators": [OPERATORS[0] | {"unit": "tokens"}]}, "length in tokens does not run"),
+        ({"operators": OPERATORS, "export": "x.jsonl"}, "export has no effect with data.queue"),
+        ({"operators": OPERATORS, "processes": 2}, "pass through one process"),
+    ],
+)
+def test_operators_that_a_queue_cannot_have(queued: Values, pipeline: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        strop.load(queued(data__pipeline=pipeline))

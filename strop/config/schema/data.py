@@ -257,9 +257,7 @@ class DataConfig(Section):
     them in a smaller step."""
 
     def faults(self) -> Iterator[str]:
-        """A pipeline over rows that do not exist before the run."""
-        if self.pipeline is not None and self.queue is not None:
-            yield "pipeline prepares all rows before the run, and queue reads rows during it; remove one of them"
+        """A pipeline over rows that it cannot read."""
         if self.pipeline is not None and self.train.dataset is not None:
             yield "pipeline reads files, a Hub name or a database; it cannot read train.dataset, a class of the user"
         yield from self._mixture_faults()

@@ -45,9 +45,23 @@ TaskOperatorConfig = Annotated[
 ]
 
 
+QUEUE_OPERATORS = (
+    LengthFilterConfig,
+    LanguageFilterConfig,
+    RangeFilterConfig,
+    TemplateConfig,
+    LlmScoreConfig,
+    LlmMapConfig,
+    SynthesizeConfig,
+    CustomTaskOperatorConfig,
+)
+"""Operators that also run on the rows of `data.queue`, which arrive one after another."""
+
+
 class TaskPipelineConfig(Section):
     """Operators on the rows of `data.train`, before the run. The result is cached, and the run reads it instead of
-    `path`; the other settings of `data.train` apply to the result."""
+    `path`; the other settings of `data.train` apply to the result. The rows of `data.queue` pass through the operators
+    when they are read."""
 
     operators: tuple[TaskOperatorConfig, ...] = Field(min_length=1)
     """Operators, in order."""

@@ -22,11 +22,12 @@ from strop.workers.signals import StopSignal
 def prepare_data(
     run: Run, reward: Callable[..., Any] | None = None, stop: StopSignal | None = None
 ) -> PipelineResult | None:
-    """Run the pipeline, or find its result in the cache; None for a run without one.
+    """Run the pipeline, or find its result in the cache; None for a run without one, or with a queue, whose rows pass
+    through the operators as they arrive.
 
     Raises DataError for rows that an operator cannot use, ConfigError for an operator that cannot be made.
     """
-    if run.data.pipeline is None:
+    if run.data.pipeline is None or run.data.queue is not None:
         return None
     stop = stop or StopSignal()
     with RunServices(run, reward, stop) as services, progress_bars(stop) as progress:

@@ -18,6 +18,7 @@ from strop.data.sources.rows import DatasetRows, InMemoryRows
 from strop.data.sources.sql_table import is_database_url, read_table_slice
 from strop.data.taskset import to_task
 from strop.errors import DataError
+from strop.run.rollout.queue_operators import QueueOperators
 from strop.run.state.horizon import compute_horizon
 from strop.types import RolloutGroup, Task
 from strop.workers.waiting import TimedWait, never_stop
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class TaskQueue:
     """First-in, first-out source of tasks, each taken once; `position` is its entire state.
 
-    Consumes    the table's rows, from row `position` on.
+    Consumes    the table's rows, from row `position` on, through the operators of `data.pipeline`.
     Waits for   a step's worth of rows, and for a database that is temporarily unreachable.
     Unblocked   by the program that fills the table; after `queue.timeout_seconds` it raises an error.
     """
@@ -41,7 +42,8 @@ class TaskQueue:
         tokenizer: PreTrainedTokenizerBase,
         images: RunImages | None = None,
     ) -> None:
-        """Raises `DataError` if the table does not exist; it may be empty."""
+        """Raises `DataError` if the table does not exist; it may be empty. Raises `ConfigError` for an operator that
+        cannot be made."""
         section = run.data.train
         assert isinstance(section.path, str)
         self._shown = f"{redact_text(section.path)}, table {section.table}"
@@ -58,6 +60,7 @@ class TaskQueue:
         self._images = images
         processor = None if images is None else images.processor
         self._encoder = PromptEncoder(tokenizer, run.data.chat_template, images=processor)
+        self._operators = None if run.data.pipeline is None else QueueOperators(run)
         self._steps = compute_horizon(run, 1).steps
         self._timeout_seconds = queue.timeout_seconds
         self._wait: TimedWait | None = None
@@ -75,8 +78,8 @@ class TaskQueue:
         self.position = position
 
     def observe(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-        """Nothing: results do not change the order of a queue."""
-        return {}
+        """Rows in and out of each operator; results do not change the order of a queue."""
+        return {} if self._operators is None else self._operators.take_metrics()
 
     @property
     def fingerprint(self) -> str:
@@ -117,21 +120,26 @@ class TaskQueue:
         return read_table_slice(self._section.path, self._section.table, first=first, count=count)
 
     def _tasks_of(self, rows: InMemoryRows, first: int) -> list[Task]:
-        """Tasks of the rows whose prompts fit, or were truncated to fit."""
+        """Tasks of the rows that the operators leave and whose prompts fit, or were truncated to fit."""
         section, rule, limit = self._section, self._data.overlong, self._data.max_prompt_tokens
+        names = [f"train:{first + index}" for index in range(len(rows))]
+        if self._operators is not None:
+            left = self._operators(rows, first)
+            names = [name for name, _ in left]
+            rows = InMemoryRows(f"{self._shown}, after data.pipeline:", [row for _, row in left], first)
         row_images = read_row_images(DatasetRows([rows]), section, self._data.images, self._images, "train")
         chats = [
             row_images.place(to_prompt(rows[index], rows.where(index), section), index)
             for index in range(len(rows))
         ]
-        prompts = self._encoder.encode_all(chats)
+        prompts = self._encoder.encode_all(chats) if chats else []
         kept = [i for i, prompt in enumerate(prompts) if rule != "filter" or len(prompt) <= limit]
         pad = None if self._images is None else self._images.processor.image_token_id
         fitted = fit_prompts(
             (prompts[i] for i in kept), rule, limit, lambda number: rows.where(kept[number]), pad
         )
         return [
-            to_task(f"train:{first + index}", rows[index], chats[index], section, prompt)
+            to_task(names[index], rows[index], chats[index], section, prompt)
             for index, prompt in zip(kept, fitted.prompts, strict=True)
         ]
 
