@@ -161,7 +161,7 @@ OPERATORS = [
 
 
 def test_operators_see_the_rows_as_they_arrive(queue: Callable[..., TaskQueue], tmp_path: Path) -> None:
-    """Rows `max a b` for a in 0..9 and b in 0..1, of which the rows 7, 8, 9, 17, 18 and 19 have the answers 7, 8 and 9."""
+    """Rows `max a b` for a in 0..9 and b in 0..1: six have the answers 7, 8 and 9, from the rows 7 and 17 on."""
     put(tmp_path / "tasks.db", maxima(0, 20))
     first = queue(data__pipeline={"operators": OPERATORS})
     tasks = first.take(4)
