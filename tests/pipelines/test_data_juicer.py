@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,8 +18,8 @@ from strop.config.schema.pipeline import DataJuicerConfig
 from strop.config.schema.task_operators import DataJuicerTasksConfig
 from strop.errors import ConfigError, RolloutError
 from strop.pipelines.data_juicer import DataJuicer
-from strop.pipelines.juicer.process import PYTHON
-from strop.pipelines.juicer.service import EFFECTS
+from strop.pipelines.juicer.process import PYTHON, ServiceProcess
+from strop.pipelines.juicer.service import EFFECTS, TOKEN
 from strop.pipelines.tasks.data_juicer import DataJuicerTasks
 from strop.pipelines.tasks.parts import ROW_ID, Parts, write_part
 from strop.pipelines.tasks.protocol import Removal
@@ -133,6 +134,49 @@ def test_a_lost_session_is_created_again(url: str) -> None:
     Service.lost = False
     found = DataJuicer(DataJuicerConfig(url=url, config="lose"))(group(1.0))
     assert found is not None and Service.lost
+
+
+def test_a_service_at_a_url_that_ends_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new service, which starts while the client waits, knows no session, so the client creates one."""
+    port = 0
+    servers: list[HTTPServer] = []
+
+    def start() -> str:
+        nonlocal port
+        servers.append(HTTPServer(("127.0.0.1", port), Service))
+        port = servers[-1].server_port
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{port}"
+
+    def end() -> None:
+        servers[-1].shutdown()
+        servers.pop().server_close()
+
+    client = DataJuicer(DataJuicerConfig(url=start(), config="x", wait_seconds=60))
+    end()
+    Service.config = {}
+    monkeypatch.setattr("strop.pipelines.juicer.client.time.sleep", lambda seconds: servers or start())
+    found = client(group(1.0, 0.0))
+    assert found is not None and len(found.rollouts) == 1 and Service.config["config_path"] == "x"
+    end()
+    monkeypatch.undo()
+    client = DataJuicer(DataJuicerConfig(url=start(), config="x", wait_seconds=0.01))
+    end()
+    with pytest.raises(RolloutError, match="it did not come back in 0 s"):
+        client(group(1.0))
+
+
+def test_a_refused_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = ServiceProcess(sys.executable, 0)
+    try:
+        monkeypatch.setenv(TOKEN, "another")
+        with pytest.raises(ConfigError, match=r"failed: 401 .*token"):
+            DataJuicer(DataJuicerConfig(url=service.url, config="x"))
+        monkeypatch.delenv(TOKEN)
+        with pytest.raises(ConfigError, match=r"failed: 401 .*token"):
+            DataJuicer(DataJuicerConfig(url=service.url, config="x"))
+    finally:
+        service.close()
 
 
 def test_an_interpreter_that_cannot_run_the_service(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterator
 from importlib import metadata
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from strop import __version__
-from strop.config.paths import existing_path, expand_user
+from strop.config.paths import existing_path
 from strop.config.schema.base import Section
 from strop.config.schema.data import DataConfig
 from strop.config.schema.language_model import EndpointModelConfig, EngineModelConfig
@@ -22,6 +21,7 @@ from strop.config.schema.task_operators import (
     MixtureConfig,
     TemplateConfig,
 )
+from strop.config.user_code import user_code_digest
 from strop.data.sources.rows import DatasetRows
 from strop.pipelines.tasks.language_model import endpoint_url
 from strop.pipelines.tasks.protocol import PipelineServices
@@ -66,25 +66,12 @@ def _operator_identity(section: Section, services: PipelineServices) -> list[str
     if isinstance(section, PassRateConfig):
         found += [services.model_fingerprint(section.model), services.rollout_fingerprint()]
     if isinstance(section, CustomTaskOperatorConfig):
-        found.append(_operator_code(section.operator))
+        found.append(user_code_digest(section.operator))
     if isinstance(section, DataJuicerTasksConfig) and section.config is not None:
         found.append(_files_digest(section.config))
     if isinstance(section, MixtureConfig):
         found += [_files_digest(each.path) for each in section.inputs]
     return found
-
-
-def _operator_code(operator: str) -> str:
-    """Hash of the file of a user's class, which is not imported; empty for a module that is not on Python's path."""
-    if ":" in operator:
-        return _file_digest(expand_user(operator.rpartition(":")[0]))
-    spec, places = None, None
-    for name in operator.split(".")[:-1]:
-        spec = PathFinder.find_spec(name, places)
-        places = None if spec is None else spec.submodule_search_locations
-        if not places:
-            break
-    return "" if spec is None or spec.origin is None else _file_digest(Path(spec.origin))
 
 
 def _content_digest(path: str | tuple[str, ...], rows: DatasetRows) -> str:

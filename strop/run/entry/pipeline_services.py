@@ -21,6 +21,7 @@ from strop.config.effective_reward import effective_reward
 from strop.config.schema import Run
 from strop.config.schema.language_model import EngineModelConfig
 from strop.config.schema.task_filters import PassRateConfig
+from strop.config.user_code import user_code_digest
 from strop.pipelines.tasks.parts import ROW_ID
 from strop.pipelines.tasks.protocol import Rewards, RowNumbers
 from strop.run.prepared_data import SOURCE_FIELDS, rows_at
@@ -75,7 +76,7 @@ class RunServices:
             "data": run.data.model_dump(mode="json", include={*_ENCODING}),
             "train": run.data.train.model_dump(mode="json", exclude={"path", *SOURCE_FIELDS}),
             "reward": effective_reward(run).model_dump(mode="json"),
-            "files": [_code_digest(part.function) for part in effective_reward(run).functions],
+            "files": [user_code_digest(part.function) for part in effective_reward(run).functions],
             "workflow": run.rollout.workflow.model_dump(mode="json"),
             "sampling": run.rollout.sampling.model_dump(mode="json"),
             "seed": run.seed,
@@ -202,11 +203,3 @@ def _chat_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> IntArray:
         [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
     )
     return np.array(tokenizer(str(text), add_special_tokens=False)["input_ids"], np.int32)
-
-
-def _code_digest(function: str) -> str:
-    """Hash of the file of a user's reward function; the name for others."""
-    file = Path(function.rpartition(":")[0]).expanduser()
-    if file.suffix != ".py" or not file.is_file():
-        return function
-    return hashlib.sha256(file.read_bytes()).hexdigest()
