@@ -70,6 +70,7 @@ ON_ROLLOUTS = {
     "prime": RunSpec(),
     "gvpo": RunSpec(),
     "self_play": RunSpec(),
+    "online_dpo": RunSpec(),
     "gmpo": with_loss("{type: gmpo}"),
     "sapo": with_loss("{type: sapo}"),
     "dppo_tv": with_loss("{type: dppo_tv}"),

@@ -143,3 +143,29 @@ def raft(rewards: torch.Tensor, *, min_reward: float | None) -> torch.Tensor:
     if min_reward is None:
         return torch.ones_like(rewards, dtype=torch.float64)
     return (rewards >= min_reward).double()
+
+
+def preferred(
+    rewards: torch.Tensor, group: torch.Tensor, *, beta: float, train_ties: bool = False
+) -> torch.Tensor:
+    """DPO on the best and the worst rollout of each group, at the reference (arXiv 2305.18290, equation 7).
+
+        A = beta n / 2 for the first of the highest reward, -beta n / 2 for the first other of the lowest, else 0
+
+    where n is the size of the group. The gradient of -log sigmoid(margin) is sigmoid(-margin) times that of the
+    margin, beta (log pi(chosen) - log pi(rejected)) plus a constant, and sigmoid(0) is 1 / 2; n turns the mean over
+    rollouts into one over pairs. A group of equal rewards has no pair, or with `train_ties` its first two rollouts,
+    as in verl's recipe SPIN.
+    """
+    groups, rewards = GroupIndex.of(group), rewards.double()
+    advantages = torch.zeros_like(rewards)
+    for number in range(int(groups.group_number.max()) + 1):
+        mine = (groups.group_number == number).nonzero().squeeze(1)
+        scores = rewards[mine]
+        if len(mine) < 2 or (not train_ties and bool((scores == scores[0]).all())):
+            continue
+        chosen = int(scores.argmax())
+        rejected = int(scores.index_fill(0, torch.tensor([chosen], device=scores.device), math.inf).argmin())
+        advantages[mine[chosen]] = beta * len(mine) / 2
+        advantages[mine[rejected]] = -beta * len(mine) / 2
+    return advantages

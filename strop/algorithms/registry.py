@@ -8,7 +8,17 @@ from typing import assert_never
 import torch
 
 from strop.algorithms import custom
-from strop.algorithms.advantages import asymre, gpg, grpo, grpo_passk, opmd_log_avg_exp, opo, raft, rloo
+from strop.algorithms.advantages import (
+    asymre,
+    gpg,
+    grpo,
+    grpo_passk,
+    opmd_log_avg_exp,
+    opo,
+    preferred,
+    raft,
+    rloo,
+)
 from strop.algorithms.kl import AdaptiveKlController, FixedKlController, KlController
 from strop.algorithms.losses.distilled_mix import DistilledMixLoss
 from strop.algorithms.losses.policy_losses import vanishes_at_zero_advantage as policy_loss_vanishes
@@ -34,6 +44,7 @@ from strop.config.schema.algorithm import (
     CustomConfig,
     DistillationOnlyConfig,
     DpoConfig,
+    OnlineDpoConfig,
     PpoConfig,
     PrimeConfig,
     RaftConfig,
@@ -132,6 +143,7 @@ def _rollout_advantages(
     | GpgConfig
     | OpmdConfig
     | ReinforceConfig
+    | OnlineDpoConfig
     | RaftConfig
     | AsymReConfig
     | SelfPlayConfig
@@ -171,6 +183,8 @@ def _rollout_advantages(
             return scores.double()
         case RaftConfig():
             return raft(scored.rewards, min_reward=config.min_reward)
+        case OnlineDpoConfig():
+            return preferred(scores, group, beta=config.beta, train_ties=config.train_ties)
         case DistillationOnlyConfig():
             return torch.zeros_like(scores, dtype=torch.float64)
         case AsymReConfig():

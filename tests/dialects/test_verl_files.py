@@ -81,7 +81,7 @@ def test_a_default_of_verls_files_changes_nothing(setting: str) -> None:
             "distillation.enabled=True",
             "override distillation.enabled=True: distillation.enabled is True, and",
         ),
-        ("trainer.ref_update_freq=1", "verl's recipe SPIN samples two responses"),
+        ("trainer.ref_update_freq=2", "is then a policy of some steps before"),
         ("actor_rollout_ref.rollout.skip_rollout=True", "does not replay rollouts"),
     ],
 )

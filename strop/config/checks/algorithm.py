@@ -6,7 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strop.config.checks.stream import stream_faults
-from strop.config.schema.algorithm import DpoConfig, PpoConfig, PrimeConfig, SftConfig, demonstrations_field
+from strop.config.schema.algorithm import (
+    DpoConfig,
+    OnlineDpoConfig,
+    PpoConfig,
+    PrimeConfig,
+    SftConfig,
+    demonstrations_field,
+)
 from strop.config.schema.batch_selection import DefaultSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.language_model import EngineModelConfig
@@ -49,6 +56,7 @@ def algorithm_faults(run: Run) -> Iterator[str]:
                 where = f"data.eval ({taskset.name})"
                 yield from _column_faults(taskset, where, kind, needs=(), hint="")
     yield from _aggregation_faults(run)
+    yield from _online_dpo_faults(run)
     yield from _prime_faults(run)
     yield from _demonstration_faults(run)
     yield from _teacher_faults(run)
@@ -135,6 +143,24 @@ def _aggregation_faults(run: Run) -> Iterator[str]:
         yield (
             f"algorithm.aggregation is {algorithm.aggregation}, but the loss {loss.type} is a sum over the tokens of a "
             "response, averaged over responses; write aggregation: seq-mean-token-sum"
+        )
+
+
+def _online_dpo_faults(run: Run) -> Iterator[str]:
+    """Faults of the settings in which the gradient is not that of DPO."""
+    algorithm, trainer = run.algorithm, run.trainer
+    if not isinstance(algorithm, OnlineDpoConfig):
+        return
+    if algorithm.policy_loss.type != "gpg" or algorithm.aggregation != "seq-mean-token-sum":
+        yield (
+            "algorithm.policy_loss and algorithm.aggregation: online_dpo sums the log-probs of a response; write "
+            "policy_loss: gpg and aggregation: seq-mean-token-sum, or remove both"
+        )
+    if trainer.tasks_per_update not in (None, trainer.tasks_per_step) or trainer.epochs_per_step != 1:
+        yield (
+            "trainer.tasks_per_update: online_dpo compares with the policy at the step's start, which is the policy "
+            "itself in the first update only; write one update per step: remove tasks_per_update, and leave "
+            "epochs_per_step at 1"
         )
 
 

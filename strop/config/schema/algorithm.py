@@ -91,6 +91,27 @@ class SelfPlayConfig(PolicyGradientConfig):
             )
 
 
+class OnlineDpoConfig(GroupBaselineConfig):
+    """Direct preference optimization on pairs of each step's rollouts, with the policy at the step's start as the
+    reference (arXiv 2402.04792; SPIN, 2401.01335)."""
+
+    type: Literal["online_dpo"] = "online_dpo"
+    rollouts_per_task: int = Field(2, gt=0, json_schema_extra={"minimum": 2})
+    """Responses sampled per task, at least 2; the best and the worst of them are the pair."""
+    beta: float = Field(0.1, gt=0)
+    """Strength of the regularization towards the reference: a pair's margin is beta times its log-ratio. With one
+    update per step it is a factor of the gradient."""
+    train_ties: bool = False
+    """Train also on the first two responses of a group whose rewards are all equal, the first as the better one, as
+    in verl's recipe SPIN."""
+    policy_loss: Annotated[PolicyLossConfig, Field(discriminator="type"), type_shorthand("gpg")] = (
+        GpgLossConfig()
+    )
+    """Policy loss, a function of ratios and advantages; `gpg` has DPO's gradient at the reference."""
+    aggregation: Aggregation = "seq-mean-token-sum"
+    """Aggregation of the tokens' losses to one number."""
+
+
 class DistillationOnlyConfig(PolicyGradientConfig):
     """On-policy distillation (arXiv 2306.13649, 2306.08543): only the teacher gives a signal, and the reward is
     measured."""
@@ -281,6 +302,7 @@ CriticFreeConfig = (
     | RaftConfig
     | AsymReConfig
     | SelfPlayConfig
+    | OnlineDpoConfig
     | DistillationOnlyConfig
     | MixConfig
     | CustomConfig

@@ -6,6 +6,7 @@ from typing import Any
 
 from strop.dialects.ledger.key_mapping import (
     SupportCheck,
+    any_inactive,
     mapped,
     not_on_page,
     only,
@@ -26,6 +27,7 @@ from strop.dialects.verl.actor_converters import (
     betas,
     clipping,
     entropy,
+    epochs,
     kl_loss,
     micro_batch,
     precision,
@@ -58,6 +60,7 @@ ROWS = (
         256,
         "trainer.tasks_per_update",
         read=batches,
+        inactive=switches.spin_alone,
         note="counts prompts",
     ),
     mapped(
@@ -112,14 +115,14 @@ ROWS = (
         0.0,
         "algorithm.entropy_coef",
         read=entropy,
-        inactive=switches.distillation_alone,
+        inactive=any_inactive(switches.distillation_alone, switches.spin_alone),
     ),
     mapped(
         "actor_rollout_ref.actor.use_kl_loss",
         False,
         "algorithm.kl_loss",
         read=kl_loss,
-        inactive=switches.distillation_alone,
+        inactive=any_inactive(switches.distillation_alone, switches.spin_alone),
     ),
     placement(
         "actor_rollout_ref.actor.use_torch_compile", True, "nothing is compiled", supported=only(False)
@@ -139,7 +142,13 @@ ROWS = (
         value_type=one_of(*KL_LOSS),
         inactive=switches.kl_loss,
     ),
-    mapped("actor_rollout_ref.actor.ppo_epochs", 1, "trainer.epochs_per_step"),
+    mapped(
+        "actor_rollout_ref.actor.ppo_epochs",
+        1,
+        "trainer.epochs_per_step",
+        read=epochs,
+        inactive=switches.spin_alone,
+    ),
     mapped(
         "actor_rollout_ref.actor.data_loader_seed",
         None,

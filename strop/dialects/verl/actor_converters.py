@@ -65,9 +65,22 @@ def write_entropy(run: Run) -> Mapping[str, Any]:
 @written_by(write_entropy)
 def entropy(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the coefficient of the entropy."""
-    if switches.distillation_alone(foreign):
+    if switches.distillation_alone(foreign) or switches.spin_alone(foreign):
         return {}
     return {"algorithm.entropy_coef": foreign["actor_rollout_ref.actor.entropy_coeff"]}
+
+
+def write_epochs(run: Run) -> Mapping[str, Any]:
+    """Write the epochs over a step."""
+    return {"actor_rollout_ref.actor.ppo_epochs": run.trainer.epochs_per_step}
+
+
+@written_by(write_epochs)
+def epochs(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the epochs over a step; verl's recipe SPIN has one."""
+    if switches.spin_alone(foreign):
+        return {}
+    return {"trainer.epochs_per_step": foreign["actor_rollout_ref.actor.ppo_epochs"]}
 
 
 def write_kl_loss(run: Run) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import SelfPlayConfig
+from strop.config.schema.algorithm import OnlineDpoConfig, SelfPlayConfig
 from strop.config.schema.group_baselines import GdpoConfig
 from strop.dialects.ledger.key_mapping import ForeignValues, any_inactive, mapped, not_on_page, written_by
 from strop.dialects.ledger.value_types import NUMBER_LIST, STRING, STRING_OR_LIST, nullable, one_of
@@ -60,6 +60,9 @@ KL_NAMES = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl", "full": "
 """Strop's names of the KL estimators, each with the name on verl's page."""
 
 
+_DPO_BETA, _REF_UPDATE = "actor_rollout_ref.actor.dpo_beta", "trainer.ref_update_freq"
+
+
 def write_estimator(run: Run) -> Mapping[str, Any]:
     """Write the algorithm and those of the options that it has."""
     name, at = run.algorithm.type, "algorithm"
@@ -67,6 +70,9 @@ def write_estimator(run: Run) -> Mapping[str, Any]:
     if isinstance(run.algorithm, SelfPlayConfig):
         over_step = run.algorithm.baseline_over == "step"
         return {f"{at}.sppo_eta": run.algorithm.eta if over_step else None}
+    if isinstance(run.algorithm, OnlineDpoConfig):
+        both = run.algorithm.train_ties
+        return {_DPO_BETA: run.algorithm.beta if both else None, _REF_UPDATE: 1 if both else None}
     values: dict[str, Any] = {f"{at}.adv_estimator": _ESTIMATOR_OF.get(name, name)}
     if isinstance(run.algorithm, GdpoConfig) and run.algorithm.reward_parts is not None:
         values[f"{at}.gdpo_reward_keys"] = [part.rpartition("/")[2] for part in run.algorithm.reward_parts]
@@ -85,6 +91,8 @@ def estimator(foreign: ForeignValues) -> Mapping[str, Any]:
         return {"algorithm.type": "distillation"}
     if switches.is_sppo(foreign):
         return _sppo(foreign)
+    if switches.is_spin(foreign):
+        return _spin(foreign)
     if name is None:
         raise foreign.error_for(
             "algorithm.adv_estimator",
@@ -122,6 +130,21 @@ def _sppo(foreign: ForeignValues) -> dict[str, Any]:
             )
     eta = {"algorithm.eta": foreign["algorithm.sppo_eta"]}
     return {"algorithm.type": "self_play", "algorithm.baseline_over": "step"} | eta
+
+
+def _spin(foreign: ForeignValues) -> dict[str, Any]:
+    """The algorithm of verl's recipe SPIN, whatever the estimator is: one update on the pairs of a step."""
+    if foreign[_REF_UPDATE] != 1:
+        raise foreign.error_for(
+            _REF_UPDATE,
+            f"{_REF_UPDATE} is {foreign[_REF_UPDATE]}: the reference of verl's recipe SPIN is then a policy of some "
+            "steps before, and Strop's online_dpo compares with the policy at the step's start; write 1.",
+        )
+    return {
+        "algorithm.type": "online_dpo",
+        "algorithm.beta": foreign[_DPO_BETA],
+        "algorithm.train_ties": True,
+    }
 
 
 def _prime(foreign: ForeignValues) -> dict[str, Any]:
@@ -224,6 +247,16 @@ def filter_groups(foreign: ForeignValues) -> Mapping[str, Any]:
     return {"algorithm.dynamic_sampling": settings}
 
 
+def _one_response(foreign: ForeignValues) -> str | None:
+    """Reading of the recipe SPIN as its script sets it, with one response per prompt."""
+    if not switches.is_spin(foreign) or foreign["actor_rollout_ref.rollout.n"] != 1:
+        return None
+    return (
+        "actor_rollout_ref.rollout.n is 1: verl's recipe SPIN would then compare responses to different prompts, two "
+        "neighbors of the step; Strop samples two responses to each prompt and compares these"
+    )
+
+
 def _part(foreign: ForeignValues, metric: str, key: str) -> str:
     """The reward part that a user's reward function returns, such as `compute_score/acc`."""
     if metric == "acc" and foreign["custom_reward_function.path"] is None and switches.reward_model(foreign):
@@ -254,7 +287,7 @@ ROWS = (
         "algorithm.type",
         read=estimator,
         value_type=nullable(one_of(*ESTIMATORS, *_LATER_ESTIMATORS, *_OTHER_NAMES)),
-        inactive=any_inactive(switches.distillation_alone, switches.sppo_alone),
+        inactive=any_inactive(switches.distillation_alone, switches.recipe_alone),
         note="gae is PPO with a critic; optimal_token_baseline counts sampled tokens only, as "
         "tir_optimal_token_baseline does",
         warn=critic_rate,
@@ -320,6 +353,22 @@ ROWS = (
             "algorithm.eta",
             read=estimator,
             note="selects the recipe SPPO, as actor_rollout_ref.actor.sppo_eta does; the baseline is over the step",
+        ),
+        mapped(
+            _DPO_BETA,
+            0.1,
+            "algorithm.beta",
+            read=estimator,
+            note="selects the recipe SPIN, as trainer.ref_update_freq does: DPO on two responses to each prompt, one "
+            "update per step",
+            warn=_one_response,
+        ),
+        mapped(
+            _REF_UPDATE,
+            -1,
+            "algorithm.type",
+            read=estimator,
+            note="steps between updates of the recipe SPIN's reference, from the policy at the step's start; 1 only",
         ),
         mapped(
             "algorithm.gdpo_reward_keys",

@@ -206,6 +206,8 @@ def write_batches(run: Run) -> Mapping[str, Any]:
 def batches(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the batch sizes; both count prompts, each with `rollout.n` responses."""
     step = step_size(foreign)
+    if switches.is_spin(foreign):
+        return {"trainer.tasks_per_step": step, "trainer.tasks_per_update": step}
     update = mini_batch_size(foreign, "actor_rollout_ref.actor.ppo_mini_batch_size")
     return {"trainer.tasks_per_step": step, "trainer.tasks_per_update": update}
 

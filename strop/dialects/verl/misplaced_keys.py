@@ -3,7 +3,7 @@ whose algorithm Strop does not have."""
 
 from __future__ import annotations
 
-from strop.dialects.ledger.key_mapping import UNSET, never, no_effect, not_on_page, refused
+from strop.dialects.ledger.key_mapping import UNSET, no_effect, not_on_page, refused
 from strop.dialects.ledger.value_types import ANY
 
 _ACTOR, _LOSS = "actor_rollout_ref.actor", "actor_rollout_ref.actor.policy_loss"
@@ -19,15 +19,7 @@ _UNREAD = {
     "trainer.log_freq": "metrics are written after every step",
     "trainer.debug": "it starts a debugger in the recipe's process",
 }
-_SPIN = (
-    "verl's recipe SPIN samples two responses for each prompt and trains with DPO on the pair; Strop trains with DPO "
-    "on the pairs of a file. Write the pairs to a file, and a run file with algorithm.type: dpo"
-)
 ROWS = not_on_page(
-    *(
-        refused(key, UNSET, _SPIN, supported=never)
-        for key in (f"{_ACTOR}.dpo_beta", "trainer.ref_update_freq")
-    ),
     *(no_effect(key, UNSET, why, value_type=ANY) for key, why in _UNREAD.items()),
     refused(
         "trainer.spo.enable",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DistillationOnlyConfig
+from strop.config.schema.algorithm import DistillationOnlyConfig, OnlineDpoConfig
 from strop.dialects.ledger.key_mapping import (
     ForeignValues,
     InactiveCheck,
@@ -37,7 +37,7 @@ _LOSSES = {
     "gvpo": "gvpo",
 }
 """Strop's name of each loss mode."""
-_OF_RECIPES = {"sppo": "self_play"}
+_OF_RECIPES = {"sppo": "self_play", "spin": "gpg"}
 """Strop's name of the losses that a recipe's program has instead of a loss mode."""
 _NAMES = _LOSSES | _OF_RECIPES
 _LACKING = ("bypass_mode",)
@@ -75,6 +75,7 @@ _AGGREGATION = {
     "geo_mean": "seq-mean-token-mean",
     "gvpo": "seq-mean-token-sum",
     "sppo": "seq-mean-token-sum",
+    "spin": "seq-mean-token-sum",
 }
 """Aggregation of the loss modes that are always averaged over sequences, whatever `loss_agg_mode` is."""
 
@@ -83,6 +84,8 @@ def _mode(foreign: ForeignValues) -> str:
     """The loss mode; verl's bypass mode has losses of its own, the clipped one and the plain gradient."""
     if switches.is_sppo(foreign):
         return "sppo"
+    if switches.is_spin(foreign):
+        return "spin"
     if switches.is_bypass(foreign):
         return "gpg" if switches.is_reinforce(foreign) else "vanilla"
     return str(foreign[_MODE]).replace("-", "_")
@@ -122,7 +125,8 @@ def write_policy_loss(run: Run) -> Mapping[str, Any]:
     if loss is None or isinstance(run.algorithm, DistillationOnlyConfig):
         return {_MODE: None}
     mode = next((mode for mode, name in _NAMES.items() if name == loss.type), None)
-    values: dict[str, Any] = {_MODE: None if mode in _OF_RECIPES else mode}
+    of_recipe = mode in _OF_RECIPES or isinstance(run.algorithm, OnlineDpoConfig)
+    values: dict[str, Any] = {_MODE: None if of_recipe else mode}
     for key, field in _PARAMETERS.get(mode or "", {}).items():
         values[f"{_ACTOR}.{key}"] = getattr(loss, field)
     if mode in _BOUNDS:
@@ -204,7 +208,7 @@ ROWS = not_on_page(
         f"{_FIELD}.type",
         read=policy_loss,
         value_type=one_of(*_LOSSES, *_LACKING, "clip-cov", "kl-cov"),
-        inactive=any_inactive(switches.distillation_alone, switches.sppo_alone),
+        inactive=any_inactive(switches.distillation_alone, switches.recipe_alone),
         note="the clip_ratio keys also bound the ratio of gspo and cispo, the log-ratio of geo_mean, and the "
         "divergence of dppo_tv and dppo_kl",
     ),

@@ -70,6 +70,8 @@ def write_rollouts(run: Run) -> Mapping[str, Any]:
 def rollouts(foreign: ForeignValues) -> Mapping[str, Any]:
     """The number of responses per prompt."""
     count, estimator = foreign["actor_rollout_ref.rollout.n"], foreign["algorithm.adv_estimator"]
+    if switches.is_spin(foreign):
+        return {"algorithm.rollouts_per_task": _pair(foreign, count)}
     compared = estimator not in _SINGLE_ROLLOUT_ESTIMATORS and not switches.distillation_alone(foreign)
     if count < 2 and compared:
         raise foreign.error_for(
@@ -79,6 +81,17 @@ def rollouts(foreign: ForeignValues) -> Mapping[str, Any]:
             "actor_rollout_ref.rollout.n=8.",
         )
     return {"algorithm.rollouts_per_task": count}
+
+
+def _pair(foreign: ForeignValues, count: int) -> int:
+    """The two responses of the recipe SPIN, which compares neighbors in its batch."""
+    if count > 2:
+        raise foreign.error_for(
+            "actor_rollout_ref.rollout.n",
+            f"actor_rollout_ref.rollout.n is {count}, but verl's recipe SPIN compares responses two by two; write 2, "
+            "or a run file with algorithm.type: online_dpo, which compares the best of more with the worst.",
+        )
+    return 2
 
 
 def is_long_enough(foreign: ForeignValues, value: Any) -> bool:

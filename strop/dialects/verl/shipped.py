@@ -86,6 +86,17 @@ _SPPO = {
     "algorithm.sppo_eta": 1.0,
     "trainer.log_val_generations": 0,
 }
+_SPIN = {
+    "actor_rollout_ref.actor.dpo_beta": 0.1,
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": 15,
+    "actor_rollout_ref.rollout.name": "sglang",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
+    "actor_rollout_ref.rollout.val_kwargs.n": 2,
+    "algorithm.adv_estimator": None,
+    "trainer.log_val_generations": 0,
+    "trainer.ref_update_freq": 1,
+}
 _TRANSFER = "verl-dapo-transferqueue"
 _ASYNC = {
     "actor_rollout_ref.hybrid_engine": False,
@@ -112,7 +123,7 @@ PPO = ShippedConfigs(
         "prime_trainer": _recipe("ppo_trainer", _PRIME),
         "entropy_trainer": _recipe("ppo_trainer", _DAPO | {"trainer.project_name": "verl-entropy"}),
         "sppo_trainer": _recipe("ppo_trainer", _SPPO),
-        "spin_trainer": _recipe("ppo_trainer", {"actor_rollout_ref.actor.dpo_beta": 0.1}),
+        "spin_trainer": _recipe("ppo_trainer", _SPIN),
         "one_step_off_ppo_trainer": _recipe("ppo_trainer", _ASYNC),
         "one_step_off_ppo_megatron_trainer": _recipe("ppo_megatron_trainer", _ASYNC),
         **_GROUPS,

@@ -47,14 +47,30 @@ def is_sppo(foreign: ForeignValues) -> bool:
     return any(key in foreign.written for key in _SPPO)
 
 
-def sppo_alone(foreign: ForeignValues) -> str | None:
-    """verl's recipe SPPO has an advantage and a loss of its own."""
-    if is_sppo(foreign):
-        return "a key of verl's recipe SPPO is set, which has an advantage and a loss of its own"
+_SPIN = ("actor_rollout_ref.actor.dpo_beta", "trainer.ref_update_freq")
+"""Keys that only the recipe SPIN has."""
+
+
+def is_spin(foreign: ForeignValues) -> bool:
+    """Whether the configuration has a key of verl's recipe SPIN, which has a program of its own."""
+    return any(key in foreign.written for key in _SPIN)
+
+
+def spin_alone(foreign: ForeignValues) -> str | None:
+    """verl's recipe SPIN makes one update of a step, with the loss of DPO and no other term."""
+    if is_spin(foreign):
+        return "a key of verl's recipe SPIN is set, which makes one update of a step, with DPO's loss alone"
     return None
 
 
-gae = any_inactive(distillation_alone, sppo_alone, unless("algorithm.adv_estimator", "gae"))
+def recipe_alone(foreign: ForeignValues) -> str | None:
+    """verl's recipes SPPO and SPIN have an advantage and a loss of their own."""
+    if is_sppo(foreign):
+        return "a key of verl's recipe SPPO is set, which has an advantage and a loss of its own"
+    return spin_alone(foreign)
+
+
+gae = any_inactive(distillation_alone, recipe_alone, unless("algorithm.adv_estimator", "gae"))
 pf_ppo = any_inactive(gae, unless("algorithm.use_pf_ppo", True))
 _PRIME = (
     *("algorithm.reward_gt_coef", "algorithm.reward_dpo_coef", "data.filter_accuracy"),
@@ -74,22 +90,23 @@ def _not_prime(reason: str) -> InactiveCheck:
     return lambda foreign: None if prime(foreign) else reason
 
 
-kl_loss = any_inactive(distillation_alone, unless("actor_rollout_ref.actor.use_kl_loss", True))
+kl_loss = any_inactive(distillation_alone, spin_alone, unless("actor_rollout_ref.actor.use_kl_loss", True))
 kl_in_reward = any_inactive(
     distillation_alone,
+    spin_alone,
     _not_prime("PRIME's rewards have no KL penalty"),
     unless("algorithm.use_kl_in_reward", True),
 )
 adaptive_kl = any_inactive(kl_in_reward, unless("algorithm.kl_ctrl.type", "adaptive"))
 by_std = any_inactive(
     distillation_alone,
-    sppo_alone,
+    recipe_alone,
     single_response,
     unless("algorithm.adv_estimator", "grpo", "grpo_passk", "gdpo"),
 )
-gdpo = any_inactive(distillation_alone, sppo_alone, unless("algorithm.adv_estimator", "gdpo"))
+gdpo = any_inactive(distillation_alone, recipe_alone, unless("algorithm.adv_estimator", "gdpo"))
 discounted = any_inactive(
-    distillation_alone, sppo_alone, unless("algorithm.adv_estimator", "gae", "reinforce_plus_plus")
+    distillation_alone, recipe_alone, unless("algorithm.adv_estimator", "gae", "reinforce_plus_plus")
 )
 shuffle = unless("actor_rollout_ref.actor.shuffle", True)
 reward_model = any_inactive(
