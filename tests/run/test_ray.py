@@ -9,12 +9,14 @@ import signal
 from dataclasses import replace
 from ipaddress import ip_address
 
+import datasets
 import pytest
 
 import strop
 from strop.config.load.loader import load_values
 from strop.config.schema import Run
 from strop.errors import ConfigError, PlacementError
+from strop.pipelines.tasks import reading
 from strop.run.distributed.placement import (
     engine_gpus,
     engine_placement,
@@ -24,6 +26,7 @@ from strop.run.distributed.placement import (
 )
 from strop.run.distributed.ray_actor import CLUSTER_MARKER, RayRoleSpec
 from strop.run.distributed.role import RoleSpec
+from strop.run.entry.prepare_data import prepare_data
 from strop.workers.address import Address
 from strop.workers.start import start_worker
 from tests.files import digest
@@ -254,3 +257,41 @@ def test_a_node_that_does_not_see_the_runs_folder_is_refused(tmp_path):
     (tmp_path / CLUSTER_MARKER).write_text("another disk's")
     with pytest.raises(PlacementError, match=r"trainer was placed, does not see the run's folder"):
         RayRoleSpec(RoleSpec("trainer", None, None, []), tmp_path, "mark").check_folder()
+
+
+OPERATOR = """
+import os
+from pathlib import Path
+import ray
+
+class Where:
+    adds = ("node",)
+    def __init__(self, marker):
+        self.marker = Path(marker)
+    def __call__(self, rows):
+        if ray.is_initialized() and not self.marker.exists():
+            self.marker.touch()
+            os._exit(1)  # Ray repeats the task in another process
+        node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        return [{**row, "node": node} for row in rows if row["answer"] != "9"]
+"""
+
+
+@pytest.mark.slow
+def test_task_operators_run_on_the_nodes(values, tmp_path, monkeypatch, cluster):
+    """The rows are those of one process, though the first task's process is lost."""
+    monkeypatch.setattr(reading, "ROWS_PER_PART", 20)
+    (tmp_path / "where.py").write_text(OPERATOR)
+    operator = {"type": "custom", "operator": f"{tmp_path / 'where.py'}:Where"}
+
+    def prepared(name, processes, more):
+        args = {"marker": str(tmp_path / f"{name}.marker")}
+        pipeline = {"operators": [operator | {"args": args}], "processes": processes}
+        result = prepare_data(strop.load(values(name=name, data__pipeline=pipeline, **more)).run)
+        assert result is not None
+        return datasets.load_from_disk(str(result.data)).to_list()
+
+    one = prepared("one", 1, {})
+    found = prepared("two", 2, {"cluster": cluster.section(), "synchronizer": "checkpoint", "buffer": "sql"})
+    assert (tmp_path / "two.marker").exists() and all(row["node"] for row in found)
+    assert [row | {"node": ""} for row in found] == one and 0 < len(one) < 100

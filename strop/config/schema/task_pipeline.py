@@ -68,7 +68,8 @@ class TaskPipelineConfig(Section):
     columns: tuple[str, ...] | None = None
     """Columns of the result; null for all."""
     processes: int = Field(1, gt=0)
-    """Number of processes for operators that neither ask a model nor compare rows; 1 is this process."""
+    """Number of processes for operators that neither ask a model nor compare rows; 1 is this process. With
+    `cluster.address` they are tasks on the nodes of the Ray cluster, one per free CPU."""
     cache: str | None = None
     """Folder of the results; null for `task_pipelines` in the folder `output`."""
     export: str | None = None

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +23,7 @@ from strop.pipelines.tasks.parts import (
     DATASET_SHIFT,
     ROW_ID,
     Parts,
-    conform,
     part_file,
-    read_part,
     write_part,
 )
 from strop.pipelines.tasks.protocol import Processed, RowError
@@ -206,87 +200,6 @@ class WorkFolder:
 
     def _statistics(self, number: int) -> Path:
         return self.path / f"part-{number:06d}.json"
-
-
-def run_part_stage(
-    stage: Stage, parts: Parts, folder: Path, context: OperatorContext, processes: int, tick: Tick
-) -> Parts:
-    """Run operators that handle rows one part after the other; complete parts are not run again."""
-    work = WorkFolder(folder)
-    todo = [number for number in range(len(parts.files)) if not work.has(number)]
-    tick(len(parts) - sum(read_part(parts.files[number]).num_rows for number in todo))
-    if processes > 1 and stage.scope == "rows" and len(todo) > 1:
-        _run_parallel(stage, parts, folder, context, processes, todo, tick)
-    else:
-        run = PartRunner(named_operators(stage, context), context.sources)
-        for number in todo:
-            table = conform(read_part(parts.files[number]), parts.schema)
-            work.write(number, *run(table))
-            tick(table.num_rows)
-    return Parts(tuple(part_file(folder, number) for number in range(len(parts.files))))
-
-
-def _run_parallel(
-    stage: Stage,
-    parts: Parts,
-    folder: Path,
-    context: OperatorContext,
-    processes: int,
-    todo: Sequence[int],
-    tick: Tick,
-) -> None:
-    named_operators(stage, context)  # its errors come before those of a process
-    pool = ProcessPoolExecutor(min(processes, len(todo)), get_context("spawn"), _start_worker, (stage,))
-    waiting: deque[tuple[int, Future[None]]] = deque()
-    try:
-        for number in todo:
-            waiting.append((number, pool.submit(_run_in_worker, parts, folder, number)))
-        while waiting:
-            number, future = waiting.popleft()
-            future.result()
-            tick(read_part(parts.files[number]).num_rows)
-    except BrokenProcessPool:
-        raise DataError(
-            "data.pipeline: a process of the pipeline ended before its work was done: it ran out of memory, was "
-            'killed, or was started by a script without the guard `if __name__ == "__main__":`. The same '
-            "command continues; data.pipeline.processes: 1 needs no such processes."
-        ) from None
-    except RowLocationError as error:
-        raise DataError(error.resolve(context.sources)) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-class RowLocationError(DataError):
-    """Error of a worker process, which knows the identity of a row and not its file."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-
-    def resolve(self, sources: Sequence[Callable[[int], str]]) -> str:
-        """The message with the location of the row."""
-        before, _, rest = str(self).partition(_MARK)
-        identity, _, after = rest.partition(_MARK)
-        return f"{before}{location(int(identity), sources)}{after}" if identity else before
-
-
-_MARK = "@@row@@"
-_stage_runner: list[NamedOperator] = []
-"""Operators of a worker process."""
-
-
-def _start_worker(stage: Stage) -> None:
-    _stage_runner[:] = named_operators(stage, OperatorContext(None, None, lambda message: None))
-
-
-def _run_in_worker(parts: Parts, folder: Path, number: int) -> None:
-    """Run a part in a worker process, whose rows are located by their identities."""
-    run = PartRunner(_stage_runner, [lambda row: f"{_MARK}{row}{_MARK}"])
-    try:
-        table, removals, statistics = run(conform(read_part(parts.files[number]), parts.schema))
-    except DataError as error:
-        raise RowLocationError(str(error)) from None
-    WorkFolder(folder).write(number, table, removals, statistics)
 
 
 def run_dataset_stage(

@@ -27,11 +27,11 @@ from strop.pipelines.tasks.execution import (
     WorkFolder,
     location,
     run_dataset_stage,
-    run_part_stage,
     stages_of,
 )
 from strop.pipelines.tasks.export import export_rows
 from strop.pipelines.tasks.fingerprint import pipeline_fingerprint
+from strop.pipelines.tasks.part_stages import OpenExecutor, local_processes, run_part_stage
 from strop.pipelines.tasks.parts import ROW_ID, Parts, conform, part_file, read_part, write_part
 from strop.pipelines.tasks.protocol import PipelineServices, Say
 from strop.pipelines.tasks.reading import read_tables
@@ -56,6 +56,8 @@ class PipelineRun:
     services: PipelineServices
     progress: Progress
     say: Say
+    open_executor: OpenExecutor = local_processes
+    """Opens the worker processes of `processes`."""
 
     def __call__(self) -> PipelineResult:
         """The result, from the cache if it is there. Raises DataError for rows that an operator cannot use, and for a
@@ -124,7 +126,8 @@ class PipelineRun:
         tick = self.progress(names, len(parts))
         if stage.scope == "dataset":
             return run_dataset_stage(stage, parts, folder, context, tick)
-        return run_part_stage(stage, parts, folder, context, self.data.pipeline.processes, tick)
+        workers = self.data.pipeline.processes
+        return run_part_stage(stage, parts, folder, context, workers, self.open_executor, tick)
 
     def _finish(
         self, parts: Parts, folder: Path, work: Path, manifest: dict[str, Any], context: OperatorContext

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from strop.run.distributed.role import RoleSpec
 from strop.run.distributed.supervisor import RoleSupervisor
 from strop.runs.folder import RunFolder, reporting_write_errors
 from strop.workers.atomic_write import atomic_write
+from strop.workers.ray_executor import RayExecutor
 from strop.workers.ray_runtime import describe_free_resources, import_ray
 from strop.workers.waiting import wait_until
 from strop.workers.worker import WorkerTarget
@@ -58,6 +60,14 @@ def open_ray_roles(
         yield roles
         if section.timeline:
             _write_timeline(ray, folder / "monitor" / "timeline.json")
+
+
+@contextmanager
+def ray_workers(run: Run, section: RayClusterConfig, workers: int) -> Iterator[Executor]:
+    """Workers on the nodes of the cluster, outside of the run's own actors. `workers` is not needed: a task waits for a
+    free CPU. Raises what `open_ray_roles` raises without a cluster."""
+    with _connected(run, section) as ray, RayExecutor(ray) as executor:
+        yield executor
 
 
 @contextmanager

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from strop.config.redact import safe_text
 from strop.config.schema import Run
+from strop.config.schema.cluster import RayClusterConfig
 from strop.pipelines.tasks.difference import preview
 from strop.pipelines.tasks.execution import Tick
+from strop.pipelines.tasks.part_stages import OpenExecutor, local_processes
 from strop.pipelines.tasks.pipeline import PipelineRun, Progress
 from strop.pipelines.tasks.result import PipelineResult
 from strop.rewards.known_sources import require_known_sources
@@ -31,10 +34,19 @@ def prepare_data(
         return None
     stop = stop or StopSignal()
     with RunServices(run, reward, stop) as services, progress_bars(stop) as progress:
-        result = PipelineRun(run.data, cache_folder(run), services, progress, say)()
+        result = PipelineRun(run.data, cache_folder(run), services, progress, say, _open_executor(run))()
     write_pointer(run, result)
     require_known_sources(prepared_run(run))
     return result
+
+
+def _open_executor(run: Run) -> OpenExecutor:
+    """Opens processes of this machine, or workers of the cluster that the run names."""
+    if not isinstance(run.cluster, RayClusterConfig) or run.cluster.address is None:
+        return local_processes
+    from strop.run.distributed.ray_cluster import ray_workers
+
+    return partial(ray_workers, run, run.cluster)
 
 
 def preview_data(run: Run, rows: int) -> Iterator[str]:
