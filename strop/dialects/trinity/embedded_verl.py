@@ -206,7 +206,7 @@ def verl_row(key: str, default: Any) -> KeyMapping:
 
 _TRINITYS = ("algorithm.policy_loss", "model.lora")
 """Fields that only Trinity's own keys decide, not those of verl's later versions."""
-_OF_RECIPES = (f"{_ACTOR}.sppo_eta",)
+_OF_RECIPES = (f"{_ACTOR}.sppo_eta", f"{_ACTOR}.dpo_beta", "trainer.ref_update_freq")
 """Keys of a program in verl's recipes, which Trinity does not run."""
 
 
