@@ -30,6 +30,8 @@ class ArrowFile:
         self._path = path
         self._mapped = pa.ipc.open_file(pa.memory_map(str(path)))
         self._length: int | None = None
+        self._last: tuple[int, pa.RecordBatch] = (-1, None)
+        """Number and columns of the batch that was read last; neighbors are often read one after the other."""
         self.columns: list[str] = self._mapped.schema.names
 
     def __len__(self) -> int:
@@ -43,7 +45,12 @@ class ArrowFile:
         """One row, whose columns are views of the mapped file."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        return self._mapped.get_batch(index // ROWS_PER_BATCH).slice(index % ROWS_PER_BATCH, 1)
+        number, batch = self._last
+        if number != index // ROWS_PER_BATCH:
+            number = index // ROWS_PER_BATCH
+            batch = self._mapped.get_batch(number)
+            self._last = (number, batch)  # at once: several threads read rows
+        return batch.slice(index % ROWS_PER_BATCH, 1)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Columns of all batches in order, each read into memory, so that a scan leaves no pages of the file mapped."""
