@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from strop.config.schema import Run
+from strop.config.schema.algorithm import OnlineDpoConfig
 from strop.config.schema.synchronizer import CollectiveSyncConfig, FixedStyleConfig
 from strop.dialects.hydra.selection import ConfigSelection
 from strop.dialects.ledger.writer import write_dialect
@@ -14,6 +15,8 @@ from strop.dialects.verl.file_keys import NULL_IS_UNSET
 from strop.dialects.verl.ppo_trainer import LEDGER, read_verl
 from strop.dialects.verl.sft_trainer import read_verl_sft
 from strop.errors import ConfigError
+
+SPIN_KEYS = ("trainer.ref_update_freq", "actor_rollout_ref.rollout.n")
 
 
 def run_of(*overrides: str) -> Run:
@@ -179,3 +182,26 @@ def test_a_fully_asynchronous_run_is_refused_with_the_lines_of_a_run_file() -> N
     for setting in ("async_training.staleness_threshold=0.5", "trainer.v1.trainer_mode=separate_async"):
         with pytest.raises(ConfigError, match="type: bounded, every: 4 steps"):
             run_of(setting)
+    selected = ConfigSelection(name="fully_async_ppo_trainer")
+    with pytest.raises(ConfigError, match="type: bounded, every: 4 steps"):
+        read_verl([], selection=selected, here=True)
+
+
+def test_the_recipe_spin_makes_one_update_on_pairs() -> None:
+    read = read_verl([], selection=ConfigSelection(name="spin_trainer"), here=True)
+    run = read.run
+    assert isinstance(run.algorithm, OnlineDpoConfig)
+    assert run.algorithm.rollouts_per_task == 2
+    assert run.trainer.tasks_per_update == run.trainer.tasks_per_step == 1024
+    assert any("responses to different prompts" in note for note in read.notes)
+    written = write_dialect(LEDGER, run).values
+    assert written["trainer.ref_update_freq"] == 1
+    assert run_of(*(f"{key}={written[key]}" for key in SPIN_KEYS)).algorithm == run.algorithm
+    stronger = run_of("trainer.ref_update_freq=1", "actor_rollout_ref.actor.dpo_beta=0.3").algorithm
+    assert stronger == run.algorithm.model_copy(update={"beta": 0.3})
+    with pytest.raises(ConfigError, match="compares responses two by two"):
+        run_of(
+            "actor_rollout_ref.actor.dpo_beta=0.1",
+            "trainer.ref_update_freq=1",
+            "actor_rollout_ref.rollout.n=4",
+        )

@@ -105,6 +105,9 @@ _ASYNC = {
 }
 """Options of `one_step_off_policy`, whose scripts also set `hybrid_engine`, which its program requires to be False."""
 
+_FULLY_ASYNC = {"async_training.staleness_threshold": 0.1, "rollout.total_rollout_steps": 100}
+"""Options of `fully_async_policy` that Strop refuses with the reason, and that every script of it has."""
+
 
 def _recipe(base: str, values: Mapping[str, Any]) -> ShippedConfig:
     return ShippedConfig(values, (base, "_self_"))
@@ -126,6 +129,8 @@ PPO = ShippedConfigs(
         "spin_trainer": _recipe("ppo_trainer", _SPIN),
         "one_step_off_ppo_trainer": _recipe("ppo_trainer", _ASYNC),
         "one_step_off_ppo_megatron_trainer": _recipe("ppo_megatron_trainer", _ASYNC),
+        "fully_async_ppo_trainer": _recipe("ppo_trainer", _FULLY_ASYNC),
+        "fully_async_ppo_megatron_trainer": _recipe("ppo_megatron_trainer", _FULLY_ASYNC),
         **_GROUPS,
     },
     _PACKAGES,
