@@ -19,6 +19,7 @@ pytest.importorskip("playwright", reason="pip install playwright, which drives a
 from playwright.sync_api import Page, expect, sync_playwright
 
 from strop.models.tiny import make_model
+from strop.pipelines.annotation_queue import AnnotationQueue, Answer
 from strop.studio.processes import started_process
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -135,3 +136,28 @@ def test_keyboard_alone_in_a_narrow_window(page: Page) -> None:
         page.goto(re.sub(r"(:\d+)/.*", rf"\1{path}", page.url))
         width: Any = page.evaluate("document.documentElement.scrollWidth")
         assert width <= 360, path
+
+
+def test_questions_of_a_run_are_answered(page: Page, address: str, tmp_path: Path) -> None:
+    """By mouse, by key, and by key again for a question that comes while the page waits."""
+    responses = [{"index": index, "text": text, "messages": None} for index, text in ((0, "4"), (3, "5"))]
+    shown = {"prompt": "2+2?", "images": [], "answer": "4", "responses": responses}
+    queue = AnnotationQueue(tmp_path / "runs" / "asking" / "annotations")
+    queue.ask({"id": "q-1", "question": "score", **shown})
+    queue.ask({"id": "q-2", "question": "preference", **shown})
+    page.goto(f"{address.partition('/?')[0]}/rate?run=asking&set=questions")
+    page.locator('input[name="score-3"][value="0.25"]').check()
+    page.get_by_role("button", name="Submit").click()
+    expect(page.locator('[data-question="q-2"]')).to_be_visible()
+    page.keyboard.press("2")
+    expect(page.locator("#no-question")).to_be_visible()
+    queue.ask({"id": "q-3", "question": "score", **shown})
+    expect(page.locator('[data-question="q-3"]')).to_be_visible(timeout=60 * SECONDS)
+    page.keyboard.press("s")
+    expect(page.locator("#no-question")).to_be_visible()
+    found = [queue.find_answer(f"q-{number}") for number in (1, 2, 3)]
+    assert found == [
+        Answer("answered", {3: 0.25}),
+        Answer("answered", {3: 1.0, 0: 0.0}),
+        Answer("skipped", {}),
+    ]

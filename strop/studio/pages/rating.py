@@ -44,7 +44,8 @@ def page(request: Request) -> Response:
             sources = [QUESTIONS, *sources]
         source = request.query_params.get("set", "")
         values |= {
-            "name": name_of(request, path),
+            "name": (name := name_of(request, path)),
+            "names": names if name in names else [name, *names],
             "sources": sources,
             "source": source if source in sources else next(iter(sources), TRAINING),
             "file": str(preference_file(request.query_params.get("file") or _FILE)),
