@@ -174,7 +174,10 @@ def test_a_mutated_file_loads_or_gives_a_config_error(tmp_path: Path, data: st.D
         ("model.lora.r=8", r"In a run file write model\.lora\.rank=16\."),
         ("rollout.n=8", r"In a run file write algorithm\.rollouts_per_task=8\."),
         ("algorithm.num_generations=8", r"In a run file write algorithm\.rollouts_per_task=8\."),
-        ("algorithm.beta=0.1", r"belongs to `type: dpo`.*\. In a run file write algorithm\.kl_loss\.coef"),
+        (
+            "algorithm.beta=0.1",
+            r"belongs to `type: online_dpo or dpo`.*\. In a run file write algorithm\.kl_loss\.coef",
+        ),
         (
             "trainer.gradient_accumulation_steps=4",
             r"write trainer\.microbatch='8 sequences' or '16384 tokens'",
