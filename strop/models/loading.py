@@ -31,6 +31,7 @@ from strop.config.user_code import import_user_module
 from strop.errors import ModelError
 from strop.models.family_traits import attention_implementation
 from strop.models.formats.gguf import dequantization, pretrained_source
+from strop.models.hub import check_hub
 from strop.models.logprobs import check_logits
 from strop.models.packed_attention.forward import enable_packed_attention
 from strop.models.vision.embedding import takes_images, vision_tower
@@ -142,6 +143,7 @@ def load_config(section: ModelConfig) -> PreTrainedConfig:
     _import_user_modules(section)
     _check_folder(section.path)
     _check_generation_config(section.path)
+    check_hub("model.path", section.path)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             **pretrained_source(section.path), trust_remote_code=section.trust_remote_code
@@ -232,6 +234,7 @@ def load_tokenizer(section: ModelConfig) -> PreTrainedTokenizerBase:
         raise ModelError(
             f"{key}: there is no folder {path}. Set it to a tokenizer's folder or to a name on the hub."
         )
+    check_hub(key, path)
     try:
         with silence_transformers():
             tokenizer = AutoTokenizer.from_pretrained(

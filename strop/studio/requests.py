@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,19 @@ def json_action(
     """Endpoint that runs `work` on the JSON object of a POST request, in a thread."""
 
     async def endpoint(request: Request) -> Response:
-        values = await request.json() if await request.body() else {}
+        values = _json_object(await request.body())
+        if values is None:
+            return JSONResponse({"error": "The body of the request is not a JSON object; write one."}, 400)
         answer = await run_in_threadpool(work, request, values)
         return answer if isinstance(answer, Response) else JSONResponse(answer)
 
     return endpoint
+
+
+def _json_object(body: bytes) -> dict[str, Any] | None:
+    """The JSON object in a request's body, an empty one for an empty body; None if it is anything else."""
+    try:
+        values = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None

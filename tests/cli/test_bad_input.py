@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -100,6 +101,23 @@ def test_training_with_a_folder_that_is_not_there(
     assert result.exit_code == 1
     assert expected in result.stderr and "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_training_without_a_network_ends_at_the_first_attempt(
+    cli: Cli, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's library would retry for most of a minute and print a line each time."""
+    with socket.socket() as unheard:  # bound, and it does not listen: connections are refused
+        unheard.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{unheard.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        result = cli("train", run_file, "model.path=a/b")
+    assert result.exit_code == 1
+    (line,) = result.stderr.strip().splitlines()
+    assert "model.path: there is no folder a/b here" in line
+    assert f"{address} cannot be reached" in line
 
 
 @pytest.mark.parametrize(

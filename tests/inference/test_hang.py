@@ -64,6 +64,7 @@ def test_a_stopped_engine_is_restarted_and_repeats_its_requests_once(
     assert np.unique([len(each.token_ids) for each in completions]).tolist() == [64]
     hang, restart = (record.getMessage() for record in caplog.records)
     assert hang.startswith("engine-0 has made no progress for 5 s with 6 requests pending")
+    assert hang.endswith("See docs/troubleshooting.md#a-run-hangs-or-waits.")
     assert "Restarting it with its latest weights and its pending requests (restart 1 of 1)" in restart
 
 

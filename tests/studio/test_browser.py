@@ -1,4 +1,4 @@
-"""Studio in a real browser: compose, check, start, watch, stop; keyboard and narrow window."""
+"""Studio in a real browser: compose, check, start, watch, stop, resume; keyboard and narrow window."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def answer(page: Page, key: str, value: str) -> None:
         page.locator(f'[data-key="{key}"]').press("Tab")
 
 
-def test_compose_check_start_watch_and_stop(page: Page) -> None:
+def test_compose_check_start_watch_stop_and_resume(page: Page) -> None:
     page.get_by_role("link", name="Compose", exact=True).click()
     expect(page.locator("#status")).to_contain_text("3 faults")
     expect(page.locator("#start")).to_be_disabled()
@@ -107,6 +107,16 @@ def test_compose_check_start_watch_and_stop(page: Page) -> None:
     page.get_by_role("button", name="Stop").click()
     expect(page.locator("#state")).to_have_text("interrupted", timeout=120 * SECONDS)
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    stopped = int(re.findall(r"\d+", steps.inner_text())[0])
+    page.get_by_role("button", name="Resume").click()
+    page.wait_for_url(re.compile(r"/run/logs"))
+    page.get_by_role("link", name="Curves", exact=True).click()
+    page.wait_for_url(re.compile(r"/run\?run="))
+    page.wait_for_function(
+        "step => Number(document.body.innerText.match(/Step (\\d+) of/)?.[1]) > step", arg=stopped
+    )  # the curves continue
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#state")).to_have_text("interrupted", timeout=120 * SECONDS)
     page.get_by_role("link", name="Log", exact=True).click()
     expect(page.locator("pre.log")).to_contain_text("the same command continues from there")
 

@@ -177,3 +177,10 @@ def test_check_start_and_log(client: TestClient, files: None) -> None:
     assert "Finished 2 steps" in client.get("/run/logs?run=sums/first").text
     process = json.loads(Path("runs/sums/first/.studio/process.json").read_text())
     assert process["arguments"] == ["train", "run.yaml"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b'"text"'])
+def test_body_that_is_no_json_object_is_refused(client: TestClient, body: bytes) -> None:
+    answer = client.post("/compose/check", content=body)
+    assert answer.status_code == 400
+    assert answer.json() == {"error": "The body of the request is not a JSON object; write one."}

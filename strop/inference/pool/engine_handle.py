@@ -21,6 +21,7 @@ from strop.errors import (
     StropError,
     WeightTransferError,
     WorkerDiedError,
+    see_troubleshooting,
 )
 from strop.inference.pool.engine_worker import run_engine_worker
 from strop.inference.pool.messages import (
@@ -244,10 +245,11 @@ class EngineHandle:
                 return
             log.warning(
                 "%s has made no progress for %g s with %d requests pending (rollout.engine.hang_timeout_seconds). "
-                "Killing it.",
+                "Killing it. %s",
                 self.name,
                 self._progress.timeout_seconds,
                 len(self._pending),
+                see_troubleshooting("a-run-hangs-or-waits"),
             )
             self._progress.restart()
         worker.kill()

@@ -93,7 +93,7 @@ class RemoteRank:
             self._hang = RankLostError(
                 f"{self._name} hangs: its process has given no sign of life for {silent:.0f} s, because it is stopped "
                 f"or its node does not respond; it was killed. {_RESUME} `trainer.engine.hang_timeout_seconds` sets "
-                "the limit."
+                f"the limit. {see_troubleshooting('a-run-hangs-or-waits')}"
             )
             self._worker.kill()
             raise self._hang
