@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,6 +30,8 @@ _HEADLINE_METRICS = (
     ("dpo/margin", "Training margin"),
 )
 """Metrics of the headline: name or pattern, and label."""
+_ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,[^}]*)?\}")
+"""Interpolation of an environment variable, which a run folder keeps in place of its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +105,14 @@ def subject_of(data: RunData) -> str:
     algorithm = str(run.get("algorithm", {}).get("type", "grpo")).upper()
     part = f"LoRA adapter of rank {lora.get('rank')} on" if lora else "all weights of"
     train = run.get("data", {}).get("train", {})
-    path = train.get("path", "") if isinstance(train, dict) else train
-    return f"{algorithm}, {part} {model}, on {path if isinstance(path, str) else ', '.join(path)}."
+    paths = [_data_path(each) for each in (train if isinstance(train, list) else [train])]
+    return _ENVIRONMENT.sub(r"$\1", f"{algorithm}, {part} {model}, on {', '.join(paths)}.")
+
+
+def _data_path(dataset: Any) -> str:
+    """Path of a dataset, which is a section or a path; several are joined."""
+    path = dataset.get("path", "") if isinstance(dataset, dict) else dataset
+    return path if isinstance(path, str) else ", ".join(map(str, path))
 
 
 def headline_values(data: RunData, status: RunStatus) -> list[HeadlineValue]:

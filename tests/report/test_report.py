@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from strop.errors import Interrupted, RunFolderError
-from strop.report.build import write_report
+from strop.report.build import subject_of, write_report
 from strop.report.charts import make_charts
-from strop.runs.reader import read_run
+from strop.runs.folder import RunFolder
+from strop.runs.reader import RunData, read_run
 from tests.report.run_folders import group, metrics, open_recorder
 
 HOSTILE = "</pre></script><script>alert('boo')</script><img src=x onerror=alert(1)> & \u202e"
@@ -192,3 +193,17 @@ def test_task_pipeline(tmp_path: Path) -> None:
     (folder / "task_pipeline.json").write_text("{}")
     with pytest.raises(RunFolderError, match="cannot be read"):
         write_report(folder)
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        ("{path: '${oc.env:ROOT,runs}/a.jsonl'}", "$ROOT/a.jsonl"),
+        ("[{path: a.jsonl, weight: 2}, {path: b.jsonl}]", "a.jsonl, b.jsonl"),
+        ("{path: [a.jsonl, b.jsonl]}", "a.jsonl, b.jsonl"),
+    ],
+)
+def test_header_names_the_data(tmp_path: Path, train: str, expected: str) -> None:
+    text = f"model: {{path: '${{oc.env:ROOT}}/m'}}\ndata: {{train: {train}}}\n"
+    data = RunData(RunFolder(tmp_path), [], [], text)
+    assert subject_of(data) == f"GRPO, all weights of $ROOT/m, on {expected}."
