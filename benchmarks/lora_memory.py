@@ -11,33 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
+from peak_memory import make_model, measure_run
+
 STEPS = 2
-HIDDEN, HEADS, KV_HEADS, INTERMEDIATE, VOCABULARY = 896, 14, 2, 4864, 151936
-
-
-def make_model(folder: Path, layers: int) -> None:
-    """Write the model; its head is the embedding, as in Qwen2.5-0.5B."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from strop.models.tiny import decoder_values, make_tokenizer
-
-    folder.mkdir()
-    size = make_tokenizer(folder, ["one and one is two"], 300)
-    values = decoder_values(size, HIDDEN, layers, HEADS, KV_HEADS, 2048)
-    values |= {"vocab_size": VOCABULARY, "intermediate_size": INTERMEDIATE, "tie_word_embeddings": True}
-    config = AutoConfig.for_model("qwen2", **values)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
+MODEL = {"hidden": 896, "vocabulary": 151_936, "intermediate_size": 4864, "num_key_value_heads": 2}
+"""Qwen2.5-0.5B without its number of layers; its head is its embedding."""
 
 
 def write_run(folder: Path, engine: dict[str, object]) -> None:
@@ -45,7 +26,7 @@ def write_run(folder: Path, engine: dict[str, object]) -> None:
     rows = [json.dumps({"prompt": f"{n}: " + "one and one is two; " * 6, "answer": "2"}) for n in range(8)]
     (folder / "data.jsonl").write_text("\n".join(rows) + "\n")
     (folder / "rewards.py").write_text(
-        "def reward(completions, **_):\n    return [float(len(text) % 7) for text in completions]\n"
+        "import random\n\ndef reward(completions, **_):\n    return [random.random() for _ in completions]\n"
     )
     run = {
         "name": "memory",
@@ -71,34 +52,6 @@ def write_run(folder: Path, engine: dict[str, object]) -> None:
     (folder / "run.yaml").write_text(json.dumps(run))
 
 
-def peak_mb(pid: int) -> float:
-    """Peak resident memory of a running process; 0 once it has ended."""
-    try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    except OSError:
-        return 0.0
-    return int(found.group(1)) / 1000 if found else 0.0
-
-
-def measure(folder: Path, tree: Path) -> dict[str, float]:
-    """Run it; returns the peaks at the end of the last step and of the run, and the last step's seconds."""
-    env = {**os.environ, "PYTHONPATH": str(tree.resolve()), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-m", "strop", "train", "run.yaml"], cwd=folder, env=env)
-    metrics = next(iter(folder.glob("runs/*/memory/metrics.jsonl")), None)
-    peak = trained = 0.0
-    while process.poll() is None:
-        peak = max(peak, peak_mb(process.pid))
-        metrics = metrics or next(iter(folder.glob("runs/*/memory/metrics.jsonl")), None)
-        if not trained and metrics and f'"step": {STEPS}' in metrics.read_text():
-            trained = peak
-        time.sleep(0.05)
-    if process.returncode or metrics is None:
-        sys.exit(f"the run ended with exit code {process.returncode}")
-    last = json.loads(metrics.read_text().splitlines()[-1])
-    seconds = {name: last[f"time/{name}_seconds"] for name in ("sample", "update", "publish")}
-    return {"trained": trained, "end": peak, **seconds}
-
-
 def main() -> None:
     """Run the command line, and print a row of the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -108,14 +61,14 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_model(folder / "model", args.layers)
+        make_model(folder / "model", layers=args.layers, **MODEL)
         write_run(folder, {"type": "native"} | ({} if args.merged else {"merge_lora": False}))
-        found = measure(folder, args.tree)
+        found = measure_run(folder, args.tree, STEPS)
+    seconds = [found.last_step[f"time/{name}_seconds"] for name in ("sample", "update", "publish")]
     print("| peak MB after the last step | peak MB with the export | sample s | update s | publish s |")
     print("| --- | --- | --- | --- | --- |")
     print(
-        f"| {found['trained']:,.0f} | {found['end']:,.0f} | {found['sample']:.1f} | {found['update']:.1f} | "
-        f"{found['publish']:.1f} |"
+        f"| {found.trained:,.0f} | {found.end:,.0f} | " + " | ".join(f"{each:.1f}" for each in seconds) + " |"
     )
 
 

@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from peak_memory import peak_mb
+
 STEPS = 2
 MAKE_MODEL = """
 import sys
@@ -127,15 +129,6 @@ def current_peaks(pid: int) -> dict[str, float]:
         if rank and peak is not None:
             found[f"rank {rank[1].decode()}"] = peak
     return found
-
-
-def peak_mb(pid: int) -> float | None:
-    """Return VmHWM of a process in MB; None if the process has ended."""
-    try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    except OSError:
-        return None
-    return None if found is None else int(found[1]) / 1e3
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from strop.cli.output import echo
 
 if TYPE_CHECKING:
     from strop.config.load.loader import LoadedRun
+    from strop.config.schema import Run
 
 
 def plan(
@@ -20,14 +21,44 @@ def plan(
     overrides: OverridesArgument = None,
     here: HereOption = False,
     machine: MachineOption = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure three steps of the run on this machine first.")
+    ] = False,
 ) -> None:
-    """Print the memory of each process by purpose, the tokens of a step and the disk that a run needs."""
+    """Print the memory of each process by purpose, the tokens and seconds of a step and the disk that a run needs."""
     from strop.config.plan.machine import on_machine, parse_machine
     from strop.dialects.detect import read_any
+    from strop.errors import ConfigError
 
+    if calibrate and machine:
+        raise ConfigError("--calibrate measures this machine: leave --machine out.")
     with on_machine(parse_machine(machine) if machine else None):
         for stage in read_any(run, overrides or (), here=here).loaded.runs:
+            if calibrate:
+                _measure(stage.run)
             _print_budget(stage)
+
+
+def _measure(run: Run) -> None:
+    from strop.run.entry.calibrate import STEPS, calibrate
+
+    echo(
+        f"Training {STEPS} steps of a copy of the run, in a temporary folder that is deleted afterwards ...\n"
+    )
+    calibrate(run)
+
+
+def _print_times(run: Run) -> None:
+    """Seconds of a step and of the run, where they were measured on this machine."""
+    from strop.config.plan.calibration import calibration_lines
+    from strop.run.entry.calibrate import known_calibration
+
+    found = known_calibration(run)
+    if found is None:
+        echo("Seconds of a step: not known; `strop plan --calibrate` measures some steps on this machine.")
+        return
+    for line in calibration_lines(run, found):
+        echo(line)
 
 
 def _print_budget(loaded: LoadedRun) -> None:
@@ -42,6 +73,8 @@ def _print_budget(loaded: LoadedRun) -> None:
     echo(align_columns(budget.memory_rows(run, place)) + "\n")
     for line in budget.step_lines(run):
         echo(line)
+    if described_machine() is None:
+        _print_times(run)
     capacity = place.nodes[0].gpu_bytes if place.gpus else None
     if not place.gpus and described_machine() is None:
         capacity = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

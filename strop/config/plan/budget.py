@@ -48,14 +48,17 @@ class Proposal:
 
 def memory_rows(run: Run, machine: Machine) -> list[tuple[str, ...]]:
     """Header and one row per process: memory by part on each of its GPUs, or in the CPU's memory."""
-    rows: list[tuple[str, ...]] = [("process", *_PARTS, "total at its peak")]
     request = request_of(run, machine)
-    for process in (*request.ranks, *request.samplers):
+    processes = (*request.ranks, *request.samplers)
+    on_cpu = any(part.name == "libraries" for each in processes if each.memory for part in each.memory.parts)
+    names = [name for name in _PARTS if name != "libraries" or on_cpu]
+    rows: list[tuple[str, ...]] = [("process", *names, "total at its peak")]
+    for process in processes:
         need = process.memory
         if need is None:
-            rows.append((process.name, *("?" for _ in _PARTS), "unknown: the size of a model is not known"))
+            rows.append((process.name, *("?" for _ in names), "unknown: the size of a model is not known"))
         else:
-            sizes = (sum(part.bytes for part in need.parts if part.name == name) for name in _PARTS)
+            sizes = (sum(part.bytes for part in need.parts if part.name == name) for name in names)
             rows.append((process.name, *map(_gib, sizes), f"{_gib(need.needed)} GiB"))
     return rows
 

@@ -1,7 +1,8 @@
-"""Estimates of the GPU memory of a trainer's rank and of an inference engine.
+"""Estimates of the memory of a trainer's rank and of an inference engine.
 
 They count what grows with the model and the run file: parameters, gradients, optimizer state, activations and KV
-cache. The CUDA context, fragmentation and communication buffers come on top, about 1 to 2 GiB per process.
+cache. On a GPU the CUDA context, fragmentation and communication buffers come on top, about 1 to 2 GiB per process; on
+a CPU the libraries are counted, and fragmentation comes on top.
 """
 
 from __future__ import annotations
@@ -32,20 +33,17 @@ STATES_PER_PARAMETER: Mapping[str, int] = {
     "schedule_free_sgd": 1,
 }
 """Values of the optimizer state per trained parameter, at most; Adafactor's rows and columns count as none."""
-_ACTIVATION_BYTES = 34
-"""Bytes of activations per token, layer and unit of the hidden size at two bytes per value: equation 1 of arXiv
-2205.05198 without the term of the attention scores, which are not kept."""
-_UNDIVIDED_BYTES = 10
-"""The part of these that tensor parallelism does not divide: equation 2 of the same paper."""
 _LOGIT_ROWS = 256
 """Positions whose logits exist at the same time (`strop.models.chunked_head`)."""
 _LOGIT_COPIES = 3
 """Logits, their softmax and their gradient."""
-_RECOMPUTED_BYTES = 2
-"""The same where only the input of each layer is kept."""
+_EMBEDDING_GRADIENTS = 2
+"""Gradients of the head and of the embedding at the time when they are added to those of other micro-batches."""
+_LIBRARY_BYTES = 480_000_000
+"""Resident memory of a process without a model: Python, torch, transformers and Strop on Linux."""
 
 
-PartName = Literal["parameters", "gradients", "optimizer", "activations", "logits", "KV cache"]
+PartName = Literal["parameters", "gradients", "optimizer", "activations", "logits", "KV cache", "libraries"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +132,14 @@ def trained_model(
     """
     of_value, in_compute = BYTES[model.dtype], BYTES[model.compute_dtype or model.dtype]
     trained = size.parameters if model.lora is None else _adapter_parameters(size, model.lora)
-    weights = size.parameters * of_value
-    copy = 0 if in_compute == of_value else size.parameters * in_compute
+    weights = trained * of_value
+    copy = 0 if in_compute == of_value else trained * in_compute
+    frozen = 0 if model.lora is None else size.parameters * in_compute
     state = trained * of_value * STATES_PER_PARAMETER[optimizer]
     on_device = 0 if layout.offloads_trained else 1
     gradient_parts = layout.tensor if layout.keeps_gradients else layout.parts
     parts = (
-        MemoryPart("parameters", on_device * (weights + copy) // layout.parts),
+        MemoryPart("parameters", on_device * (weights + copy + frozen) // layout.parts),
         MemoryPart("optimizer", on_device * state // layout.parts),
         MemoryPart("gradients", (on_device or layout.keeps_gradients) * trained * of_value // gradient_parts),
         *_of_microbatch(size, model, microbatch, longest, layout),
@@ -216,14 +215,35 @@ def _of_microbatch(
     in_compute = BYTES[model.compute_dtype or model.dtype]
     tokens = int(microbatch.count) * (longest if microbatch.unit == "sequences" else 1)
     tokens = -(-tokens // layout.sequence)
-    per_layer = _UNDIVIDED_BYTES + (_ACTIVATION_BYTES - _UNDIVIDED_BYTES) // layout.tensor
-    if model.gradient_checkpointing:
-        per_layer = _RECOMPUTED_BYTES
-    activations = tokens * size.layers * size.hidden * per_layer * in_compute // 2
+    of_layer = _kept_values(size, in_compute, layout.tensor)
+    values = size.layers * of_layer
+    if model.gradient_checkpointing:  # the input of each layer, and one layer's values with their gradients
+        values = size.layers * size.hidden + 2 * of_layer
+    activations = tokens * values * in_compute
     logits = (
         min(-(-tokens // layout.tensor), _LOGIT_ROWS) * size.vocabulary * _LOGIT_COPIES * BYTES["float32"]
     )
+    if model.lora is None:
+        logits += _EMBEDDING_GRADIENTS * size.vocabulary * size.hidden * in_compute
     return MemoryPart("activations", activations), MemoryPart("logits", logits)
+
+
+def _kept_values(size: ModelSize, of_value: int, tensor: int) -> int:
+    """Values of a token that a layer keeps for its backward pass, for a decoder with RMS norms and a gated MLP.
+
+    Each norm keeps its input, the normalized values and its output, in two-byte types with a float32 copy; attention
+    keeps queries, keys, values, its output and the input of the output projection; the MLP keeps the two projections,
+    the activation and their product. Tensor parallelism divides all but the norms.
+    """
+    norms = 2 * (3 if of_value == BYTES["float32"] else 4) * size.hidden
+    attention = 4 * size.heads * size.head_dim + 2 * size.kv_heads * size.head_dim
+    return norms + (attention + 4 * size.mlp_width) // tensor
+
+
+def with_libraries(need: MemoryNeed) -> MemoryNeed:
+    """The need of a process on the CPU, where its libraries are in the same memory."""
+    part = MemoryPart("libraries", _LIBRARY_BYTES)
+    return replace(need, resident=need.resident + part.bytes, parts=(*need.parts, part))
 
 
 def _of_parts(parts: tuple[MemoryPart, ...]) -> MemoryNeed:

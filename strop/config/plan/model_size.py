@@ -29,6 +29,13 @@ class ModelSize:
     head_dim: int
     vocabulary: int = 0
     """Width of the logits; 0 where config.json does not say."""
+    intermediate: int = 0
+    """Width of the MLP that a token passes, with the experts chosen for it; 0 where config.json does not say."""
+
+    @property
+    def mlp_width(self) -> int:
+        """`intermediate`, or four times the hidden size."""
+        return self.intermediate or 4 * self.hidden
 
     @property
     def kv_values_per_token(self) -> int:
@@ -67,7 +74,14 @@ def _model_size(config_version: tuple[Path, int], *weight_versions: tuple[Path, 
         kv_heads=int(text.get("num_key_value_heads") or heads),
         head_dim=int(text.get("head_dim") or hidden // heads),
         vocabulary=int(text.get("vocab_size") or 0),
+        intermediate=_intermediate(text),
     )
+
+
+def _intermediate(text: dict[str, Any]) -> int:
+    experts = int(text.get("num_experts_per_tok") or 0)
+    of_expert = int(text.get("moe_intermediate_size") or 0)
+    return experts * of_expert or max(experts, 1) * int(text.get("intermediate_size") or 0)
 
 
 def _parameters(file: Path) -> int:

@@ -74,13 +74,20 @@ def request_of(run: Run, machine: Machine) -> PlacementRequest:
     offline = isinstance(run.algorithm, SftConfig | DpoConfig)
     samplers = () if offline else tuple(_samplers(run, engine))
     ranks = tuple(_ranks(run, engine, samples=not samplers and not offline))
+    on_cpu = run.trainer.engine.device == "cpu" or not machine.gpus
     return PlacementRequest(
-        ranks=ranks,
-        samplers=samplers,
+        ranks=tuple(map(_with_libraries, ranks)) if on_cpu else ranks,
+        samplers=tuple(map(_with_libraries, samplers)) if on_cpu else samplers,
         colocated=run.rollout.colocated,
         in_turns=not run.is_distributed,
         shares_single_gpu_only=isinstance(run.cluster, RayClusterConfig),
         on_cpu=run.trainer.engine.device == "cpu",
+    )
+
+
+def _with_libraries(process: ProcessRequest) -> ProcessRequest:
+    return (
+        process if process.memory is None else replace(process, memory=memory.with_libraries(process.memory))
     )
 
 

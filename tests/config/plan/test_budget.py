@@ -49,9 +49,19 @@ def test_the_parts_of_a_trained_model() -> None:
     )
     parts = {part.name: part.bytes for part in need.parts}
     assert parts["parameters"] == parts["gradients"] == 2 * GIB and parts["optimizer"] == 4 * GIB
-    assert parts["activations"] == 1024 * 16 * 2048 * 34 * 2
-    assert parts["logits"] == 256 * 32768 * 3 * 4
+    assert parts["activations"] == 1024 * 16 * (6 + 6 + 16) * 2048 * 4  # norms, attention, MLP of 4 x 2048
+    assert parts["logits"] == 256 * 32768 * 3 * 4 + 2 * 32768 * 2048 * 4
     assert need.needed == sum(parts.values())
+
+
+def test_frozen_weights_exist_once_and_in_the_compute_dtype() -> None:
+    size = ModelSize(PARAMETERS, 16, 2048, 16, 16, 128, 32768)
+    lora = ModelConfig.model_validate({"path": "m", "compute_dtype": "bfloat16", "lora": {"rank": 8}})
+    need = memory.trained_model(size, lora, "adamw", memory.RankLayout(), Amount(1024, "tokens"), 512)
+    adapter = 16 * 8 * (4 * 2 * 2048 + 3 * 5 * 2048)
+    parts = {part.name: part.bytes for part in need.parts}
+    assert parts["parameters"] == PARAMETERS * 2 + adapter * (4 + 2)
+    assert parts["optimizer"] == adapter * 8
 
 
 def test_the_layout_of_the_ranks_divides_the_parts() -> None:
@@ -65,7 +75,7 @@ def test_the_layout_of_the_ranks_divides_the_parts() -> None:
 
     found = parts()
     assert found["parameters"] == found["gradients"] == GIB and found["optimizer"] == 2 * GIB
-    assert found["activations"] == 512 * 16 * 2048 * (10 + 12) * 2
+    assert found["activations"] == 512 * 16 * (6 + (6 + 16) // 2) * 2048 * 4
     assert parts(gradient_sync="last_microbatch")["gradients"] == 2 * GIB
     offloaded = parts(cpu_offload=True)
     assert [offloaded[name] for name in ("parameters", "optimizer", "gradients")] == [0, 0, 0]
@@ -89,12 +99,19 @@ def test_the_fewest_cheapest_changes_are_proposed(folder: Path) -> None:
     machine = parse_machine("2xH100-80GB")
     needed = largest_need(small, machine)
     assert needed is not None and fits(small, machine, needed) and not fits(small, machine, needed - 1)
-    proposal = propose(small, machine, 26 * GIB)
+    proposal = propose(small, machine, 34 * GIB)
     assert proposal is not None and proposal.fits
     assert [change.override for change in proposal.changes] == ["trainer.microbatch='4096 tokens'"]
     hopeless = propose(small, machine, GIB)
     assert hopeless is not None and not hopeless.fits and len(hopeless.changes) == 3
     assert "model.lora='{rank: 16}'" in [change.override for change in hopeless.changes]
+
+
+def test_libraries_count_where_they_share_the_memory(folder: Path) -> None:
+    for machine, shown in (("2xH100-80GB", False), ("cpu", True)):
+        header, trainer = memory_rows(run(folder), parse_machine(machine))[:2]
+        assert ("libraries" in header) is shown, machine
+    assert dict(zip(header, trainer, strict=True))["libraries"] == "0.45"
 
 
 def test_the_command(folder: Path) -> None:

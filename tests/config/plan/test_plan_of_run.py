@@ -79,11 +79,13 @@ def test_the_size_of_a_model_is_read_from_its_folder(folder: Path) -> None:
 
 def test_memory_of_a_seven_billion_model_by_hand() -> None:
     """Qwen2.5-7B: 28 layers, 3584 wide, 4 KV heads of 128; float32 parameters, bfloat16 products, AdamW, 8 ranks."""
-    size = ModelSize(7_600_000_000, 28, 3584, 28, 4, 128)
+    size = ModelSize(7_600_000_000, 28, 3584, 28, 4, 128, intermediate=18944)
     model = ModelConfig(path="m", compute_dtype="bfloat16", gradient_checkpointing=True)
     need = memory.trained_model(size, model, "adamw", memory.RankLayout(8), Amount(16384, "tokens"), 4096)
     assert need.resident == 7_600_000_000 * (4 + 2 + 8) // 8  # weights, copy, two moments
-    assert need.working == 7_600_000_000 * 4 // 8 + 16384 * 28 * 3584 * 2  # gradients, inputs of the layers
+    of_layer = 2 * 4 * 3584 + 4 * 3584 + 2 * 512 + 4 * 18944  # norms, attention, KV, MLP
+    values = 28 * 3584 + 2 * of_layer  # inputs of the layers, and one layer with its gradients
+    assert need.working == 7_600_000_000 * 4 // 8 + 16384 * values * 2
     engine = memory.engine(size, "bfloat16", 2, 4096)
     assert engine.resident == 7_600_000_000
     assert engine.working == 2 * 28 * 4 * 128 * 4096 * 2 // 2
