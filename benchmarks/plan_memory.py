@@ -74,7 +74,7 @@ def write_run(folder: Path, configuration: Configuration) -> Path:
     """Write the run file and its data."""
     words = "one and one is two; " * 12
     rows = [
-        {"prompt": f"{n}: {words}", "answer": words * 3, "chosen": words, "rejected": words}
+        {"prompt": f"{n}: {words}", "answer": words * 3, "chosen": words, "rejected": words[::-1]}
         for n in range(64)
     ]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -86,6 +86,8 @@ def write_run(folder: Path, configuration: Configuration) -> Path:
         data |= {"max_prompt_tokens": 256, "max_response_tokens": 128}
     elif configuration.algorithm == "sft":
         data["train"]["response"] = "answer"
+    else:
+        data["train"] |= {"chosen": "chosen", "rejected": "rejected"}
     run: dict[str, Any] = {
         "name": "memory",
         "output": str(folder / "runs"),
@@ -133,8 +135,8 @@ def main() -> None:
                 print(*memory_rows(run, machine_of(run)), sep="\n", file=sys.stderr)
             measured = measure_run(folder, Path(__file__).parents[1], STEPS)
         print(
-            f"| {configuration.name} | {configuration.size} | {predicted:,.0f} | {measured.trained:,.0f} to "
-            f"{measured.end:,.0f} | {predicted / measured.end:.2f} |",
+            f"| {configuration.name} | {configuration.size} | {predicted:,.0f} | {measured.end:,.0f} | "
+            f"{predicted / measured.end:.2f} |",
             flush=True,
         )
 
