@@ -145,7 +145,11 @@ def _ppo_values(written: dict[str, str], stand: Stand) -> dict[str, Any]:
         "reward.reward_kwargs.overlong_buffer_cfg.len": 4,
         "reward.reward_kwargs.max_resp_len": 16,
         "critic.ppo_mini_batch_size": 4,
+        "rollout.total_rollout_steps": 4 * STEPS,
+        "async_training.require_batches": 1,
     }
+    if "rollout.total_rollout_steps" in written:
+        del smaller["data.gen_batch_size"]
     return values | {key: value for key, value in smaller.items() if key in written}
 
 

@@ -33,8 +33,12 @@ _VERL: tuple[tuple[str, Tool], ...] = (
     (r"(?:legacy_)?model_merger", "verl merge"),
 )
 """Patterns of the names of verl's programs, and of those of its recipes."""
-_RECIPE = re.compile(r"main_(dapo|entropy|prime|spin|sppo)")
+_RECIPE = re.compile(r"(?:.*[./])?main_(dapo|entropy|prime|spin|sppo)")
 """Programs of verl's recipes with a configuration of their own, `<recipe>_trainer`."""
+_ASYNC = re.compile(
+    r".*(?:(fully_async)_policy[./]fully_async_main|experimental[./](one_step_off)_policy[./]main_ppo)"
+)
+"""verl's asynchronous programs, whose configuration is `<name>_ppo_trainer`."""
 _CONFIG_OPTIONS = ("--config-name", "-cn")
 _TRL_TOOLS: tuple[Tool, ...] = ("trl grpo", "trl sft", "trl dpo")
 _PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|uv|srun|conda|ray")
@@ -58,11 +62,11 @@ def find_program(words: Sequence[str], folder: Path) -> TrainingProgram | None:
                 return _trinity(rest[1:])
             tool = _verl_tool(rest[0].rpartition(".")[2])
             if tool is not None:
-                return TrainingProgram(tool, _with_config(rest[0].rpartition(".")[2], rest[1:]))
+                return TrainingProgram(tool, _with_config(rest[0], rest[1:]))
             if found := _trl(rest[0].removeprefix("trl.scripts."), words[:index], rest[1:]):
                 return found
         elif name.endswith(".py") and index and (tool := _verl_tool(name.removesuffix(".py"))):
-            return TrainingProgram(tool, _with_config(name.removesuffix(".py"), rest))
+            return TrainingProgram(tool, _with_config(word.removesuffix(".py"), rest))
         elif name == "trinity" and "run" in rest[:1]:
             return _trinity(rest)
         elif name == "trl" and rest and (found := _trl(rest[0], (), rest[1:])):
@@ -88,10 +92,12 @@ def _verl_tool(name: str) -> Tool | None:
 
 def _with_config(program: str, arguments: Sequence[str]) -> tuple[str, ...]:
     """The arguments, with the name of the program's own configuration where they select none."""
-    recipe = _RECIPE.fullmatch(program)
-    if recipe is None or any(word.partition("=")[0] in _CONFIG_OPTIONS for word in arguments):
+    recipe, asynchronous = _RECIPE.fullmatch(program), _ASYNC.fullmatch(program)
+    if any(word.partition("=")[0] in _CONFIG_OPTIONS for word in arguments):
         return tuple(arguments)
-    return (f"--config-name={recipe[1]}_trainer", *arguments)
+    if asynchronous is not None:
+        return (f"--config-name={asynchronous[1] or asynchronous[2]}_ppo_trainer", *arguments)
+    return tuple(arguments) if recipe is None else (f"--config-name={recipe[1]}_trainer", *arguments)
 
 
 def _trl(name: str, launcher: Sequence[str], arguments: Sequence[str]) -> TrainingProgram | None:

@@ -357,10 +357,10 @@ def test_grpo_on_single_responses_has_the_reward_as_the_advantage() -> None:
         read(f"{ROLLOUT}.n=1", "algorithm.adv_estimator=opo")
 
 
-def test_partial_rollouts_are_placement() -> None:
-    with pytest.raises(PlacementError, match=r"async_training\.partial_rollout"):
-        read("+async_training.partial_rollout=True", here=False)
-    assert read("+async_training.partial_rollout=True", here=True).overridden
+def test_partial_rollouts_belong_to_the_fully_asynchronous_trainer() -> None:
+    loaded = read("+async_training.partial_rollout=True")
+    assert loaded.run.synchronizer == read().run.synchronizer
+    assert any("partial_rollout=True: inactive, because the trainer is not" in note for note in loaded.notes)
 
 
 @pytest.mark.parametrize(

@@ -96,12 +96,10 @@ def test_another_value_is_refused(setting: str, said: str) -> None:
 
 def test_a_long_reason_is_said_once() -> None:
     with pytest.raises(ConfigError) as failure:
-        run_of("async_training.staleness_threshold=0.1", "async_training.trigger_parameter_sync_step=4")
+        run_of("async_training.replay=1", "async_training.buffer=4")
     lines = str(failure.value).splitlines()
-    assert "staleness_threshold=0.1 is not supported: verl's asynchronous trainers count" in lines[0]
-    assert lines[1].endswith(
-        "=4 is not supported, for the reason given for async_training.staleness_threshold."
-    )
+    assert "async_training.replay=1 is not supported: the fully asynchronous trainer" in lines[0]
+    assert lines[1].endswith("=4 is not supported, for the reason given for async_training.replay.")
 
 
 def test_a_default_is_that_of_the_keys_own_name() -> None:
@@ -178,13 +176,9 @@ def test_one_step_off_policy_has_an_explorer_one_step_ahead() -> None:
     assert run_of().synchronizer.type == "memory"
 
 
-def test_a_fully_asynchronous_run_is_refused_with_the_lines_of_a_run_file() -> None:
-    for setting in ("async_training.staleness_threshold=0.5", "trainer.v1.trainer_mode=separate_async"):
-        with pytest.raises(ConfigError, match="type: bounded, every: 4 steps"):
-            run_of(setting)
-    selected = ConfigSelection(name="fully_async_ppo_trainer")
+def test_the_asynchronous_modes_of_trainer_v1_are_refused_with_the_lines_of_a_run_file() -> None:
     with pytest.raises(ConfigError, match="type: bounded, every: 4 steps"):
-        read_verl([], selection=selected, here=True)
+        run_of("trainer.v1.trainer_mode=separate_async")
 
 
 def test_the_recipe_spin_makes_one_update_on_pairs() -> None:

@@ -10,7 +10,7 @@ from strop.config.schema.algorithm import OnlineDpoConfig, SelfPlayConfig
 from strop.config.schema.group_baselines import GdpoConfig
 from strop.dialects.ledger.key_mapping import ForeignValues, any_inactive, mapped, not_on_page, written_by
 from strop.dialects.ledger.value_types import NUMBER_LIST, STRING, STRING_OR_LIST, nullable, one_of
-from strop.dialects.verl import switches
+from strop.dialects.verl import async_units, switches
 from strop.dialects.verl.page_differences import critic_rate, kl_coefficient
 from strop.dialects.verl.reward import BY_SOURCE
 
@@ -417,7 +417,7 @@ ROWS = (
             False,
             "algorithm.dynamic_sampling",
             read=filter_groups,
-            inactive=any_inactive(switches.distillation_alone, switches.compares_one),
+            inactive=any_inactive(switches.distillation_alone, async_units.unfiltered, switches.compares_one),
             note="replaces groups whose rewards are all equal",
         ),
         mapped(

@@ -18,7 +18,7 @@ from strop.dialects.ledger.key_mapping import (
     written_by,
 )
 from strop.dialects.ledger.value_types import ANY, STRING, STRING_OR_LIST, nullable, one_of
-from strop.dialects.verl import switches
+from strop.dialects.verl import async_units, switches
 from strop.dialects.verl.images import image_columns, require_no_video, write_image_columns
 from strop.dialects.verl.serving_engine import serving_engine
 
@@ -214,6 +214,8 @@ def batches(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def step_size(foreign: ForeignValues) -> int:
     """Prompts of a step. Without dynamic sampling, verl trains on all prompts of `data.gen_batch_size`."""
+    if async_units.is_fully_async(foreign):
+        return async_units.tasks_per_step(foreign)
     return int(foreign[step_size_key(foreign)])
 
 
@@ -308,7 +310,14 @@ ROWS = (
     mapped("data.prompt_key", "prompt", "data.train.prompt", "data.eval.0.prompt", read=tasksets),
     mapped("data.max_prompt_length", 512, "data.max_prompt_tokens", read=lengths),
     mapped("data.max_response_length", 512, "data.max_response_tokens", read=lengths),
-    mapped("data.train_batch_size", 1024, "trainer.tasks_per_step", read=batches, note="counts prompts"),
+    mapped(
+        "data.train_batch_size",
+        1024,
+        "trainer.tasks_per_step",
+        read=batches,
+        inactive=async_units.fully_async,
+        note="counts prompts",
+    ),
     no_effect("data.return_raw_input_ids", False, "a reward model with another tokenizer receives the text"),
     no_effect("data.return_raw_chat", False, "every task always keeps its messages", value_type=ANY),
     no_effect("data.return_full_prompt", False, "every rollout is always recorded with its whole prompt"),

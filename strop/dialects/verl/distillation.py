@@ -32,6 +32,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, STRING, nullable, one_of
 from strop.dialects.verl import switches
+from strop.dialects.verl.data import step_size
 
 _AT, _LOSS, _MODELS = "distillation", "distillation.distillation_loss", "distillation.teacher_models"
 _FIELD = "algorithm.distillation"
@@ -210,7 +211,7 @@ def _single_teacher(foreign: ForeignValues) -> str | None:
 
 def _differs_after_first_update(foreign: ForeignValues) -> str | None:
     """verl evaluates the divergence by the current weights in every update of a step."""
-    updates = foreign["data.train_batch_size"] != foreign["actor_rollout_ref.actor.ppo_mini_batch_size"]
+    updates = step_size(foreign) != foreign["actor_rollout_ref.actor.ppo_mini_batch_size"]
     if not updates and foreign["actor_rollout_ref.actor.ppo_epochs"] == 1:
         return None
     return (

@@ -9,7 +9,6 @@ from strop.dialects.ledger.key_mapping import (
     InactiveCheck,
     KeyMapping,
     always,
-    never,
     no_effect,
     not_on_page,
     only,
@@ -32,10 +31,10 @@ from strop.dialects.verl.serving_engine import serving_option
 
 _NO_PROFILER = "Strop does not profile a run; the metrics have the time of every part of a step"
 _ASYNC = (
-    "verl's asynchronous trainers count samples and model versions where Strop counts steps: write a run file with "
-    "synchronizer: {type: collective, style: {type: bounded, every: 4 steps, max_staleness: 4 steps}}, in your own "
-    "numbers of steps, and algorithm.importance_correction: {}; or, with actor_rollout_ref.hybrid_engine=False alone, "
-    "let the explorer be one step ahead"
+    "the asynchronous modes of verl's trainer v1 are not read; write the keys of fully_async_policy (async_training.* "
+    "and rollout.total_rollout_steps), or a run file with synchronizer: {type: collective, style: {type: bounded, "
+    "every: 4 steps, max_staleness: 4 steps}}, in your own numbers of steps; or, with "
+    "actor_rollout_ref.hybrid_engine=False alone, let the explorer be one step ahead"
 )
 _SEED = "data.seed seeds all random choices"
 _ONE_ROUTING = "sampler and trainer compute with one model, so they route alike"
@@ -199,20 +198,6 @@ _CLUSTER = (
         f"{_ASYNC}; write sync",
     ),
     no_effect("trainer.v1.*", UNSET, "trainer.v1.trainer_mode is sync", value_type=ANY),
-    placement(
-        "async_training.partial_rollout",
-        False,
-        "a step waits for all its responses; verl continues the unfinished ones in the next step, as a run file with "
-        "synchronizer.style.pause_mode: abort does, which saves time where responses differ much in length",
-        supported=only(False),
-    ),
-    refused("rollout.total_rollout_steps", UNSET, _ASYNC, supported=never),
-    refused(
-        "async_training.*",
-        UNSET,
-        _ASYNC,
-        supported=never,
-    ),
     *(
         refused(f"skip.{name}.enable", False, "Strop does not replay rollouts from a folder; leave it False")
         for name in ("rollout", "rollout_tq", "async_rollout")

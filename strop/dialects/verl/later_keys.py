@@ -19,7 +19,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import OWN_KERNELS
 from strop.dialects.ledger.value_types import ANY, INTEGER, NUMBER, STRING, STRING_OR_LIST, nullable
-from strop.dialects.verl import switches
+from strop.dialects.verl import async_units, switches
 from strop.dialects.verl.actor_converters import schedule
 from strop.dialects.verl.data import batches, chat_template, tasksets, template_args
 from strop.dialects.verl.distillation import ROWS as DISTILLATION
@@ -64,7 +64,7 @@ _DATA = (
         "trainer.tasks_per_step",
         read=batches,
         value_type=nullable(INTEGER),
-        inactive=_no_generation_batch,
+        inactive=any_inactive(async_units.fully_async, _no_generation_batch),
         note="prompts of a step; with algorithm.filter_groups.enable, of one sampling round, and "
         "data.train_batch_size counts the prompts of a step",
     ),

@@ -18,6 +18,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import ONE_MACHINE
 from strop.dialects.ledger.value_types import ANY
+from strop.dialects.verl import async_units
 
 _HYBRID = "actor_rollout_ref.hybrid_engine"
 
@@ -32,8 +33,10 @@ def write_one_step_off(run: Run) -> Mapping[str, Any]:
 
 
 @written_by(write_one_step_off)
-def one_step_off(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the explorer: in turns with the trainer, or a process of its own that is one step ahead."""
+def explorer(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the explorer: in turns with the trainer, or a process of its own, one step ahead or fully asynchronous."""
+    if async_units.is_fully_async(foreign):
+        return async_units.synchronizer(foreign)
     if foreign[_HYBRID]:
         return {}
     return {"synchronizer.type": "collective", "synchronizer.style.max_lead": "1 steps"}
@@ -45,7 +48,7 @@ ROWS = (
         True,
         "synchronizer.type",
         "synchronizer.style.max_lead",
-        read=one_step_off,
+        read=explorer,
         note="False: a separate explorer samples a step while the trainer trains on the step before, as in verl's "
         "one_step_off_policy",
     ),

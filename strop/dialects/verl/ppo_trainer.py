@@ -18,6 +18,7 @@ from strop.dialects.verl import (
     data,
     engine_settings,
     file_keys,
+    fully_async,
     gpus,
     later_keys,
     later_reward_keys,
@@ -40,6 +41,7 @@ _ROWS = unset_by_null(
     (
         *data.ROWS,
         *one_step_off.ROWS,
+        *fully_async.ROWS,
         *model.ROWS,
         *actor.ROWS,
         *reference_model.ROWS,

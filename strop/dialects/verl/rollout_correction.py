@@ -18,7 +18,7 @@ from strop.dialects.ledger.key_mapping import (
     written_by,
 )
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, NUMBER, nullable, one_of
-from strop.dialects.verl import switches
+from strop.dialects.verl import async_units, switches
 from strop.dialects.verl.rejection_rules import read_bounds, read_rules, veto_rule, write_rules
 
 _AT = "algorithm.rollout_correction"
@@ -207,6 +207,7 @@ ROWS = (
         False,
         "algorithm.old_policy",
         read=correction,
+        warn=async_units.ratio_notice,
         note="the sampler's log-probs are the old ones; only the losses of loss_type are then in use",
     ),
     mapped(

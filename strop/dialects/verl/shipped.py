@@ -105,8 +105,14 @@ _ASYNC = {
 }
 """Options of `one_step_off_policy`, whose scripts also set `hybrid_engine`, which its program requires to be False."""
 
-_FULLY_ASYNC = {"async_training.staleness_threshold": 0.1, "rollout.total_rollout_steps": 100}
-"""Options of `fully_async_policy` that Strop refuses with the reason, and that every script of it has."""
+_FULLY_ASYNC = _ASYNC | {
+    "async_training.staleness_threshold": 0.1,
+    "async_training.trigger_parameter_sync_step": 4,
+    "async_training.require_batches": 1,
+    "async_training.partial_rollout": True,
+    "rollout.total_rollout_steps": 100,
+}
+"""Options of `fully_async_policy`."""
 
 
 def _recipe(base: str, values: Mapping[str, Any]) -> ShippedConfig:

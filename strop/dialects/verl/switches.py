@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from strop.dialects.ledger.key_mapping import ForeignValues, InactiveCheck, added_since, any_inactive, unless
+from strop.dialects.verl import async_units
 
 _CORRECTION = "algorithm.rollout_correction"
 REWARD_OF_ONE = ("grpo", "grpo_vectorized", "rloo")
@@ -147,7 +148,9 @@ def compares_one(foreign: ForeignValues) -> str | None:
     return None
 
 
-filter_groups = any_inactive(distillation_alone, unless("algorithm.filter_groups.enable", True), compares_one)
+filter_groups = any_inactive(
+    distillation_alone, async_units.unfiltered, unless("algorithm.filter_groups.enable", True), compares_one
+)
 overlong_buffer = any_inactive(
     distillation_alone, unless("reward_model.reward_kwargs.overlong_buffer_cfg.enable", True)
 )

@@ -20,7 +20,7 @@ from strop.dialects.ledger.key_mapping import (
     written_by,
 )
 from strop.dialects.ledger.value_types import INTEGER, STRING, STRING_OR_LIST, ValueType, nullable, one_of
-from strop.dialects.verl import gpus, switches
+from strop.dialects.verl import async_units, gpus, switches
 from strop.dialects.verl.critic_converters import critic
 
 _MONITORS = get_args(MonitorName)
@@ -62,6 +62,8 @@ def write_duration(run: Run) -> Mapping[str, Any]:
 @written_by(write_duration)
 def duration(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the duration: schedules span the number of steps, if set, and the epochs may end the run before."""
+    if async_units.is_fully_async(foreign):
+        return async_units.duration(foreign)
     steps, epochs = foreign["trainer.total_training_steps"], foreign["trainer.total_epochs"]
     if steps is None:
         return {"trainer.duration": f"{epochs} epochs"}
@@ -177,7 +179,7 @@ def write_checkpointing(run: Run) -> Mapping[str, Any]:
 @written_by(write_checkpointing)
 def checkpointing(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the checkpoint interval; -1 saves only at the end."""
-    return {"checkpoint.every": every(foreign["trainer.save_freq"])}
+    return {"checkpoint.every": every(foreign["trainer.save_freq"] * async_units.steps_per_version(foreign))}
 
 
 def write_max_checkpoints(run: Run) -> Mapping[str, Any]:
@@ -203,9 +205,11 @@ def write_evaluation_schedule(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_evaluation_schedule)
 def evaluation_schedule(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the evaluation interval; -1 evaluates only at the start."""
-    interval = foreign["trainer.test_freq"]
-    return {"evaluate.every": every(interval), "evaluate.at_end": interval > 0}
+    """Read the evaluation interval; -1 evaluates only at the start. The fully asynchronous trainer counts weight
+    versions, and does not evaluate at the end."""
+    interval = foreign["trainer.test_freq"] * async_units.steps_per_version(foreign)
+    at_end = interval > 0 and not async_units.is_fully_async(foreign)
+    return {"evaluate.every": every(interval), "evaluate.at_end": at_end}
 
 
 def every(count: int, unit: str = "steps") -> str:
@@ -346,6 +350,7 @@ ROWS = (
             "trainer.duration",
             read=duration,
             value_type=nullable(INTEGER),
+            inactive=async_units.steps_alone,
             note="schedules span it, and total_epochs may end the run before",
         ),
         mapped(

@@ -105,7 +105,7 @@ _SINCE = {
     """,
     "0.9": " ".join(MUON)
     + """
-        data.continuous_token
+        data.continuous_token async_training rollout.n rollout.total_rollout_steps
         critic.optim.use_precision_aware_optimizer critic.optim.main_grads_dtype
         critic.optim.exp_avg_dtype critic.optim.exp_avg_sq_dtype
         critic.optim.use_layer_wise_distributed_optimizer
