@@ -159,7 +159,8 @@ def test_a_cluster_without_free_resources_or_with_a_taken_name_is_refused(
         names = [name, *(f"sitting-{number}" for number in range(1, cpus))]
         others = [ray.remote(OtherActor).options(name=one, **options).remote() for one in names]
         ray.get([other.__ray_ready__.remote() for other in others])
-        process = start(tmp_path, values(cluster=cluster.section(start_timeout_seconds=timeout)))
+        section = cluster.section(start_timeout_seconds=timeout)
+        process = start(tmp_path, values(cluster=section, buffer="sql"))  # the explorer is the first actor
         output, _ = process.communicate()
         for other in others:
             ray.kill(other)
