@@ -46,12 +46,15 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def read_included_page(app: Sphinx, path: Path, page: str, source: list[str]) -> None:
-    """Adapt a file of the repository that a page includes."""
+    """Adapt a file of the repository that a page includes, which lies one folder above the page."""
     source[0] = use_site_links(source[0], path.name)
 
 
 def use_site_links(text: str, path: str) -> str:
-    """Replace links to folders, and to pages outside of docs/, which the site does not have, by their text."""
+    """Replace links to folders, and to pages outside of docs/, which the site does not have, by their text.
+
+    Other files outside of docs/ are offered for download, from files that a page includes too.
+    """
 
     def site_link(match: re.Match[str]) -> str:
         label, link, anchor = match.groups()
@@ -59,7 +62,12 @@ def use_site_links(text: str, path: str) -> str:
         if target in PAGES:
             return f"[{label}]({posixpath.relpath('docs/' + PAGES[target], posixpath.dirname(path))}{anchor or ''})"
         is_page = target.endswith(".md") and not target.startswith("docs/")
-        return f"`{target}`" if is_page or (ROOT / target).is_dir() else match[0]
+        if is_page or (ROOT / target).is_dir():
+            return f"`{target}`"
+        is_download = (
+            not path.startswith("docs/") and not target.startswith("docs/") and (ROOT / target).is_file()
+        )
+        return f"[{label}](../{target})" if is_download else match[0]
 
     return LINK.sub(site_link, text)
 
