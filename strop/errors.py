@@ -221,3 +221,7 @@ class Interrupted(StropError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython calls this by its name, to print an exception that ends a cell: one line here, no traceback."""
+        return [str(self)]

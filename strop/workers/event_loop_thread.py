@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -69,7 +70,6 @@ class EventLoopThread:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         if not remaining:
-            loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
     def _running(self) -> asyncio.AbstractEventLoop:
@@ -79,6 +79,12 @@ class EventLoopThread:
                 self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
                 self._thread.start()
             return self._loop
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine and return its result, also in a thread whose own event loop runs, such as Jupyter's."""
+    with closing(EventLoopThread("coroutine")) as event_loop:
+        return event_loop.run(coroutine)
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -94,9 +100,11 @@ async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list
 
 
 async def _cancel_others() -> list[str]:
-    """Cancel all other tasks; returns the names of those that have not ended in time."""
+    """Cancel all other tasks and close asynchronous generators; returns the names of tasks that have not ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
     remaining = (await asyncio.wait(others, timeout=_CLOSE_SECONDS))[1] if others else ()
+    if not remaining:
+        await asyncio.get_running_loop().shutdown_asyncgens()
     return [getattr(task.get_coro(), "__qualname__", task.get_name()) for task in remaining]

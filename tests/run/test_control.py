@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,12 +12,14 @@ import textwrap
 import threading
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 import strop
 from strop.errors import CallbackError, ConfigError, Interrupted
 from strop.run.drivers.callbacks import CallbackList
 from strop.run.state.run_state import RunState
+from strop.workers.event_loop_thread import run_coroutine
 from strop.workers.signals import StopSignal
 
 
@@ -59,6 +62,22 @@ class StopAt:
 
 def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
+
+
+def test_runs_evaluates_and_generates_where_an_event_loop_runs_as_in_jupyter(values, tmp_path):
+    run = strop.load(values(trainer__duration="1 steps"))
+
+    async def cell():
+        result = strop.train(run)
+        (checkpoint,) = (result.folder / "checkpoints").glob("step-*")
+        metrics = strop.evaluate(run, checkpoint=checkpoint)
+        assert metrics["eval/held-out/reward"] == result.metrics["eval/held-out/reward"]
+        count = strop.generate(run, run.run.data.eval[0].path, tmp_path / "out.parquet")
+        return result.steps, count, run_coroutine(asyncio.sleep(0, "done"))
+
+    steps, count, value = asyncio.run(cell())
+    assert (steps, value) == (1, "done")
+    assert count == pq.read_metadata(tmp_path / "out.parquet").num_rows
 
 
 def test_callbacks_are_called_in_the_order_of_the_step(values):
@@ -187,7 +206,12 @@ def test_on_evaluate_is_called_for_each_taskset():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "call", ["strop.train(run, callbacks=[Tell()])", "strop.start(run, callbacks=[Tell()]).wait()"]
+    "call",
+    [
+        "strop.train(run, callbacks=[Tell()])",
+        "strop.start(run, callbacks=[Tell()]).wait()",
+        "asyncio.run(cell(run))",
+    ],
 )
 def test_ctrl_c_in_a_script_prints_one_line_and_saves_the_state(values, tmp_path, call):
     run = values(trainer__duration="1000 steps", checkpoint={"every": "never"}, record__monitors=[])
@@ -195,7 +219,10 @@ def test_ctrl_c_in_a_script_prints_one_line_and_saves_the_state(values, tmp_path
     script.write_text(
         textwrap.dedent(
             f"""
-            import json, strop
+            import asyncio, json, strop
+
+            async def cell(run):
+                strop.train(run, callbacks=[Tell()])
 
             class Tell(strop.Callback):
                 def on_step(self, metrics):

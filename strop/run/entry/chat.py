@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from strop.runs.folder import RunFolder
 from strop.seeds import derive_seed
 from strop.training.device import find_device
 from strop.types import Message, SampleRequest, SamplingParams
+from strop.workers.event_loop_thread import run_coroutine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,7 +100,7 @@ class ModelChat:
             seed,
             messages=tuple(messages),
         )
-        completion = asyncio.run(self._engine.sample([request]))[0]
+        completion = run_coroutine(self._engine.sample([request]))[0]
         answer = str(self._tokenizer.decode(completion.token_ids, skip_special_tokens=True))
         self._messages = [*messages, {"role": "assistant", "content": answer}]
         self._answers += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import posixpath
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from strop.training.backends.registry import open_training_engines
 from strop.training.checkpoints import checkpoint as checkpoints
 from strop.training.device import find_device
 from strop.types import SampleRequest, Task
+from strop.workers.event_loop_thread import run_coroutine
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def generate_file(section: GenerationConfig) -> int:
     with running_engine(engine), StopSignal() as stop:
         for first in range(0, len(tasks), section.tasks_per_batch):
             requests = list(_requests(section, tasks, first))
-            completions = asyncio.run(engine.sample(requests))
+            completions = run_coroutine(engine.sample(requests))
             texts = [str(tokenizer.decode(c.token_ids, skip_special_tokens=True)) for c in completions]
             each = section.rollouts_per_task
             responses += [texts[start : start + each] for start in range(0, len(texts), each)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from strop.pipelines.tasks.protocol import Rewards, RowNumbers
 from strop.run.prepared_data import SOURCE_FIELDS, rows_at
 from strop.seeds import derive_seed
 from strop.types import IntArray, RolloutGroup, SampleRequest, SamplingParams
+from strop.workers.event_loop_thread import run_coroutine
 from strop.workers.signals import StopSignal
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class RunServices:
             )
             for number, prompt in enumerate(prompts)
         ]
-        completions = asyncio.run(engine.sample(requests))
+        completions = run_coroutine(engine.sample(requests))
         self._stop.check()
         return [str(tokenizer.decode(each.token_ids, skip_special_tokens=True)) for each in completions]
 
