@@ -31,9 +31,10 @@ from strop.dialects.verl.ppo_trainer import LEDGER as VERL
 from strop.dialects.verl.sft_trainer import LEDGER as VERL_SFT
 from strop.errors import ConfigError
 
-ALWAYS_WRITTEN = {**IDENTIFYING_KEYS, "verl": ("actor_rollout_ref.rollout.mode",)}
+_OF_RECIPES = ("algorithm.sppo_eta", "actor_rollout_ref.actor.dpo_beta", "trainer.ref_update_freq")
+ALWAYS_WRITTEN = {**IDENTIFYING_KEYS, "verl": ("actor_rollout_ref.rollout.mode", *_OF_RECIPES)}
 """Keys by dialect that are written even where they equal the default, because the default depends on the version
-that the other keys belong to, or because they identify the dialect."""
+that the other keys belong to, because they select a recipe, or because they identify the dialect."""
 _NUMERICALLY_NEUTRAL = (
     "model.gradient_checkpointing",
     "rollout.engine",

@@ -380,6 +380,12 @@ def test_resolved_interpolation_stays_text(tmp_path: Path) -> None:
         ["+actor_rollout_ref.model.override_config.attention_dropout=0.1"],
         ["actor_rollout_ref.model.external_lib=lib", "actor_rollout_ref.actor.data_loader_seed=4"],
         ["actor_rollout_ref.actor.checkpoint.load_contents=[model,extra]"],
+        ["+algorithm.sppo_eta=1.0", "actor_rollout_ref.actor.use_kl_loss=False"],
+        [
+            "+actor_rollout_ref.actor.dpo_beta=0.1",
+            "+trainer.ref_update_freq=1",
+            "actor_rollout_ref.rollout.n=2",
+        ],
     ],
 )
 def test_rare_verl_keys_round_trip(tmp_path: Path, overrides: list[str]) -> None:

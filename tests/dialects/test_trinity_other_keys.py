@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from strop.config.schema.task_order import ColumnOrderConfig
+from strop.dialects.ledger.writer import write_dialect
+from strop.dialects.trinity.reader import LEDGER
 from strop.errors import ConfigError
 
 from .trinity_file import ACTOR, BASE, BUFFER, TASKSET, read, value
@@ -39,13 +42,32 @@ def test_texts_are_converted(
         ("algorithm.algorithm_type=gigpo", "write algorithm_type: multi_step_grpo"),
         ("+algorithm.advantage_fn=gigpo", "write algorithm_type: multi_step_grpo"),
         ("algorithm.algorithm_type=cpt", "write sft"),
-        (f"+{TASKSET}.task_selector.selector_type=offline_easy2hard", r"data\.order: {type: column"),
         (f"+{TASKSET}.task_selector.selector_type=difficulty_based", r"data\.order: {type: curriculum}"),
     ],
 )
 def test_a_value_that_strop_lacks_is_refused_with_what_to_write_instead(setting: str, instead: str) -> None:
     with pytest.raises(ConfigError, match=f"is not supported: .*{instead}"):
         read(setting)
+
+
+@pytest.mark.parametrize("section", ["task_selector", "data_selector"])
+def test_easy_to_hard_sorts_by_the_column_with_the_largest_value_first(section: str) -> None:
+    kind = f"+{TASKSET}.{section}.selector_type=offline_easy2hard"
+    run = read(kind, f"+{TASKSET}.{section}.feature_keys=[pass_rate]").run
+    assert run.data.order == ColumnOrderConfig(column="pass_rate", descending=True)
+    assert not run.data.shuffle
+    written = write_dialect(LEDGER, run).values
+    assert written[f"{TASKSET}.task_selector.selector_type"] == "offline_easy2hard"
+    assert written[f"{TASKSET}.task_selector.feature_keys"] == ["pass_rate"]
+    for columns in ("[]", "[pass_rate,length]"):
+        with pytest.raises(ConfigError, match="sorts by one; write one, or sort the file"):
+            read(kind, f"+{TASKSET}.{section}.feature_keys={columns}")
+
+
+def test_columns_of_another_selector_have_no_effect() -> None:
+    loaded = read(f"+{TASKSET}.data_selector.feature_keys=[pass_rate]")
+    assert loaded.run.data.order is None
+    assert any("feature_keys" in note for note in loaded.notes)
 
 
 @pytest.mark.parametrize("count", ["'four'", "'4.5'"])

@@ -55,6 +55,7 @@ STRING = ValueType("a string", lambda value: isinstance(value, str))
 STRING_OR_LIST = ValueType(
     "a string or a list of strings", lambda value: isinstance(value, str) or _is_string_list(value)
 )
+STRING_LIST = ValueType("a list of strings", lambda value: value == [] or _is_string_list(value))
 MAPPING_LIST = ValueType("a list of mappings", lambda value: value in (None, [], {}))
 """Type of a list whose items have rows of their own. The list's own row sees only an empty list."""
 MAPPING = ValueType("a mapping", lambda value: isinstance(value, dict))

@@ -335,6 +335,12 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
     no_effect(
         f"{EXPERIENCE}.enable_progress_bar", False, "data are read without a progress bar", value_type=BOOLEAN
     ),
+    no_effect(
+        f"{EXPERIENCE}.format.reply_prefix",
+        None,
+        "only workflows read it; responses that are given have none",
+        value_type=nullable(STRING),
+    ),
     *(
         no_effect(
             f"{EXPERIENCE}.{name}", default, "a database is read with Strop's own retries", value_type=ANY

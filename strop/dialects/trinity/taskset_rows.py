@@ -8,6 +8,7 @@ from functools import partial
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
+    InactiveCheck,
     KeyMapping,
     also_inactive,
     always,
@@ -17,6 +18,7 @@ from strop.dialects.ledger.key_mapping import (
     only,
     placement,
     refused,
+    unless,
 )
 from strop.dialects.ledger.value_types import (
     ANY,
@@ -26,6 +28,7 @@ from strop.dialects.ledger.value_types import (
     MAPPING_LIST,
     NUMBER,
     STRING,
+    STRING_LIST,
     nullable,
     one_of,
     refusing,
@@ -33,14 +36,12 @@ from strop.dialects.ledger.value_types import (
 from strop.dialects.trinity import formats, rewards, workflows
 from strop.dialects.trinity.buffer_writer import EVAL, TASKSET
 from strop.dialects.trinity.presets import only_sampled, repeat_times
-from strop.dialects.trinity.tasksets import tasks
+from strop.dialects.trinity.tasksets import EASY_TO_HARD, SELECTORS, tasks
 from strop.dialects.trinity.workflows import INPUT
 
 _SELECTORS = ("task_selector", "data_selector")
 """Both names of the section with the order of the tasks."""
 _REFUSED_SELECTORS = {
-    "offline_easy2hard": "write a run file with data.order: {type: column, column: NAME, descending: true}, where NAME "
-    "is the key of feature_keys, or sort the file and write sequential",
     "difficulty_based": "its estimate of a task's difficulty starts from columns of the file; write a run file with "
     "data.order: {type: curriculum}, which draws tasks by the success rate that the run measures",
 }
@@ -61,6 +62,15 @@ def _random(foreign: ForeignValues) -> str | None:
     if "random" in (foreign[f"{TASKSET}.{name}.selector_type"] for name in _SELECTORS):
         return "Strop draws each task once in an epoch, in a random order"
     return None
+
+
+def _in_order(foreign: ForeignValues) -> str:
+    return "evaluations read all tasks in their order"
+
+
+def _unsorted(section: str) -> InactiveCheck:
+    """Check that finds the columns of a selector inactive where it does not sort."""
+    return unless(f"{section}.selector_type", EASY_TO_HARD)
 
 
 def _overwritten(foreign: ForeignValues) -> str | None:
@@ -184,13 +194,24 @@ def _order_rows(at: str, is_trained: bool) -> tuple[KeyMapping, ...]:
                 f"{at}.{section}.selector_type",
                 None,
                 "data.shuffle",
+                "data.order",
                 read=tasks,
-                value_type=nullable(refusing(one_of("sequential", "shuffle", "random"), _REFUSED_SELECTORS)),
+                value_type=nullable(refusing(one_of(*SELECTORS), _REFUSED_SELECTORS)),
                 warn=_random,
-                inactive=None
-                if is_trained
-                else (lambda foreign: "evaluations read all tasks in their order"),
-                note="sequential; shuffle and random give each epoch an order of its own",
+                inactive=None if is_trained else _in_order,
+                note="sequential; shuffle and random give each epoch an order of its own; offline_easy2hard sorts by "
+                "the column of feature_keys, the largest value first",
+            )
+            for section in _SELECTORS
+        ),
+        *(
+            mapped(
+                f"{at}.{section}.feature_keys",
+                [],
+                "data.order.column",
+                read=tasks,
+                value_type=STRING_LIST,
+                inactive=_unsorted(f"{at}.{section}") if is_trained else _in_order,
             )
             for section in _SELECTORS
         ),
@@ -202,7 +223,7 @@ def _order_rows(at: str, is_trained: bool) -> tuple[KeyMapping, ...]:
                 value_type=ANY,
             )
             for section in _SELECTORS
-            for name in ("seed", "feature_keys", "kwargs")
+            for name in ("seed", "kwargs")
         ),
     )
 
