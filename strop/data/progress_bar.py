@@ -16,6 +16,8 @@ _LINE_SECONDS = 15.0
 """Time between two lines of progress where stderr is not a terminal."""
 _UPDATE_SECONDS = 0.1
 """Time between two updates of a bar."""
+_MAX_STRIDE = 256
+"""Largest number of items between two looks at the clock, where items are fast."""
 
 
 def with_progress_bar(items: Iterable[T], total: int | None, what: str) -> Iterator[T]:
@@ -33,9 +35,15 @@ def with_progress_bar(items: Iterable[T], total: int | None, what: str) -> Itera
     next_update, next_line = started, started + _LINE_SECONDS
     with Progress(console=console, transient=True, disable=not is_terminal) as progress:
         bar = progress.add_task(escape(safe_text(what)), total=total, visible=False)
+        next_look = stride = 1
+        looked = started
         for number, item in enumerate(items, start=1):
             yield item
+            if number < next_look:
+                continue
             now = time.monotonic()
+            stride = min(2 * stride, _MAX_STRIDE) if now - looked < _UPDATE_SECONDS / 10 else 1
+            next_look, looked = number + stride, now
             if is_terminal and now >= next_update:
                 progress.update(bar, completed=number, visible=now - started > SHOW_AFTER_SECONDS)
                 next_update = now + _UPDATE_SECONDS

@@ -21,6 +21,7 @@ from strop.config.schema.data import DataConfig, TasksetConfig
 from strop.data.encoding.chat_template import ChatPrompt, PromptEncoder, to_messages, to_tools
 from strop.data.encoding.parallel_encoding import encode_prompts
 from strop.data.encoding.prompt_store import PromptStore
+from strop.data.encoding.template_bound import plain_roles
 from strop.data.encoding.truncation import KeptRows, kept_rows
 from strop.data.few_shot import read_examples, with_examples
 from strop.data.images.row_images import RowImages
@@ -98,8 +99,9 @@ def to_prompt(row: Mapping[str, Any], where: str, section: TasksetConfig) -> Cha
     """The prompt of a row, whose images have no places yet. Raises `DataError` if a column is missing."""
     system = system_message(row, where, section)
     messages = to_messages(value_at(row, section.prompt, where), where, system=system)
-    messages = with_examples(messages, section.few_shot, where)
-    tools = to_tools(row_tools(row, where, section), where)
+    if section.few_shot is not None:
+        messages = with_examples(messages, section.few_shot, where)
+    tools = () if section.tools is None else to_tools(row_tools(row, where, section), where)
     return ChatPrompt(where, messages, tools, section.reply_prefix)
 
 
@@ -128,11 +130,8 @@ def _prompts(
 
 
 def _add_to(digest: hashlib._Hash, prompt: ChatPrompt) -> None:
-    plain = not prompt.tools and all(
-        len(message) == 2 and isinstance(message["content"], str) for message in prompt.messages
-    )
-    if plain:
-        text = "\x1e".join(f"{message['role']}\x1f{message['content']}" for message in prompt.messages)
+    if not prompt.tools and plain_roles(prompt.messages) is not None:
+        text = "\x1e".join([f"{message['role']}\x1f{message['content']}" for message in prompt.messages])
     else:
         text = json.dumps([prompt.messages, prompt.tools], sort_keys=True, default=str)
     digest.update(text.encode("utf-8", "surrogatepass") + b"\x1d")

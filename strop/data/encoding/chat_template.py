@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strop.config.schema.data import is_template
+from strop.data.encoding.template_bound import TemplateBound, plain_roles
 from strop.data.encoding.token_bound import TokenBound
 from strop.data.images.messages import IMAGE_PARTS, media_of
 from strop.errors import ConfigError, DataError, ModelError
@@ -165,6 +166,7 @@ class PromptEncoder:
                 "a template, or the path of a file with a Jinja template."
             )
         self._bound = TokenBound.of(tokenizer, adds_special_tokens=self._plain)
+        self._template_bound: TemplateBound | None = None
         # Templates of some models that read images render lists of parts only, and drop contents that are text.
         probe = ({"role": "user", "content": _PROBE},)
         self._needs_parts = images is not None and not self._plain and _PROBE not in self._render_probe(probe)
@@ -182,15 +184,40 @@ class PromptEncoder:
 
     def encode_longer(self, prompts: Sequence[ChatPrompt], limit: int) -> list[IntArray | None]:
         """Encode many prompts like `encode_all`; None for one that provably has at most `limit` tokens."""
-        texts = self._texts(prompts)
         if self._bound is None or self._images is not None:
-            return [*self._encode_texts(prompts, texts)]
-        unsure = [i for i, text in enumerate(texts) if not text or self._bound(text) > limit]
+            return [*self.encode_all(prompts)]
         found: list[IntArray | None] = [None] * len(prompts)
-        encoded = self._encode_texts([prompts[i] for i in unsure], [texts[i] for i in unsure])
-        for i, token_ids in zip(unsure, encoded, strict=True):
+        unsure = [i for i, prompt in enumerate(prompts) if not self._is_short(prompt, limit, self._bound)]
+        texts = self._texts([prompts[i] for i in unsure])
+        rendered = [
+            (i, text) for i, text in zip(unsure, texts, strict=True) if not text or self._bound(text) > limit
+        ]
+        encoded = self._encode_texts([prompts[i] for i, _ in rendered], [text for _, text in rendered])
+        for (i, _), token_ids in zip(rendered, encoded, strict=True):
             found[i] = token_ids
         return found
+
+    def _is_short(self, prompt: ChatPrompt, limit: int, bound: TokenBound) -> bool:
+        """Whether the prompt provably is valid text of at most `limit` tokens, by the lengths of its contents."""
+        if self._plain or prompt.tools or (roles := plain_roles(prompt.messages)) is None:
+            return False
+        if self._template_bound is None:
+            self._template_bound = TemplateBound(
+                self.template or "", {**self._tokenizer.special_tokens_map, **self._args}
+            )
+        length = self._template_bound(roles)
+        if length is None:
+            return False
+        num_bytes, is_ascii = length.fixed_bytes, length.fixed_is_ascii
+        texts = [message["content"] for message in prompt.messages]
+        for text, times in zip([*texts, prompt.reply_prefix], length.times, strict=True):
+            if text.isascii():
+                num_bytes += times * len(text)
+            elif encodable(text) == text:
+                num_bytes, is_ascii = num_bytes + times * len(text.encode()), False
+            else:
+                return False
+        return bound.of_length(num_bytes, is_ascii=is_ascii) <= limit
 
     @property
     def fingerprint(self) -> str:

@@ -43,8 +43,12 @@ class TokenBound:
     def __call__(self, text: str) -> int:
         """A number of tokens that the text does not exceed."""
         if text.isascii():
-            return len(text) + self._added
-        return len(text.encode("utf-8", "surrogatepass")) * self._growth + self._added
+            return self.of_length(len(text), is_ascii=True)
+        return self.of_length(len(text.encode("utf-8", "surrogatepass")), is_ascii=False)
+
+    def of_length(self, num_bytes: int, *, is_ascii: bool) -> int:
+        """A number of tokens that no text of at most `num_bytes` bytes of UTF-8 exceeds; NFC keeps ASCII as it is."""
+        return num_bytes * (1 if is_ascii else self._growth) + self._added
 
 
 def _is_byte_level(pre_tokenizer: Mapping[str, Any] | None) -> bool:

@@ -58,6 +58,17 @@ def mentions_images(messages: Sequence[Message], marker: str | None) -> bool:
     )
 
 
+def is_unmarked_text(messages: Sequence[Message], marker: str | None) -> bool:
+    """Whether all contents are text without any marker; a quick check that most prompts pass."""
+    for message in messages:
+        content = message["content"]
+        if type(content) is not str or (marker is not None and marker in content):
+            return False
+        if "<video>" in content or "<audio>" in content:
+            return False
+    return True
+
+
 def other_media_marker(messages: Sequence[Message]) -> str | None:
     """The marker of a video or of audio in messages, which has no meaning here; None without one."""
     texts = [text for message in messages for text in _markable_texts(message)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from strop.config.schema.data import ImagesConfig, TasksetConfig
 from strop.data.encoding.chat_template import ChatPrompt
-from strop.data.images.messages import mentions_images, other_media_marker
+from strop.data.images.messages import is_unmarked_text, mentions_images, other_media_marker
 from strop.data.images.prompt_images import RunImages, column_values
 from strop.data.progress_bar import with_progress_bar
 from strop.data.sources.columns import optional_value_at
@@ -34,10 +34,13 @@ class RowImages:
 
     def place(self, prompt: ChatPrompt, number: int) -> ChatPrompt:
         """The prompt of a row with its images at their places. Raises `DataError`."""
-        return replace(prompt, messages=self.place_in(prompt.messages, prompt.where, number))
+        messages = self.place_in(prompt.messages, prompt.where, number)
+        return prompt if messages is prompt.messages else replace(prompt, messages=messages)
 
     def place_in(self, messages: Sequence[Message], where: str, number: int) -> tuple[Message, ...]:
         """Messages of a row with its images at their places. Raises `DataError`."""
+        if self.images is None and is_unmarked_text(messages, self.settings.marker):
+            return tuple(messages)
         if self.settings.marker is not None and (other := other_media_marker(messages)) is not None:
             raise DataError(
                 f"{where}: the messages have the marker {other!r}, but Strop trains on text and images only, and the "

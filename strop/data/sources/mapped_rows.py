@@ -5,18 +5,16 @@ JSON Lines stay text, so that a row has only its own keys and values of any type
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.data.sources.columns import top_level_columns
-from strop.data.sources.rows import Row
+from strop.data.sources.rows import Row, decode_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_DECODER = json.JSONDecoder()
 ROWS_PER_BATCH = 2048
 """Rows of each batch of an Arrow file but the last one."""
 
@@ -80,7 +78,8 @@ class MappedJsonLines(_MappedRows):
     """JSON Lines: columns `line` (the number in the source) and `text` of an Arrow file."""
 
     def __getitem__(self, index: int) -> Row:
-        return _decode(self._file.row(index).column("text")[0].as_py())
+        row: Row = decode_object(self._file.row(index).column("text")[0].as_py())
+        return row
 
     def where(self, index: int) -> str:
         return f"{self._name} line {self._file.row(index).column('line')[0].as_py()}"
@@ -93,13 +92,7 @@ class MappedJsonLines(_MappedRows):
     def scan(self, paths: Sequence[str]) -> Iterator[Row]:
         for batch in self._file.batches(["text"]):
             for text in batch.column("text").to_pylist():
-                yield _decode(text)
-
-
-def _decode(text: bytes) -> Row:
-    """The object of a line that was checked; `json.loads` detects other encodings than UTF-8."""
-    row: Row = _DECODER.decode(text.decode()) if text[:2] == b'{"' else json.loads(text)
-    return row
+                yield decode_object(text)
 
 
 class MappedTable(_MappedRows):

@@ -25,6 +25,7 @@ Row = dict[str, Any]
 _ROWS_PER_CHUNK = 1024
 _MAX_DEPTH = 100
 """Maximum number of nested objects and lists in a row of JSON Lines."""
+_DECODER: Any = json.JSONDecoder()  # typeshed lacks its method `scan_once`
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -83,10 +84,23 @@ class JsonLinesRows:
         return (self[index] for index in range(len(self)))
 
 
+def decode_object(text: bytes) -> Any:
+    """The value of a line of JSON; `json.loads` detects other encodings than UTF-8. Raises ValueError."""
+    if text[:2] == b'{"':
+        line = text.decode("utf-8", "surrogatepass")
+        try:
+            value, end = _DECODER.scan_once(line, 0)
+        except (StopIteration, json.JSONDecodeError):
+            end = -1
+        if end == len(line):
+            return value
+    return json.loads(text)
+
+
 def check_object(line: bytes, where: str) -> None:
     """Raise `DataError` for a line that is not one JSON object of text within the limits."""
     try:
-        value = json.loads(line.rstrip())
+        value = decode_object(line.rstrip())
     except (ValueError, RecursionError) as error:
         what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise DataError(
@@ -102,7 +116,8 @@ def check_object(line: bytes, where: str) -> None:
         )
     if line.count(b"[") + line.count(b"{") > _MAX_DEPTH and is_deeper(value, _MAX_DEPTH):
         raise DataError(f"{where} nests more than {_MAX_DEPTH} objects or lists; flatten it.")
-    half = _SURROGATE.search(json.dumps(value, ensure_ascii=False)) if b"\\u" in line else None
+    escaped = b"\\" in line and b"\\u" in line  # a search for one byte is ten times as fast
+    half = _SURROGATE.search(json.dumps(value, ensure_ascii=False)) if escaped else None
     if half:
         raise DataError(
             f"{where} contains \\u{ord(half[0]):04x}, half of a surrogate pair, which is not valid text. Remove "

@@ -32,10 +32,11 @@ def open_bytes(place: DataPath, packed: str | None) -> Iterator[IO[bytes]]:
 
 def iterate_lines(place: DataPath, packed: str | None) -> Iterator[tuple[int, bytes]]:
     """Number and text of each line of JSON that is not blank, checked. Raises `DataError`, which names the line."""
+    name = place.display_path
     with open_bytes(place, packed) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                check_object(line, f"{place.display_path} line {number}")
+                check_object(line, f"{name} line {number}")
                 yield number, line
 
 

@@ -1,0 +1,183 @@
+"""Upper bound on the length of a rendered chat prompt, without rendering it, for templates where it can be proved.
+
+The template is rendered once per sequence of roles, with contents that cannot be read: any operation whose result
+depends on a content's text raises. A rendering that succeeds shows that all contents with these roles are rendered
+along the same path, with the same text around them and each content as often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from strop.printable import encodable
+from strop.types import Message
+
+if TYPE_CHECKING:
+    import jinja2
+
+_TRUE_TESTS = frozenset({"defined", "iterable", "sequence", "string"})
+_FALSE_TESTS = frozenset(
+    {"boolean", "false", "float", "integer", "mapping", "none", "number", "true", "undefined"}
+)
+"""Tests of a value's type only, by their result for text."""
+_TEXT_FILTERS = frozenset({"default", "d", "string", "trim"})
+"""Filters that return a text as it is, or without white space at its ends."""
+_STATEMENTS = frozenset({"Assign", "Break", "Continue", "ExprStmt", "For", "If", "Output", "With"})
+"""Statements whose output goes into the prompt only; a macro's, for one, can be read again by the template."""
+
+
+class _ContentRead(BaseException):
+    """The template's result depends on the text of a content."""
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise _ContentRead
+
+
+class _Opaque:
+    """A text that can be concatenated, stripped and written, but not read."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: tuple[str | int, ...]) -> None:
+        """`parts` are constant texts, and the numbers of messages whose contents are written."""
+        self._parts = parts
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            return str  # templates ask `is string`
+        if name in ("strip", "lstrip", "rstrip"):
+            return lambda: self  # strips nothing: the bound is one from above
+        raise _ContentRead
+
+    def __add__(self, other: Any) -> _Opaque:
+        return _Opaque((*parts_of(self), *parts_of(other)))
+
+    def __radd__(self, other: Any) -> _Opaque:
+        return _Opaque((*parts_of(other), *parts_of(self)))
+
+    __bool__ = __len__ = __iter__ = __contains__ = __getitem__ = __hash__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __str__ = __repr__ = __format__ = __int__ = __float__ = __index__ = __complex__ = _refuse
+    __mod__ = __rmod__ = __mul__ = __rmul__ = _refuse
+
+
+def parts_of(value: Any) -> tuple[str | int, ...]:
+    """The parts of a text; a plain text has one."""
+    if type(value) is _Opaque:
+        parts: tuple[str | int, ...] = object.__getattribute__(value, "_parts")
+        return parts
+    if type(value) is not str:
+        raise _ContentRead
+    return (value,)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedLength:
+    """Largest length of the prompts with one sequence of roles."""
+
+    fixed_bytes: int
+    """Bytes of UTF-8 around the contents."""
+    fixed_is_ascii: bool
+    times: tuple[int, ...]
+    """Number of times that each message's content is written, and last the text that starts the answer."""
+
+
+class TemplateBound:
+    """`RenderedLength` of messages with a role and a text each, by their roles."""
+
+    def __init__(self, template: str, variables: Mapping[str, Any]) -> None:
+        """`template` is the Jinja text; `variables` are all variables that it gets besides the messages."""
+        self._template = _opaque_template(template, self._write)
+        self._variables = variables
+        self._lengths: dict[tuple[str, ...], RenderedLength | None] = {}
+        self._written: list[str | int] = []
+
+    def __call__(self, roles: tuple[str, ...]) -> RenderedLength | None:
+        """The largest length; None where there is no proof, or no text around the contents."""
+        if self._template is None:
+            return None
+        if roles not in self._lengths:
+            self._lengths[roles] = self._render(self._template, roles)
+        return self._lengths[roles]
+
+    def _write(self, value: Any) -> Any:
+        """Jinja's `finalize`: called with each value before it is written into the prompt."""
+        if type(value) is not _Opaque:
+            return value
+        self._written += parts_of(value)
+        return ""
+
+    def _render(self, template: jinja2.Template, roles: tuple[str, ...]) -> RenderedLength | None:
+        self._written = []
+        messages = [{"role": role, "content": _Opaque((number,))} for number, role in enumerate(roles)]
+        try:
+            around = template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._variables
+            )
+        except (_ContentRead, Exception):  # noqa: BLE001  (the template is the user's code; it is rendered in full then)
+            return None
+        constants = around + "".join(part for part in self._written if isinstance(part, str))
+        if not around or encodable(constants) != constants:
+            return None
+        times = (*(self._written.count(number) for number in range(len(roles))), 1)
+        return RenderedLength(len(constants.encode()), constants.isascii(), times)
+
+
+def plain_roles(messages: Sequence[Message]) -> tuple[str, ...] | None:
+    """The roles of messages that have a role and a text each, and nothing else; None for others."""
+    for message in messages:
+        if len(message) != 2 or type(message["content"]) is not str:
+            return None
+    return tuple([message["role"] for message in messages])
+
+
+def _opaque_template(template: str, write: Callable[[Any], Any]) -> jinja2.Template | None:
+    """The template as transformers compiles it, for opaque contents; None for one that could read what it wrote."""
+    from jinja2 import nodes
+    from transformers.utils import chat_template_utils
+
+    compiled: Any = chat_template_utils._compile_jinja_template
+    environment = compiled(template).environment.overlay(finalize=write)
+    tree = environment.parse(template)
+    statements = {type(node).__name__ for node in tree.find_all(nodes.Stmt)}
+    if not statements <= _STATEMENTS or any(loop.recursive for loop in tree.find_all(nodes.For)):
+        return None
+    environment.filters = {name: _text_only(name, each) for name, each in environment.filters.items()}
+    environment.tests = {name: _type_only(name, each) for name, each in environment.tests.items()}
+    environment.globals = {**environment.globals, "strftime_now": _refuse}  # its length changes with time
+    result: jinja2.Template = environment.from_string(template)
+    return result
+
+
+def _text_only(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that refuses opaque texts, unless it returns them."""
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        opaque = [value for value in (*args, *kwargs.values()) if type(value) is _Opaque]
+        if not opaque:
+            return function(*args, **kwargs)
+        only_first = len(opaque) == 1 and opaque[0] is args[0] and len(args) <= 2 and not kwargs
+        if name in _TEXT_FILTERS and only_first:
+            return opaque[0]
+        raise _ContentRead
+
+    return checked
+
+
+def _type_only(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A test that refuses opaque texts, unless its result is that of any text."""
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if all(type(value) is not _Opaque for value in (*args, *kwargs.values())):
+            return function(*args, **kwargs)
+        if name not in _TRUE_TESTS | _FALSE_TESTS or len(args) != 1:
+            raise _ContentRead
+        return name in _TRUE_TESTS
+
+    return checked
