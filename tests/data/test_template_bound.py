@@ -35,7 +35,7 @@ TYPED = (
     "{{ m.content.strip() }} {{ m.content | default('-') }}{% else %}{{ m.content.text }}{% endif %}]"
     "{% if not loop.last %}\u00e9{% endif %}{% endfor %}"
 )
-ARGS = {"bos_token": "<s>"}
+ARGS: dict[str, Any] = {"bos_token": "<s>"}
 BOUNDED = [CHATML, TRIMMED, TYPED]
 READ = {
     "a condition": "a{% if messages[0].content %}b{% endif %}",
@@ -163,6 +163,11 @@ def test_a_prompt_that_is_no_text_is_named_whether_or_not_it_is_short(
     with pytest.raises(DataError, match="row 1: the text contains half of a surrogate pair"):
         encoder.encode_longer([good, bad], 1000)
     rendered: list[int] = []
-    monkeypatch.setattr(encoder, "_texts", lambda prompts: rendered.append(len(prompts)) or [])
+
+    def no_texts(prompts: Any) -> list[str]:
+        rendered.append(len(prompts))
+        return []
+
+    monkeypatch.setattr(encoder, "_texts", no_texts)
     assert encoder.encode_longer([good, good], 1000) == [None, None]
     assert rendered == [0], "nothing is rendered"
