@@ -49,8 +49,8 @@ def run(
             result = prepare_data(found)
             if result is None:
                 raise ConfigError(
-                    "data.queue: the operators of data.pipeline see its rows as they arrive, during the run. --dry-run "
-                    "shows their effect on the rows that are in the table."
+                    "data.queue and data.stream: the operators of data.pipeline see rows as the run reads them. "
+                    "--dry-run shows their effect on the first rows."
                 )
             echo(str(result))
 

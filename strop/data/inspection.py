@@ -25,7 +25,7 @@ def inspect_data(run: Run) -> Iterator[str]:
     Raises DataError for files that cannot be read, a row among the first ones that lacks a column, and a taskset
     that is too small for one step.
     """
-    if run.data.pipeline is not None and run.data.queue is None:
+    if run.data.is_prepared:
         yield f"train: {len(read_rows(run.data.train))} rows, from which data.pipeline prepares the tasks"
     elif run.data.stream is not None:
         yield "train: a stream, read during the run"

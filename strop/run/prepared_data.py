@@ -76,6 +76,6 @@ def prepared_run(run: Run) -> Run:
 
 def data_notes(run: Run) -> tuple[str, ...]:
     """Notes for the console about the run's pipeline."""
-    if run.data.pipeline is None or run.data.queue is not None:
+    if not run.data.is_prepared:
         return ()
     return (str(prepared_result(run)),)

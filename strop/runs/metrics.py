@@ -191,7 +191,7 @@ METRICS: dict[str, Metric] = {
             "Rollouts",
             "rows",
             None,
-            f"Rows of `data.queue` that {what} an operator of `data.pipeline` since the step before.",
+            f"Rows of `data.queue` or `data.stream` that {what} an operator of `data.pipeline` since the step before.",
         )
         for direction, what in (("in", "reached"), ("out", "left"))
     },

@@ -147,3 +147,59 @@ def test_a_run_on_a_stream_resumes_exactly(values: Values) -> None:
     again = strop.train(strop.load(values(name="again", data__stream={}, resume=str(checkpoint))))
     weights = "model.safetensors"
     assert digest(again.model / weights) == digest(whole.model / weights)
+
+
+OPERATORS: list[dict[str, Any]] = [
+    {"type": "length", "column": "answer", "unit": "characters", "max": 1},
+    {"type": "range", "column": "answer", "values": ["2", "5", "8", "9"]},
+    {"type": "template", "columns": {"prompt": "the larger one of {{ prompt[4:] }}"}},
+]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_operators_see_the_rows_as_they_are_read(stream: Callable[..., TaskStream], shuffle: bool) -> None:
+    """The tasks are those of the stream without operators whose answers are left; a resume continues with them."""
+    pipeline = {"operators": OPERATORS}
+    first = stream(shuffle=shuffle, pipeline=pipeline)
+    expected = [i for i in answers(stream(shuffle=shuffle), 60) if i in (2, 5, 8, 9)]
+    tasks = [task for _ in range(2) for task in first.take(3)]
+    assert [task.id for task in tasks] == [f"train:{i}" for i in expected[:6]]
+    assert tasks[0].messages[0]["content"] == f"the larger one of {expected[0]} 1"
+    rows = first.observe([])
+    assert (
+        rows["task_pipeline/1_range/rows_in"] == first.position > 6 == rows["task_pipeline/1_range/rows_out"]
+    )
+    resumed = stream(shuffle=shuffle, pipeline=pipeline)
+    resumed.restore(first.position, None)
+    assert [answers(each, 3) for each in (first, resumed)] == [expected[6:9]] * 2
+
+
+def test_operators_that_leave_no_row_are_an_error(
+    stream: Callable[..., TaskStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = stream(pipeline={"operators": [OPERATORS[1] | {"values": ["x"]}]})
+    monkeypatch.setattr("strop.run.rollout.task_stream.MAX_REJECTED", 50)
+    with pytest.raises(DataError, match=r"None of the last \d+ rows .* passed data\.pipeline"):
+        nothing.take(4)
+
+
+def test_a_row_that_an_operator_cannot_use_is_named(stream: Callable[..., TaskStream]) -> None:
+    with pytest.raises(DataError, match=r"\(range\): .*tasks.jsonl line 1: there is no column 'size'"):
+        stream(shuffle=False, pipeline={"operators": [OPERATORS[1] | {"column": "size"}]}).take(2)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "message"),
+    [
+        (
+            {"operators": [{"type": "order", "by": ["answer"]}]},
+            "order does not run on rows that arrive in data.stream",
+        ),
+        ({"operators": OPERATORS, "export": "x.jsonl"}, "export has no effect with data.stream"),
+    ],
+)
+def test_operators_that_a_stream_cannot_have(
+    stream: Callable[..., TaskStream], pipeline: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        stream(pipeline=pipeline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strop.config.checks.stream import stream_faults
+from strop.config.checks.stream import arriving_row_faults, stream_faults
 from strop.config.schema.algorithm import (
     DpoConfig,
     OnlineDpoConfig,
@@ -16,13 +16,10 @@ from strop.config.schema.algorithm import (
 )
 from strop.config.schema.batch_selection import DefaultSelectionConfig, WarmupSelectionConfig
 from strop.config.schema.data import TasksetConfig
-from strop.config.schema.language_model import EngineModelConfig
 from strop.config.schema.policy_loss import GvpoLossConfig, SelfPlayLossConfig
 from strop.config.schema.rollout import RolloutConfig
 from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
-from strop.config.schema.task_filters import LengthFilterConfig
-from strop.config.schema.task_pipeline import QUEUE_OPERATORS, TaskPipelineConfig
 
 _RESPONSE = "the column of the demonstrations, such as `response: messages`"
 _PAIR = (
@@ -108,26 +105,7 @@ def _queue_faults(run: Run) -> Iterator[str]:
         if getattr(train, name) is not None:
             yield f"data.train.{name} has no effect with data.queue, which reads rows one by one; remove it"
     if run.data.pipeline is not None:
-        yield from _queue_operator_faults(run.data.pipeline)
-
-
-def _queue_operator_faults(pipeline: TaskPipelineConfig) -> Iterator[str]:
-    """Faults of operators on rows that arrive during the run."""
-    for number, operator in enumerate(pipeline.operators):
-        tokens = isinstance(operator, LengthFilterConfig) and operator.unit == "tokens"
-        engine = isinstance(getattr(operator, "model", None), EngineModelConfig)
-        if not isinstance(operator, QUEUE_OPERATORS) or tokens or engine:
-            what = operator.type + (" in tokens" if tokens else " with an engine" if engine else "")
-            known = ", ".join(str(each.model_fields["type"].default) for each in QUEUE_OPERATORS)
-            yield (
-                f"data.pipeline.operators.{number}: {what} does not run on rows that arrive in data.queue; write "
-                f"operators that need one row at a time and no engine ({known})"
-            )
-    for name in ("columns", "cache", "export", "export_table"):
-        if getattr(pipeline, name) is not None:
-            yield f"data.pipeline.{name} has no effect with data.queue, whose rows are not stored; remove it"
-    if pipeline.processes > 1:
-        yield "data.pipeline.processes: the rows of data.queue pass through one process; remove it"
+        yield from arriving_row_faults(run.data.pipeline, "data.queue")
 
 
 def _aggregation_faults(run: Run) -> Iterator[str]:

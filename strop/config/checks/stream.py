@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.data import GENERATORS
+from strop.config.schema.language_model import EngineModelConfig
 from strop.config.schema.run import Run
+from strop.config.schema.task_filters import LengthFilterConfig
+from strop.config.schema.task_pipeline import QUEUE_OPERATORS, TaskPipelineConfig
 
 
 def stream_faults(run: Run) -> Iterator[str]:
@@ -19,7 +22,7 @@ def stream_faults(run: Run) -> Iterator[str]:
     if data.queue is not None:
         yield "data.stream and data.queue are two ways to read `train`; remove one of them"
     if data.pipeline is not None:
-        yield "data.pipeline prepares all rows before the run; remove it, or data.stream"
+        yield from arriving_row_faults(data.pipeline, "data.stream")
     if data.order is not None:
         yield "data.order: the tasks of a stream are not known at the start; remove the order, or data.stream"
     if data.incomplete_batch == "keep":
@@ -31,3 +34,22 @@ def stream_faults(run: Run) -> Iterator[str]:
     paths = (train.path,) if isinstance(train.path, str) else train.path
     if train.table is not None or any(path.partition("://")[0] in GENERATORS for path in paths):
         yield "data.stream reads files, URLs and names on the hub; remove it for a database or a generator"
+
+
+def arriving_row_faults(pipeline: TaskPipelineConfig, source: str) -> Iterator[str]:
+    """Faults of operators on rows that are read during the run, from `source`."""
+    for number, operator in enumerate(pipeline.operators):
+        tokens = isinstance(operator, LengthFilterConfig) and operator.unit == "tokens"
+        engine = isinstance(getattr(operator, "model", None), EngineModelConfig)
+        if not isinstance(operator, QUEUE_OPERATORS) or tokens or engine:
+            what = operator.type + (" in tokens" if tokens else " with an engine" if engine else "")
+            known = ", ".join(str(each.model_fields["type"].default) for each in QUEUE_OPERATORS)
+            yield (
+                f"data.pipeline.operators.{number}: {what} does not run on rows that arrive in {source}; write "
+                f"operators that need one row at a time and no engine ({known})"
+            )
+    for name in ("columns", "cache", "export", "export_table"):
+        if getattr(pipeline, name) is not None:
+            yield f"data.pipeline.{name} has no effect with {source}, whose rows are not stored; remove it"
+    if pipeline.processes > 1:
+        yield f"data.pipeline.processes: the rows of {source} pass through one process; remove it"

@@ -282,6 +282,11 @@ class DataConfig(Section):
         elif None not in weights and self.incomplete_batch == "keep":
             yield "incomplete_batch: a mixture with weights has no last, incomplete batch; remove it"
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `pipeline` prepares all rows before the run, and not each one when it is read."""
+        return self.pipeline is not None and self.queue is None and self.stream is None
+
     def training_tasksets(self) -> dict[str, TrainTasksetConfig]:
         """`train` and the tasksets of the mixture, each by its key in the run file."""
         others = {f"data.mixture.{number}": section for number, section in enumerate(self.mixture)}

@@ -55,13 +55,13 @@ QUEUE_OPERATORS = (
     SynthesizeConfig,
     CustomTaskOperatorConfig,
 )
-"""Operators that also run on the rows of `data.queue`, which arrive one after another."""
+"""Operators that also run on the rows of `data.queue` and `data.stream`, which are read one after another."""
 
 
 class TaskPipelineConfig(Section):
     """Operators on the rows of `data.train`, before the run. The result is cached, and the run reads it instead of
-    `path`; the other settings of `data.train` apply to the result. The rows of `data.queue` pass through the operators
-    when they are read."""
+    `path`; the other settings of `data.train` apply to the result. The rows of `data.queue` and `data.stream`
+    pass through the operators when they are read."""
 
     operators: tuple[TaskOperatorConfig, ...] = Field(min_length=1)
     """Operators, in order."""

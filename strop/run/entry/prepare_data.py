@@ -25,12 +25,12 @@ from strop.workers.signals import StopSignal
 def prepare_data(
     run: Run, reward: Callable[..., Any] | None = None, stop: StopSignal | None = None
 ) -> PipelineResult | None:
-    """Run the pipeline, or find its result in the cache; None for a run without one, or with a queue, whose rows pass
-    through the operators as they arrive.
+    """Run the pipeline, or find its result in the cache; None for a run without one, or with a queue or a stream, whose
+    rows pass through the operators as they are read.
 
     Raises DataError for rows that an operator cannot use, ConfigError for an operator that cannot be made.
     """
-    if run.data.pipeline is None or run.data.queue is not None:
+    if not run.data.is_prepared:
         return None
     stop = stop or StopSignal()
     with RunServices(run, reward, stop) as services, progress_bars(stop) as progress:

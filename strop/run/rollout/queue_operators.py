@@ -1,4 +1,4 @@
-"""Operators of `data.pipeline` on rows that arrive in a task queue during the run."""
+"""Operators of `data.pipeline` on rows that are read from a task queue or a stream during the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from strop.config.schema import Run
-from strop.data.sources.rows import InMemoryRows, Row
+from strop.data.sources.rows import Row, RowSource
 from strop.pipelines.tasks.columns import to_table, with_column
 from strop.pipelines.tasks.execution import PartRunner, Stage, named_operators
 from strop.pipelines.tasks.parts import ROW_ID
@@ -36,9 +36,9 @@ class QueueOperators:
         self._operators = named_operators(Stage(0, run.data.pipeline.operators, "rows"), context)
         self._counts: Counter[str] = Counter()
 
-    def __call__(self, rows: InMemoryRows, first: int) -> list[tuple[str, Row]]:
-        """The rows that are left, with their ids. `first` is the number of the first row in the table; a further row
-        that an operator made has the id of the last row before it, and a number.
+    def __call__(self, rows: RowSource, numbers: Sequence[int]) -> list[tuple[str, Row]]:
+        """The rows that are left, with their ids. `numbers` are the rows' numbers in their source; a further row that
+        an operator made has the id of the last row before it, and a number.
 
         Raises DataError for a row that an operator cannot use.
         """
@@ -48,7 +48,7 @@ class QueueOperators:
         for named, found in zip(self._operators, statistics, strict=True):
             name = f"{named.number}_{named.type}"
             self._counts.update({f"{name}/rows_in": found.rows_in, f"{name}/rows_out": found.rows_out})
-        return list(_identified(left.to_pylist(), first))
+        return list(_identified(left.to_pylist(), numbers))
 
     def take_metrics(self) -> dict[str, float]:
         """Rows in and out of each operator since the last call."""
@@ -56,14 +56,14 @@ class QueueOperators:
         return {f"task_pipeline/{name}": float(count) for name, count in sorted(counts.items())}
 
 
-def _identified(rows: Sequence[dict[str, Any]], first: int) -> list[tuple[str, Row]]:
-    found, last, further = [], first, 0
+def _identified(rows: Sequence[dict[str, Any]], numbers: Sequence[int]) -> list[tuple[str, Row]]:
+    found, last, further = [], numbers[0], 0
     known: set[int] = set()
     for row in rows:
         number = row.pop(ROW_ID)
         if number is not None and number >= 0 and number not in known:
             known.add(number)
-            last, further = first + number, 0
+            last, further = numbers[number], 0
             found.append((f"train:{last}", row))
         else:
             further += 1

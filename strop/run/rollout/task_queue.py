@@ -124,7 +124,7 @@ class TaskQueue:
         section, rule, limit = self._section, self._data.overlong, self._data.max_prompt_tokens
         names = [f"train:{first + index}" for index in range(len(rows))]
         if self._operators is not None:
-            left = self._operators(rows, first)
+            left = self._operators(rows, range(first, first + len(rows)))
             names = [name for name, _ in left]
             rows = InMemoryRows(f"{self._shown}, after data.pipeline:", [row for _, row in left], first)
         row_images = read_row_images(DatasetRows([rows]), section, self._data.images, self._images, "train")

@@ -19,12 +19,17 @@ from strop.data.sources.rows import DatasetRows, LocatedRows, Row
 from strop.data.sources.stream import stream_rows
 from strop.data.taskset import to_task
 from strop.errors import DataError
+from strop.run.rollout.queue_operators import QueueOperators
 from strop.run.state.horizon import compute_horizon
 from strop.seeds import derive_seed
 from strop.types import RolloutGroup, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+MAX_REJECTED = 10_000
+"""Largest number of rows without a task, one after the other."""
 
 
 class TaskStream:
@@ -53,6 +58,7 @@ class TaskStream:
         self._encoder = PromptEncoder(
             tokenizer, run.data.chat_template, run.data.chat_template_args, processor
         )
+        self._operators = None if run.data.pipeline is None else QueueOperators(run)
         self._steps = compute_horizon(run, 1).steps
         self._position = 0
         self._rows = self._read(0)
@@ -76,8 +82,8 @@ class TaskStream:
         self._rows = self._read(position)
 
     def observe(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-        """Nothing: results do not change the order of a stream."""
-        return {}
+        """Rows in and out of each operator; results do not change the order of a stream."""
+        return {} if self._operators is None else self._operators.take_metrics()
 
     @property
     def fingerprint(self) -> str:
@@ -102,7 +108,13 @@ class TaskStream:
             self._position += len(rows)
             found = self._tasks_of(rows)
             rejected = 0 if found else rejected + len(rows)
-            if rejected > max(10_000, self._block_rows):
+            if rejected > max(MAX_REJECTED, self._block_rows):
+                if self._operators is not None:
+                    raise DataError(
+                        f"None of the last {rejected} rows of {self._shown} passed data.pipeline and "
+                        f"data.max_prompt_tokens ({self._data.max_prompt_tokens}). `strop data run --dry-run` "
+                        "shows what each operator removes; widen its limits."
+                    )
                 raise DataError(
                     f"The last {rejected} rows of {self._shown} have prompts of more than data.max_prompt_tokens "
                     f"({self._data.max_prompt_tokens}) tokens. Write a higher limit, or data.overlong: left."
@@ -132,19 +144,26 @@ class TaskStream:
             epoch += 1
 
     def _tasks_of(self, rows: Sequence[tuple[int, str, Row]]) -> list[Task]:
-        """Tasks of the rows whose prompts fit, or were truncated to fit."""
+        """Tasks of the rows that the operators leave and whose prompts fit, or were truncated to fit."""
         section, rule, limit = self._section, self._data.overlong, self._data.max_prompt_tokens
-        located = LocatedRows([(where, row) for _, where, row in rows])
-        dataset = DatasetRows([located])
+        located = [(f"train:{number}", where, row) for number, where, row in rows]
+        if self._operators is not None:
+            left = self._operators(_located(located), [number for number, _, _ in rows])
+            located = [(name, f"{self._shown}, after data.pipeline: {name}", row) for name, row in left]
+        dataset = DatasetRows([_located(located)])
         row_images = read_row_images(dataset, section, self._data.images, self._images, "train")
         chats: list[ChatPrompt] = [
-            row_images.place(to_prompt(row, where, section), i) for i, (_, where, row) in enumerate(rows)
+            row_images.place(to_prompt(row, where, section), i) for i, (_, where, row) in enumerate(located)
         ]
         prompts = self._encoder.encode_all(chats) if chats else []
         kept = [i for i, prompt in enumerate(prompts) if rule != "filter" or len(prompt) <= limit]
         pad = None if self._images is None else self._images.processor.image_token_id
         fitted = fit_prompts((prompts[i] for i in kept), rule, limit, lambda i: dataset.where(kept[i]), pad)
         return [
-            to_task(f"train:{rows[i][0]}", rows[i][2], chats[i], section, prompt)
+            to_task(located[i][0], located[i][2], chats[i], section, prompt)
             for i, prompt in zip(kept, fitted.prompts, strict=True)
         ]
+
+
+def _located(rows: Sequence[tuple[str, str, Row]]) -> LocatedRows:
+    return LocatedRows([(where, row) for _, where, row in rows])
