@@ -146,6 +146,7 @@ def test_a_run_on_a_stream_resumes_exactly(values: Values) -> None:
     checkpoint = whole.folder / "checkpoints" / "step-000002"
     again = strop.train(strop.load(values(name="again", data__stream={}, resume=str(checkpoint))))
     weights = "model.safetensors"
+    assert whole.model is not None and again.model is not None
     assert digest(again.model / weights) == digest(whole.model / weights)
 
 

@@ -9,7 +9,7 @@ from strop.config.schema.data import GENERATORS
 from strop.config.schema.language_model import EngineModelConfig
 from strop.config.schema.run import Run
 from strop.config.schema.task_filters import LengthFilterConfig
-from strop.config.schema.task_pipeline import QUEUE_OPERATORS, TaskPipelineConfig
+from strop.config.schema.task_pipeline import ROW_OPERATORS, TaskPipelineConfig
 
 
 def stream_faults(run: Run) -> Iterator[str]:
@@ -41,9 +41,9 @@ def arriving_row_faults(pipeline: TaskPipelineConfig, source: str) -> Iterator[s
     for number, operator in enumerate(pipeline.operators):
         tokens = isinstance(operator, LengthFilterConfig) and operator.unit == "tokens"
         engine = isinstance(getattr(operator, "model", None), EngineModelConfig)
-        if not isinstance(operator, QUEUE_OPERATORS) or tokens or engine:
+        if not isinstance(operator, ROW_OPERATORS) or tokens or engine:
             what = operator.type + (" in tokens" if tokens else " with an engine" if engine else "")
-            known = ", ".join(str(each.model_fields["type"].default) for each in QUEUE_OPERATORS)
+            known = ", ".join(str(each.model_fields["type"].default) for each in ROW_OPERATORS)
             yield (
                 f"data.pipeline.operators.{number}: {what} does not run on rows that arrive in {source}; write "
                 f"operators that need one row at a time and no engine ({known})"

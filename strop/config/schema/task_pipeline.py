@@ -45,7 +45,7 @@ TaskOperatorConfig = Annotated[
 ]
 
 
-QUEUE_OPERATORS = (
+ROW_OPERATORS = (
     LengthFilterConfig,
     LanguageFilterConfig,
     RangeFilterConfig,

@@ -18,7 +18,7 @@ from strop.data.sources.rows import DatasetRows, InMemoryRows
 from strop.data.sources.sql_table import is_database_url, read_table_slice
 from strop.data.taskset import to_task
 from strop.errors import DataError
-from strop.run.rollout.queue_operators import QueueOperators
+from strop.run.rollout.row_operators import RowOperators
 from strop.run.state.horizon import compute_horizon
 from strop.types import RolloutGroup, Task
 from strop.workers.waiting import TimedWait, never_stop
@@ -60,7 +60,7 @@ class TaskQueue:
         self._images = images
         processor = None if images is None else images.processor
         self._encoder = PromptEncoder(tokenizer, run.data.chat_template, images=processor)
-        self._operators = None if run.data.pipeline is None else QueueOperators(run)
+        self._operators = None if run.data.pipeline is None else RowOperators(run)
         self._steps = compute_horizon(run, 1).steps
         self._timeout_seconds = queue.timeout_seconds
         self._wait: TimedWait | None = None

@@ -19,7 +19,7 @@ from strop.data.sources.rows import DatasetRows, LocatedRows, Row
 from strop.data.sources.stream import stream_rows
 from strop.data.taskset import to_task
 from strop.errors import DataError
-from strop.run.rollout.queue_operators import QueueOperators
+from strop.run.rollout.row_operators import RowOperators
 from strop.run.state.horizon import compute_horizon
 from strop.seeds import derive_seed
 from strop.types import RolloutGroup, Task
@@ -58,7 +58,7 @@ class TaskStream:
         self._encoder = PromptEncoder(
             tokenizer, run.data.chat_template, run.data.chat_template_args, processor
         )
-        self._operators = None if run.data.pipeline is None else QueueOperators(run)
+        self._operators = None if run.data.pipeline is None else RowOperators(run)
         self._steps = compute_horizon(run, 1).steps
         self._position = 0
         self._rows = self._read(0)

@@ -22,7 +22,7 @@ from strop.runs.folder import RunFolder
 log = logging.getLogger("strop.pipelines")
 
 
-class QueueOperators:
+class RowOperators:
     """The operators of a run's pipeline, which see the rows of one read at a time.
 
     Replies of language models are cached in the run's folder, so that a resumed run has the same rows.
