@@ -1,0 +1,112 @@
+"""Writes the tasks of the other run files here: Countdown, and questions of MedMCQA and GSM8K in a short form.
+
+    python examples/real/tasks.py --out runs/real countdown
+    python examples/real/tasks.py --out runs/real --data path/to/medmcqa medmcqa
+    python examples/real/tasks.py --out runs/real --data path/to/gsm8k gsm8k
+
+`--data` is a folder with train.jsonl and test.jsonl: of `question` and `answer` for GSM8K; of `problem`, which ends
+with the question and its options, and `solution`, a letter, for MedMCQA (a validation.jsonl there counts as training
+data).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import operator
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+HELD_OUT_GAMES = 64
+LARGEST_NUMBER = 12
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+EXAMPLE = "<answer>3 + 4</answer>"
+
+
+def countdown() -> dict[str, list[dict[str, Any]]]:
+    """Games of two numbers: every one once, in train or in test."""
+    numbers = range(2, LARGEST_NUMBER + 1)
+    games = [
+        (sorted((a, b)), target)
+        for a, b in itertools.product(numbers, numbers)
+        for symbol, apply in OPERATORS.items()
+        if (target := apply(a, b)) > 0 and (a <= b or symbol == "-")
+    ]
+    random.Random(0).shuffle(games)
+    rows = [
+        {
+            "prompt": f"Use the numbers {a} and {b}, each once, and + - * / to make {target}. "
+            f"Answer with the expression only, like {EXAMPLE}.",
+            "answer": {"numbers": [a, b], "target": target},
+        }
+        for (a, b), target in games
+    ]
+    return {"train": rows[HELD_OUT_GAMES:], "test": rows[:HELD_OUT_GAMES]}
+
+
+def medmcqa(data: Path) -> dict[str, list[dict[str, Any]]]:
+    """Multiple-choice questions, answered by a letter."""
+
+    def row(source: dict[str, Any]) -> dict[str, Any]:
+        question = source["problem"].split("\n\n", maxsplit=1)[-1].strip()
+        prompt = f"{question}\nAnswer with the letter only, like: Final Answer: A"
+        return {"prompt": prompt, "answer": source["solution"]}
+
+    files = {"train": ("train", "validation"), "test": ("test",)}
+    return {part: [row(source) for source in _rows(data, names)] for part, names in files.items()}
+
+
+def gsm8k(data: Path) -> dict[str, list[dict[str, Any]]]:
+    """Word problems, answered after `####`."""
+
+    def row(source: dict[str, Any]) -> dict[str, Any]:
+        prompt = f"{source['question']}\nThink step by step, shortly, and end with #### and the number."
+        return {"prompt": prompt, "answer": source["answer"]}
+
+    return {part: [row(source) for source in _rows(data, (part,))] for part in ("train", "test")}
+
+
+def write(name: str, out: Path, data: Path | None) -> None:
+    """Write `name`-train.jsonl and `name`-test.jsonl.
+
+    Raises ValueError if the task needs data of its own.
+    """
+    if name == "countdown":
+        parts = countdown()
+    elif data is None:
+        raise ValueError(f"{name} needs --data, a folder with its train.jsonl and test.jsonl")
+    else:
+        parts = medmcqa(data) if name == "medmcqa" else gsm8k(data)
+    out.mkdir(parents=True, exist_ok=True)
+    for part, rows in parts.items():
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (out / f"{name}-{part}.jsonl").write_text(text, encoding="utf-8")
+
+
+def _rows(data: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for name in names:
+        file = data / f"{name}.jsonl"
+        if file.is_file():
+            yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("task", choices=["countdown", "medmcqa", "gsm8k"])
+    parser.add_argument("--data", type=Path, help="folder of the task's data")
+    parser.add_argument("--out", type=Path, default=Path("runs/real"), help="folder of the written files")
+    args = parser.parse_args()
+    try:
+        write(args.task, args.out, args.data)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
