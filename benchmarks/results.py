@@ -1,7 +1,8 @@
 """Learning curves of SmolLM2-135M-Instruct on the tasks of examples/real, and of TRL on the sums.
 
-    .venv/bin/python benchmarks/results.py sums trl countdown                       # prints a table
-    .venv/bin/python benchmarks/results.py medmcqa gsm8k --data path/to/data        # data/medmcqa, data/gsm8k
+    make .venv/bench .venv/real
+    .venv/bin/python benchmarks/results.py sums trl countdown calculator            # prints a table
+    .venv/bin/python benchmarks/results.py medmcqa gsm8k --data path/to/data        # of data/medmcqa, data/gsm8k
 
 `trl` is TRL's GRPOTrainer on the data, model, reward and settings of `sums`. Its saved models are evaluated by
 `strop evaluate`, as those of Strop are. Each run is a process with one thread. The CPU time of a step is the median
@@ -20,6 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -39,6 +41,7 @@ class Task:
     title: str
     run_file: str
     steps: int
+    """Number of steps; of the last stage, where the run file has stages."""
     trainer: str = "strop"
 
 
@@ -46,6 +49,7 @@ TASKS = {
     "sums": Task("sums in words", "run.yaml", 10),
     "trl": Task("sums in words, TRL", "run.yaml", 10, trainer="trl"),
     "countdown": Task("Countdown, two numbers", "countdown.yaml", 20),
+    "calculator": Task("stories, agent with a calculator, after a warm-up", "calculator.yaml", 10),
     "medmcqa": Task("MedMCQA, choice by letter", "medmcqa.yaml", 20),
     "gsm8k": Task("GSM8K", "gsm8k.yaml", 10),
 }
@@ -68,6 +72,10 @@ class StepClock:
 
     def __init__(self) -> None:
         self.ends: dict[int, float] = {}
+
+    def on_start(self, control: object) -> None:
+        """Forget the steps of the stage before."""
+        self.ends.clear()
 
     def on_step(self, metrics: Mapping[str, float]) -> None:
         """Record the CPU time; a callback of `strop.train`."""
@@ -100,8 +108,7 @@ def train_with_strop(task: Task, seed: int, folder: Path) -> Measured:
         "project=runs",
         f"name={Path(task.run_file).stem}-{seed}",
     ]
-    overrides += ["resume=never", f"trainer.duration={task.steps} steps", "checkpoint.export=false"]
-    overrides += ["record.report=false", "record.monitors=[]", f"evaluate.every={EVALUATED_EVERY} steps"]
+    overrides += ["resume=never", "record.report=false", "record.monitors=[]"]
     result = strop.train(strop.load(REAL / task.run_file, overrides), callbacks=[clock])
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     evaluated = [row for row in rows if ACCURACY in row]
@@ -112,7 +119,7 @@ def train_with_strop(task: Task, seed: int, folder: Path) -> Measured:
 def train_with_trl(task: Task, seed: int, folder: Path) -> Measured:
     """Train with TRL's GRPOTrainer by the settings of examples/real/run.yaml, and evaluate its saved models."""
     from datasets import load_dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     sys.path.insert(0, str(REAL))
@@ -122,7 +129,7 @@ def train_with_trl(task: Task, seed: int, folder: Path) -> Measured:
 
     class TrlClock(TrainerCallback):
         def on_step_end(self, args: object, state: object, control: object, **_: object) -> None:
-            clock.record(state.global_step)  # type: ignore[attr-defined]
+            clock.record(state.global_step)
 
     def reward(
         completions: Sequence[Sequence[Mapping[str, str]]], answer: Sequence[str], **_: object
@@ -134,9 +141,13 @@ def train_with_trl(task: Task, seed: int, folder: Path) -> Measured:
     real = Path(os.environ["REAL"])
     name = "SmolLM2-135M-Instruct.Q4_1.gguf"
     out = folder / f"trl-{seed}"
+    # transformers refuses to train a model that it has dequantized itself.
+    dequantized = AutoModelForCausalLM.from_pretrained(real, gguf_file=name)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**_plain(dequantized.config.to_dict())))
+    model.load_state_dict(dequantized.state_dict())
     data = load_dataset("json", data_files=str(real / "train.jsonl"), split="train")
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(real, gguf_file=name),
+        model=model,
         processing_class=AutoTokenizer.from_pretrained(real, gguf_file=name),
         reward_funcs=reward,
         args=GRPOConfig(
@@ -168,6 +179,10 @@ def train_with_trl(task: Task, seed: int, folder: Path) -> Measured:
     steps = list(range(0, task.steps + 1, EVALUATED_EVERY))
     models = [real / name, *(out / f"checkpoint-{step}" for step in steps[1:])]
     return Measured(steps, [evaluate(task, model, folder) for model in models], clock.median())
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != "quantization_config"}
 
 
 def evaluate(task: Task, model: Path, folder: Path) -> float:
@@ -204,7 +219,7 @@ def prepare(names: Sequence[str], folder: Path, data: Path | None) -> None:
     fetch_model(folder)
     make_tasks(folder)
     for name in names:
-        if name in ("countdown", "medmcqa", "gsm8k"):
+        if name in ("countdown", "calculator", "medmcqa", "gsm8k"):
             write(name, folder, data / name if data else None)
 
 
@@ -231,7 +246,7 @@ def draw(results: Mapping[str, Sequence[Measured]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (by_step, by_time) = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
-    for color, (name, runs) in zip(pyplot.cm.tab10.colors, results.items(), strict=False):  # type: ignore[attr-defined]
+    for color, (name, runs) in zip(pyplot.cm.tab10.colors, results.items(), strict=False):
         for number, run in enumerate(runs):
             label = None if number else TASKS[name].title
             by_step.plot(run.steps, run.accuracy, color=color, label=label, marker=".")

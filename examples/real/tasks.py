@@ -1,6 +1,8 @@
-"""Writes the tasks of the other run files here: Countdown, and questions of MedMCQA and GSM8K in a short form.
+"""Writes the tasks of the other run files here: Countdown, stories for an agent with a calculator, and questions of
+MedMCQA and GSM8K in a short form.
 
     python examples/real/tasks.py --out runs/real countdown
+    python examples/real/tasks.py --out runs/real calculator
     python examples/real/tasks.py --out runs/real --data path/to/medmcqa medmcqa
     python examples/real/tasks.py --out runs/real --data path/to/gsm8k gsm8k
 
@@ -23,6 +25,14 @@ from typing import Any
 HELD_OUT_GAMES = 64
 LARGEST_NUMBER = 12
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+DEMONSTRATIONS = 128
+CALCULATOR = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+    },
+}
 EXAMPLE = "<answer>3 + 4</answer>"
 
 
@@ -45,6 +55,41 @@ def countdown() -> dict[str, list[dict[str, Any]]]:
         for (a, b), target in games
     ]
     return {"train": rows[HELD_OUT_GAMES:], "test": rows[:HELD_OUT_GAMES]}
+
+
+def calculator() -> dict[str, list[dict[str, Any]]]:
+    """Stories to train on, and demonstrations of a call for questions without a story."""
+    draw = random.Random(0)
+
+    def numbers() -> tuple[int, int]:
+        return draw.randint(11, 99), draw.randint(11, 99)
+
+    def story() -> dict[str, Any]:
+        a, b = sorted(numbers(), reverse=True)
+        text, answer = draw.choice(
+            (
+                (f"A box has {a} pens. How many pens are in {b} boxes?", a * b),
+                (f"Ben walks {a} meters a minute. How far does he walk in {b} minutes?", a * b),
+                (f"Cleo had {a} coins and lost {b}. How many has she now?", a - b),
+                (f"Dan read {a} pages on Monday and {b} on Tuesday. How many in all?", a + b),
+            )
+        )
+        return {"prompt": text, "answer": str(answer)}
+
+    def demonstration() -> dict[str, Any]:
+        (a, b), symbol = numbers(), draw.choice(list(OPERATORS))
+        result = str(OPERATORS[symbol](a, b))
+        call = {"name": "calculator", "arguments": {"expression": f"{a} {symbol} {b}"}}
+        response = [
+            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+            {"role": "tool", "content": result},
+            {"role": "assistant", "content": result},
+        ]
+        return {"prompt": f"What is {a} {symbol} {b}?", "response": response, "tools": [CALCULATOR]}
+
+    stories = [story() for _ in range(500)]
+    demonstrations = [demonstration() for _ in range(DEMONSTRATIONS)]
+    return {"train": stories[64:], "test": stories[:64], "demonstrations": demonstrations}
 
 
 def medmcqa(data: Path) -> dict[str, list[dict[str, Any]]]:
@@ -70,12 +115,12 @@ def gsm8k(data: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def write(name: str, out: Path, data: Path | None) -> None:
-    """Write `name`-train.jsonl and `name`-test.jsonl.
+    """Write `name`-train.jsonl, `name`-test.jsonl and, for the calculator, `name`-demonstrations.jsonl.
 
     Raises ValueError if the task needs data of its own.
     """
-    if name == "countdown":
-        parts = countdown()
+    if name in ("countdown", "calculator"):
+        parts = countdown() if name == "countdown" else calculator()
     elif data is None:
         raise ValueError(f"{name} needs --data, a folder with its train.jsonl and test.jsonl")
     else:
@@ -98,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("task", choices=["countdown", "medmcqa", "gsm8k"])
+    parser.add_argument("task", choices=["countdown", "calculator", "medmcqa", "gsm8k"])
     parser.add_argument("--data", type=Path, help="folder of the task's data")
     parser.add_argument("--out", type=Path, default=Path("runs/real"), help="folder of the written files")
     args = parser.parse_args()
