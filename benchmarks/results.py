@@ -6,7 +6,8 @@
 
 `trl` is TRL's GRPOTrainer on the data, model, reward and settings of `sums`. Its saved models are evaluated by
 `strop evaluate`, as those of Strop are. Each run is a process with one thread. The CPU time of a step is the median
-over the steps without evaluation. Results are stored in `--out`, and only missing runs are executed.
+over the steps without evaluation. Results are stored in `--out`, and only missing runs are executed. Without a task
+nothing is run: the table has all stored results, and docs/results.png is drawn.
 """
 
 from __future__ import annotations
@@ -223,6 +224,16 @@ def prepare(names: Sequence[str], folder: Path, data: Path | None) -> None:
             write(name, folder, data / name if data else None)
 
 
+def stored(folder: Path) -> dict[str, list[Measured]]:
+    """All results of earlier runs, by task."""
+    files = {name: sorted(folder.glob(f"{name}-[0-9]*.json")) for name in TASKS}
+    return {
+        name: [Measured(**json.loads(path.read_text())) for path in paths]
+        for name, paths in files.items()
+        if paths
+    }
+
+
 def table(results: Mapping[str, Sequence[Measured]]) -> str:
     """Format a row for each task: accuracy before and after of each seed, and CPU-seconds."""
     lines = ["| task | steps | held-out accuracy, by seed | mean after | CPU-seconds per step | per run |"]
@@ -268,11 +279,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("tasks", nargs="*", choices=TASKS, default=list(TASKS), metavar="TASK")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--data", type=Path, help="folder with medmcqa/ and gsm8k/")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "results")
-    parser.add_argument("--draw", action="store_true", help="draw docs/results.png")
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     folder = args.out.absolute()
@@ -282,15 +292,15 @@ def main() -> None:
         measured = train(TASKS[name], seed, folder)
         (folder / f"{name}-{seed}.json").write_text(json.dumps(asdict(measured)) + "\n")
         return
-    prepare(args.tasks, folder, args.data)
-    results: dict[str, list[Measured]] = {name: [] for name in args.tasks}
-    for seed in args.seeds:
-        for name, runs in results.items():
-            runs.append(measure(name, seed, folder))
-            print(table({name: runs}).splitlines()[-1], file=sys.stderr, flush=True)
-    print(table(results))
-    if args.draw:
+    if unknown := set(args.tasks) - set(TASKS):
+        parser.error(f"unknown task {', '.join(sorted(unknown))}; the tasks are {', '.join(TASKS)}")
+    if not args.tasks:
+        results = stored(folder)
         draw(results, PLOT)
+    else:
+        prepare(args.tasks, folder, args.data)
+        results = {name: [measure(name, seed, folder) for seed in args.seeds] for name in args.tasks}
+    print(table(results))
 
 
 if __name__ == "__main__":

@@ -39,12 +39,14 @@ EXAMPLE = "<answer>3 + 4</answer>"
 def countdown() -> dict[str, list[dict[str, Any]]]:
     """Games of two numbers: every one once, in train or in test."""
     numbers = range(2, LARGEST_NUMBER + 1)
-    games = [
-        (sorted((a, b)), target)
-        for a, b in itertools.product(numbers, numbers)
-        for symbol, apply in OPERATORS.items()
-        if (target := apply(a, b)) > 0 and (a <= b or symbol == "-")
-    ]
+    games = sorted(
+        {
+            (min(a, b), max(a, b), target)
+            for a, b in itertools.product(numbers, numbers)
+            for apply in OPERATORS.values()
+            if (target := apply(a, b)) > 0
+        }
+    )
     random.Random(0).shuffle(games)
     rows = [
         {
@@ -52,7 +54,7 @@ def countdown() -> dict[str, list[dict[str, Any]]]:
             f"Answer with the expression only, like {EXAMPLE}.",
             "answer": {"numbers": [a, b], "target": target},
         }
-        for (a, b), target in games
+        for a, b, target in games
     ]
     return {"train": rows[HELD_OUT_GAMES:], "test": rows[:HELD_OUT_GAMES]}
 
