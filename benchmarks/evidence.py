@@ -33,6 +33,7 @@ TABLES = {
     "kills": ["benchmarks/kills.py"],
     "endpoint": ["benchmarks/endpoint.py"],
     "fuzz": ["-m", "benchmarks.fuzz"],
+    "scaling": ["benchmarks/scaling.py"],
 }
 """Scripts that print a table, with their arguments."""
 
@@ -42,6 +43,7 @@ PAGES = {
     "sync": DOCS / "modes.md",
     "kills": DOCS / "reliability.md",
     "engines": DOCS / "engines.md",
+    "scaling": DOCS / "scaling.md",
 }
 """Page of a table; the other tables are in `docs/benchmarks.md`."""
 
