@@ -96,7 +96,12 @@ def test_a_run_with_vllm_is_written_as_verls_options():
     written = write_dialect(VERL, read_verl([*LINE, *VLLM]).run)
     assert written.values[f"{ROLLOUT}.name"] == "vllm"
     lost = [each.field for each in written.unsupported if each.field.startswith("rollout.engine")]
-    assert lost == ["rollout.engine.engine_kwargs"]
+    assert not lost
+    arguments = {key: value for key, value in written.values.items() if ".engine_kwargs.vllm." in key}
+    assert arguments
+    assert read_verl([*LINE, *VLLM]).run.rollout.engine.engine_kwargs == {
+        key.rpartition(".")[2]: value for key, value in arguments.items()
+    }
 
 
 TRINITY = (

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strop.config.load.config_tree import ConfigTree, Source, split_key
 from strop.config.schema.group_baselines import OpmdConfig
+from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.policy_gradient import KlLossConfig
 from strop.config.schema.policy_loss import OpmdLossConfig
 from strop.config.schema.rollout import EnginePoolConfig
@@ -19,6 +20,7 @@ from strop.config.schema.walk import all_keys
 from strop.config.units import Amount
 from strop.dialects.ledger.foreign import ForeignConfig
 from strop.dialects.ledger.key_mapping import UNSET
+from strop.dialects.ledger.writer import write_dialect
 from strop.dialects.trinity.explorer import write_engines
 from strop.dialects.trinity.reader import LEDGER
 from strop.errors import ConfigError, PlacementError, StropError
@@ -215,6 +217,20 @@ def test_placement() -> None:
     )
     assert len(loaded.overridden) == 3 and loaded.run == read().run
     assert read("explorer.runner_per_model=32", "synchronizer.sync_method=nccl").overridden == ()
+
+
+def test_further_arguments_of_an_engine_reach_it() -> None:
+    arguments = (
+        "explorer.rollout_model.engine_type=vllm",
+        "+explorer.rollout_model.extra_engine_args.max_num_seqs=64",
+    )
+    run = read(*arguments, here=False).run
+    assert isinstance(run.rollout.engine, VllmEngineConfig)
+    assert run.rollout.engine.engine_kwargs == {"max_num_seqs": 64}
+    written = write_dialect(LEDGER, run).values
+    assert written["explorer.rollout_model.extra_engine_args.max_num_seqs"] == 64
+    here = read(*arguments)
+    assert "explorer.rollout_model.extra_engine_args.max_num_seqs" in {aside.key for aside in here.overridden}
 
 
 def test_engines_and_concurrent_rollouts() -> None:

@@ -137,7 +137,7 @@ def _to_yaml_value(value: Any) -> Any:
 def _is_accepted(ledger: Ledger, key: str, value: Any) -> bool:
     """Whether the dialect has the key and its type accepts the value."""
     row = ledger.find(key)
-    if row is None or ("*" in row.key and (row.is_placement or row.disposition != "mapped")):
+    if row is None or ("*" in row.key and not row.fields):
         return False
     return row.value_type.accepts(value)
 

@@ -12,6 +12,7 @@ from typing import Any
 from strop.config.schema import Run
 from strop.config.schema.inference_engine import SglangEngineConfig, VllmEngineConfig
 from strop.dialects.ledger.key_mapping import (
+    UNSET,
     ForeignValues,
     KeyMapping,
     SupportCheck,
@@ -24,6 +25,7 @@ from strop.dialects.ledger.value_types import ANY, STRING
 
 NATIVE = "the native sampler in the trainer's process"
 _MODEL = "explorer.rollout_model"
+_EXTRA = f"{_MODEL}.extra_engine_args."
 ENGINE_TYPES = {"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}
 """Engine of Strop for each engine type."""
 DTYPES = ("bfloat16", "float16", "float32")
@@ -73,7 +75,8 @@ def write_engine(run: Run) -> Mapping[str, Any]:
     if section.dtype == "model":
         written[f"{_MODEL}.dtype"] = run.model.compute_dtype or run.model.dtype
     given = {key: value for key, value in written.items() if value is not None}
-    return {f"{_MODEL}.engine_type": section.type, **given}
+    extra = {f"{_EXTRA}{name}": value for name, value in section.engine_kwargs.items()}
+    return {f"{_MODEL}.engine_type": section.type, **given, **extra}
 
 
 @written_by(write_engine)
@@ -83,6 +86,9 @@ def engine(foreign: ForeignValues) -> Mapping[str, Any]:
     if name is None:
         return {}
     options = {field: foreign[f"{_MODEL}.{key}"] for key, field in ENGINE_OPTIONS[name].items()}
+    extra = {key.removeprefix(_EXTRA): foreign[key] for key in foreign.written if key.startswith(_EXTRA)}
+    if extra:
+        options["engine_kwargs"] = extra
     return {f"rollout.engine.{field}": value for field, value in {"type": name, **options}.items()}
 
 
@@ -106,6 +112,19 @@ def engine_type_row() -> KeyMapping:
         value_type=STRING,
         supported=lambda foreign, value: serving_engine(foreign) is not None,
         fields=("rollout.engine.type",),
+        read=engine,
+    )
+
+
+def extra_arguments_row() -> KeyMapping:
+    """The row of the arguments that Trinity passes to the engine as they are."""
+    return placement(
+        f"{_EXTRA}*",
+        UNSET,
+        "the native sampler has no such option",
+        value_type=ANY,
+        supported=lambda foreign, value: serving_engine(foreign) is not None,
+        fields=("rollout.engine.engine_kwargs",),
         read=engine,
     )
 

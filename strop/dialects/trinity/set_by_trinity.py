@@ -18,6 +18,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS
 from strop.dialects.ledger.value_types import ANY
+from strop.dialects.trinity.serving_engine import extra_arguments_row
 
 _COMPUTED = "Trinity sets it itself"
 _NO_PREPARATION = "Strop's runners need no preparation of a process"
@@ -107,13 +108,6 @@ def _engine_rows(section: str) -> Iterator[KeyMapping]:
         ("enable_expert_parallel", False),
     ):
         yield placement(f"{section}.{name}", default, NO_SHARDS, supported=only(default))
-    yield placement(
-        f"{section}.extra_engine_args.*",
-        UNSET,
-        "the native sampler has no such option",
-        supported=never,
-        value_type=ANY,
-    )
     yield from _rows(section, ("weight_sync_buffer_size",), "weights are sent without a buffer of a set size")
     yield from _rows(
         section, ("base_port", "api_key"), "an endpoint has a free port of this machine and its own token"
@@ -216,6 +210,14 @@ LATER: tuple[KeyMapping, ...] = (
                 supported=lambda foreign, value: value in (None, foreign["synchronizer.sync_interval"]),
             )
             for role in ("explorer", "trainer")
+        ),
+        extra_arguments_row(),
+        placement(
+            f"{_AUXILIARY}.extra_engine_args.*",
+            UNSET,
+            "the native sampler has no such option",
+            supported=never,
+            value_type=ANY,
         ),
         *(row for model in ("explorer.rollout_model", _AUXILIARY) for row in _engine_rows(model)),
         since="0.6",
