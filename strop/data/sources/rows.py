@@ -92,7 +92,7 @@ def decode_object(text: bytes) -> Any:
             value, end = _DECODER.scan_once(line, 0)
         except (StopIteration, json.JSONDecodeError):
             end = -1
-        if end == len(line):
+        if end == len(line) or (end > 0 and not line[end:].strip(" \t\n\r")):
             return value
     return json.loads(text)
 
