@@ -81,3 +81,12 @@ def test_operators_of_data_juicer_need_a_service() -> None:
     written = write_task_pipeline(run)
     assert written["data_processor.task_pipeline.operators.1.name"] == "document_deduplicator"
     assert written["service.data_juicer.auto_start"] is True
+
+
+def test_output_to_a_database() -> None:
+    run = read(DIFFICULTY, f"{AT}.output={{path: tasks.db, storage_type: sql, name: t}}").run
+    assert run.data.pipeline is not None
+    assert (run.data.pipeline.export, run.data.pipeline.export_table) == ("sqlite:///tasks.db", "t")
+    written = write_task_pipeline(run)
+    again = read(DIFFICULTY, *(f"+{key}={value}" for key, value in written.items() if ".output." in key)).run
+    assert again.data.pipeline == run.data.pipeline

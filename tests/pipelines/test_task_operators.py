@@ -210,7 +210,25 @@ def test_settings_that_contradict_each_other(values: dict[str, Any], message: st
         SECTION.validate_python(values)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"export": "sqlite:///tasks.db"}, "export_table: tasks"),
+        ({"export": "tasks.csv"}, "neither a file"),
+        ({"export": "tasks.jsonl", "export_table": "tasks"}, "needs a database"),
+        ({"export_table": "tasks"}, "needs a database"),
+    ],
+)
+def test_targets_that_nothing_can_be_written_to(values: dict[str, str], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TaskPipelineConfig.model_validate(
+            {"operators": [{"type": "length", "column": "q", "min": 1}], **values}
+        )
+
+
 def test_histogram_counts_every_finite_value() -> None:
     found = histogram(np.array([0.0, 1.0, 1.0, np.nan, np.inf]))
     assert found["count"] == 3 and sum(found["counts"]) == 3 and found["counts"][-1] == 2
     assert histogram(np.array([np.nan])) == {}
+    constant = histogram(np.array([0.25, 0.25]))
+    assert (constant["counts"], constant["edges"]) == ([2], [0.25, 0.25])

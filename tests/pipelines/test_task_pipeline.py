@@ -281,6 +281,10 @@ def test_difference_and_preview(tmp_path: Path) -> None:
         and "after operator 1, deduplicate: 1 rows" in lines
         and "exact duplicate" in lines
     )
+    empty = {"operators": [{"type": "length", "column": "q", "min": 9}, DEDUPLICATE]}
+    data = DataConfig.model_validate({"train": {"path": str(file), "prompt": "q"}, "pipeline": empty})
+    last = list(preview(data, Services(), tmp_path / "cache", print, 10))[-1]  # type: ignore[arg-type]
+    assert last.startswith("No row is left for operator 1")
 
 
 @pytest.mark.slow

@@ -71,7 +71,8 @@ def write_task_pipeline(run: Run) -> Mapping[str, Any]:
         index += 1
     if section.export is not None:
         values |= {f"{TASKS}.output.path": section.export}
-        values |= {f"{TASKS}.output.name": section.export_table} if section.export_table else {}
+        if section.export_table is not None:
+            values |= {f"{TASKS}.output.name": section.export_table, f"{TASKS}.output.storage_type": "sql"}
     return values
 
 
@@ -223,7 +224,10 @@ def _export(foreign: ForeignValues) -> Iterator[tuple[str, Any]]:
     if not foreign.is_set(f"{TASKS}.output.path") or not foreign[f"{TASKS}.output.path"]:
         return
     path = str(foreign[f"{TASKS}.output.path"])
-    if foreign.is_set(f"{TASKS}.output.storage_type") and foreign[f"{TASKS}.output.storage_type"] == "sql":
+    is_sql = (
+        foreign.is_set(f"{TASKS}.output.storage_type") and foreign[f"{TASKS}.output.storage_type"] == "sql"
+    )
+    if is_sql or "://" in path:
         yield "export", path if "://" in path else f"sqlite:///{path}"
         yield "export_table", foreign[f"{TASKS}.output.name"] or "task_pipeline_output"
         return

@@ -122,6 +122,9 @@ def preview(data: DataConfig, services: PipelineServices, cache: Any, say: Say, 
                 detail = f" ({removal['detail']})" if removal["detail"] else ""
                 yield f"  removed {location(removal['id'], sources)}: {removal['reason']}{detail}"
             yield from _preview_changes(before, table, sources)
+            if not table.num_rows and number + 1 < len(data.pipeline.operators):
+                yield f"No row is left for operator {number + 1} and later ones; `--rows` takes more."
+                return
 
 
 def _rows(table: pa.Table, sources: Sequence[Callable[[int], str]]) -> Iterator[str]:

@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.config.redact import redact_text
-from strop.data.sources.sql_table import is_database_url
-from strop.errors import ConfigError, DataError, MissingExtraError
+from strop.errors import DataError, MissingExtraError
 from strop.workers.atomic_write import atomic_path
 
 if TYPE_CHECKING:
     import datasets
-
-EXPORT_SUFFIXES = (".jsonl", ".parquet")
 
 
 def export_rows(data: Path, target: str, table: str | None) -> None:
@@ -22,14 +19,10 @@ def export_rows(data: Path, target: str, table: str | None) -> None:
 
     datasets.disable_progress_bars()
     dataset = datasets.load_from_disk(str(data))
-    if is_database_url(target):
+    if table is not None:
         _to_table(dataset, target, table)
         return
     path = Path(target).expanduser()
-    if path.suffix not in EXPORT_SUFFIXES:
-        raise ConfigError(
-            f"data.pipeline.export: {target} is neither a file .jsonl or .parquet nor the URL of a database."
-        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as temporary:
@@ -43,7 +36,7 @@ def export_rows(data: Path, target: str, table: str | None) -> None:
         ) from None
 
 
-def _to_table(dataset: datasets.Dataset, url: str, table: str | None) -> None:
+def _to_table(dataset: datasets.Dataset, url: str, table: str) -> None:
     """Write the rows to a table in one transaction; values that no column of a database can hold become JSON."""
     try:
         import sqlalchemy as sa
@@ -51,7 +44,6 @@ def _to_table(dataset: datasets.Dataset, url: str, table: str | None) -> None:
         raise MissingExtraError(
             f"data.pipeline.export: {redact_text(url)} is written with SQLAlchemy: pip install 'strop[sql]'"
         ) from None
-    assert table is not None
     kinds = {name: _sql_type(feature) for name, feature in dataset.features.items()}
     metadata = sa.MetaData()
     key = sa.Column("strop_row", sa.Integer, primary_key=True)

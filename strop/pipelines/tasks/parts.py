@@ -57,9 +57,12 @@ class Parts:
     def columns(self, names: Sequence[str]) -> list[pa.ChunkedArray]:
         """Complete columns; dotted paths name nested values. Raises DataError for one that does not exist."""
         tables = list(self.tables())
+        found = [[column(table, name) for table in tables] for name in names]
         return [
-            pa.chunked_array([chunk for table in tables for chunk in column(table, name).chunks])
-            for name in names
+            pa.chunked_array(
+                [chunk for part in parts for chunk in part.chunks], parts[0].type if parts else pa.null()
+            )
+            for parts in found
         ]
 
     def take(self, rows: RowNumbers) -> pa.Table:

@@ -69,16 +69,19 @@ class OperatorStatistics:
 
 
 def histogram(values: Scores) -> dict[str, Any]:
-    """Counts of values in bins of equal width, with their mean; empty for no finite values."""
+    """Counts of values in bins of equal width, with their mean; one bin for equal values, empty for no finite ones."""
     values = values[np.isfinite(values)]
     if not len(values):
         return {}
-    counts, edges = np.histogram(values, bins=_BINS)
+    low, high = values.min(), values.max()
+    counts, edges = (
+        np.histogram(values, bins=_BINS) if low < high else (np.array([len(values)]), np.array([low, high]))
+    )
     return {
         "count": len(values),
         "mean": float(values.mean()),
-        "min": float(values.min()),
-        "max": float(values.max()),
+        "min": float(low),
+        "max": float(high),
         "edges": edges.tolist(),
         "counts": counts.tolist(),
     }
