@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from strop.cli.arguments import MachineOption
+from strop.cli.init_questions import ask, ask_column, ask_or_none, check_reward, first_columns
 from strop.cli.output import echo
 from strop.errors import ConfigError
 
@@ -19,8 +20,12 @@ def init(
         str | None, typer.Option(help="Training tasks: JSONL, Parquet, CSV, or a Hub name.")
     ] = None,
     reward: Annotated[str | None, typer.Option(help="Built-in reward, or file.py:function.")] = None,
-    prompt: Annotated[str, typer.Option(help="Column of the prompts.")] = "prompt",
-    answer: Annotated[str, typer.Option(help="Column of the answers.")] = "answer",
+    prompt: Annotated[
+        str | None, typer.Option(help="Column of the prompts; by default `prompt`.", show_default=False)
+    ] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="Column of the answers; by default `answer`.", show_default=False)
+    ] = None,
     held_out: Annotated[
         str | None, typer.Option("--eval", help="Held-out tasks.", show_default=False)
     ] = None,
@@ -30,19 +35,32 @@ def init(
     plain: Annotated[
         bool, typer.Option("--plain", help="Prompts are plain text, without a chat template.")
     ] = False,
+    machine: MachineOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a first run file with comments, and check it; asks for what the options do not say."""
     from strop.cli.actions import check_run
+    from strop.cli.plan_command import print_missing_memory
     from strop.config.first_run import FirstRun
     from strop.config.load.loader import load_run
+    from strop.config.plan.machine import on_machine, parse_machine
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists. Write another name, or --force to replace it.")
+    is_interview = None in (model, train, reward)
+    model = model or ask("Model (folder, GGUF file, or name on the Hub)", "--model")
+    train = train or ask("Training tasks (JSONL, Parquet, CSV, or a name on the Hub)", "--train")
+    columns = first_columns(train)
+    prompt = prompt or ask_column("prompts", "prompt", columns)
+    answer = answer or ask_column("answers", "answer", columns)
+    reward = reward or ask("Reward (exact, gsm8k, math, ..., or file.py:function)", "--reward", check_reward)
+    if is_interview:
+        held_out = held_out or ask_or_none("Held-out tasks (Enter for none)")
+        machine = machine or ask_or_none("Machine (Enter for this one, else such as 1xA10-24GB)")
     values = FirstRun(
-        model=model or _ask("Model (folder, GGUF file, or name on the Hub)", "--model"),
-        train=train or _ask("Training tasks (JSONL, Parquet, CSV, or a name on the Hub)", "--train"),
-        reward=reward or _ask("Reward (exact, gsm8k, math, ..., or file.py:function)", "--reward"),
+        model=model,
+        train=train,
+        reward=reward,
         prompt=prompt,
         answer=answer,
         eval=held_out,
@@ -52,15 +70,12 @@ def init(
         chat=not plain,
     )
     file.write_text(values.text(), encoding="utf-8")
-    echo(f"Wrote {file}. Train with `strop train {file}`.")
-    check_run(load_run(file))
-
-
-def _ask(question: str, option: str) -> str:
-    """Ask in a terminal. Raises ConfigError where nobody can answer."""
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{option} is missing, and there is no terminal to ask in. Write the option.")
-    return str(typer.prompt(question))
+    echo(f"Wrote {file}.")
+    loaded = load_run(file)
+    with on_machine(parse_machine(machine) if machine else None):
+        check_run(loaded)
+        print_missing_memory(loaded.run)
+    echo(f"Train with `strop train {file}`.")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -63,7 +63,7 @@ def _print_times(run: Run) -> None:
 
 def _print_budget(loaded: LoadedRun) -> None:
     from strop.config.plan import budget
-    from strop.config.plan.machine import GIB, described_machine
+    from strop.config.plan.machine import described_machine
     from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
     from strop.errors import PlacementError
 
@@ -75,9 +75,6 @@ def _print_budget(loaded: LoadedRun) -> None:
         echo(line)
     if described_machine() is None:
         _print_times(run)
-    capacity = place.nodes[0].gpu_bytes if place.gpus else None
-    if not place.gpus and described_machine() is None:
-        capacity = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         placed = plan_run(run)
         echo(f"\n{describe_plan(placed)}\n{align_columns(plan_rows(placed))}")
@@ -85,6 +82,19 @@ def _print_budget(loaded: LoadedRun) -> None:
     except PlacementError as error:
         echo(f"\nNo placement: {error}")
         is_placed = False
+    print_missing_memory(run, is_placed=is_placed)
+
+
+def print_missing_memory(run: Run, *, is_placed: bool = True) -> None:
+    """Print that a run does not fit into the machine's memory, and what to change; nothing where it fits."""
+    from strop.config.plan import budget
+    from strop.config.plan.machine import GIB, described_machine
+    from strop.config.plan.table import machine_of
+
+    place = machine_of(run)
+    capacity = place.nodes[0].gpu_bytes if place.gpus else None
+    if not place.gpus and described_machine() is None:
+        capacity = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if capacity is None or (is_placed and budget.fits(run, place, capacity)):
         return
     proposal = budget.propose(run, place, capacity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 def watch(
     folder: RunFolderArgument,
     every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 2.0,
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait for a run that has no folder yet.", min=0)
+    ] = 300.0,
 ) -> None:
     """Print the last step of a run and each further one as it is recorded, until the run ends."""
     from strop.run.recording.console import make_display
@@ -26,6 +30,7 @@ def watch(
     from strop.runs.status import run_status
     from strop.runs.verdict import learning_faults, verdict
 
+    _wait_for_start(folder, every, wait)
     data = read_run(folder)
     display = make_display(sys.stdout, run_status(data).steps)
     # The steps before the last one took place before the display's clock started.
@@ -35,8 +40,10 @@ def watch(
         while True:
             for row in data.rows:
                 step, values = int(row["step"] or 0), _values(row)
-                if shown.get(step) != values:  # an evaluation is added to a row later
-                    display.step(step, values)
+                known = shown.get(step, {})
+                new = {name: value for name, value in values.items() if known.get(name) != value}
+                if new:  # an evaluation is added to a row later
+                    display.step(step, new)
                     shown[step] = values
             state = run_state(data)
             if state != "running":
@@ -49,6 +56,19 @@ def watch(
     echo(f"{state}{f': {message}' if message else ''}. {verdict(data)}".rstrip())
     for fault in learning_faults(data.rows):
         echo(f"warning: {fault}")
+
+
+def _wait_for_start(folder: Path, every: float, seconds: float) -> None:
+    """Wait at most `seconds` for a run in a folder that does not exist: a run makes it when its model is loaded."""
+    from strop.runs.folder import RunFolder
+    from strop.runs.sessions import read_sessions
+
+    if folder.exists() or not seconds:
+        return
+    echo(f"There is no folder {folder} yet; waiting {seconds:g} s for a run to start in it.")
+    end = time.monotonic() + seconds
+    while not (read_sessions(folder) or RunFolder(folder).metrics.exists()) and time.monotonic() < end:
+        time.sleep(min(every, seconds))
 
 
 def _values(row: MetricsRow) -> dict[str, float]:

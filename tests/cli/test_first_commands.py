@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+import strop
 from strop.cli.main import app
 from strop.config.load.loader import load_run
+from strop.models.tiny import make_model
 from tests.report.run_folders import metrics, open_recorder
 
 
@@ -38,6 +45,46 @@ def test_init_without_a_terminal_names_the_missing_option(tmp_path: Path) -> Non
     assert code != 0 and "--train is missing" in said
 
 
+def test_init_asks_in_a_terminal(tmp_path: Path) -> None:
+    """In a real pseudo-terminal: wrong answers are asked again, with what would be right."""
+    rows = [{"question": f"What is {n} + 1?", "solution": str(n + 1)} for n in range(20)]
+    (tmp_path / "qa.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    make_model(tmp_path / "model", ["what is one and one"])
+    answers = ["model", "qa.jsonl", "questions", "question", "solution", "exakt", "exact", "", "cpu"]
+    said = _in_terminal(tmp_path, answers, "init")
+    assert "there is no column 'questions'; the data has question, solution" in said
+    assert "reward 'exakt': did you mean 'exact'?" in said
+    assert "train: 20 rows" in said and "Train with `strop train run.yaml`." in said
+    run = load_run(tmp_path / "run.yaml").run
+    assert (run.data.train.prompt, run.data.train.answer) == ("question", "solution")
+
+
+def _in_terminal(folder: Path, answers: list[str], *command: str) -> str:
+    """Output of a command of Strop in a pseudo-terminal, in which each prompt gets the next answer."""
+    ours, theirs = os.openpty()
+    environment = os.environ | {"PYTHONPATH": str(Path(strop.__file__).parents[1]), "NO_COLOR": "1"}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "strop", *command],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=folder,
+        env=environment,
+    )
+    os.close(theirs)
+    said, waiting = "", list(answers)
+    while True:
+        try:
+            new = os.read(ours, 4096).decode()
+        except OSError:  # the other end is closed
+            break
+        said += new
+        if waiting and said.endswith(": "):
+            os.write(ours, f"{waiting.pop(0)}\n".encode())
+    assert started.wait() == 0, said
+    return said
+
+
 def test_values_of_a_run_file_are_quoted(tmp_path: Path) -> None:
     options = ("--model", "a: b", "--train", "x, y.jsonl", "--reward", "exact", "--force")
     invoke("init", tmp_path / "run.yaml", *options)
@@ -52,3 +99,20 @@ def test_watch_of_a_run_that_has_ended(tmp_path: Path) -> None:
     code, said = invoke("watch", tmp_path)
     assert code == 0 and "step  3/10  reward 0.3" in said and "step  2/10" not in said
     assert "finished." in said
+
+
+def test_watch_waits_for_a_run_to_start(tmp_path: Path) -> None:
+    code, said = invoke("watch", tmp_path / "none", "--wait", "0.2", "--every", "0.1")
+    assert code != 0 and "waiting 0.2 s" in said and "is not a run folder" in said
+
+    def start() -> None:
+        with open_recorder(tmp_path / "other") as record:
+            for step in range(1, 11):
+                record.log_step(step, metrics(step))
+        (tmp_path / "other").rename(tmp_path / "new")
+
+    later = threading.Timer(0.3, start)
+    later.start()
+    code, said = invoke("watch", tmp_path / "new", "--every", "0.1")
+    later.join()
+    assert code == 0 and "step 10/10" in said

@@ -12,6 +12,7 @@ import torch
 from strop.config.load.loader import load_values
 from strop.config.load.preflight import missing_files
 from strop.config.paths import gguf_file
+from strop.config.plan.model_size import read_model_size
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.model import ModelConfig
 from strop.errors import ModelError
@@ -85,6 +86,7 @@ def test_a_gguf_file_is_the_model_that_it_was_written_from(tmp_path: Path) -> No
     folder = make_model(tmp_path / "model", ["one and one is two"], vocab_size=280, hidden_size=32)
     (tmp_path / "gguf").mkdir()
     write_gguf(folder, tmp_path / "gguf" / "tiny.gguf")
+    assert read_model_size(str(tmp_path / "gguf")) == read_model_size(str(folder))
     original = load_model(ModelConfig(path=str(folder)), device="cpu")
     for path in (tmp_path / "gguf" / "tiny.gguf", tmp_path / "gguf"):
         section = ModelConfig(path=str(path))

@@ -1,15 +1,16 @@
-"""Size of a model, from the config.json and the safetensors headers of its folder."""
+"""Size of a model, from the config.json and the safetensors headers of its folder, or from a GGUF file's header."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from strop.config.paths import existing_path
+from strop.config.paths import existing_path, gguf_file
 
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -44,11 +45,13 @@ class ModelSize:
 
 
 def read_model_size(path: str) -> ModelSize | None:
-    """The size of a model folder; None for a name on the Hub, or a folder without safetensors or these entries."""
-    folder = existing_path(path)
+    """The size of a model folder or GGUF file; None for a name on the Hub, and for files without these entries."""
+    folder, quantized = existing_path(path), gguf_file(path)
     if folder is None:
         return None
     try:
+        if quantized is not None:
+            return _gguf_size(quantized.absolute(), quantized.stat().st_mtime_ns)
         versions = [
             (file.absolute(), file.stat().st_mtime_ns)
             for file in (folder / "config.json", *sorted(folder.glob("*.safetensors")))
@@ -75,6 +78,35 @@ def _model_size(config_version: tuple[Path, int], *weight_versions: tuple[Path, 
         head_dim=int(text.get("head_dim") or hidden // heads),
         vocabulary=int(text.get("vocab_size") or 0),
         intermediate=_intermediate(text),
+    )
+
+
+@cache
+def _gguf_size(file: Path, version: int) -> ModelSize | None:
+    """The size from a GGUF file of a version, its time of modification; None without the package that reads it."""
+    if find_spec("gguf") is None:
+        return None
+    from gguf import GGUFReader
+
+    reader = GGUFReader(file)
+    architecture = reader.fields["general.architecture"].contents()
+
+    def value(name: str, default: int = 0) -> int:
+        field = reader.fields.get(f"{architecture}.{name}")
+        return default if field is None else int(field.contents())
+
+    heads, hidden = value("attention.head_count"), value("embedding_length")
+    if not heads:
+        return None
+    return ModelSize(
+        parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
+        layers=value("block_count"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=value("attention.head_count_kv", heads),
+        head_dim=value("attention.key_length", hidden // heads),
+        vocabulary=value("vocab_size") or len(reader.fields["tokenizer.ggml.tokens"].data),
+        intermediate=value("feed_forward_length"),
     )
 
 

@@ -88,7 +88,7 @@ def _row(plan: PlacementPlan, placed: PlacedProcess) -> tuple[str, ...]:
 def _memory(placed: PlacedProcess) -> str:
     need, available = placed.process.memory, placed.node.gpu_bytes
     if need is None:
-        return "unknown: the model is not on this machine"
+        return "unknown: the size of the model cannot be read here"
     if available is None or not placed.gpus:
         return f"{need.needed / GIB:.1f} GiB"
     active = need.active(available)

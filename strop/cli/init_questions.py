@@ -1,0 +1,66 @@
+"""Questions of `strop init` about what its options do not say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import typer
+
+from strop.errors import ConfigError, RewardError
+
+
+def ask(question: str, option: str, check: Callable[[str], str] | None = None) -> str:
+    """The answer to a question without a default; asked again while `check` refuses it.
+
+    Raises ConfigError where nobody can answer.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{option} is missing, and there is no terminal to ask in. Write the option.")
+    return str(typer.prompt(question, value_proc=check))
+
+
+def ask_or_none(question: str) -> str | None:
+    """The answer to a question; None for an empty one, and where nobody can answer."""
+    if not sys.stdin.isatty():
+        return None
+    return str(typer.prompt(question, default="", show_default=False)) or None
+
+
+def ask_column(what: str, default: str, columns: Sequence[str]) -> str:
+    """The column of `what`: the default if the rows have it or their columns are not known, else an answer."""
+    if default in columns or not columns or not sys.stdin.isatty():
+        return default
+    named = ", ".join(columns)
+
+    def check(answer: str) -> str:
+        if answer not in columns:
+            raise typer.BadParameter(f"there is no column {answer!r}; the data has {named}")
+        return answer
+
+    return str(typer.prompt(f"Column of the {what} ({named})", value_proc=check))
+
+
+def check_reward(name: str) -> str:
+    """The name of a reward. Raises BadParameter for one that is neither built in nor a function's address."""
+    from strop.rewards.registry import BUILTIN_REWARDS
+    from strop.rewards.resolve import load_reward_function
+
+    if name.isidentifier() and name not in BUILTIN_REWARDS:
+        try:
+            load_reward_function(name)
+        except RewardError as error:
+            raise typer.BadParameter(str(error)) from None
+    return name
+
+
+def first_columns(path: str) -> tuple[str, ...]:
+    """Columns of the first row of a file or folder of this machine; none for other names. Raises DataError."""
+    from strop.config.paths import existing_path
+    from strop.config.schema.data import TasksetConfig
+    from strop.data.sources.reader import read_rows
+
+    if "://" in path or not existing_path(path):
+        return ()
+    rows = read_rows(TasksetConfig(path=path))
+    return tuple(rows[0]) if len(rows) else ()
