@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("ruamel.yaml", reason="comes with strop[studio]")
-pytest.importorskip("playwright", reason="pip install playwright, which drives a browser")
+pytest.importorskip("playwright", reason="comes with strop[dev]")
 
 from playwright.sync_api import Page, expect, sync_playwright
 
