@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strop.config.schema.task_order import CurriculumOrderConfig
-from strop.data.epoch_order import EpochOrder, IndexArray, TaskOutcome, epoch_permutation
+from strop.data.epoch_order import EpochOrder, IndexArray, TaskOutcome, epoch_permutation, uniform_draws
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -99,10 +99,7 @@ class CurriculumOrder:
         weights = self.priority(np.fromiter(self._rates.values(), dtype=np.float64, count=len(tasks)))
         weights[np.isin(tasks, [*taken])] = 0.0
         tasks, weights = tasks[weights > 0], weights[weights > 0]
-        seed = np.random.SeedSequence(self._seed, spawn_key=(self.position, 1))
-        draws = np.random.Philox(seed).random_raw(len(tasks))
-        uniform = ((draws >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-        keys = np.log(uniform) / weights
+        keys = np.log(uniform_draws(len(tasks), self._seed, self.position, 1)) / weights
         chosen: list[int] = tasks[np.argsort(-keys, kind="stable")[:n]].tolist()
         return chosen
 

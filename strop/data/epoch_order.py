@@ -135,3 +135,9 @@ def epoch_permutation(n: int, seed: int, epoch: int) -> IndexArray:
     """
     draws = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(epoch,))).random_raw(n)
     return np.argsort(draws, kind="stable")
+
+
+def uniform_draws(n: int, seed: int, *key: int) -> npt.NDArray[np.float64]:
+    """[n] Numbers between 0 and 1, without either, from raw draws of Philox; a function of (seed, key)."""
+    draws = np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)).random_raw(n)
+    return ((draws >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53

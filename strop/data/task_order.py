@@ -7,8 +7,14 @@ from typing import Literal
 
 import numpy as np
 
-from strop.config.schema.task_order import ColumnOrderConfig, CurriculumOrderConfig, TaskOrderConfig
+from strop.config.schema.task_order import (
+    ColumnOrderConfig,
+    CurriculumOrderConfig,
+    DifficultyOrderConfig,
+    TaskOrderConfig,
+)
 from strop.data.curriculum import CurriculumOrder
+from strop.data.difficulty import DifficultyOrder, FloatArray
 from strop.data.encoding.truncation import RowNumbers
 from strop.data.epoch_order import EpochOrder, IndexArray, TaskOrder
 from strop.data.sources.columns import value_at
@@ -30,6 +36,9 @@ def make_task_order(
     size = len(numbers)
     if isinstance(section, CurriculumOrderConfig):
         return CurriculumOrder(size, section, seed=seed, shuffle=shuffle, name=name)
+    if isinstance(section, DifficultyOrderConfig):
+        references = reference_rates(section, rows, numbers)
+        return DifficultyOrder(references, section, seed=seed, shuffle=shuffle, name=name)
     ranks = None if section is None else column_ranks(section, rows, numbers)
     return EpochOrder(size, seed=seed, shuffle=shuffle, incomplete=incomplete, name=name, ranks=ranks)
 
@@ -55,6 +64,29 @@ def column_ranks(section: ColumnOrderConfig, rows: DatasetRows, numbers: RowNumb
             values.append(value)
     ranks = np.unique(np.array(values), return_inverse=True)[1].astype(np.int64)
     return -ranks if section.descending else ranks
+
+
+def reference_rates(section: DifficultyOrderConfig, rows: DatasetRows, numbers: RowNumbers) -> FloatArray:
+    """[tasks, 2] Pass rates of the two reference models. Raises `DataError` for a value that is none."""
+    wanted = np.zeros(len(rows), dtype=bool)
+    wanted[numbers] = True
+    rates: list[list[float]] = []
+    for number, row in enumerate(rows.scan([*section.columns])):
+        if wanted[number]:
+            where = rows.where(number)
+            rates.append(
+                [_pass_rate(value_at(row, column, where), where, column) for column in section.columns]
+            )
+    return np.array(rates, dtype=np.float64).reshape(-1, 2)
+
+
+def _pass_rate(value: object, where: str, column: str) -> float:
+    if isinstance(value, int | float) and 0 <= value <= 1:
+        return float(value)
+    raise DataError(
+        f"{where}: the column {column!r} is {value!r}, and data.order difficulty needs a pass rate from 0 to 1. Write "
+        "another column, or fill in the value."
+    )
 
 
 def _require_comparable(value: object, before: Sequence[object], where: str, column: str) -> None:

@@ -60,6 +60,10 @@ PANELS = (
         ("curriculum/drawn_rate", "curriculum/success_rate", "curriculum/explored_fraction"),
     ),
     ChartPanel(
+        "Pass rates of tasks drawn by difficulty",
+        ("difficulty/drawn_rate", "difficulty/observed_rate", "difficulty/rate", "difficulty/capability"),
+    ),
+    ChartPanel(
         "Rollouts removed by operators of buffer.pipeline",
         ("pipeline/*/removed_fraction",),
         only_if_above_0=True,

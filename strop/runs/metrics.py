@@ -261,6 +261,31 @@ METRICS: dict[str, Metric] = {
         None,
         "Mean success rate, before the step, of the tasks that were drawn by priority.",
     ),
+    "difficulty/rate": Metric(
+        "Curriculum", "", "higher", "Mean estimated pass rate of all training tasks, before the step."
+    ),
+    "difficulty/drawn_rate": Metric(
+        "Curriculum", "", None, "Mean estimated pass rate of the step's tasks, before the step."
+    ),
+    "difficulty/observed_rate": Metric(
+        "Curriculum", "", None, "Mean pass rate of the step's tasks, from their rollouts."
+    ),
+    "difficulty/capability": Metric(
+        "Curriculum",
+        "",
+        "higher",
+        "Place of the model between the weaker (0) and the stronger (1) reference model of `data.order`, averaged over "
+        "steps with decay 0.9.",
+    ),
+    "difficulty/interpolation_error": Metric(
+        "Curriculum",
+        "",
+        "lower",
+        "Mean absolute difference between the interpolated and the observed pass rates of the step's tasks.",
+    ),
+    "difficulty/interpolation_weight": Metric(
+        "Curriculum", "", None, "Weight of interpolated pass rates in the estimates, after the step."
+    ),
     "prompt_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's prompts."),
     "response_tokens/mean": Metric("Lengths", "tokens", None, "Mean length of the step's scored responses."),
     "response_tokens/max": Metric("Lengths", "tokens", None, "Length of the step's longest scored response."),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strop.config.schema.task_order import ColumnOrderConfig
+from strop.config.schema.task_order import ColumnOrderConfig, DifficultyOrderConfig
 from strop.dialects.ledger.writer import write_dialect
 from strop.dialects.trinity.reader import LEDGER
 from strop.errors import ConfigError
@@ -42,7 +42,6 @@ def test_texts_are_converted(
         ("algorithm.algorithm_type=gigpo", "write algorithm_type: multi_step_grpo"),
         ("+algorithm.advantage_fn=gigpo", "write algorithm_type: multi_step_grpo"),
         ("algorithm.algorithm_type=cpt", "write sft"),
-        (f"+{TASKSET}.task_selector.selector_type=difficulty_based", r"data\.order: {type: curriculum}"),
     ],
 )
 def test_a_value_that_strop_lacks_is_refused_with_what_to_write_instead(setting: str, instead: str) -> None:
@@ -62,6 +61,67 @@ def test_easy_to_hard_sorts_by_the_column_with_the_largest_value_first(section: 
     for columns in ("[]", "[pass_rate,length]"):
         with pytest.raises(ConfigError, match="sorts by one; write one, or sort the file"):
             read(kind, f"+{TASKSET}.{section}.feature_keys={columns}")
+
+
+OPERATOR = "+data_processor.experience_pipeline.operators=[{name: pass_rate_calculator}]"
+
+
+@pytest.mark.parametrize("section", ["task_selector", "data_selector"])
+def test_difficulty_based_is_the_order_by_difficulty(section: str) -> None:
+    at = f"{TASKSET}.{section}"
+    kind, columns = f"+{at}.selector_type=difficulty_based", f"+{at}.feature_keys=[weak,strong]"
+    loaded = read(kind, columns, OPERATOR)
+    assert loaded.run.data.order == DifficultyOrderConfig(
+        columns=("weak", "strong"),
+        target=1.0,
+        temperature=1.0,
+        thompson_sampling=False,
+        forgetting=0.2,
+        interpolation_weight=0.2,
+    )
+    assert not loaded.run.data.shuffle
+    assert any("updates the estimates after each step" in note for note in loaded.notes)
+    kwargs = "{m: 8, lamb: 0.1, rho: 0.3, adaptive_rho: true, target_reward: 0.5, tau: 0, do_sample: true}"
+    run = read(kind, columns, OPERATOR, f"+{at}.kwargs={kwargs}").run
+    assert run.data.order == DifficultyOrderConfig(
+        columns=("weak", "strong"), interpolation_weight=0.3, halve_weight=True, counts_per_group=8
+    )
+    written = write_dialect(LEDGER, run).values
+    assert written[f"{TASKSET}.task_selector.selector_type"] == "difficulty_based"
+    assert written[f"{TASKSET}.task_selector.feature_keys"] == ["weak", "strong"]
+    assert written[f"{TASKSET}.task_selector.kwargs"] == {
+        "m": 8,
+        "lamb": 0.1,
+        "rho": 0.3,
+        "adaptive_rho": True,
+        "target_reward": 0.5,
+        "tau": 0,
+        "do_sample": True,
+    }
+    assert written["data_processor.experience_pipeline.operators.0.name"] == "pass_rate_calculator"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([OPERATOR], "has 0 columns, and difficulty_based interpolates"),
+        ([f"+{TASKSET}.data_selector.feature_keys=[weak,strong]"], "add `- name: pass_rate_calculator`"),
+        (
+            [f"+{TASKSET}.data_selector.feature_keys=[a,b]", f"+{TASKSET}.data_selector.kwargs={{temp: 1}}"],
+            "kwargs has temp; difficulty_based has m, lamb",
+        ),
+        (
+            [
+                f"+{TASKSET}.data_selector.feature_keys=[a,b]",
+                "+data_processor.experience_pipeline.operators=[{name: reward_filter},{name: pass_rate_calculator}]",
+            ],
+            "pass_rate_calculator after reward_filter",
+        ),
+    ],
+)
+def test_difficulty_based_without_what_it_needs_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(f"+{TASKSET}.data_selector.selector_type=difficulty_based", *overrides)
 
 
 def test_columns_of_another_selector_have_no_effect() -> None:

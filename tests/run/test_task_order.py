@@ -48,6 +48,31 @@ def test_a_resumed_curriculum_draws_and_learns_the_same(values: Values) -> None:
     assert 0 < last["curriculum/seen_fraction"] <= 24 / 100
 
 
+@pytest.mark.slow
+def test_a_resumed_order_by_difficulty_draws_and_learns_the_same(values: Values, tmp_path: Path) -> None:
+    def run(**changes: Any) -> dict[str, Any]:
+        found = curriculum_values(values, **changes)
+        rows = Path(found["data"]["train"]["path"]).read_text().splitlines()
+        rated = [json.loads(row) | {"weak": 0.1, "strong": 0.2 + i % 8 / 10} for i, row in enumerate(rows)]
+        path = tmp_path / "rated.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rated))
+        found["data"]["train"]["path"] = str(path)
+        found["data"]["order"] = {"type": "difficulty", "columns": ["weak", "strong"], "success_reward": 0.2}
+        return found
+
+    whole = strop.train(strop.load(run(name="whole")))
+    checkpoint = whole.folder / "checkpoints" / "step-000002"
+    saved = json.loads((checkpoint / "state.json").read_text())["task_order"]
+    assert len(saved["alphas"]) == 100 and max(saved["alphas"]) > 1
+    again = strop.train(strop.load(run(name="again", resume=str(checkpoint))))
+    expected, found = tasks_of(whole.folder), tasks_of(again.folder)
+    assert found == {step: expected[step] for step in (3, 4)}
+    assert digest(again.model / "model.safetensors") == digest(whole.model / "model.safetensors")
+    last = rows_of(whole.folder)[-1]
+    assert last["difficulty/observed_rate"] >= 0
+    assert last["difficulty/drawn_rate"] != last["difficulty/rate"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -56,6 +81,14 @@ def test_a_resumed_curriculum_draws_and_learns_the_same(values: Values) -> None:
             "write two success rates from 0 to 1",
         ),
         ({"data__order": {"type": "column"}}, "data.order.*column"),
+        ({"data__order": {"type": "difficulty", "columns": ["a", "a"]}}, "columns names a column twice"),
+        (
+            {
+                "data__order": {"type": "difficulty", "columns": ["a", "b"]},
+                "data__incomplete_batch": "keep",
+            },
+            "data.order difficulty has no incomplete steps",
+        ),
         (
             {
                 "data__order": "curriculum",
@@ -66,7 +99,7 @@ def test_a_resumed_curriculum_draws_and_learns_the_same(values: Values) -> None:
         ),
         (
             {"data__order": "curriculum", "data__incomplete_batch": "keep"},
-            "a curriculum has no incomplete steps",
+            "data.order curriculum has no incomplete steps",
         ),
     ],
 )

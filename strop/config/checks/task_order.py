@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
-from strop.config.schema.task_order import ColumnOrderConfig, CurriculumOrderConfig
+from strop.config.schema.task_order import ColumnOrderConfig
 
 
 def task_order_faults(run: Run) -> Iterator[str]:
@@ -21,15 +21,15 @@ def task_order_faults(run: Run) -> Iterator[str]:
         return
     if isinstance(run.algorithm, SftConfig | DpoConfig):
         yield (
-            f"data.order: a {order.type} needs the success rates of rollouts, which algorithm {run.algorithm.type} "
+            f"data.order: {order.type} needs the success rates of rollouts, which algorithm {run.algorithm.type} "
             "does not sample; write `order: {type: column, column: ...}`"
         )
     section = run.synchronizer
     if not isinstance(section, MemorySyncConfig) and not isinstance(section.style, FixedStyleConfig):
         yield (
             f"data.order: under synchronizer.style {section.style.type} the next tasks are drawn before the results of "
-            "earlier ones are known, at times that no restart repeats, so a curriculum would not resume exactly; "
+            f"earlier ones are known, at times that no restart repeats, so {order.type} would not resume exactly; "
             "write style: fixed, or an order by column"
         )
-    if isinstance(order, CurriculumOrderConfig) and run.data.incomplete_batch == "keep":
-        yield "data.incomplete_batch: a curriculum has no incomplete steps; remove it"
+    if run.data.incomplete_batch == "keep":
+        yield f"data.incomplete_batch: data.order {order.type} has no incomplete steps; remove it"

@@ -53,6 +53,41 @@ class CurriculumOrderConfig(Section):
             yield f"target is [{low:g}, {high:g}]; write two success rates from 0 to 1, the lower one first"
 
 
+class DifficultyOrderConfig(Section):
+    """Estimates of the pass rates of all tasks, of which those near a target are drawn (BOTS, arXiv 2510.26374). The
+    results of a step also change the estimates of the tasks that were not in it, by interpolation between the pass
+    rates of two reference models."""
+
+    type: Literal["difficulty"] = "difficulty"
+    columns: tuple[str, str]
+    """Columns with the pass rates, from 0 to 1, of a weaker and of a stronger reference model."""
+    target: float = Field(0.5, ge=0, le=1)
+    """Pass rate of the tasks that are drawn first."""
+    temperature: float = Field(0.0, ge=0)
+    """Temperature of the draws, whose probabilities are proportional to exp(-distance from the target / temperature);
+    at 0, the tasks nearest to the target are taken."""
+    thompson_sampling: bool = True
+    """Whether the distance from the target is that of a sample of each task's Beta distribution; false for its mean."""
+    forgetting: float = Field(0.1, ge=0, le=1)
+    """Fraction of the earlier counts of all tasks that is forgotten in each step."""
+    interpolation_weight: float = Field(0.1, ge=0, le=1)
+    """Weight of the interpolated pass rates, with which the tasks outside of a step are counted."""
+    halve_weight: bool = False
+    """Whether the weight is halved after each step whose interpolated pass rates are wrong by 0.25 or more on
+    average."""
+    counts_per_group: float = Field(16.0, gt=0)
+    """Successes and failures, together, that one pass rate counts as."""
+    success_reward: float | None = None
+    """Lowest reward of a rollout that counts as a success; null for the group's mean reward, limited to 0 to 1, as its
+    pass rate."""
+
+    def faults(self) -> Iterator[str]:
+        """Columns between which nothing can be interpolated."""
+        if self.columns[0] == self.columns[1]:
+            yield "columns names a column twice; write those of two reference models"
+
+
 TaskOrderConfig = Annotated[
-    Annotated[ColumnOrderConfig | CurriculumOrderConfig, Field(discriminator="type")], TypeShorthand()
+    Annotated[ColumnOrderConfig | CurriculumOrderConfig | DifficultyOrderConfig, Field(discriminator="type")],
+    TypeShorthand(),
 ]

@@ -18,9 +18,9 @@ from strop.config.schema.buffer import (
 from strop.config.schema.data import TasksetConfig
 from strop.config.schema.group_baselines import MixConfig
 from strop.config.schema.rollout import SamplingConfig
-from strop.config.schema.task_order import ColumnOrderConfig
 from strop.config.step_arithmetic import to_steps
 from strop.dialects.trinity.rewards import reward_name
+from strop.dialects.trinity.selectors import write_selector
 from strop.dialects.trinity.workflows import write_unscored_workflow, write_workflow
 
 TASKSET = "buffer.explorer_input.taskset"
@@ -56,7 +56,7 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
     sampled = not isinstance(run.algorithm, SftConfig | DpoConfig)
     if sampled:
         values |= _taskset(TASKSET, run.data.train) | _sampling(TASKSET, run.rollout.sampling)
-        values |= _order(f"{TASKSET}.task_selector", run)
+        values |= write_selector(run, f"{TASKSET}.task_selector")
         if run.data.queue is not None:
             values[f"{TASKSET}.storage_type"] = "queue"
     samplings = [*([run.rollout.sampling] if sampled else []), *(taskset.sampling for taskset in evaluated)]
@@ -92,14 +92,6 @@ def write_tasks(run: Run) -> Mapping[str, Any]:
             if taskset.reward is not None:
                 values[f"{EVAL}.{index}.default_reward_fn_type"] = name
     return values
-
-
-def _order(at: str, run: Run) -> dict[str, Any]:
-    """The order of the tasks; an ascending order by a column has no selector."""
-    order = run.data.order
-    if isinstance(order, ColumnOrderConfig) and order.descending and not (order.values or run.data.shuffle):
-        return {f"{at}.selector_type": "offline_easy2hard", f"{at}.feature_keys": [order.column]}
-    return {f"{at}.selector_type": "shuffle" if run.data.shuffle else None}
 
 
 def _place(at: str, taskset: TasksetConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from strop.config.schema.pipeline import (
     RewardStdFilterConfig,
     RewardTermConfig,
 )
+from strop.config.schema.task_order import DifficultyOrderConfig
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     ForeignValues,
@@ -25,21 +26,25 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.value_types import BOOLEAN, INTEGER, MAPPING, STRING, nullable
 from strop.dialects.trinity.juicer_service import SERVICE, read_service, write_service
+from strop.dialects.trinity.selectors import OPERATORS, PASS_RATES
 from strop.errors import ConfigError
 
-OPERATORS = "data_processor.experience_pipeline.operators"
 _OPERATIONS = {"ADD": "add", "SUB": "subtract", "MUL": "multiply", "DIV": "divide"}
-_WITHOUT_EFFECT = ("invalid_reward_filter", "pass_rate_calculator")
+_WITHOUT_EFFECT = ("invalid_reward_filter", PASS_RATES)
 """Operators that a run has anyway: a rollout without a valid reward is never trained on, and the metrics of each step
-and task have the pass rate."""
+and task, and `data.order`, have the pass rate."""
 _MADE = ("reward_filter", "reward_std_filter", "reward_shaping_mapper", "data_juicer")
 
 
 def write_pipeline(run: Run) -> Mapping[str, Any]:
     """Write the operators. Raises ConfigError for an operator that Trinity does not have."""
     values: dict[str, Any] = {}
-    for index, section in enumerate(run.buffer.pipeline):
-        values |= {f"{OPERATORS}.{index}.{key}": value for key, value in _operator(section).items()}
+    operators = [_operator(section) for section in run.buffer.pipeline]
+    if isinstance(run.data.order, DifficultyOrderConfig):
+        operators.insert(0, {"name": PASS_RATES})
+    for index, operator in enumerate(operators):
+        values |= {f"{OPERATORS}.{index}.{key}": value for key, value in operator.items()}
+    for section in run.buffer.pipeline:
         if isinstance(section, DataJuicerConfig):
             values |= dict(write_service(section))
     return values

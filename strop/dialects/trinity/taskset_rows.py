@@ -31,21 +31,14 @@ from strop.dialects.ledger.value_types import (
     STRING_LIST,
     nullable,
     one_of,
-    refusing,
 )
 from strop.dialects.trinity import formats, rewards, workflows
 from strop.dialects.trinity.buffer_writer import EVAL, TASKSET
 from strop.dialects.trinity.presets import only_sampled, repeat_times
-from strop.dialects.trinity.tasksets import EASY_TO_HARD, SELECTORS, tasks
+from strop.dialects.trinity.selectors import DIFFICULTY_BASED, EASY_TO_HARD, SECTIONS, SELECTORS
+from strop.dialects.trinity.tasksets import tasks
 from strop.dialects.trinity.workflows import INPUT
 
-_SELECTORS = ("task_selector", "data_selector")
-"""Both names of the section with the order of the tasks."""
-_REFUSED_SELECTORS = {
-    "difficulty_based": "its estimate of a task's difficulty starts from columns of the file; write a run file with "
-    "data.order: {type: curriculum}, which draws tasks by the success rate that the run measures",
-}
-"""Selectors that Strop does not have under Trinity's keys, with what to write instead."""
 _SET_BY_TRINITY = (
     "index",
     "is_eval",
@@ -58,9 +51,12 @@ _SET_BY_TRINITY = (
 _text = partial(mapped, read=tasks, value_type=nullable(STRING))
 
 
-def _random(foreign: ForeignValues) -> str | None:
-    if "random" in (foreign[f"{TASKSET}.{name}.selector_type"] for name in _SELECTORS):
+def _drawn(foreign: ForeignValues) -> str | None:
+    kinds = {foreign[f"{TASKSET}.{name}.selector_type"] for name in SECTIONS}
+    if "random" in kinds:
         return "Strop draws each task once in an epoch, in a random order"
+    if DIFFICULTY_BASED in kinds:
+        return "Strop updates the estimates after each step, not once per sync_interval, and keeps them in checkpoints"
     return None
 
 
@@ -68,9 +64,9 @@ def _in_order(foreign: ForeignValues) -> str:
     return "evaluations read all tasks in their order"
 
 
-def _unsorted(section: str) -> InactiveCheck:
-    """Check that finds the columns of a selector inactive where it does not sort."""
-    return unless(f"{section}.selector_type", EASY_TO_HARD)
+def _without_columns(section: str) -> InactiveCheck:
+    """Check that finds the columns of a selector inactive where it reads none."""
+    return unless(f"{section}.selector_type", EASY_TO_HARD, DIFFICULTY_BASED)
 
 
 def _overwritten(foreign: ForeignValues) -> str | None:
@@ -196,34 +192,44 @@ def _order_rows(at: str, is_trained: bool) -> tuple[KeyMapping, ...]:
                 "data.shuffle",
                 "data.order",
                 read=tasks,
-                value_type=nullable(refusing(one_of(*SELECTORS), _REFUSED_SELECTORS)),
-                warn=_random,
+                value_type=nullable(one_of(*SELECTORS)),
+                warn=_drawn,
                 inactive=None if is_trained else _in_order,
                 note="sequential; shuffle and random give each epoch an order of its own; offline_easy2hard sorts by "
-                "the column of feature_keys, the largest value first",
+                "the column of feature_keys, the largest value first; difficulty_based is data.order: {type: "
+                "difficulty}",
             )
-            for section in _SELECTORS
+            for section in SECTIONS
         ),
         *(
             mapped(
                 f"{at}.{section}.feature_keys",
                 [],
                 "data.order.column",
+                "data.order.columns",
                 read=tasks,
                 value_type=STRING_LIST,
-                inactive=_unsorted(f"{at}.{section}") if is_trained else _in_order,
+                inactive=_without_columns(f"{at}.{section}") if is_trained else _in_order,
             )
-            for section in _SELECTORS
+            for section in SECTIONS
         ),
         *(
-            no_effect(
-                f"{at}.{section}.{name}",
-                UNSET,
-                "a shuffled order is drawn from the run's seed",
-                value_type=ANY,
+            mapped(
+                f"{at}.{section}.kwargs",
+                {},
+                "data.order",
+                read=tasks,
+                value_type=nullable(MAPPING),
+                inactive=unless(f"{at}.{section}.selector_type", DIFFICULTY_BASED)
+                if is_trained
+                else _in_order,
+                note="m, lamb, rho, adaptive_rho, target_reward, tau and do_sample of difficulty_based",
             )
-            for section in _SELECTORS
-            for name in ("seed", "kwargs")
+            for section in SECTIONS
+        ),
+        *(
+            no_effect(f"{at}.{section}.seed", UNSET, "an order is drawn from the run's seed", value_type=ANY)
+            for section in SECTIONS
         ),
     )
 

@@ -10,12 +10,8 @@ from strop.dialects.ledger.key_mapping import ForeignValues, written_by
 from strop.dialects.trinity import formats, rewards, workflows
 from strop.dialects.trinity.buffer_writer import EVAL, TASKSET, write_tasks
 from strop.dialects.trinity.presets import is_later, is_offline
+from strop.dialects.trinity.selectors import read_selector
 from strop.dialects.trinity.workflows import INPUT
-
-EASY_TO_HARD = "offline_easy2hard"
-"""Selector that sorts the tasks by a column, the largest value first."""
-SELECTORS = ("sequential", "shuffle", "random", EASY_TO_HARD)
-"""Names of the orders of the tasks."""
 
 
 @written_by(write_tasks)
@@ -49,22 +45,9 @@ def _trains_on_nothing(foreign: ForeignValues) -> bool:
 
 
 def _order(foreign: ForeignValues) -> dict[str, Any]:
-    """The order of the tasks. Trinity reads the rows in their order, unless a taskset's selector says otherwise."""
-    sections = [f"{TASKSET}.{name}" for name in ("task_selector", "data_selector")]
-    section = next((at for at in sections if foreign[f"{at}.selector_type"]), sections[1])
-    kind = foreign[f"{section}.selector_type"]
-    if is_offline(foreign) or _is_queue(foreign) or kind != EASY_TO_HARD:
-        sampled = not is_offline(foreign) and not _is_queue(foreign)
-        return {"data.shuffle": sampled and kind in ("shuffle", "random")}
-    columns = foreign[f"{section}.feature_keys"]
-    if len(columns) != 1:
-        raise foreign.error_for(
-            f"{section}.feature_keys",
-            f"{section}.feature_keys has {len(columns)} columns, and {EASY_TO_HARD} sorts by one; write one, or sort "
-            "the file and write selector_type: sequential.",
-        )
-    order = {"type": "column", "column": columns[0], "descending": True}
-    return {"data.shuffle": False, **{f"data.order.{name}": value for name, value in order.items()}}
+    if is_offline(foreign) or _is_queue(foreign):
+        return {"data.shuffle": False}
+    return read_selector(foreign, TASKSET)
 
 
 def _is_queue(foreign: ForeignValues) -> bool:

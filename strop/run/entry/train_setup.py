@@ -17,7 +17,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, RolloutAlgorithmConfig, SftConfig, demonstrations_field
 from strop.config.schema.batch_selection import WarmupSelectionConfig
 from strop.config.schema.synchronizer import MemorySyncConfig
-from strop.config.schema.task_order import CurriculumOrderConfig
+from strop.config.schema.task_order import ColumnOrderConfig
 from strop.data.mixture import run_mixture_order
 from strop.data.offline_dataset import load_offline_dataset, mixed_dataset
 from strop.errors import CheckpointError
@@ -128,7 +128,7 @@ def open_offline_setup(
 ) -> Iterator[TrainSetup]:
     """Training on demonstrations or preference pairs: SFT and DPO."""
     data, trainer = run.data, run.trainer
-    assert not isinstance(data.order, CurriculumOrderConfig)
+    assert data.order is None or isinstance(data.order, ColumnOrderConfig)
     images = load_prompt_images(run, tokenizer)
     load = partial(
         load_offline_dataset,
