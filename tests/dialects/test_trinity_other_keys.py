@@ -42,6 +42,8 @@ def test_texts_are_converted(
         ("algorithm.algorithm_type=gigpo", "write algorithm_type: multi_step_grpo"),
         ("+algorithm.advantage_fn=gigpo", "write algorithm_type: multi_step_grpo"),
         ("algorithm.algorithm_type=cpt", "write sft"),
+        ("+explorer.over_rollout.ratio=0.2", "starts further tasks while slow ones run"),
+        ("+explorer.dynamic_timeout.enable=true", r"write the limit of a rollout as explorer\.max_timeout"),
     ],
 )
 def test_a_value_that_strop_lacks_is_refused_with_what_to_write_instead(setting: str, instead: str) -> None:

@@ -31,6 +31,15 @@ from strop.dialects.trinity.workflows import ROLLOUT_LIMITS
 from strop.dialects.verl.trainer import every, frequency
 
 _RUNNERS, _ENGINES = "explorer.runner_per_model", "explorer.rollout_model.engine_num"
+_SLOW = (
+    "it leaves out the tasks of a step that finish last, so which are trained on depends on the machine's speed; "
+    "remove it: with a sync_style other than fixed, Strop's explorer starts further tasks while slow ones run, and "
+    "under fixed explorer.max_timeout limits a rollout"
+)
+_TIMES = (
+    "it derives the time limit of a step's tasks from the run's own times, so that a resumed run would fail other "
+    "rollouts than the uninterrupted one; remove it, and write the limit of a rollout as explorer.max_timeout"
+)
 _THINKING = (
     "explorer.rollout_model.enable_thinking",
     "model.enable_thinking",
@@ -255,8 +264,11 @@ EXPLORER = (
             value_type=ANY,
         ),
         *(
-            refused(f"explorer.{name}", default, "a step waits for all its tasks; remove it")
-            for name, default in (("over_rollout.ratio", 0.0), ("dynamic_timeout.enable", False))
+            refused(f"explorer.{name}", default, why)
+            for name, default, why in (
+                ("over_rollout.ratio", 0.0, _SLOW),
+                ("dynamic_timeout.enable", False, _TIMES),
+            )
         ),
         *(
             no_effect(f"explorer.{name}", default, "its switch is off", value_type=NUMBER)

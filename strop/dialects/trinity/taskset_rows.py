@@ -320,7 +320,9 @@ DEFAULTS = not_on_page(
     refused(
         f"{INPUT}.tasksets",
         [],
-        "write one taskset and convert; a list under data.train of the run file is a mixture (docs/data.md)",
+        "each item has a workflow, a reward and a selector of its own, and a run of Strop has one of each; write one "
+        "taskset and convert: a list under data.train of the run file is a mixture (docs/data.md), whose reward may "
+        "depend on the data source",
         supported=lambda foreign, value: not value,
     ),
 )
