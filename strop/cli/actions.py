@@ -54,11 +54,13 @@ def check_run(loaded: LoadedRun) -> None:
 
     Raises ConfigError if a file or reward that it names, or a scorer of a task source, does not exist, a teacher
     has another vocabulary than the policy, or a row has images that the run cannot use; DataError if
-    the sources cannot be read.
+    the sources cannot be read, or one of the first prompts cannot be used; ModelError for a tokenizer without a
+    chat template.
     """
     from strop.config.load.preflight import hub_models, missing_files
     from strop.data.inspection import inspect_data
     from strop.rewards.known_sources import unknown_sources
+    from strop.run.first_prompts import check_first_prompts
     from strop.run.prompt_images import image_faults
 
     faults: list[str] = []
@@ -76,6 +78,7 @@ def check_run(loaded: LoadedRun) -> None:
     for stage in loaded.runs:
         for line in (*hub_models(stage.run), *inspect_data(stage.run)):
             echo(line)
+        check_first_prompts(stage.run)
         for advice in unusual_values(stage.run):
             echo(advice)
         print_plan(stage.run)

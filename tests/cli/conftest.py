@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from strop.cli.main import app
+from strop.models.tiny import make_model
 
 Cli = Callable[..., Result]
 
@@ -22,13 +24,16 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     return lambda *words: runner.invoke(app, [str(word) for word in words])
 
 
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a model with a chat template."""
+    return make_model(tmp_path_factory.mktemp("tiny") / "m", ["1+1 is 2"], vocab_size=300, hidden_size=16)
+
+
 @pytest.fixture
-def run_file(tmp_path: Path) -> Path:
+def run_file(tmp_path: Path, tiny_model: Path) -> Path:
     """Run file whose model and data pass the checks before a start."""
-    model = tmp_path / "m"
-    model.mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (model / name).write_text("{}")
+    shutil.copytree(tiny_model, tmp_path / "m")
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n' * 64)
     path = tmp_path / "run.yaml"
     path.write_text("model: {path: ./m}\ndata:\n  train: {path: train.jsonl}\nreward: exact\n")

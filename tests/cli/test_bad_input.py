@@ -19,8 +19,8 @@ def _write(text: str) -> Damage:
     return lambda folder: (folder / "run.yaml").write_text(text)
 
 
-def _remove(name: str) -> Damage:
-    return lambda folder: (folder / name).unlink()
+def _remove(*names: str) -> Damage:
+    return lambda folder: [(folder / name).unlink() for name in names]
 
 
 DAMAGES: list[tuple[str, Damage, list[str], str]] = [
@@ -52,7 +52,7 @@ DAMAGES: list[tuple[str, Damage, list[str], str]] = [
     ("no data", _remove("train.jsonl"), [], "there is no file train.jsonl"),
     ("empty data", lambda f: (f / "train.jsonl").write_text(""), [], "train.jsonl is empty"),
     ("no weights", _remove("m/model.safetensors"), [], "no weights"),
-    ("no tokenizer", _remove("m/tokenizer.json"), [], "no tokenizer"),
+    ("no tokenizer", _remove("m/tokenizer.json", "m/tokenizer_config.json"), [], "no tokenizer"),
     ("no config", _remove("m/config.json"), [], "no config.json"),
     ("no model", lambda _: None, ["model.path=./none"], "there is no model folder ./none"),
     (
