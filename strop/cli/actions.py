@@ -60,7 +60,7 @@ def check_run(loaded: LoadedRun) -> None:
     from strop.config.load.preflight import hub_models, missing_files
     from strop.data.inspection import inspect_data
     from strop.rewards.known_sources import unknown_sources
-    from strop.run.first_prompts import check_first_prompts
+    from strop.run.first_rows import check_first_rows
     from strop.run.prompt_images import image_faults
 
     faults: list[str] = []
@@ -78,7 +78,7 @@ def check_run(loaded: LoadedRun) -> None:
     for stage in loaded.runs:
         for line in (*hub_models(stage.run), *inspect_data(stage.run)):
             echo(line)
-        check_first_prompts(stage.run)
+        check_first_rows(stage.run)
         for advice in unusual_values(stage.run):
             echo(advice)
         print_plan(stage.run)

@@ -7,9 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from strop.models.tiny import make_model
+from tests.models.gguf_files import write_gguf
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 FENCE = re.compile(r"(?:`([\w.]+)`:\n\n)?```(\w+)\n(.*?)```", re.DOTALL)
@@ -80,3 +84,20 @@ def test_from_trl(tmp_path):
     assert len(rewards) == 15
     assert rewards[-1] > rewards[0] + 0.12
     assert "reward: rewards.py:vowels\n" in (tmp_path / "run.yaml").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("gguf") is None, reason="needs the extra gguf")
+def test_agent_with_tools(tmp_path):
+    """A tiny random model in the real one's place goes through both stages; it is too small to learn much."""
+    examples = TUTORIALS.parents[1] / "examples"
+    (tmp_path / "examples").symlink_to(examples)
+    real = tmp_path / "runs" / "real"
+    real.mkdir(parents=True)
+    corpus = (examples / "real" / "tools.jinja").read_text().splitlines()
+    folder = make_model(tmp_path / "m", 4 * corpus, vocab_size=700, hidden_size=32)
+    write_gguf(folder, real / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    follow(TUTORIALS / "agent-with-tools.md", tmp_path)
+    assert len(column(real / "calculator-warm-up", "loss")) == 16
+    assert len(column(real / "calculator-grpo", "reward/mean")) == 10
+    assert len(column(real / "calculator-grpo", "eval/held-out/reward")) == 3
