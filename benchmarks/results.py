@@ -256,7 +256,7 @@ def draw(results: Mapping[str, Sequence[Measured]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (by_step, by_time) = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
+    figure, (by_step, by_time) = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True)
     for color, (name, runs) in zip(pyplot.cm.tab10.colors, results.items(), strict=False):
         for number, run in enumerate(runs):
             label = None if number else TASKS[name].title
@@ -266,11 +266,11 @@ def draw(results: Mapping[str, Sequence[Measured]], path: Path) -> None:
     by_step.set_xlabel("step")
     by_time.set_xlabel("CPU-minutes of training")
     by_step.set_ylabel("held-out accuracy")
-    by_step.legend(fontsize=8)
+    figure.legend(loc="lower center", ncols=3, fontsize=8)
     for axis in (by_step, by_time):
-        axis.set_ylim(0, 1)
+        axis.set_ylim(0, 1.02)
         axis.grid(alpha=0.3)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
     figure.savefig(path, dpi=100)
 
 
