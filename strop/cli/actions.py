@@ -138,13 +138,14 @@ def _missing_tools(loaded: LoadedRun) -> Iterator[str]:
 
 
 def _missing_workflows(loaded: LoadedRun) -> Iterator[str]:
-    """Yield an error for each workflow that is a class of Trinity's package."""
-    from strop.dialects.trinity.packaged_workflows import package_fault
-
+    """Yield an error for each workflow that is a class of Trinity's package, or that no file registers."""
     run = loaded.run
     for workflow in (run.rollout.workflow, *(taskset.workflow for taskset in run.data.eval)):
-        fault = workflow and workflow.name == "trinity" and package_fault(str(workflow.args.get("workflow")))
-        if fault:
+        if workflow is None or workflow.name != "trinity":
+            continue
+        from strop.workflows.trinity.adapter import missing_workflow
+
+        if fault := missing_workflow(workflow.args):
             yield fault
 
 

@@ -87,6 +87,23 @@ def test_from_trl(tmp_path):
 
 
 @pytest.mark.slow
+def test_from_verl(tmp_path):
+    follow(TUTORIALS / "from-verl.md", tmp_path)
+    rewards = column(tmp_path / "checkpoints" / "tutorial" / "vowels", "reward/mean")
+    assert len(rewards) == 15
+    assert rewards[-1] > rewards[0] + 0.1
+
+
+@pytest.mark.slow
+def test_from_trinity(tmp_path):
+    follow(TUTORIALS / "from-trinity.md", tmp_path)
+    rewards = column(tmp_path / "runs" / "tutorial" / "sing", "reward/mean")
+    assert len(rewards) == 15
+    assert rewards[-1] > rewards[0] + 0.1
+    assert "workflow: sing_workflow\n" in (tmp_path / "run.yaml").read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("gguf") is None, reason="needs the extra gguf")
 def test_agent_with_tools(tmp_path):
     """A tiny random model in the real one's place goes through both stages; it is too small to learn much."""

@@ -14,6 +14,7 @@ from strop.errors import ConfigError
 from strop.types import Rollout, SamplingParams
 from strop.workflows.experiences import rollout_to_experiences
 from strop.workflows.registry import load_workflow
+from strop.workflows.trinity.adapter import missing_workflow
 
 IMPORTS = """
 from typing import List
@@ -379,3 +380,15 @@ def test_a_workflow_that_cannot_be_loaded_is_refused(args: dict[str, Any], messa
     with pytest.raises(Exception, match=message) as refused:
         load_workflow(WorkflowConfig(name="trinity", args=args))
     assert type(refused.value).__name__ in (ConfigError.__name__, "RewardError")
+
+
+def test_a_name_is_found_without_importing_a_file(tmp_path: Path) -> None:
+    code = 'raise SystemExit("imported")\n@WORKFLOWS.register_module("sing_workflow")\nclass Sing(Workflow): ...\n'
+    (tmp_path / "sing.py").write_text(code)
+    plugins = [str(tmp_path)]
+    assert missing_workflow({"workflow": "sing_workflow", "plugins": plugins}) is None
+    assert missing_workflow({"workflow": "simple_workflow"}) is None
+    assert missing_workflow({"workflow": "sing.py:Sing"}) is None
+    for args in ({"workflow": "sing_workflow"}, {"workflow": "sung_workflow", "plugins": plugins}):
+        assert "no file registers a workflow" in str(missing_workflow(args))
+    assert "alfworld" in str(missing_workflow({"workflow": "alfworld_workflow"}))

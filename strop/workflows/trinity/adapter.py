@@ -164,11 +164,26 @@ def _require_known(name: str) -> None:
     fault = package_fault(name)
     if fault is not None:
         raise ConfigError(fault)
-    if "." in name or ":" in name:
-        return
-    hint = did_you_mean(name, WORKFLOWS.modules)
-    raise ConfigError(
-        f"rollout.workflow trinity: no file registers a workflow {name!r}{hint}. Write "
+    if "." not in name and ":" not in name:
+        raise ConfigError(_unregistered(name))
+
+
+def missing_workflow(args: Mapping[str, Any]) -> str | None:
+    """Why the workflow of these arguments cannot be found; None if it may be. Imports no file of a user."""
+    name = str(args.get("workflow"))
+    fault = package_fault(name)
+    if fault is not None or "." in name or ":" in name or name in WORKFLOWS.modules:
+        return fault
+    files = [file for folder in args.get("plugins", ()) for file in sorted(Path(folder).glob("*.py"))]
+    if any(name in file.read_text(encoding="utf-8", errors="replace") for file in files):
+        return None
+    return _unregistered(name)
+
+
+def _unregistered(name: str) -> str:
+    hint = did_you_mean(name, WORKFLOWS.modules) or "."
+    return (
+        f"rollout.workflow trinity: no file registers a workflow {name!r}{hint} Write "
         "`plugins`, the folder of the file that registers it (--plugin-dir), or name the class as file.py:Class."
     )
 
