@@ -15,7 +15,7 @@ from strop.config.plan.machine import described_machine
 from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_run
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
-from strop.errors import ConfigError, ModelError, RewardError
+from strop.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from strop.dialects.job import Job
@@ -54,7 +54,7 @@ def check_run(loaded: LoadedRun) -> None:
 
     Raises ConfigError if a file or reward that it names, or a scorer of a task source, does not exist, a teacher
     has another vocabulary than the policy, or a row has images that the run cannot use; DataError if
-    the sources cannot be read, or one of the first prompts cannot be used; ModelError for a tokenizer without a
+    the sources cannot be read, or one of the first rows cannot be used; ModelError for a tokenizer without a
     chat template.
     """
     from strop.config.load.preflight import hub_models, missing_files
@@ -105,8 +105,7 @@ def _teacher_vocabularies(loaded: LoadedRun) -> Iterator[str]:
 def _unknown_rewards(loaded: LoadedRun) -> Iterator[str]:
     """Yield an error for each unknown built-in reward; a user's own functions are not imported."""
     from strop.config.effective_reward import configured_rewards
-    from strop.rewards.registry import BUILTIN_REWARDS
-    from strop.rewards.resolve import load_reward_function
+    from strop.rewards.resolve import unknown_reward
 
     functions = {
         f"{key}.functions.{index}.function": component.function
@@ -114,11 +113,8 @@ def _unknown_rewards(loaded: LoadedRun) -> Iterator[str]:
         for index, component in enumerate(reward.functions)
     }
     for field, function in functions.items():
-        if function.isidentifier() and function not in BUILTIN_REWARDS:
-            try:
-                load_reward_function(function)
-            except RewardError as error:
-                yield f"{loaded.sources[field]}: {error}"
+        if fault := unknown_reward(function):
+            yield f"{loaded.sources[field]}: {fault}"
 
 
 def _missing_tools(loaded: LoadedRun) -> Iterator[str]:

@@ -39,11 +39,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a first run file with comments, and check it; asks for what the options do not say."""
-    from strop.cli.actions import check_run
-    from strop.cli.plan_command import print_missing_memory
     from strop.config.first_run import FirstRun
-    from strop.config.load.loader import load_run
-    from strop.config.plan.machine import on_machine, parse_machine
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists. Write another name, or --force to replace it.")
@@ -71,11 +67,21 @@ def init(
     )
     file.write_text(values.text(), encoding="utf-8")
     echo(f"Wrote {file}.")
+    _check(file, machine)
+    echo(f"Train with `strop train {file}`.")
+
+
+def _check(file: Path, machine: str | None) -> None:
+    """Print whether the run can start, and what to change where it does not fit into the machine's memory."""
+    from strop.cli.actions import check_run
+    from strop.cli.plan_command import print_missing_memory
+    from strop.config.load.loader import load_run
+    from strop.config.plan.machine import on_machine, parse_machine
+
     loaded = load_run(file)
     with on_machine(parse_machine(machine) if machine else None):
         check_run(loaded)
         print_missing_memory(loaded.run)
-    echo(f"Train with `strop train {file}`.")
 
 
 def add_to(app: typer.Typer) -> None:

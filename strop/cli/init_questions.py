@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from strop.errors import ConfigError, RewardError
+from strop.errors import ConfigError
 
 
 def ask(question: str, option: str, check: Callable[[str], str] | None = None) -> str:
@@ -43,14 +43,10 @@ def ask_column(what: str, default: str, columns: Sequence[str]) -> str:
 
 def check_reward(name: str) -> str:
     """The name of a reward. Raises BadParameter for one that is neither built in nor a function's address."""
-    from strop.rewards.registry import BUILTIN_REWARDS
-    from strop.rewards.resolve import load_reward_function
+    from strop.rewards.resolve import unknown_reward
 
-    if name.isidentifier() and name not in BUILTIN_REWARDS:
-        try:
-            load_reward_function(name)
-        except RewardError as error:
-            raise typer.BadParameter(str(error)) from None
+    if fault := unknown_reward(name):
+        raise typer.BadParameter(fault)
     return name
 
 

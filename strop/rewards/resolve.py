@@ -17,6 +17,18 @@ def load_reward_function(function: str) -> Callable[..., Any]:
     return ImportPath(name, f"reward {function!r}", "function", BUILTIN_REWARDS, RewardError).load()
 
 
+def unknown_reward(function: str) -> str | None:
+    """Why there is no built-in reward of this name; None for a built-in, and for a user's function, which is not
+    imported."""
+    if not function.isidentifier() or function in BUILTIN_REWARDS:
+        return None
+    try:
+        load_reward_function(function)
+    except RewardError as error:
+        return str(error)
+    return None
+
+
 def absolute_reference(function: str) -> str:
     """The reference with an absolute file path, valid in a process with another working directory."""
     if function in BUILTIN_REWARDS or ":" not in function:

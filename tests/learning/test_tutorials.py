@@ -78,29 +78,20 @@ def test_many_processes_and_asynchronous(tmp_path):
 
 
 @pytest.mark.slow
-def test_from_trl(tmp_path):
-    follow(TUTORIALS / "from-trl.md", tmp_path)
-    rewards = column(tmp_path / "out", "reward/mean")
+@pytest.mark.parametrize(
+    ("tool", "run", "rise", "converted"),
+    [
+        ("trl", "out", 0.12, "reward: rewards.py:vowels\n"),
+        ("verl", "checkpoints/tutorial/vowels", 0.1, "reward: rewards.py:compute_score\n"),
+        ("trinity", "runs/tutorial/sing", 0.1, "workflow: sing_workflow\n"),
+    ],
+)
+def test_from_another_tool(tmp_path, tool, run, rise, converted):
+    follow(TUTORIALS / f"from-{tool}.md", tmp_path)
+    rewards = column(tmp_path / run, "reward/mean")
     assert len(rewards) == 15
-    assert rewards[-1] > rewards[0] + 0.12
-    assert "reward: rewards.py:vowels\n" in (tmp_path / "run.yaml").read_text()
-
-
-@pytest.mark.slow
-def test_from_verl(tmp_path):
-    follow(TUTORIALS / "from-verl.md", tmp_path)
-    rewards = column(tmp_path / "checkpoints" / "tutorial" / "vowels", "reward/mean")
-    assert len(rewards) == 15
-    assert rewards[-1] > rewards[0] + 0.1
-
-
-@pytest.mark.slow
-def test_from_trinity(tmp_path):
-    follow(TUTORIALS / "from-trinity.md", tmp_path)
-    rewards = column(tmp_path / "runs" / "tutorial" / "sing", "reward/mean")
-    assert len(rewards) == 15
-    assert rewards[-1] > rewards[0] + 0.1
-    assert "workflow: sing_workflow\n" in (tmp_path / "run.yaml").read_text()
+    assert rewards[-1] > rewards[0] + rise
+    assert converted in (tmp_path / "run.yaml").read_text()
 
 
 @pytest.mark.slow

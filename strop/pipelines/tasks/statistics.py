@@ -74,9 +74,7 @@ def histogram(values: Scores) -> dict[str, Any]:
     if not len(values):
         return {}
     low, high = values.min(), values.max()
-    counts, edges = (
-        np.histogram(values, bins=_BINS) if low < high else (np.array([len(values)]), np.array([low, high]))
-    )
+    counts, edges = np.histogram(values, bins=_BINS if low < high else [low, high])
     return {
         "count": len(values),
         "mean": float(values.mean()),

@@ -148,7 +148,8 @@ def is_trinity_workflow(found: Any) -> bool:
 def _load(name: str) -> type[Any]:
     found = WORKFLOWS.get(name)
     if found is None:
-        _require_known(name)
+        if fault := missing_workflow({"workflow": name}):
+            raise ConfigError(fault)
         what = f"rollout.workflow trinity: the workflow {name!r}"
         found = ImportPath(name, what, "class", WORKFLOWS.modules, ConfigError).load()
     if not is_trinity_workflow(found) and found not in WORKFLOWS.modules.values():
@@ -157,15 +158,6 @@ def _load(name: str) -> type[Any]:
             "trinity.common.workflows.workflow.Workflow. Name a workflow written for Strop as file.py:name."
         )
     return found
-
-
-def _require_known(name: str) -> None:
-    """Raises `ConfigError` for a class of Trinity's package, and for a name that no file registers."""
-    fault = package_fault(name)
-    if fault is not None:
-        raise ConfigError(fault)
-    if "." not in name and ":" not in name:
-        raise ConfigError(_unregistered(name))
 
 
 def missing_workflow(args: Mapping[str, Any]) -> str | None:
@@ -177,10 +169,6 @@ def missing_workflow(args: Mapping[str, Any]) -> str | None:
     files = [file for folder in args.get("plugins", ()) for file in sorted(Path(folder).glob("*.py"))]
     if any(name in file.read_text(encoding="utf-8", errors="replace") for file in files):
         return None
-    return _unregistered(name)
-
-
-def _unregistered(name: str) -> str:
     hint = did_you_mean(name, WORKFLOWS.modules) or "."
     return (
         f"rollout.workflow trinity: no file registers a workflow {name!r}{hint} Write "
