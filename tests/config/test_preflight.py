@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strop.config.load import vllm_arguments
+from strop.config.load import library_arguments
 from strop.config.load.loader import load_values
 from strop.config.load.preflight import missing_files
 
@@ -76,7 +76,8 @@ def test_an_engine_that_is_not_installed(
     assert faults(tmp_path, rollout={"engine": "auto"}) == []
 
 
-VLLM_ARGUMENTS = """
+ARGUMENTS = {
+    "vllm": """
 class Other:
     wrong: int = 0
 
@@ -89,22 +90,46 @@ class EngineArgs:
 @dataclass
 class AsyncEngineArgs(EngineArgs):
     newer_option: bool = False
-"""
+""",
+    "sglang": """
+class Memory:
+    page_size: int | None = None
+
+
+class Schedule:
+    newer_option: bool = False
+""",
+}
+SOURCES = {"vllm": "engine/arg_utils.py", "sglang": "srt/arg_groups/fields/memory.py"}
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_names_that_vllms_class_of_arguments_does_not_have(tmp_path, monkeypatch, installed: bool) -> None:
-    """The installed vLLM decides, which is read and not imported; without one, the names of a recorded version."""
-    source = tmp_path / "vllm" / "engine" / "arg_utils.py"
+@pytest.mark.parametrize(
+    ("library", "misspelled", "known", "version"),
+    [
+        ("vllm", "block_sise", "block_size", "AsyncEngineArgs in {} 0.32.0"),
+        ("sglang", "page_sise", "page_size", "ServerArgs in {} 0.5.23"),
+    ],
+)
+def test_names_that_the_librarys_class_of_arguments_does_not_have(
+    tmp_path, monkeypatch, library: str, misspelled: str, known: str, version: str, installed: bool
+) -> None:
+    """The installed library decides, which is read and not imported; without one, the names of a recorded version."""
+    source = tmp_path / library / SOURCES[library]
     source.parent.mkdir(parents=True)
-    source.write_text(VLLM_ARGUMENTS)
-    spec = SimpleNamespace(origin=str(source.parents[1] / "__init__.py")) if installed else None
-    monkeypatch.setattr(vllm_arguments, "find_spec", lambda name: spec)
-    vllm_arguments.vllm_argument_names.cache_clear()
-    names = {"block_sise": 32, "newer_option": True, "wrong": 1}
-    found = faults(tmp_path, rollout={"engine": {"type": "vllm", "engine_kwargs": names}})
-    vllm_arguments.vllm_argument_names.cache_clear()
+    source.write_text(ARGUMENTS[library])
+    spec = SimpleNamespace(origin=str(tmp_path / library / "__init__.py")) if installed else None
+    monkeypatch.setattr(library_arguments, "find_spec", lambda name: spec)
+    library_arguments.argument_names.cache_clear()
+    names = {misspelled: 32, "newer_option": True, "wrong": 1}
+    found = faults(tmp_path, rollout={"engine": {"type": library, "engine_kwargs": names}})
+    library_arguments.argument_names.cache_clear()
     said = [fault for fault in found if "engine_kwargs" in fault]
-    version = "the installed vLLM" if installed else "vLLM 0.32.0"
-    assert len(said) == (2 if installed else 3) and all(version in fault for fault in said)
-    assert "rollout.engine.engine_kwargs.block_sise" in said[0] and "did you mean 'block_size'?" in said[0]
+    title = {"vllm": "vLLM", "sglang": "SGLang"}[library]
+    owner = (
+        version.replace("{} ", f"the installed {title} ").rsplit(" ", 1)[0]
+        if installed
+        else version.format(title)
+    )
+    assert len(said) == (2 if installed else 3) and all(owner in fault for fault in said)
+    assert f"rollout.engine.engine_kwargs.{misspelled}" in said[0] and f"did you mean '{known}'?" in said[0]

@@ -12,8 +12,8 @@ from typing import Any
 from strop.config.checks.engine import fixed_weights_fault
 from strop.config.effective_reward import configured_rewards, lacks_reward
 from strop.config.load.config_tree import Source
+from strop.config.load.library_arguments import argument_names
 from strop.config.load.loader import LoadedRun
-from strop.config.load.vllm_arguments import vllm_argument_names
 from strop.config.paths import existing_path, gguf_file, is_local
 from strop.config.plan.machine import described_machine
 from strop.config.schema import Run
@@ -23,7 +23,7 @@ from strop.config.schema.distillation import TeacherConfig
 from strop.config.schema.inference_engine import (
     InferenceEngineConfig,
     ServerConnectionConfig,
-    VllmEngineConfig,
+    ServingEngineConfig,
 )
 from strop.config.schema.reward import RewardConfig
 from strop.config.schema.tracking import TRACKING_SERVICES
@@ -122,15 +122,15 @@ def _engine_library(run: Run, sources: Mapping[str, Source]) -> list[str]:
 
 
 def _unknown_arguments(engine: InferenceEngineConfig, sources: Mapping[str, Source]) -> list[str]:
-    """Return the names in `engine_kwargs` that vLLM does not have."""
-    if not isinstance(engine, VllmEngineConfig) or not engine.engine_kwargs:
+    """Return the names in `engine_kwargs` that the library does not have."""
+    if not isinstance(engine, ServingEngineConfig) or not engine.engine_kwargs:
         return []
-    known, version = vllm_argument_names()
+    known = argument_names(engine.type)
     return [
-        f"{_at('rollout.engine.engine_kwargs', sources)}.{name}: not an argument of AsyncEngineArgs in {version}"
-        f"{did_you_mean(name, known) or '.'} Remove it, or write one of its names."
+        f"{_at('rollout.engine.engine_kwargs', sources)}.{name}: not an argument of {known.owner}"
+        f"{did_you_mean(name, known.names) or '.'} Remove it, or write one of its names."
         for name in engine.engine_kwargs
-        if name not in known
+        if name not in known.names
     ]
 
 

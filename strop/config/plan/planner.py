@@ -158,7 +158,7 @@ def _check_memory(plan: PlacementPlan) -> None:
                 f"{need.fraction_key} {need.fraction:g} of {_gib(available)} gives "
                 f"{placed.process.name} {_gib(given)} on each GPU; its weights need {_gib(need.resident)}, and the KV "
                 f"cache of one sequence of maximum length {_gib(need.working)}. Write a larger fraction or "
-                "tensor_parallel."
+                "a larger tensor_parallel."
             )
     for node, gpu, on_gpu in used_gpus(plan):
         used = least_memory(plan, on_gpu)
@@ -203,4 +203,4 @@ def _gpus(number: int) -> str:
 
 
 def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"
+    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / GIB * 1024:.1f} MiB"
