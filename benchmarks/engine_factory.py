@@ -22,7 +22,7 @@ SECTIONS: dict[str, NativeEngineConfig | VllmEngineConfig | SglangEngineConfig] 
     "vLLM": VllmEngineConfig(
         max_model_len=512, max_num_batched_tokens=16384, engine_kwargs={"kv_cache_memory_bytes": 2**29}
     ),
-    "SGLang": SglangEngineConfig(context_length=512, max_total_tokens=65536),
+    "SGLang": SglangEngineConfig(context_length=512, max_total_tokens=32768),
 }
 """Section of each engine, by its name in the table."""
 

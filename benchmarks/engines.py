@@ -1,18 +1,21 @@
 """Inference engines on the CPU: throughput, duration of a weight update, and exactness of the log-probs.
 
     OMP_NUM_THREADS=1 .venv-sglang/bin/python benchmarks/engines.py
-    OMP_NUM_THREADS=1 .venv-sglang/bin/python benchmarks/engines.py --dtypes bfloat16 --repeats 5
+    OMP_NUM_THREADS=1 .venv-sglang/bin/python benchmarks/engines.py --model path/to/model --dtypes bfloat16
 
-The native engine, vLLM, SGLang, and Hugging Face's `generate`, on the workload of benchmarks/sampler.py: a random Qwen2
-model, 64 tokens per response, temperature 1, one thread each. The engines are measured alternately; the minimum
-time of each is printed. A weight update passes all tensors of the trainer's model to the engine. The gap is the mean
-difference, in nats, from the log-probs of Hugging Face's forward pass in float32 after that update.
+The native engine, vLLM, SGLang, and Hugging Face's `generate`: 64 tokens per response, temperature 1, one thread each.
+The model is SmolLM2-135M-Instruct, fetched as by examples/real, on 8 questions x 4 samples; a model folder or a GGUF
+file on the same; or a random model of benchmarks/sampler.py on its workload, by size. The engines are measured
+alternately; the minimum time of each is printed. A weight update passes all tensors of the trainer's model to the
+engine. The gap is the mean difference, in nats, from the log-probs of Hugging Face's forward pass in float32 after
+that update.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -24,15 +27,50 @@ import torch
 from engine_factory import SECTIONS, EngineFactory
 from engine_pool import requests_of
 from sampler import SIZES, Work, hugging_face, make_work
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from strop.config.paths import gguf_file
 from strop.inference.pool import EnginePool, EngineSpec
 from strop.inference.registry import running_engine
 from strop.protocols import InferenceEngine
+from strop.run.entry.export import export_checkpoint
 from strop.types import Completion, SampleRequest
 from strop.workers.start import LocalPlacement
 
+ROOT = Path(__file__).parents[1]
+SMOLLM = "SmolLM2-135M-Instruct"
 _GAP_PROMPTS = 8
+_QUESTIONS = 8
+_SAMPLES = 4
+_TOKENS = 64
+
+
+def work_on(model: str, scratch: Path) -> Work:
+    """The workload of `--model`; its folder is in `scratch` unless it is the model's own."""
+    if model in SIZES:
+        return make_work(SIZES[model], scratch / "model", stops=False)
+    path = _fetched() if model == SMOLLM else Path(model)
+    folder = path
+    if gguf_file(str(path)) is not None:
+        folder = export_checkpoint(path, scratch / "model", None)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    questions = [f"What is {17 * n} + {29 * n}? Explain each step." for n in range(1, _QUESTIONS + 1)]
+    messages = [[{"role": "user", "content": question}] for question in questions]
+    encoded = [
+        tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=True)["input_ids"]
+        for each in messages
+    ]
+    prompts = tuple(np.asarray(ids, dtype=np.int32) for ids in encoded)
+    return Work(folder=folder, prompts=prompts, samples=_SAMPLES, max_tokens=_TOKENS, end_tokens=())
+
+
+def _fetched() -> Path:
+    sys.path.insert(0, str(ROOT / "examples" / "real"))
+    from real import fetch_model
+
+    out = ROOT / "runs" / "real"
+    out.mkdir(parents=True, exist_ok=True)
+    return fetch_model(out)
 
 
 def open_engine(name: str, folder: Path, dtype: str) -> InferenceEngine:
@@ -82,7 +120,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", choices=list(SIZES), default="10.2M")
+    parser.add_argument(
+        "--model", default=SMOLLM, help=f"{SMOLLM}, a model folder, a GGUF file, or {', '.join(SIZES)}"
+    )
     parser.add_argument(
         "--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"]
     )
@@ -90,17 +130,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     print("| engine | tokens per second | weight update, seconds | log-prob gap, nats |")
     print("| --- | --- | --- | --- |")
-    for dtype in args.dtypes:
-        for row in measure(args.model, dtype, args.repeats):
-            print(f"| {row} |", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        work = work_on(args.model, Path(scratch))
+        for dtype in args.dtypes:
+            for row in measure(work, dtype, args.repeats):
+                print(f"| {row} |", flush=True)
 
 
-def measure(size: str, dtype: str, repeats: int) -> list[str]:
+def measure(work: Work, dtype: str, repeats: int) -> list[str]:
     """Cells of each engine's row."""
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as opened:
-        folder = Path(scratch) / "model"
-        work = make_work(SIZES[size], folder, stops=False)
-        model = AutoModelForCausalLM.from_pretrained(folder)
+    with ExitStack() as opened:
+        folder = work.folder
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         engines = {
             name: opened.enter_context(running_engine(open_engine(name, folder, dtype))) for name in SECTIONS
         }

@@ -104,6 +104,8 @@ def native(work: Work, dtype: torch.dtype) -> SampleAll:
 def hugging_face(work: Work, dtype: torch.dtype) -> SampleAll:
     """Build Hugging Face's `generate`, with all prompts in one batch, padded on the left."""
     model = _model(work, dtype)
+    if not work.end_tokens:
+        model.generation_config.eos_token_id = None
     width = max(len(prompt) for prompt in work.prompts)
     tokens = torch.zeros(len(work.prompts), width, dtype=torch.int64)
     mask = torch.zeros_like(tokens)
