@@ -1,0 +1,161 @@
+"""Algorithms whose learning runs take a second: a model of one layer learns which digit is rewarded.
+
+Supervised fine-tuning on random answers makes the model that each run begins with: one digit, or two digits, which the
+token limit cuts off.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strop
+from strop.models.tiny import make_model
+
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(300)]
+
+LENGTHS = {"max_prompt_tokens": 32, "max_response_tokens": 2}
+TWO_DIGITS = f"{Path(__file__).parent / 'two_digits.py'}:two_digits"
+
+
+def right(text: str, answer: str) -> float:
+    return float(text.strip() == answer)
+
+
+def hidden(text: str, answer: str) -> dict[str, float]:
+    """Two parts, of which the larger one hides the smaller one in their sum: 20 for two digits, 1 for the answer."""
+    score, two = right(text, answer), 20.0 * (len(text.strip()) == 2)
+    return {"score": score + two, "right": score, "two_digits": two}
+
+
+def write_rows(path: Path, answers: Sequence[str], question: str = "digit") -> None:
+    rows = [
+        {"prompt": f"{question} {number % 8}?", "answer": answer} for number, answer in enumerate(answers)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def train(
+    folder: Path, name: str, model: Path, reward: Any = None, **sections: Any
+) -> tuple[list[dict[str, Any]], Path]:
+    run = {
+        "name": name,
+        "output": str(folder / "runs"),
+        "model": {"path": str(model)},
+        "record": {"monitors": [], "report": False},
+        **sections,
+    }
+    result = strop.train(strop.load(run), reward=reward)
+    assert result.model is not None
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    return rows, result.model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tasks, as `tasks.jsonl`, and of the model of random answers, as `model`."""
+    folder = tmp_path_factory.mktemp("short runs")
+    draws = random.Random(0)
+    write_rows(folder / "tasks.jsonl", ["7"] * 8)
+    write_rows(folder / "demonstrations.jsonl", ["3"] * 8, "another one, please")
+    write_rows(
+        folder / "random.jsonl", [str(draws.randrange(10)) * draws.choice((1, 1, 1, 2)) for _ in range(320)]
+    )
+    make_model(folder / "initial", ["digit 1? 2"], vocab_size=270, hidden_size=32, layers=1)
+    _, model = train(
+        folder,
+        "warm-start",
+        folder / "initial",
+        algorithm="sft",
+        data={"train": {"path": str(folder / "random.jsonl"), "response": "answer"}, "eval": [], **LENGTHS},
+        trainer={"tasks_per_step": 80, "duration": "40 steps", "optimizer": {"type": "adamw", "lr": 1e-2}},
+    )
+    model.rename(folder / "model")
+    return folder
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "gdpo": {
+        "type": "gdpo",
+        "reward_parts": ["hidden/right", "hidden/two_digits"],
+        "part_weights": [1.0, 0.2],
+    },
+    "optimal_token_baseline": {"type": "optimal_token_baseline"},
+    "pf_ppo": {
+        "type": "ppo",
+        "resampling": {"method": "pow", "power": 2.0},
+        "critic": {"optimizer": {"type": "adamw", "lr": 1e-2}},
+    },
+    "rejection": {"type": "grpo", "rejection": [{"over": "token", "low": 0.99, "high": 1.01}]},
+    "k3+": {"type": "grpo", "kl_loss": {"estimator": "k3+", "coef": 0.02}},
+    "std_over_step": {"type": "grpo", "std_over": "step"},
+    "mask_truncated": {"type": "grpo", "mask_truncated": True},
+    "multi_step_grpo": {"type": "grpo", "divide_by_sequences": True},
+    "mix_chord": {
+        "type": "mix",
+        "mu": 0.9,
+        "mu_schedule": {"warmup_steps": 2, "decay_steps": 8, "final": 0.6},
+        "expert_weight": "p_one_minus_p",
+        "expert_fraction": 0.1,  # 8 demonstrations in each update
+    },
+}
+"""Section `algorithm` of each run."""
+ROLLOUT: dict[str, dict[str, Any]] = {
+    "rejection": {"engine": {"type": "native", "dtype": "bfloat16"}},
+    "multi_step_grpo": {"workflow": TWO_DIGITS, "sequence_per": "turn", "max_sequence_tokens": 64},
+}
+
+
+def sample_and_train(folder: Path, name: str, algorithm: dict[str, Any]) -> list[dict[str, Any]]:
+    """Metrics of a run's steps, with 8 tasks with 8 rollouts each."""
+    data: dict[str, Any] = {"train": {"path": str(folder / "tasks.jsonl")}, **LENGTHS}
+    if algorithm["type"] == "mix":
+        shown = {"name": "shown", "path": str(folder / "demonstrations.jsonl")}
+        data |= {"demonstrations": [shown | {"response": "answer"}], "eval": [shown]}
+    reward = {"multi_step_grpo": None, "gdpo": hidden}.get(name, right)
+    rows, _ = train(
+        folder,
+        name,
+        folder / "model",
+        reward,
+        algorithm={"rollouts_per_task": 8} | algorithm,
+        data=data,
+        rollout=ROLLOUT.get(name, {}),
+        trainer={"tasks_per_step": 8, "duration": "12 steps", "optimizer": {"type": "adamw", "lr": 5e-3}},
+    )
+    return rows
+
+
+def mean_of_last(rows: list[dict[str, Any]], metric: str) -> float:
+    return sum(row[metric] for row in rows[-3:]) / 3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_learns(name: str, folder: Path) -> None:
+    """The fraction of right answers rises from a tenth by 0.5, as the mean of the last three of 12 steps."""
+    rows = sample_and_train(folder, name, CASES[name])
+    parts = {"gdpo": "reward/part/hidden/right", "multi_step_grpo": "reward/mean"}
+    fraction = parts.get(name, "reward/part/right")
+    (before, after), rows = (rows[0], rows[-1]), rows[1:]
+    assert rows[0][fraction] < 0.2
+    assert mean_of_last(rows, fraction) > rows[0][fraction] + 0.5
+    if name == "rejection":
+        assert 0 < rows[0]["rejection/token_fraction"] < 0.5
+    if name == "mask_truncated":
+        assert rows[0]["rollouts/truncated_fraction"] > 0.1
+    if name == "multi_step_grpo":
+        assert rows[0]["rollouts/turns"] == 2
+    if name == "mix_chord":
+        assert (before["eval/shown/reward"], after["eval/shown/reward"]) == (0.0, 1.0)
+
+
+def test_a_large_coefficient_of_k3_plus_holds_the_policy_at_the_reference(folder: Path) -> None:
+    """Fails if the penalty's gradient is 0 or of the opposite sign."""
+    loose = CASES["k3+"]
+    rows = sample_and_train(folder, "held", loose | {"kl_loss": {"estimator": "k3+", "coef": 5.0}})
+    assert mean_of_last(rows, "reward/mean") < 0.4
