@@ -11,4 +11,8 @@ NATIVE_SAMPLER = "the native sampler does not use it"
 TRAINER_MICRO_BATCHES = "log-probs are computed in the trainer's micro-batches"
 ALWAYS_PACKED = "sequences are always packed without padding, which does not change results"
 OWN_KERNELS = "Strop's own kernels are used"
+NO_QUANTIZED_TRAINING = (
+    "quantization-aware training rounds the weights to few bits in each forward pass; Strop trains the weights as they "
+    "are; leave it False"
+)
 NO_RAY = "a single process runs, without Ray"

@@ -100,6 +100,8 @@ class Ledger:
         by_last = {split_key(name)[-1]: name for name in reversed(names)}
         if len(split_key(dotted)) == 1 and last in by_last:
             return by_last[last]
+        if whole := next((name for name in names if above and name.endswith(f".{dotted}")), None):
+            return whole
         by_last = {last: name for last, name in by_last.items() if _same_section(above, name)}
         if found := closest(last, by_last):
             return by_last[found]

@@ -19,6 +19,7 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.placement_notes import (
     ALWAYS_PACKED,
     NATIVE_SAMPLER,
+    NO_QUANTIZED_TRAINING,
     NO_RAY,
     NO_SHARDS,
     ONE_MACHINE,
@@ -52,9 +53,8 @@ def _without_effect(section: str, why: str) -> KeyMapping:
 
 def _quantized_training(section: str, inactive: InactiveCheck | None = None) -> tuple[KeyMapping, ...]:
     """Rows of quantization-aware training, which changes what is learned."""
-    reason = "Strop has no quantization-aware training; leave it False"
     return (
-        refused(f"{section}.qat.enable", False, reason, inactive=inactive),
+        refused(f"{section}.qat.enable", False, NO_QUANTIZED_TRAINING, inactive=inactive),
         no_effect(f"{section}.qat.*", UNSET, "quantization-aware training is off", value_type=ANY),
     )
 

@@ -138,7 +138,8 @@ _DATA = (
     ),
     empty(
         "data.sampler.*",
-        "Strop has no user-defined order of tasks; sort the file and write data.shuffle=False",
+        "Strop does not run verl's sampler classes; sort the file and write data.shuffle=False, or a run file with "
+        "data.order: {type: column}, or curriculum or difficulty, which draw tasks by the run's own rewards",
     ),
     empty("data.datagen.*", "Strop has no generation of tasks during a run; write the tasks to a file"),
 )

@@ -13,7 +13,7 @@ from strop.dialects.ledger.key_mapping import (
     placement_section,
     refused,
 )
-from strop.dialects.ledger.placement_notes import NO_SHARDS
+from strop.dialects.ledger.placement_notes import NO_QUANTIZED_TRAINING, NO_SHARDS
 
 ROUTER_LOSSES = ("moe_aux_loss_coeff", "moe_z_loss_coeff")
 """Coefficients of the routers' losses, which Strop has for the actor."""
@@ -46,7 +46,13 @@ def megatron_parallelism_rows(
             for name in _DROPOUTS
         ),
         _off(f"{override}.{_BIAS}", "Strop does not change a router's bias outside the optimizer", inactive),
-        _off(f"{section}.qat.enable", "Strop has no quantization-aware training", inactive),
+        refused(
+            f"{section}.qat.enable",
+            UNSET,
+            NO_QUANTIZED_TRAINING,
+            supported=lambda foreign, value: not value,
+            inactive=inactive,
+        ),
         placement_section(section, NO_SHARDS, inactive=inactive),
     )
 

@@ -21,7 +21,7 @@ from strop.dialects.ledger.key_mapping import (
     written_by,
 )
 from strop.dialects.ledger.placement_notes import NO_SHARDS
-from strop.dialects.ledger.value_types import INTEGER, STRING, STRING_OR_LIST, nullable, one_of
+from strop.dialects.ledger.value_types import INTEGER, STRING, STRING_OR_LIST, nullable
 from strop.dialects.verl import switches
 from strop.dialects.verl.model import imports
 
@@ -242,11 +242,14 @@ REWARD_MODEL = (
         inactive=switches.reward_model,
         note="longer sequences lose their end; null means max_prompt_length + max_response_length",
     ),
-    no_effect(
+    refused(
         "reward_model.reward_manager",
         "naive",
-        "responses are always scored in parallel, with the same rewards; dapo's penalty has keys of its own",
-        value_type=one_of("naive", "batch", "prime", "dapo", "gdpo", "rate_limited", "remote"),
+        "a manager of a recipe, such as collabllm or elliptical, is a class that changes rewards in verl's batches, "
+        "which Strop does not run; verl's own managers have no effect, because responses are always scored in parallel "
+        "with the same rewards, and dapo's penalty has keys of its own. Write the reward as custom_reward_function",
+        supported=only("naive", "batch", "prime", "dapo", "gdpo", "rate_limited", "remote"),
+        value_type=STRING,
     ),
     *not_on_page(
         mapped(

@@ -23,7 +23,14 @@ from strop.dialects.ledger.key_mapping import (
     unless,
     unset_by_null,
 )
-from strop.dialects.ledger.placement_notes import ALWAYS_PACKED, NO_SHARDS, ONE_GPU, ONE_MACHINE, OWN_KERNELS
+from strop.dialects.ledger.placement_notes import (
+    ALWAYS_PACKED,
+    NO_QUANTIZED_TRAINING,
+    NO_SHARDS,
+    ONE_GPU,
+    ONE_MACHINE,
+    OWN_KERNELS,
+)
 from strop.dialects.ledger.reader import read_dialect
 from strop.dialects.ledger.table import KeyOwnerHint, Ledger
 from strop.dialects.ledger.value_types import (
@@ -143,12 +150,12 @@ _ENGINE = (
             ("override_transformer_config.moe_z_loss_coeff", "a run file has it as trainer.router_loss"),
             ("override_transformer_config.attention_dropout", "Strop trains without dropout"),
             ("override_transformer_config.hidden_dropout", "Strop trains without dropout"),
-            ("qat.enable", "Strop has no quantization-aware training"),
             ("enable_fp8", "Strop trains in bfloat16 or float32"),
             ("backend_config.fake_balanced_gate", "experts are chosen by the router"),
             ("backend_config.fake_gate_noise", "experts are chosen by the router"),
         )
     ),
+    refused("engine.qat.enable", UNSET, NO_QUANTIZED_TRAINING, supported=is_empty),
     placement_section("engine", NO_SHARDS),
 )
 _TRAINER = (

@@ -124,8 +124,13 @@ def monitors(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 def _named_monitors(foreign: ForeignValues) -> list[str]:
+    """The names; a list in quotes, which scripts within another shell's quotes have, is read as a list."""
     configured = foreign["trainer.logger"]
-    return [configured] if isinstance(configured, str) else list(configured)
+    if not isinstance(configured, str):
+        return list(configured)
+    if configured.startswith("[") and configured.endswith("]"):
+        return [name.strip(" '\"") for name in configured[1:-1].split(",") if name.strip()]
+    return [configured]
 
 
 def lacking_monitors(foreign: ForeignValues) -> str | None:
