@@ -114,7 +114,13 @@ def test_the_cpu_build_reserves_a_cache_for_the_runs_sequences(monkeypatch: pyte
     assert size(max_model_len=100) == 257 * of_block
     assert size(max_model_len=65536, max_num_seqs=64) == (2 * 512 + 1) * of_block
     assert size(max_model_len=200_000) == (1563 + 1) * of_block, "one sequence in any case"
-    assert size(engine_kwargs={"kv_cache_memory_bytes": 5}) == 5
+    given = {"kv_cache_memory_bytes": of_block}
+    assert size(max_model_len=128, engine_kwargs=given) == of_block
+    with pytest.raises(
+        ConfigError, match=rf"one sequence of 129 tokens .* needs at least {of_block // 128 * 129} "
+    ):
+        size(max_model_len=129, engine_kwargs=given)
+    assert size(max_model_len=250, engine_kwargs=given, tensor_parallel=2, devices=2) == of_block
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     assert size() is None
 

@@ -99,21 +99,41 @@ def size_cache_on_cpu(arguments: dict[str, Any], config: PretrainedConfig, devic
     """Have the CPU build reserve a KV cache for the run's sequences, unless its size is given.
 
     By default it takes `gpu_memory_utilization`, 0.9, of the machine's memory, in which the trainer has no part, and
-    does not start while less is free.
+    does not start while less is free. Raises `ConfigError` for a given size that does not hold one sequence.
     """
     arguments.pop("gpu_memory_utilization", None)
-    if arguments.get("kv_cache_memory_bytes") is not None or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
-        return
     text = config.get_text_config()
-    heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    kv_heads = max(1, (getattr(text, "num_key_value_heads", None) or heads) // devices)
-    of_token = 2 * text.num_hidden_layers * kv_heads * head_dim * BYTES[arguments["dtype"]]
-    blocks = -(-(arguments.get("max_model_len") or text.max_position_embeddings) // _CPU_BLOCK_TOKENS)
+    longest = arguments.get("max_model_len") or text.max_position_embeddings
+    of_token = _cache_bytes_of_token(text, arguments["dtype"], devices)
+    if (given := arguments.get("kv_cache_memory_bytes")) is not None:
+        if set(getattr(text, "layer_types", None) or ["full_attention"]) == {"full_attention"}:
+            stages = arguments.get("pipeline_parallel_size", 1)
+            _check_cache(given, of_token * longest // stages, longest)
+        return
+    if "VLLM_CPU_KVCACHE_SPACE" in os.environ:
+        return
+    blocks = -(-longest // _CPU_BLOCK_TOKENS)
     fitting = max(1, _CPU_CACHE_TOKENS // (blocks * _CPU_BLOCK_TOKENS))
     sequences = min(arguments.get("max_num_seqs") or _CPU_SEQUENCES, fitting)
     # One more block is the one that vLLM never gives to a sequence.
     arguments["kv_cache_memory_bytes"] = of_token * _CPU_BLOCK_TOKENS * (blocks * sequences + 1)
+
+
+def _cache_bytes_of_token(text: Any, dtype: str, devices: int) -> int:
+    """Size of a token's KV cache on each device, in bytes."""
+    heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    kv_heads = max(1, (getattr(text, "num_key_value_heads", None) or heads) // devices)
+    return 2 * int(text.num_hidden_layers) * int(kv_heads) * int(head_dim) * BYTES[dtype]
+
+
+def _check_cache(given: int, needed: int, longest: int) -> None:
+    if given < needed:
+        raise ConfigError(
+            f"rollout.engine.engine_kwargs.kv_cache_memory_bytes is {given}; the KV cache of one sequence of {longest} "
+            f"tokens (rollout.engine.max_model_len) needs at least {needed} bytes in each process. Write a larger "
+            "size, or leave it out: Strop then derives one."
+        )
 
 
 def vision_arguments(
