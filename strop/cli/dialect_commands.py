@@ -191,14 +191,14 @@ def trinity(
 
 def trl(
     context: typer.Context,
-    program: Annotated[str, typer.Argument(help="grpo, sft or dpo.", show_default=False)],
+    program: Annotated[str, typer.Argument(help="grpo, rloo, sft or dpo.", show_default=False)],
     here: HereOption = False,
     explain: ExplainOption = False,
     check: CheckOption = False,
 ) -> None:
-    """Train as `trl grpo --key value ...`, `trl sft` and `trl dpo` do, with `--config FILE` and the same keys.
+    """Train as `trl grpo --key value ...`, `rloo`, `sft` and `dpo` do, with `--config FILE` and the same keys.
 
-    `strop keys trl`, `trl-sft` and `trl-dpo` list the keys.
+    `strop keys trl`, `trl-rloo`, `trl-sft` and `trl-dpo` list the keys.
     """
     from strop.dialects.key_owner import key_owner_hint
     from strop.dialects.trl.reader import find_program, read_trl_arguments

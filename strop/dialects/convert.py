@@ -14,7 +14,7 @@ from strop.config.redact import redact
 from strop.config.resume_compatibility import NON_LEARNING_FIELDS
 from strop.config.save import minimal_values
 from strop.config.schema import Run
-from strop.config.schema.algorithm import DpoConfig, SftConfig
+from strop.config.schema.algorithm import SftConfig
 from strop.config.schema.base import Section
 from strop.config.semantic_diff import FieldDifference, semantic_diff
 from strop.config.suggest import did_you_mean
@@ -25,7 +25,7 @@ from strop.dialects.job import Job
 from strop.dialects.ledger.table import Ledger
 from strop.dialects.ledger.writer import WrittenConfig, unflatten, write_dialect
 from strop.dialects.trinity.reader import LEDGER as TRINITY
-from strop.dialects.trl.reader import IDENTIFYING_KEYS
+from strop.dialects.trl.reader import IDENTIFYING_KEYS, TrlProgram
 from strop.dialects.trl.reader import LEDGERS as TRL
 from strop.dialects.verl.ppo_trainer import LEDGER as VERL
 from strop.dialects.verl.sft_trainer import LEDGER as VERL_SFT
@@ -116,7 +116,8 @@ def _ledger(to: str, run: Run) -> Ledger:
     """The ledger of a tool that has the run's kind of algorithm."""
     offline = isinstance(run.algorithm, SftConfig)
     if to == "trl":
-        return TRL["sft" if offline else "dpo" if isinstance(run.algorithm, DpoConfig) else "grpo"]
+        names: dict[str, TrlProgram] = {"sft": "sft", "dpo": "dpo", "rloo": "rloo"}
+        return TRL[names.get(run.algorithm.type, "grpo")]
     return TRINITY if to == "trinity" else VERL_SFT if offline else VERL
 
 

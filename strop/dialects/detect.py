@@ -23,7 +23,12 @@ from strop.dialects.verl.ppo_trainer import read_verl
 from strop.dialects.verl.sft_trainer import read_verl_sft
 from strop.errors import ConfigError
 
-_TRL_PROGRAMS: Mapping[str, TrlProgram] = {"trl": "grpo", "trl-sft": "sft", "trl-dpo": "dpo"}
+_TRL_PROGRAMS: Mapping[str, TrlProgram] = {
+    "trl": "grpo",
+    "trl-rloo": "rloo",
+    "trl-sft": "sft",
+    "trl-dpo": "dpo",
+}
 _TRINITY_SECTIONS = ("explorer", "checkpoint_root_dir")
 """Top-level keys of a Trinity file that a run file does not have."""
 
@@ -68,7 +73,7 @@ def read_any(
             raise ConfigError(f"{path}: {_OTHER_PROGRAMS[dialect].format(path=path)}")
         case "trinity":
             return Job(read_trinity(path, overrides, here=here, key_owner=key_owner_hint))
-        case "trl" | "trl-sft" | "trl-dpo":
+        case "trl" | "trl-rloo" | "trl-sft" | "trl-dpo":
             program = _TRL_PROGRAMS[dialect]
             _refuse_overrides(
                 path, overrides, f"TRL's file; write strop trl {program} --config FILE --key value"

@@ -26,6 +26,7 @@ LEDGERS: Mapping[str, Ledger] = {
     "verl-merge": VERL_MERGE,
     "trinity": TRINITY,
     "trl": TRL["grpo"],
+    "trl-rloo": TRL["rloo"],
     "trl-sft": TRL["sft"],
     "trl-dpo": TRL["dpo"],
     **{name: component.ledger for name, component in COMPONENTS.items()},

@@ -18,6 +18,7 @@ Tool = Literal[
     "verl merge",
     "trinity",
     "trl grpo",
+    "trl rloo",
     "trl sft",
     "trl dpo",
     "file",
@@ -40,7 +41,7 @@ _ASYNC = re.compile(
 )
 """verl's asynchronous programs, whose configuration is `<name>_ppo_trainer`."""
 _CONFIG_OPTIONS = ("--config-name", "-cn")
-_TRL_TOOLS: tuple[Tool, ...] = ("trl grpo", "trl sft", "trl dpo")
+_TRL_TOOLS: tuple[Tool, ...] = ("trl grpo", "trl rloo", "trl sft", "trl dpo")
 _PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|uv|srun|conda|ray")
 
 
@@ -71,7 +72,10 @@ def find_program(words: Sequence[str], folder: Path) -> TrainingProgram | None:
             return _trinity(rest)
         elif name == "trl" and rest and (found := _trl(rest[0], (), rest[1:])):
             return found
-        elif word.endswith(("scripts/grpo.py", "scripts/sft.py", "scripts/dpo.py")) and index:
+        elif (
+            word.endswith(("scripts/grpo.py", "scripts/rloo.py", "scripts/sft.py", "scripts/dpo.py"))
+            and index
+        ):
             return _trl(name.removesuffix(".py"), words[:index], rest)
         elif name.endswith(".py") and index and (folder / word).is_file() and is_trl_script(folder / word):
             return TrainingProgram("file", (word,))

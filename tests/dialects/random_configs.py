@@ -33,6 +33,7 @@ BASES: dict[str, Values] = {
     "trinity sft": {**_LIMITS, **_GIVEN, "algorithm.algorithm_type": "sft"},
     "trinity dpo": {**_LIMITS, **_GIVEN, "algorithm.algorithm_type": "dpo"},
     "trl": {"model_name_or_path": "m", "dataset_name": "d", "scale_rewards": "group"},
+    "trl-rloo": {"model_name_or_path": "m", "dataset_name": "d", "normalize_advantages": False},
     "trl-sft": {"model_name_or_path": "m", "dataset_name": "d", "completion_only_loss": True},
     "trl-dpo": {"model_name_or_path": "m", "dataset_name": "d", "label_smoothing": 0.0},
     "rft_trainer": {**_FILES, "actor_rft_mini_batch_size": 64},

@@ -63,7 +63,7 @@ def test_round_trip(name: str) -> None:
         except ConfigError:
             return
         counts["read"] += 1
-        dialect = name.split()[0].removesuffix("-sft").removesuffix("-dpo")
+        dialect = name.split()[0].removesuffix("-sft").removesuffix("-dpo").removesuffix("-rloo")
         for to in dict.fromkeys((dialect, "strop", other)):
             _check(job, dialect, to)
 

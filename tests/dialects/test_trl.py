@@ -191,6 +191,14 @@ REFUSED: list[tuple[TrlProgram, str, str]] = [
     ("grpo", "--report_to comet_ml", "report_to has comet_ml"),
     ("sft", "--completion_only_loss false", "trains on responses only"),
     ("sft", "--max_length null", "write a number of tokens"),
+    ("dpo", "--label_smoothing 0.1", "which TRL's loss sigmoid ignores"),
+    ("rloo", "--num_iterations 2", "the product of its tokens' ratios"),
+    ("rloo", "--steps_per_generation 2", "leave num_iterations at 1"),
+    ("rloo", "--generation_batch_size 16", "leave num_iterations at 1"),
+    ("rloo", "--normalize_advantages", "GRPOConfig with scale_rewards batch"),
+    ("rloo", "--mask_truncated_completions", "write a beta of 0"),
+    ("rloo", "--loss_type grpo", "no key loss_type"),
+    ("grpo", "--dataset_streaming", "streams by data.stream"),
     ("dpo", "--loss_type ipo", "the sigmoid loss of DPO"),
 ]
 
@@ -217,9 +225,10 @@ def test_vllm_is_placement() -> None:
     ("program", "options"),
     [
         ("grpo", "--beta 0.04 --loss_type grpo --num_iterations 2 --steps_per_generation 4 --max_steps 30"),
+        ("rloo", "--beta 0.1 --epsilon_high 0.3 --max_steps 30 --reward_funcs r.a"),
         ("grpo", "--loss_type cispo --epsilon_high 3 --scale_rewards none --reward_funcs r.a r.b"),
         ("sft", "--assistant_only_loss --use_peft --lora_target_modules all-linear --warmup_steps 12"),
-        ("dpo", "--label_smoothing 0.1 --eval_strategy epoch --lr_scheduler_type polynomial"),
+        ("dpo", "--beta 0.2 --eval_strategy epoch --lr_scheduler_type polynomial"),
     ],
 )
 def test_conversion_in_both_directions(program: TrlProgram, options: str) -> None:
@@ -279,12 +288,21 @@ def test_rewards_of_a_file_next_to_the_script() -> None:
     assert [part.function for part in functions] == ["scripts/rewards.py:right", "elsewhere.short"]
 
 
+def test_rewards_of_the_current_folder() -> None:
+    """trl/scripts/grpo.py puts the current folder on the path before it imports them."""
+    Path("lib").mkdir()
+    Path("lib/rewards.py").write_text("def right(completions, **kwargs): ...\n")
+    functions = read("--reward_funcs lib.rewards.right other.short").run.reward.functions
+    assert [part.function for part in functions] == ["lib/rewards.py:right", "other.short"]
+
+
 def test_scripts_that_cannot_be_read() -> None:
     for text, said in (
         ("x = 1", "this one has 0"),
         ("GRPOConfig()\nSFTConfig()", "this one has 2 (lines: 1, 2)"),
         ("def (", "this is not a Python script"),
         ("GRPOConfig(beta='x', zzz=1)", "beta must be a number"),
+        ("GKDConfig(lmbda=0.5)", "samples and compares at one temperature"),
     ):
         Path("bad.py").write_text(text)
         with pytest.raises(ConfigError) as caught:

@@ -21,6 +21,7 @@ TITLES = {
     "verl-merge": ("verl: the model merger", "strop verl merge --local_dir FOLDER --target_dir FOLDER"),
     "trinity": ("Trinity-RFT", "strop trinity FILE.yaml"),
     "trl": ("TRL: `GRPOConfig`", "strop trl grpo --key value ..."),
+    "trl-rloo": ("TRL: `RLOOConfig`", "strop trl rloo --key value ..."),
     "trl-sft": ("TRL: `SFTConfig`", "strop trl sft --key value ..."),
     "trl-dpo": ("TRL: `DPOConfig`", "strop trl dpo --key value ..."),
     "rft_trainer": ("AzureML: `rft_trainer`", "strop component rft_trainer --input value ..."),

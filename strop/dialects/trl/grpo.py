@@ -23,7 +23,7 @@ from strop.dialects.trl.training_arguments import training_rows
 
 _LOSSES = ("dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo")
 _LACKING_LOSSES = ("luspo", "vespo")
-_TASKS = ("trainer.tasks_per_step", "trainer.tasks_per_update")
+TASKS = ("trainer.tasks_per_step", "trainer.tasks_per_update")
 _SAPO = unless("loss_type", "sapo")
 _LOSS = (
     mapped("beta", 0.0, "algorithm.kl_loss.coef", read=converters.kl, note="0 is no KL term"),
@@ -109,7 +109,7 @@ _LOSS = (
     refused("disable_dropout", False, "write lora_dropout 0; models have no other dropout here"),
     refused("cast_lm_head_to_fp32", False, "log-probs are computed in float32, with weights of the dtype"),
 )
-_SAMPLING = (
+SAMPLING = (
     mapped("num_generations", 8, "algorithm.rollouts_per_task", read=batches.rollout_batch),
     mapped(
         "num_generations_eval",
@@ -161,7 +161,7 @@ _SAMPLING = (
     refused("max_tool_calling_iterations", None, "write rollout.workflow in a run file"),
     mapped("shuffle_dataset", True, "data.shuffle", value_type=nullable(BOOLEAN), read=converters.shuffling),
 )
-_REWARD = (
+REWARD = (
     mapped(
         "reward_funcs",
         None,
@@ -175,7 +175,7 @@ _REWARD = (
     ),
     mapped("reward_model_name_or_path", None, "reward.models", read=converters.reward, value_type=ANY),
 )
-_VLLM = (
+VLLM = (
     placement("use_vllm", False, "the native sampler samples", supported=only(False)),
     *(
         no_effect(key, default, "it is an option of use_vllm, and the native sampler samples", value_type=ANY)
@@ -233,12 +233,12 @@ LEDGER = Ledger(
     (
         *model_rows(),
         *dataset_rows(converters.dataset),
-        *_REWARD,
-        *_SAMPLING,
+        *REWARD,
+        *SAMPLING,
         *_LOSS,
-        *batch_rows(batches.rollout_batch, *_TASKS),
+        *batch_rows(batches.rollout_batch, *TASKS),
         no_effect("dataloader_drop_last", False, "tasks that do not fill a step are left out, as in TRL"),
         *training_rows(1e-6),
-        *_VLLM,
+        *VLLM,
     ),
 )

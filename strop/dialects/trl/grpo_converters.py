@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from strop.config.schema import Run
@@ -286,7 +287,12 @@ def reward(foreign: ForeignValues) -> Mapping[str, Any]:
 
 
 def _function(name: str) -> str:
-    """The dotted path of a function; `trl grpo` also accepts the names of TRL's own."""
+    """The dotted path of a function; `trl grpo` also accepts the names of TRL's own, and modules of the current folder,
+    which it puts on Python's path."""
+    module, _, attribute = name.rpartition(".")
+    file = Path(*module.split(".")).with_suffix(".py") if module and ":" not in name else None
+    if file is not None and file.is_file():
+        return f"{file}:{attribute}"
     if "." in name or ":" in name:
         return name
     return f"trl.rewards.{name}"

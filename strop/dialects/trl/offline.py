@@ -80,17 +80,25 @@ def write_pairs(run: Run) -> Mapping[str, Any]:
     """Write the data set and the loss. Raises ConfigError for an algorithm other than DPO."""
     if not isinstance(run.algorithm, DpoConfig):
         raise ConfigError(f"TRL's DPOConfig has no algorithm {run.algorithm.type}.")
-    loss = {"beta": run.algorithm.beta, "label_smoothing": run.algorithm.label_smoothing}
-    return {**write_dataset(run), **loss}
+    if run.algorithm.label_smoothing:
+        raise ConfigError("TRL's sigmoid loss ignores label_smoothing; write label_smoothing 0.")
+    return {**write_dataset(run), "beta": run.algorithm.beta, "label_smoothing": 0.0}
 
 
 @written_by(write_pairs)
 def pairs(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the data set, with the columns `prompt`, `chosen` and `rejected`, and the loss."""
+    if foreign["label_smoothing"]:
+        raise foreign.error_for(
+            "label_smoothing",
+            f"label_smoothing is {foreign['label_smoothing']}, which TRL's loss sigmoid ignores (the losses robust and "
+            "exo_pair have it) and that of earlier versions does not; write 0, or the run file's "
+            "algorithm.label_smoothing, which smooths it.",
+        )
     return {
         "algorithm.type": "dpo",
         "algorithm.beta": foreign["beta"],
-        "algorithm.label_smoothing": foreign["label_smoothing"],
+        "algorithm.label_smoothing": 0.0,
         **_tasksets(foreign, _PAIRS),
     }
 

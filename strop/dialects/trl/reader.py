@@ -1,4 +1,4 @@
-"""Readers of TRL's configurations: a file, the command line of `trl grpo`, `trl sft` and `trl dpo`."""
+"""Readers of TRL's configurations: a file, the command line of `trl grpo`, `trl rloo`, `trl sft` and `trl dpo`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,19 @@ from strop.dialects.ledger.table import KeyOwnerHint, Ledger, no_key_owner
 from strop.dialects.ledger.value_types import BOOLEAN
 from strop.dialects.trl.grpo import LEDGER as GRPO_LEDGER
 from strop.dialects.trl.offline import DPO_LEDGER, SFT_LEDGER
+from strop.dialects.trl.rloo import LEDGER as RLOO_LEDGER
 from strop.errors import ConfigError, FaultKind
 
-TrlProgram = Literal["grpo", "sft", "dpo"]
-LEDGERS: Mapping[TrlProgram, Ledger] = {"grpo": GRPO_LEDGER, "sft": SFT_LEDGER, "dpo": DPO_LEDGER}
+TrlProgram = Literal["grpo", "rloo", "sft", "dpo"]
+LEDGERS: Mapping[TrlProgram, Ledger] = {
+    "grpo": GRPO_LEDGER,
+    "rloo": RLOO_LEDGER,
+    "sft": SFT_LEDGER,
+    "dpo": DPO_LEDGER,
+}
 IDENTIFYING_KEYS: Mapping[str, tuple[str, ...]] = {
     "trl": ("scale_rewards",),
+    "trl-rloo": ("normalize_advantages",),
     "trl-sft": ("assistant_only_loss", "completion_only_loss"),
     "trl-dpo": ("label_smoothing",),
 }
@@ -37,7 +44,7 @@ def find_program(name: str) -> TrlProgram:
     """The program of a name. Raises ConfigError for one that Strop does not have."""
     program = next((known for known in LEDGERS if known == name), None)
     if program is None:
-        raise ConfigError(f"TRL's program {name!r} is not supported; write grpo, sft or dpo.")
+        raise ConfigError(f"TRL's program {name!r} is not supported; write grpo, rloo, sft or dpo.")
     return program
 
 

@@ -16,8 +16,19 @@ from strop.dialects.ledger.table import KeyOwnerHint, no_key_owner
 from strop.dialects.trl.reader import TrlProgram, read_trl_tree
 from strop.errors import ConfigError
 
-_CONFIGS: Mapping[str, TrlProgram] = {"GRPOConfig": "grpo", "SFTConfig": "sft", "DPOConfig": "dpo"}
-_TRAINERS: Mapping[str, TrlProgram] = {"GRPOTrainer": "grpo", "SFTTrainer": "sft", "DPOTrainer": "dpo"}
+_PROGRAMS: Mapping[str, TrlProgram] = {"GRPO": "grpo", "RLOO": "rloo", "SFT": "sft", "DPO": "dpo"}
+_CONFIGS = {f"{name}Config": program for name, program in _PROGRAMS.items()}
+_TRAINERS = {f"{name}Trainer": program for name, program in _PROGRAMS.items()}
+_NOT_READ = {
+    "GKDConfig": "TRL compares the models at temperature 1 on completions sampled at another one (0.9 by default), "
+    "draws for each batch whether it is sampled, and takes each prompt from the conversation of its demonstration. "
+    "Write a run file with algorithm: {type: distillation, demonstration_fraction: 0.5, distillation: {teachers: "
+    "[{path: teacher}], loss: {divergence: {type: jsd, beta: 0.5}}}}, which samples and compares at one temperature; "
+    "demonstration_fraction is 1 - lmbda (docs/algorithms/distillation.md)",
+    "KTOConfig": "Strop has no KTO; write a DPOConfig with pairs",
+    "RewardConfig": "Strop trains no reward models; train it with TRL, and write its folder under reward.models",
+}
+"""Configurations of TRL that are not read, with the reason and what to write instead."""
 _LORA = {
     "r": "lora_r",
     "lora_alpha": "lora_alpha",
@@ -36,7 +47,7 @@ _LORA_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 def is_trl_script(path: Path) -> bool:
     """Whether a Python file calls one of TRL's configurations. Raises ConfigError for one that is not
     Python."""
-    return any(_called(node) in _CONFIGS for node in ast.walk(_parse(path)))
+    return any(_called(node) in (*_CONFIGS, *_NOT_READ) for node in ast.walk(_parse(path)))
 
 
 def read_trl_script(path: Path, *, here: bool = False, key_owner: KeyOwnerHint = no_key_owner) -> LoadedRun:
@@ -77,6 +88,9 @@ class _Script:
         """Set the script's values; returns the program."""
         calls = [node for node in ast.walk(self.module) if isinstance(node, ast.Call)]
         configs = [call for call in calls if _called(call) in _CONFIGS]
+        for call in calls:
+            if (name := _called(call)) in _NOT_READ and not configs:
+                raise ConfigError(f"{self._source(call)}: {name} is not read: {_NOT_READ[name]}.")
         if len(configs) != 1:
             lines = ", ".join(str(call.lineno) for call in configs) or "none"
             raise ConfigError(

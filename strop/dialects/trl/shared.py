@@ -117,7 +117,11 @@ def dataset_rows(read: ReadFunction, warn: InactiveCheck | None = None) -> tuple
             inactive=run_settings.without_evaluation,
             note="used if eval_strategy enables evaluation",
         ),
-        refused("dataset_streaming", False, "Strop reads the whole data set; leave it out"),
+        refused(
+            "dataset_streaming",
+            False,
+            "leave it out; a run file of an algorithm with rollouts streams by data.stream",
+        ),
         refused(
             "datasets",
             UNSET,

@@ -11,6 +11,7 @@ from strop.config.schema import Run
 from strop.dialects.azureml.reader import read_component
 from strop.dialects.hydra.selection import ConfigSelection
 from strop.dialects.trinity.reader import read_trinity
+from strop.dialects.trl.reader import find_program, read_trl_arguments
 from strop.dialects.verl.ppo_trainer import read_verl
 from strop.dialects.verl.sft_trainer import read_verl_sft
 
@@ -24,7 +25,7 @@ NEEDED = {
         "--deepspeed_config=ds.json",
     ),
 }
-TABLES = ("verl", "trinity", "rft_trainer", "verl_trainer", "grpo")
+TABLES = ("verl", "trinity", "trl", "rft_trainer", "verl_trainer", "grpo")
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,13 @@ def test_verl(case: Case) -> None:
 def test_trinity(case: Case) -> None:
     Path("t.yaml").write_text(yaml.safe_dump(case.config), encoding="utf-8")
     assert differences(case, read_trinity(Path("t.yaml"), (), here=True).run) == {}
+
+
+@parameters("trl")
+def test_trl(case: Case) -> None:
+    program, *words = case.config
+    arguments = ("--model_name_or_path=m", "--dataset_name=t.jsonl", *words)
+    assert differences(case, read_trl_arguments(find_program(program), arguments, here=True).run) == {}
 
 
 def read_inputs(component: str, case: Case) -> Run:
