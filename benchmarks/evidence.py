@@ -34,6 +34,7 @@ TABLES = {
     "endpoint": ["benchmarks/endpoint.py"],
     "fuzz": ["-m", "benchmarks.fuzz"],
     "scaling": ["benchmarks/scaling.py"],
+    "step_time": ["benchmarks/step_time.py"],
 }
 """Scripts that print a table, with their arguments."""
 
@@ -44,6 +45,7 @@ PAGES = {
     "kills": DOCS / "reliability.md",
     "engines": DOCS / "engines.md",
     "scaling": DOCS / "scaling.md",
+    "step_time": DOCS / "scaling.md",
 }
 """Page of a table; the other tables are in `docs/benchmarks.md`."""
 
