@@ -18,7 +18,7 @@ import itertools
 import json
 import operator
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,18 @@ def calculator() -> dict[str, list[dict[str, Any]]]:
         ]
         return {"prompt": f"What is {a} {symbol} {b}?", "response": response, "tools": [CALCULATOR]}
 
-    stories = [story() for _ in range(500)]
+    stories = _distinct(story, 500)
     demonstrations = [demonstration() for _ in range(DEMONSTRATIONS)]
     return {"train": stories[64:], "test": stories[:64], "demonstrations": demonstrations}
+
+
+def _distinct(draw: Callable[[], dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Rows of different prompts, so that no test row is trained on."""
+    rows: dict[str, dict[str, Any]] = {}
+    while len(rows) < count:
+        row = draw()
+        rows.setdefault(row["prompt"], row)
+    return list(rows.values())
 
 
 def medmcqa(data: Path) -> dict[str, list[dict[str, Any]]]:
