@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from strop.cli.arguments import MachineOption
-from strop.cli.init_questions import ask, ask_column, ask_or_none, check_reward, first_columns
+from strop.cli.init_questions import (
+    ask,
+    ask_answer_column,
+    ask_or_none,
+    ask_prompt_column,
+    check_reward,
+    first_columns,
+)
 from strop.cli.output import echo
 from strop.errors import ConfigError
 
@@ -47,8 +54,8 @@ def init(
     model = model or ask("Model (folder, GGUF file, or name on the Hub)", "--model")
     train = train or ask("Training tasks (JSONL, Parquet, CSV, or a name on the Hub)", "--train")
     columns = first_columns(train)
-    prompt = prompt or ask_column("prompts", "prompt", columns)
-    answer = answer or ask_column("answers", "answer", columns)
+    prompt = prompt or ask_prompt_column(columns)
+    answer = answer or ask_answer_column(columns)
     reward = reward or ask("Reward (exact, gsm8k, math, ..., or file.py:function)", "--reward", check_reward)
     if is_interview:
         held_out = held_out or ask_or_none("Held-out tasks (Enter for none)")

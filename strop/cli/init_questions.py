@@ -27,18 +27,32 @@ def ask_or_none(question: str) -> str | None:
     return str(typer.prompt(question, default="", show_default=False)) or None
 
 
-def ask_column(what: str, default: str, columns: Sequence[str]) -> str:
-    """The column of `what`: the default if the rows have it or their columns are not known, else an answer."""
-    if default in columns or not columns or not sys.stdin.isatty():
-        return default
-    named = ", ".join(columns)
+def ask_prompt_column(columns: Sequence[str]) -> str:
+    """The column of the prompts: `prompt` if the rows have it or their columns are not known, else an answer."""
+    if "prompt" in columns or not columns or not sys.stdin.isatty():
+        return "prompt"
+    return str(typer.prompt(f"Column of the prompts ({', '.join(columns)})", value_proc=_column(columns)))
+
+
+def ask_answer_column(columns: Sequence[str]) -> str | None:
+    """The column of the answers, found as that of the prompts is; None for an empty answer."""
+    if "answer" in columns or not columns or not sys.stdin.isatty():
+        return "answer"
+    question = f"Column of the answers ({', '.join(columns)}; Enter if the reward needs none)"
+    check = _column(["", *columns])
+    return typer.prompt(question, default="", show_default=False, value_proc=check) or None
+
+
+def _column(columns: Sequence[str]) -> Callable[[str], str]:
+    """Accepts the name of a column. Raises BadParameter for others."""
 
     def check(answer: str) -> str:
         if answer not in columns:
+            named = ", ".join(filter(None, columns))
             raise typer.BadParameter(f"there is no column {answer!r}; the data has {named}")
         return answer
 
-    return str(typer.prompt(f"Column of the {what} ({named})", value_proc=check))
+    return check
 
 
 def check_reward(name: str) -> str:

@@ -15,7 +15,8 @@ class FirstRun:
     model: str
     train: str
     prompt: str
-    answer: str
+    answer: str | None
+    """Column of the answers; None for a reward that needs none."""
     reward: str
     eval: str | None
     """Path of the held-out tasks; None for a run without evaluation."""
@@ -62,7 +63,8 @@ class FirstRun:
 
     @property
     def _columns(self) -> str:
-        return f"prompt: {_value(self.prompt)}, answer: {_value(self.answer)}"
+        answer = _value(self.answer) if self.answer else "null"
+        return f"prompt: {_value(self.prompt)}, answer: {answer}"
 
 
 def _value(text: str) -> str:

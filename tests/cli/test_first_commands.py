@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import strop
 from strop.cli.main import app
+from strop.config.first_run import FirstRun
 from strop.config.load.loader import load_run
 from strop.models.tiny import make_model
 from tests.report.run_folders import metrics, open_recorder
@@ -38,6 +39,13 @@ def test_init_writes_a_run_file_that_can_start(tmp_path: Path, monkeypatch: pyte
     assert run.project == "sums"
     code, said = invoke("init", *options)
     assert code != 0 and "run.yaml exists" in said
+
+
+def test_a_reward_without_answers_has_no_column_of_answers() -> None:
+    values = {"model": "m", "train": "t.jsonl", "prompt": "question", "reward": "r.py:f", "eval": "e.jsonl"}
+    first = FirstRun(answer=None, steps=1, lora=False, max_response_tokens=8, chat=True, **values)
+    data = yaml.safe_load(first.text())["data"]
+    assert data["train"]["answer"] is None and data["eval"][0]["answer"] is None
 
 
 def test_init_without_a_terminal_names_the_missing_option(tmp_path: Path) -> None:
