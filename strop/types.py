@@ -229,6 +229,8 @@ class Rollout:
     """Messages after the prompt, by the model and the environment; empty where `text` is the only one."""
     turn_rewards: tuple[float, ...] | None = None
     """Reward of each turn, where the workflow sets them; `reward` holds their sum."""
+    turn_states: tuple[str, ...] | None = None
+    """Digest of the environment's state before each turn, where the workflow reports states."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Values of the workflow for reward functions, which get them with the task's columns."""
     sequence_per: SequenceUnit = "trajectory"
@@ -246,6 +248,10 @@ class Rollout:
         if self.turn_rewards is not None and len(self.turn_rewards) != len(self.turns):
             raise ValueError(
                 f"Rollout {self.id}: {len(self.turn_rewards)} turn_rewards for {len(self.turns)} turns"
+            )
+        if self.turn_states is not None and len(self.turn_states) != len(self.turns):
+            raise ValueError(
+                f"Rollout {self.id}: {len(self.turn_states)} turn_states for {len(self.turns)} turns"
             )
 
     @property
@@ -297,6 +303,8 @@ class Experience:
     role: SegmentRole = "rl"
     turn_rewards: tuple[float, ...] | None = None
     """Reward of each contiguous run of targets, where turns have rewards of their own."""
+    turn_states: tuple[str, ...] | None = None
+    """Digest of the environment's state before each contiguous run of targets, where the workflow reports states."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Parts of the rollout's reward by name."""
     pair: str | None = None
@@ -316,11 +324,12 @@ class Experience:
             raise ValueError(
                 f"Experience {self.id}: loss_mask needs at least one target, and none at position 0"
             )
-        if self.turn_rewards is not None and len(self.turn_rewards) != len(self.turn_ends):
-            raise ValueError(
-                f"Experience {self.id}: {len(self.turn_rewards)} turn_rewards for {len(self.turn_ends)} "
-                "contiguous runs of targets"
-            )
+        for name in ("turn_rewards", "turn_states"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.turn_ends):
+                raise ValueError(
+                    f"Experience {self.id}: {len(values)} {name} for {len(self.turn_ends)} contiguous runs of targets"
+                )
 
     @property
     def prompt_tokens(self) -> int:

@@ -38,6 +38,7 @@ from strop.algorithms.token_advantages import (
     remax,
     whiten,
 )
+from strop.algorithms.turn_advantages import gigpo
 from strop.config.schema.algorithm import (
     AlgorithmConfig,
     CriticFreeConfig,
@@ -60,6 +61,7 @@ from strop.config.schema.distillation import DistillationConfig, DivergenceConfi
 from strop.config.schema.group_baselines import (
     AsymReConfig,
     GdpoConfig,
+    GigpoConfig,
     GpgConfig,
     GrpoConfig,
     GrpoPasskConfig,
@@ -95,6 +97,15 @@ def compute_advantages(
                 weights=config.part_weights,
                 divide_by_std=config.divide_by_std,
                 epsilon=config.std_epsilon,
+            ).float()
+        case GigpoConfig():
+            return gigpo(
+                scored,
+                turn_weight=config.turn_weight,
+                gamma=config.gamma,
+                divide_by_std=config.divide_by_std,
+                epsilon=config.std_epsilon,
+                states_over=config.states_over,
             ).float()
         case RemaxConfig():
             return remax(scored).float()

@@ -34,6 +34,10 @@ class RolloutBatch:
     intermediate_rewards: torch.Tensor | None = None
     """[K] float32: part of the reward that was earned before the rollout's end, at the target that earned it."""
 
+    turns: torch.Tensor | None = None
+    """[K] int64: number of each target's turn among the turns of the step, from 0."""
+    turn_states: torch.Tensor | None = None
+    """[M] int64: state of the environment before each turn; equal numbers are equal states."""
     sequences: torch.Tensor | None = None
     """[N] int64: number of training sequences of each rollout."""
 
@@ -50,6 +54,8 @@ class RolloutBatch:
             value = getattr(self, name)
             if value is not None and value.shape != (self.num_targets,):
                 raise ValueError(f"{name} {tuple(value.shape)} must be [{self.num_targets}]")
+        if self.turns is not None and self.turns.shape != (self.num_targets,):
+            raise ValueError(f"turns {tuple(self.turns.shape)} must be [{self.num_targets}]")
         if self.reward_parts is not None and len(self.reward_parts) != len(self.rewards):
             raise ValueError(
                 f"reward_parts {tuple(self.reward_parts.shape)} must have {len(self.rewards)} rows"

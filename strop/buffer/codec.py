@@ -15,7 +15,7 @@ from strop.buffer import json_codec
 from strop.errors import StoreError
 from strop.types import Experience, ExperienceGroup, RolloutStatus, SegmentRole
 
-FORMAT = 4
+FORMAT = 5
 """Version of the columns, increased whenever they change; other versions are refused."""
 
 EXPERIENCE = pa.struct(
@@ -37,6 +37,7 @@ EXPERIENCE = pa.struct(
         pa.field("source", pa.string(), nullable=False),
         pa.field("role", pa.string(), nullable=False),
         pa.field("turn_rewards", pa.list_(pa.float64())),
+        pa.field("turn_states", pa.list_(pa.string())),
         pa.field("reward_parts", pa.string(), nullable=False),
         pa.field("pair", pa.string()),
         pa.field("media", pa.string(), nullable=False),
@@ -60,7 +61,7 @@ _TOKEN_ARRAYS: dict[str, type[np.generic]] = {
 }
 """Columns that are arrays [L], with their dtypes."""
 _JSON = ("reward_parts", "media")
-_TUPLES = ("versions", "turn_rewards")
+_TUPLES = ("versions", "turn_rewards", "turn_states")
 
 
 def encode(group: ExperienceGroup) -> bytes:

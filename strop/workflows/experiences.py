@@ -65,9 +65,11 @@ def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]
         completion = _completion_slice(turn)
         loss_mask[completion] = True
         sampler_logprobs[completion] = turn.sampler_logprobs
-    rewards = None
+    rewards = states = None
     if rollout.turn_rewards is not None:
         rewards = _rewards_by_target_run(turns, [rollout.turn_rewards[i] for i in chain])
+    if rollout.turn_states is not None:
+        states = _states_by_target_run(turns, [rollout.turn_states[i] for i in chain])
     return Experience(
         id=f"{rollout.id}.{number}",
         task_id=rollout.task_id,
@@ -85,6 +87,7 @@ def _experience(rollout: Rollout, source: str, number: int, chain: Sequence[int]
         token_versions=_token_versions(turns, len(token_ids)),
         source=source,
         turn_rewards=rewards,
+        turn_states=states,
         reward_parts={name: float(value) for name, value in rollout.reward_parts.items()},
         media=last.media,
     )
@@ -116,12 +119,22 @@ def _token_versions(turns: Sequence[Turn], tokens: int) -> IntArray | None:
 
 def _rewards_by_target_run(turns: Sequence[Turn], rewards: Sequence[float]) -> tuple[float, ...]:
     """Rewards by contiguous run of targets: adjacent turns with no tokens between them form one run."""
-    found: list[float] = []
+    return tuple(sum(rewards[i] for i in run) for run in _target_runs(turns))
+
+
+def _states_by_target_run(turns: Sequence[Turn], states: Sequence[str]) -> tuple[str, ...]:
+    """State before the first turn of each contiguous run of targets."""
+    return tuple(states[run[0]] for run in _target_runs(turns))
+
+
+def _target_runs(turns: Sequence[Turn]) -> list[list[int]]:
+    """Numbers of the turns of each contiguous run of targets."""
+    runs: list[list[int]] = []
     end = -1
-    for turn, reward in zip(turns, rewards, strict=True):
-        if found and len(turn.prompt_ids) == end:
-            found[-1] += reward
+    for number, turn in enumerate(turns):
+        if len(turn.prompt_ids) == end:
+            runs[-1].append(number)
         else:
-            found.append(reward)
+            runs.append([number])
         end = len(turn.prompt_ids) + len(turn.completion_ids)
-    return tuple(found)
+    return runs

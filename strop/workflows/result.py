@@ -33,6 +33,9 @@ class WorkflowResult:
     """Named components of that reward, for the metrics."""
     turn_rewards: Sequence[float] | None = None
     """Reward of each turn; without a `reward`, their sum is the reward."""
+    turn_states: Sequence[str] | None = None
+    """State of the environment before each turn, as text that is equal for equal states; `gigpo` compares the turns
+    that begin in equal states."""
     text: str | None = None
     """Response to score; the last reply if None."""
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -74,6 +77,13 @@ def _checked(result: WorkflowResult) -> WorkflowResult:
             f"the `info` of the workflow is not JSON ({error}); reward functions get text, numbers, lists and "
             "mappings"
         ) from None
+    states = result.turn_states
+    if states is not None and not (
+        isinstance(states, list | tuple) and all(isinstance(state, str) for state in states)
+    ):
+        raise InvalidWorkflowResult(
+            f"the workflow returned the turn_states {states!r:.80}; return a list of texts"
+        )
     turns = result.turns
     if turns is not None and not all(isinstance(turn, Turn) for turn in turns):
         raise InvalidWorkflowResult("not all `turns` of the workflow are of type strop.types.Turn")

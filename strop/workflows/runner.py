@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,11 @@ def _completed_rollout(
             f"the workflow returned {len(rewards)} turn_rewards for {len(turns)} turns; return one per call of "
             "the model"
         )
+    states = None if result.turn_states is None else tuple(map(_digest, result.turn_states))
+    if states is not None and len(states) != len(turns):
+        raise InvalidWorkflowResult(
+            f"the workflow returned {len(states)} turn_states for {len(turns)} turns; return one per call of the model"
+        )
     reward = result.reward
     if reward is None and rewards is not None:
         reward = sum(rewards)
@@ -160,8 +166,14 @@ def _completed_rollout(
         reward_parts=parts | {f"workflow/{name}": float(value) for name, value in result.parts.items()},
         messages=_response_messages(task, session, text),
         turn_rewards=rewards,
+        turn_states=states,
         info=dict(result.info),
     )
+
+
+def _digest(state: str) -> str:
+    """Digest of a state, since states may be long and are only compared."""
+    return hashlib.sha256(state.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def _response_messages(task: Task, session: RolloutSession, text: str) -> tuple[Message, ...]:

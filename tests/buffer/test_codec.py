@@ -56,6 +56,7 @@ def experiences(draw: st.DrawFn) -> Experience:
         source=draw(st.text()),
         role=draw(st.sampled_from(get_args(SegmentRole))),
         turn_rewards=draw(st.none() | st.lists(st.floats(), min_size=turns, max_size=turns).map(tuple)),
+        turn_states=draw(st.none() | st.lists(st.text(), min_size=turns, max_size=turns).map(tuple)),
         pair=draw(st.none() | st.text()),
         reward_parts=draw(st.dictionaries(st.text(), st.floats(), max_size=3)),
         media=tuple(draw(st.lists(IMAGES, max_size=2))),
@@ -117,7 +118,7 @@ def _stream(batch: pa.RecordBatch) -> bytes:
 def test_another_format_is_refused_with_its_number() -> None:
     schema = SCHEMA.with_metadata({"strop.groups": "99"})
     later = pa.RecordBatch.from_arrays(to_batch([make_group("a")]).columns, schema=schema)
-    with pytest.raises(StoreError, match=r"have format 99, and it reads format 4"):
+    with pytest.raises(StoreError, match=r"have format 99, and it reads format 5"):
         decode(_stream(later))
 
 

@@ -39,8 +39,6 @@ def test_texts_are_converted(
 @pytest.mark.parametrize(
     ("setting", "instead"),
     [
-        ("algorithm.algorithm_type=gigpo", "write algorithm_type: multi_step_grpo"),
-        ("+algorithm.advantage_fn=gigpo", "write algorithm_type: multi_step_grpo"),
         ("algorithm.algorithm_type=cpt", "write sft"),
         ("+explorer.over_rollout.ratio=0.2", "starts further tasks while slow ones run"),
         ("+explorer.dynamic_timeout.enable=true", r"write the limit of a rollout as explorer\.max_timeout"),
@@ -49,6 +47,24 @@ def test_texts_are_converted(
 def test_a_value_that_strop_lacks_is_refused_with_what_to_write_instead(setting: str, instead: str) -> None:
     with pytest.raises(ConfigError, match=f"is not supported: .*{instead}"):
         read(setting)
+
+
+def test_gigpo_both_ways() -> None:
+    run = read(
+        "algorithm.algorithm_type=gigpo", "+algorithm.advantage_fn_args={omega: 0.5, gamma: 0.9, fnorm: std}"
+    ).run
+    assert run.algorithm.type == "gigpo"
+    assert (run.algorithm.turn_weight, run.algorithm.gamma, run.algorithm.divide_by_std) == (0.5, 0.9, True)
+    assert run.algorithm.states_over == "step"
+    written = write_dialect(LEDGER, run).values
+    assert written["algorithm.algorithm_type"] == "gigpo"
+    assert [written[f"algorithm.advantage_fn_args.{name}"] for name in ("omega", "gamma", "fnorm")] == [
+        0.5,
+        0.9,
+        "std",
+    ]
+    with pytest.raises(ConfigError, match=r"env_state_hash_key.*write these names"):
+        read("algorithm.algorithm_type=gigpo", "+algorithm.advantage_fn_args.env_state_hash_key=other")
 
 
 @pytest.mark.parametrize("section", ["task_selector", "data_selector"])

@@ -20,6 +20,7 @@ from strop.models.tiny import make_model
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(300)]
 
 LENGTHS = {"max_prompt_tokens": 32, "max_response_tokens": 2}
+ENVIRONMENT = f"{Path(__file__).parent / 'two_digits.py'}:TwoDigits"
 TWO_DIGITS = f"{Path(__file__).parent / 'two_digits.py'}:two_digits"
 
 
@@ -96,6 +97,7 @@ CASES: dict[str, dict[str, Any]] = {
     "std_over_step": {"type": "grpo", "std_over": "step"},
     "mask_truncated": {"type": "grpo", "mask_truncated": True},
     "multi_step_grpo": {"type": "grpo", "divide_by_sequences": True},
+    "gigpo": {"type": "gigpo"},
     "mix_chord": {
         "type": "mix",
         "mu": 0.9,
@@ -108,6 +110,10 @@ CASES: dict[str, dict[str, Any]] = {
 ROLLOUT: dict[str, dict[str, Any]] = {
     "rejection": {"engine": {"type": "native", "dtype": "bfloat16"}},
     "multi_step_grpo": {"workflow": TWO_DIGITS, "sequence_per": "turn", "max_sequence_tokens": 64},
+    "gigpo": {
+        "workflow": {"name": "environment", "args": {"environment": ENVIRONMENT}},
+        "max_sequence_tokens": 64,
+    },
 }
 
 
@@ -117,7 +123,7 @@ def sample_and_train(folder: Path, name: str, algorithm: dict[str, Any]) -> list
     if algorithm["type"] == "mix":
         shown = {"name": "shown", "path": str(folder / "demonstrations.jsonl")}
         data |= {"demonstrations": [shown | {"response": "answer"}], "eval": [shown]}
-    reward = {"multi_step_grpo": None, "gdpo": hidden}.get(name, right)
+    reward = {"multi_step_grpo": None, "gigpo": None, "gdpo": hidden}.get(name, right)
     rows, _ = train(
         folder,
         name,
@@ -139,7 +145,7 @@ def mean_of_last(rows: list[dict[str, Any]], metric: str) -> float:
 def test_it_learns(name: str, folder: Path) -> None:
     """The fraction of right answers rises from a tenth by 0.5, as the mean of the last three of 12 steps."""
     rows = sample_and_train(folder, name, CASES[name])
-    parts = {"gdpo": "reward/part/hidden/right", "multi_step_grpo": "reward/mean"}
+    parts = {"gdpo": "reward/part/hidden/right", "multi_step_grpo": "reward/mean", "gigpo": "reward/mean"}
     fraction = parts.get(name, "reward/part/right")
     (before, after), rows = (rows[0], rows[-1]), rows[1:]
     assert rows[0][fraction] < 0.2
@@ -148,7 +154,7 @@ def test_it_learns(name: str, folder: Path) -> None:
         assert 0 < rows[0]["rejection/token_fraction"] < 0.5
     if name == "mask_truncated":
         assert rows[0]["rollouts/truncated_fraction"] > 0.1
-    if name == "multi_step_grpo":
+    if name in ("multi_step_grpo", "gigpo"):
         assert rows[0]["rollouts/turns"] == 2
     if name == "mix_chord":
         assert (before["eval/shown/reward"], after["eval/shown/reward"]) == (0.0, 1.0)

@@ -210,3 +210,11 @@ def test_a_judge_of_a_model_that_is_not_there_is_refused(several):
     judge = {"url": "auxiliary", "model": "helper"}
     with pytest.raises(ConfigError, match=r"there is no 'helper' in rollout\.auxiliary_models"):
         strop.load(several(reward={"judges": [judge]}))
+
+
+def test_gigpo_without_states_says_where_they_come_from(several):
+    run = several(
+        algorithm={"type": "gigpo", "rollouts_per_task": 2}, rollout__workflow="single_turn", reward="exact"
+    )
+    with pytest.raises(ConfigError, match="the workflow reported none"):
+        strop.train(strop.load(run))

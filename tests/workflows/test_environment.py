@@ -34,6 +34,10 @@ class Wrong(Guess):
     def step(self, reply):
         return "only words"
 
+class Stateful(Guess):
+    def state_key(self):
+        return "the same"
+
 class Lame:
     def reset(self, task):
         return None
@@ -55,6 +59,22 @@ def test_rewards_of_turns_and_rollout(world, user_file):
     assert [world.tokenizer.decode([experience.token_ids[i]]) for i in experience.turn_ends] == [
         "<|end|>"
     ] * 3
+
+
+def test_states_are_the_messages_to_the_model_or_the_environments_own(world, user_file):
+    engine = world.says("9", "9", "7")
+    file = user_file(GUESS)
+    rollout = world.run(engine, "environment", {"environment": f"{file}:Guess"}, task=world.task(answer="7"))
+    first, second, third = rollout.turn_states
+    assert first != second == third, (
+        "the environment says `lower` before the second turn and before the third"
+    )
+    (experience,) = rollout_to_experiences(rollout, "")
+    assert experience.turn_states == rollout.turn_states
+    rollout = world.run(
+        engine, "environment", {"environment": f"{file}:Stateful"}, task=world.task(answer="7")
+    )
+    assert len(set(rollout.turn_states)) == 1
 
 
 def test_the_tasks_own_prompt_and_an_async_environment(world, user_file):

@@ -176,6 +176,36 @@ def test_steps_have_their_own_rewards_through_the_openai_client(world: Any, tmp_
     assert (rollout.error, rollout.turn_rewards, rollout.reward) == (None, (1.0, 11.0), 11.0)
 
 
+GIGPO = """
+        class Flow(Workflow):
+            def run(self):
+                found = []
+                for state, reward in (("x", 0.25), ("y", 0.5), ("x", 0.25)):
+                    found += self.model.chat([{"role": "user", "content": state}])
+                    found[-1].reward = 1.0
+                    found[-1].info["env_state_hash"] = state
+                    REWARD
+                return found
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "rewards"),
+    [("found[-1].info['step_reward'] = reward", (0.25, 0.5, 0.25)), ("pass", (0.0, 0.0, 1.0))],
+)
+def test_states_and_rewards_of_steps(world: Any, tmp_path: Path, line: str, rewards: Any) -> None:
+    rollout = run(world, world.says("a", "b", "c"), write(tmp_path, GIGPO.replace("REWARD", line)))
+    assert (rollout.error, rollout.turn_rewards, rollout.reward) == (None, rewards, 1.0)
+    first, second, third = rollout.turn_states
+    assert first == third != second
+
+
+def test_a_step_without_a_state_is_an_error(world: Any, tmp_path: Path) -> None:
+    file = write(tmp_path, GIGPO.replace("REWARD", "found[0].info.clear()"))
+    rollout = run(world, world.says("a", "b", "c"), file)
+    assert "not each turn is an experience of its own" in str(rollout.error)
+
+
 def test_the_reward_of_a_run_holds_for_all_its_steps(world: Any, tmp_path: Path) -> None:
     file = write(
         tmp_path,

@@ -13,6 +13,7 @@ from strop.config.schema.distillation import DistillationConfig, SampledKlLossCo
 from strop.config.schema.group_baselines import (
     AsymReConfig,
     GdpoConfig,
+    GigpoConfig,
     GpgConfig,
     GrpoConfig,
     GrpoPasskConfig,
@@ -291,6 +292,7 @@ CriticFreeConfig = (
     | RlooConfig
     | OpoConfig
     | GdpoConfig
+    | GigpoConfig
     | OptimalTokenBaselineConfig
     | GpgConfig
     | OpmdConfig

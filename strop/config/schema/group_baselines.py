@@ -93,6 +93,24 @@ class GdpoConfig(GroupBaselineConfig):
                 )
 
 
+class GigpoConfig(GroupBaselineConfig):
+    """Group-in-group policy optimization for agents: GRPO's advantages, plus a comparison of the turns that begin in
+    the same state of the environment (GiGPO, arXiv 2505.10978)."""
+
+    type: Literal["gigpo"] = "gigpo"
+    turn_weight: float = Field(1.0, ge=0)
+    """Weight of the advantages of turns (omega); those of rollouts have the weight 1."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount factor per turn, in the returns of turns; 1 for no discount."""
+    states_over: Literal["group", "step"] = "group"
+    """Turns that are compared where their states are equal: those of the group, or those of all rollouts of the
+    step."""
+    divide_by_std: bool = False
+    """Divide advantages by the standard deviation of the rewards, or returns, that are compared."""
+    std_epsilon: float = Field(1e-6, gt=0)
+    """Constant added to the standard deviation."""
+
+
 class OpoConfig(GroupBaselineConfig):
     """On-policy optimization: the baseline is the group's length-weighted mean reward (arXiv 2505.23585)."""
 

@@ -58,6 +58,14 @@ def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
                 settings["algorithm.repeat_groups"] = bool(foreign[f"{ARGS}.duplicate_experiences"])
             if advantage in OF_STEPS:
                 settings["algorithm.divide_by_sequences"] = foreign[f"{ARGS}.enable_step_norm"]
+        case "gigpo":
+            settings |= {
+                "algorithm.turn_weight": foreign[f"{ARGS}.omega"],
+                "algorithm.gamma": foreign[f"{ARGS}.gamma"],
+                "algorithm.divide_by_std": foreign[f"{ARGS}.fnorm"] == "std",
+                "algorithm.std_epsilon": foreign[f"{ARGS}.epsilon"],
+                "algorithm.states_over": "step",
+            }
         case "asymre":
             settings["algorithm.baseline_shift"] = foreign[f"{ARGS}.baseline_shift"]
         case "opmd":

@@ -58,7 +58,7 @@ TYPE: tuple[KeyMapping, ...] = (
         read=algorithm,
         value_type=nullable(INTEGER),
         inactive=presets.only_sampled,
-        note="by algorithm_type: multi_step_grpo, mix, mix_chord, on_policy_distill and jsd 8, ppo and raft 1, "
+        note="by algorithm_type: multi_step_grpo, gigpo, mix, mix_chord, on_policy_distill and jsd 8, ppo and raft 1, "
         "the others 2",
     ),
 )
@@ -69,11 +69,7 @@ FUNCTIONS: tuple[KeyMapping, ...] = (
         None,
         "algorithm.type",
         read=algorithm,
-        value_type=nullable(
-            refusing(
-                one_of(*(name for name in presets.ADVANTAGES if name != "raft")), presets.REFUSED_ADVANTAGES
-            )
-        ),
+        value_type=nullable(one_of(*(name for name in presets.ADVANTAGES if name != "raft"))),
         inactive=presets.only_sampled,
         note="default by algorithm_type; another value selects the algorithm with these advantages; ppo has a critic",
     ),
@@ -206,7 +202,7 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         1e-6,
         "algorithm.std_epsilon",
         read=algorithm,
-        inactive=presets.only_advantages("grpo", *OF_STEPS, "rec", *presets.ENTROPY_FILTERS),
+        inactive=presets.only_advantages("grpo", *OF_STEPS, "rec", "gigpo", *presets.ENTROPY_FILTERS),
     ),
     mapped(
         f"{ARGS}.mu",
@@ -249,11 +245,39 @@ ARGUMENTS: tuple[KeyMapping, ...] = not_on_page(
         )
     ),
     mapped(
+        f"{ARGS}.omega",
+        1.0,
+        "algorithm.turn_weight",
+        read=algorithm,
+        inactive=presets.only_advantages("gigpo"),
+    ),
+    mapped(
+        f"{ARGS}.fnorm",
+        "none",
+        "algorithm.divide_by_std",
+        "algorithm.states_over",
+        read=algorithm,
+        value_type=one_of("none", "std"),
+        inactive=presets.only_advantages("gigpo"),
+        note="gigpo compares the turns of a step that begin in the same state: states_over is step",
+    ),
+    *(
+        refused(
+            f"{ARGS}.{name}",
+            default,
+            "the workflow gives each experience the state before it under `env_state_hash` of its `info`, and "
+            "the step's reward under `step_reward`; write these names",
+            supported=only(default),
+            inactive=presets.only_advantages("gigpo"),
+        )
+        for name, default in (("step_reward_key", "step_reward"), ("env_state_hash_key", "env_state_hash"))
+    ),
+    mapped(
         f"{ARGS}.gamma",
         1.0,
         "algorithm.gamma",
         read=algorithm,
-        inactive=presets.only_advantages("ppo", "reinforceplusplus"),
+        inactive=presets.only_advantages("ppo", "reinforceplusplus", "gigpo"),
     ),
     mapped(f"{ARGS}.lam", 1.0, "algorithm.lam", read=algorithm, inactive=presets.only_advantages("ppo")),
     mapped(

@@ -9,6 +9,7 @@ from strop.config.schema import Run
 from strop.config.schema.algorithm import DistillationOnlyConfig, DpoConfig, RolloutAlgorithmConfig, SftConfig
 from strop.config.schema.distillation import SampledJsdConfig
 from strop.config.schema.group_baselines import (
+    GigpoConfig,
     GrpoConfig,
     LogAvgExpBaselineConfig,
     MeanBaselineConfig,
@@ -94,6 +95,10 @@ def write_algorithm(run: Run) -> Mapping[str, Any]:
                 f"{_ARGS}.mu": section.entropy_filter.deviations,
                 **({} if by_step else {f"{_ARGS}.max_frac": section.entropy_filter.max_fraction or 1.0}),
             }
+    if isinstance(section, GigpoConfig):
+        fnorm = "std" if section.divide_by_std else "none"
+        over_step = section.states_over == "step"
+        values |= {f"{_ARGS}.omega": section.turn_weight, f"{_ARGS}.fnorm": fnorm if over_step else None}
     if isinstance(section, MixConfig):
         values |= _write_mu(section)
     if isinstance(section, DistillationOnlyConfig):

@@ -80,7 +80,7 @@ def _has_other_experiences(foreign: ForeignValues) -> bool:
 
 def counts_turns(foreign: ForeignValues) -> bool:
     """Whether an experience is a turn, of which a rollout has any number."""
-    return advantage(foreign) in ("step_wise_grpo", "multi_step_grpo")
+    return advantage(foreign) in ("step_wise_grpo", "multi_step_grpo", "gigpo")
 
 
 def _turns(foreign: ForeignValues) -> str | None:

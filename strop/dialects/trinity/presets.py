@@ -26,6 +26,7 @@ ADVANTAGES = {
     "clipb": "grpo",
     "clipv": "grpo",
     "cod": "grpo",
+    "gigpo": "gigpo",
     "raft": "raft",
     "on_policy_distill": "distillation",
     "jsd": "distillation",
@@ -45,18 +46,11 @@ class AlgorithmPreset:
     sample: str = "default"
 
 
-_GIGPO = (
-    "GiGPO also compares the steps that several rollouts take from the same state of an environment, which Strop does "
-    "not record; write algorithm_type: multi_step_grpo, which compares whole rollouts"
-)
 REFUSED_TYPES = {
     "cpt": "it continues the pretraining on plain text, and Strop trains on the answers of prompts; write sft, with a "
     "dataset of prompts and answers",
-    "gigpo": _GIGPO,
 }
 """Values of `algorithm_type` that Strop does not support, with what to write instead."""
-REFUSED_ADVANTAGES = {"gigpo": _GIGPO}
-"""Values of `advantage_fn` that Strop does not support, with what to write instead."""
 ENTROPY_FILTERS = {"clipb": 2.5, "clipv": 8.5}
 """Advantage functions that leave tokens out to keep the entropy up, with the default of their bound."""
 PRESETS = {
@@ -75,6 +69,7 @@ PRESETS = {
     "mix": AlgorithmPreset(8, "grpo", "mix", entropy="mix", sample="mix"),
     "mix_chord": AlgorithmPreset(8, "grpo", "mix_chord", entropy="mix", sample="mix"),
     "multi_step_grpo": AlgorithmPreset(8, "step_wise_grpo", "ppo"),
+    "gigpo": AlgorithmPreset(8, "gigpo", "ppo"),
     "raft": AlgorithmPreset(1, "raft", "sft", kl_loss="none", entropy="none"),
     "topr": AlgorithmPreset(2, "reinforce", "topr"),
     "cispo": AlgorithmPreset(2, "grpo", "cispo"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from strop.algorithms.rollout_batch import RolloutBatch
@@ -36,6 +37,7 @@ def make_rollout_batch(
     group = [numbers.setdefault(rollout[0].group, len(numbers)) for rollout in rollouts]
     greedy = None if baselines is None else [baselines[rollout[0].group] for rollout in rollouts]
     names = tuple(rollouts[0][0].reward_parts) if parts is None else parts
+    turns, states = _turn_states(experiences)
     return RolloutBatch(
         rewards=torch.tensor([rollout[0].reward for rollout in rollouts], dtype=torch.float32),
         group=torch.tensor(group, dtype=torch.int64),
@@ -43,6 +45,8 @@ def make_rollout_batch(
         baselines=None if greedy is None else torch.tensor(greedy, dtype=torch.float32),
         reward_parts=_parts([rollout[0] for rollout in rollouts], names) if names else None,
         intermediate_rewards=_turn_rewards(experiences),
+        turns=turns,
+        turn_states=states,
         sequences=torch.tensor([len(rollout) for rollout in rollouts]),
     )
 
@@ -70,6 +74,21 @@ def _turn_rewards(experiences: Sequence[Experience]) -> torch.Tensor | None:
             padded[experience.turn_ends] = experience.turn_rewards
         values.append(padded)
     return gather_targets(values, experiences)
+
+
+def _turn_states(experiences: Sequence[Experience]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """[K] Number of each target's turn, and [M] the states before the turns; None where a turn has no state."""
+    if any(experience.turn_states is None for experience in experiences):
+        return None, None
+    numbers: dict[str, int] = {}
+    turns: list[npt.NDArray[np.int64]] = []
+    states: list[int] = []
+    for experience in experiences:
+        turn = np.zeros(len(experience.token_ids), dtype=np.int64)
+        turn[experience.turn_ends] = 1
+        turns.append((len(states) + np.cumsum(turn) - turn)[experience.loss_mask])
+        states += [numbers.setdefault(state, len(numbers)) for state in experience.turn_states or ()]
+    return torch.from_numpy(np.concatenate(turns)), torch.tensor(states)
 
 
 def gather_targets(values: Sequence[FloatArray], experiences: Sequence[Experience]) -> torch.Tensor:

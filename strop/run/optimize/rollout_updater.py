@@ -16,9 +16,15 @@ from strop.algorithms.rollout_batch import RolloutBatch
 from strop.algorithms.token_advantages import logit_gradient_norms
 from strop.algorithms.token_filters import clip_b, clip_v
 from strop.config.schema.algorithm import PpoConfig, RolloutAlgorithmConfig
-from strop.config.schema.group_baselines import GdpoConfig, GrpoConfig, OptimalTokenBaselineConfig
+from strop.config.schema.group_baselines import (
+    GdpoConfig,
+    GigpoConfig,
+    GrpoConfig,
+    OptimalTokenBaselineConfig,
+)
 from strop.config.schema.policy_gradient import KlEstimator
 from strop.config.schema.trainer import TrainerConfig
+from strop.errors import ConfigError
 from strop.run.optimize.advantage_inputs import (
     gather_targets,
     make_rollout_batch,
@@ -183,6 +189,12 @@ class RolloutUpdater:
         metrics: dict[str, float] = {}
         parts = algorithm.reward_parts if isinstance(algorithm, GdpoConfig) else ()
         scored = make_rollout_batch(experiences, baselines=baselines, parts=parts)
+        if isinstance(algorithm, GigpoConfig) and scored.turn_states is None:
+            raise ConfigError(
+                "algorithm.type gigpo compares turns by the states of an environment, and the workflow reported none; "
+                "write `rollout.workflow: {name: environment, ...}`, return `turn_states` in the WorkflowResult, or "
+                "write algorithm.type: grpo."
+            )
         if isinstance(algorithm, OptimalTokenBaselineConfig):
             assert logprobs.old is not None
             norms = logit_gradient_norms(

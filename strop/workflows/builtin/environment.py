@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strop.config.user_code import ImportPath
@@ -22,6 +23,11 @@ class EnvironmentWorkflow:
 
         reset(task) -> messages                   first messages to the model; None for the task's prompt
         step(reply) -> (messages, reward)         next messages to the model; None at the end
+
+    A third one is optional:
+
+        state_key() -> text                       state before the next reply, equal for equal states; the
+                                                  messages to the model without it
 
     Messages are text (of the user), one message, or a list of messages. Each reward belongs to the turn of its
     reply; the rollout's reward is their sum.
@@ -50,18 +56,33 @@ class EnvironmentWorkflow:
         if first is not None:
             chat = chat.start(_messages(first, "reset"), task.tools)
         rewards: list[float] = []
+        states: list[str] = []
         new: list[Message] = []
         for _ in range(self._max_turns):
+            state = await self._state(environment, new or chat.messages)
             try:
                 reply = await chat.reply(*new)
             except ContextLengthExceeded:
                 break
             messages, reward = _step(await call_sync_or_async(environment.step, reply))
             rewards.append(reward)
+            states.append(state)
             if messages is None:
                 break
             new = _messages(messages, "step")
-        return WorkflowResult(turn_rewards=rewards)
+        return WorkflowResult(turn_rewards=rewards, turn_states=states)
+
+    async def _state(self, environment: Any, observed: Sequence[Message]) -> str:
+        """Text of the environment's state: by `state_key`, or else the messages that the model replies to."""
+        state_key = getattr(environment, "state_key", None)
+        if not callable(state_key):
+            return json.dumps([dict(message) for message in observed], sort_keys=True, default=str)
+        state = await call_sync_or_async(state_key)
+        if not isinstance(state, str):
+            raise InvalidWorkflowResult(
+                f"the environment's state_key returned {state!r:.80}; it must return text"
+            )
+        return state
 
     async def _construct(self) -> Any:
         """An instance of the class; without `async` methods it is constructed in a thread."""

@@ -25,7 +25,8 @@ def to_result(experiences: Any, turns: Sequence[Turn]) -> WorkflowResult:
     """The turns of the experiences, their rewards, and the means of their metrics.
 
     The reward of the rollout is that of the last experience, as in Trinity's multi-step advantages; where
-    experiences have different rewards, each turn also has its own. An experience without a reward leaves it to
+    experiences have different rewards, each turn also has its own, and so it has where `info` has the state of the
+    environment and the step's reward, as for Trinity's GiGPO. An experience without a reward leaves it to
     the run's `reward`. Raises `InvalidWorkflowResult` for tokens that the model did not sample in this rollout.
     """
     if not isinstance(experiences, list | tuple) or not experiences:
@@ -33,6 +34,7 @@ def to_result(experiences: Any, turns: Sequence[Turn]) -> WorkflowResult:
             f"the workflow returned {experiences!r:.80}; it must return a list of one or more experiences"
         )
     reward_of: dict[int, float | None] = {}
+    experience_of: dict[int, Any] = {}
     for number, experience in enumerate(experiences):
         _check(experience, number)
         found = turns_of(experience, turns)
@@ -45,16 +47,43 @@ def to_result(experiences: Any, turns: Sequence[Turn]) -> WorkflowResult:
         # Equal samples of one prompt have equal tokens: each experience stands for one of them.
         trained = new if _is_whole(experience, turns, found) else new[:1]
         reward_of |= dict.fromkeys(trained, _reward(experience, number))
+        experience_of |= dict.fromkeys(trained, experience)
     order = sorted(reward_of)
     rewards = [reward_of[turn] for turn in order]
+    by_turn = [experience_of[turn] for turn in order]
+    states = _states(by_turn)
+    if states is not None:
+        rewards = _step_rewards(by_turn, rewards[-1])
     last = experiences[-1]
     return WorkflowResult(
         reward=_reward(last, len(experiences) - 1),
         parts=_mean_metrics(experiences),
         turn_rewards=None if len(set(rewards)) == 1 else [reward or 0.0 for reward in rewards],
+        turn_states=states,
         turns=[turns[turn] for turn in order],
         text=getattr(last, "response_text", None),
     )
+
+
+def _states(experiences: Sequence[Any]) -> list[str] | None:
+    """State of the environment before each turn (`info["env_state_hash"]`), from the turns' experiences; None where
+    no experience has one."""
+    states = [(experience.info or {}).get("env_state_hash") for experience in experiences]
+    if all(state is None for state in states):
+        return None
+    if None in states or len({id(experience) for experience in experiences}) < len(experiences):
+        raise InvalidWorkflowResult(
+            'an experience has info["env_state_hash"], but not each turn is an experience of its own with the state '
+            "before it; return one for each turn"
+        )
+    return [str(state) for state in states]
+
+
+def _step_rewards(experiences: Sequence[Any], last: float | None) -> list[float | None]:
+    """Rewards of single steps (`info["step_reward"]`); without them, the rollout's reward at its last turn."""
+    if not any("step_reward" in (experience.info or {}) for experience in experiences):
+        return [*[0.0] * (len(experiences) - 1), last]
+    return [float((experience.info or {}).get("step_reward", 0.0)) for experience in experiences]
 
 
 def _is_whole(experience: Any, turns: Sequence[Turn], found: Sequence[int]) -> bool:
