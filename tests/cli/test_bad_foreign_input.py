@@ -61,7 +61,7 @@ CASES: list[Case] = [
         "rft_trainer",
         "rollout_n:",
         "num_generations:",
-        "no input --num_generations. It is a key of trl, grpo.",
+        "no input --num_generations. It is a key of trl, trl-rloo, grpo.",
     ),
     ("grpo", "beta:", "rollout_n:", "no input --rollout_n. It is a key of rft_trainer, verl_trainer."),
     (
