@@ -129,9 +129,9 @@ def main() -> None:
     hidden_size, heads, kv_heads = args["hidden_size"], args["heads"], args["kv_heads"]
     if hidden_size < 2 * heads or hidden_size // heads % 2 or heads % kv_heads:
         parser.error(
-            f"--hidden-size {hidden_size} gives each of {heads} heads (--heads) {hidden_size // heads} values, which "
-            f"must be an even number, and --heads must be a multiple of --kv-heads {kv_heads}; for instance --hidden-size "
-            f"{max(1, hidden_size // 8) * 8} --heads 4 --kv-heads 2"
+            f"--hidden-size {hidden_size} gives each of {heads} heads (--heads) {hidden_size // heads} values, "
+            f"which must be an even number, and --heads must be a multiple of --kv-heads {kv_heads}; "
+            f"for instance --hidden-size {max(1, hidden_size // 8) * 8} --heads 4 --kv-heads 2"
         )
     folder = make_model(args.pop("folder"), read_corpus(args.pop("corpus")), **args)
     print(f"wrote a random {args['family']} model to {folder}")
