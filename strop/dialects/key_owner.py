@@ -32,7 +32,7 @@ def run_file_key_owner(dotted: str, by_last_name: bool) -> OwnerHint:
     field = next((row.fields[0] for row in rows if row.fields), None)
     if field is None:
         return OwnerHint(key_owner_hint(dotted, RUN_FILE, by_last_name=by_last_name))
-    return OwnerHint(f" It is a key of {_names(owners)}; the run file has {field} for it.", field)
+    return OwnerHint(f" It is a key of {_names(owners)}.", field)
 
 
 def _names(owners: list[str]) -> str:

@@ -68,7 +68,7 @@ CASES: list[Case] = [
         "strop",
         "overlong:",
         "train_batch_size:",
-        "It is a key of verl, verl-sft, verl-sft-engine; the run file has trainer.tasks_per_step for it.",
+        "It is a key of verl, verl-sft, verl-sft-engine. In a run file write trainer.tasks_per_step=",
     ),
     # a value of the wrong type, or outside the enum
     (

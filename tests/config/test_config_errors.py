@@ -171,9 +171,12 @@ def test_a_mutated_file_loads_or_gives_a_config_error(tmp_path: Path, data: st.D
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        ("model.lora.r=8", r"In a run file write model\.lora\.rank=16\."),
-        ("rollout.n=8", r"In a run file write algorithm\.rollouts_per_task=8\."),
-        ("algorithm.num_generations=8", r"In a run file write algorithm\.rollouts_per_task=8\."),
+        ("model.lora.r=8", r"In a run file write model\.lora\.rank=8\."),
+        ("rollout.n=4", r"In a run file write algorithm\.rollouts_per_task=4\."),
+        ("+rollout.n=4", r"In a run file write algorithm\.rollouts_per_task=4\."),
+        ("algorithm.num_generations=auto", r"In a run file write algorithm\.rollouts_per_task=8\."),
+        ("trainer.max_steps=-1", r"write trainer\.duration='10 steps', or in epochs: '2 epochs'"),
+        ("trainer.num_train_epochs=3", r"write trainer\.duration='3 epochs', or in steps: '10 steps'"),
         (
             "algorithm.beta=0.1",
             r"belongs to `type: online_dpo or dpo`.*\. In a run file write algorithm\.kl_loss\.coef",
@@ -182,7 +185,7 @@ def test_a_mutated_file_loads_or_gives_a_config_error(tmp_path: Path, data: st.D
             "trainer.gradient_accumulation_steps=4",
             r"write trainer\.microbatch='8 sequences' or '16384 tokens'",
         ),
-        ("trainer.learning_rate=1e-5", r"write trainer\.optimizer\.lr=1e-6"),
+        ("trainer.learning_rate=1e-5", r"write trainer\.optimizer\.lr=1e-05"),
     ],
 )
 def test_names_of_other_tools_are_told_what_to_write(run_file: Path, written: str, told: str) -> None:

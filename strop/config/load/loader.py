@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -131,7 +132,7 @@ def _apply_overrides(tree: ConfigTree, overrides: Sequence[str], key_owner: KeyO
                 tree,
                 override,
                 known=lambda keys: field_at(*_within_run(keys, tree)) is not None,
-                suggest=lambda dotted: unknown_key(*_within_run(split_key(dotted), tree), key_owner),
+                suggest=partial(_suggestion, override.value(), tree, key_owner),
             )
         except ConfigError as error:
             keys = split_key(written.key_or_group)
@@ -141,6 +142,11 @@ def _apply_overrides(tree: ConfigTree, overrides: Sequence[str], key_owner: KeyO
         notices += found
         _expand_shorthands(tree)
     return notices
+
+
+def _suggestion(value: Any, tree: ConfigTree, key_owner: KeyOwner, dotted: str) -> str:
+    keys, values = _within_run(split_key(dotted), tree)
+    return unknown_key(keys, value, values, key_owner)
 
 
 def _within_run(keys: KeyPath, tree: ConfigTree) -> tuple[KeyPath, Any]:

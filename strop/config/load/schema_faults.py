@@ -145,19 +145,22 @@ def _location(kind: str, reason: str, keys: KeyPath, tree: ConfigTree) -> str | 
     return ": ".join(filter(None, (str(source), ".".join(keys))))
 
 
-def unknown_key(keys: KeyPath, values: Any, key_owner: KeyOwner = unknown_owner) -> str:
-    """Suggestion for a key that the schema does not have: a similar key, or the format that has the key."""
+def unknown_key(keys: KeyPath, value: Any, values: Any, key_owner: KeyOwner = unknown_owner) -> str:
+    """Suggestion for a key that the schema does not have, with the value that was written: a similar key, or the format
+    that has the key."""
     dotted = ".".join(keys)
     kinds = section_types_at(keys[:-1], values)
     here = list(dict.fromkeys(n for kind in kinds for n in kind.model_fields))
     owners = [str(k.model_fields["type"].default) for k in kinds if keys[-1] in k.model_fields]
     near = closest(keys[-1], here)
-    familiar = "" if near and not owners else familiar_hint(dotted, keys[-1])
+    familiar = "" if near and not owners else familiar_hint(dotted, keys[-1], value)
     if owners:
         return f"; it belongs to `type: {' or '.join(owners)}`, so write that `type` in the section{_after(familiar)}"
     hint = key_owner(dotted, False)
     owned = hint.sentence
-    if hint.field is None:
+    if hint.field is not None:
+        owned += familiar or f" The run file has {hint.field} for it."
+    else:
         owned = familiar or owned or key_owner(dotted, near is None).sentence
     if near is not None:
         return f"{did_you_mean(keys[-1], [near])}{owned}"
@@ -211,7 +214,7 @@ def _keys(detail: ErrorDetails, values: Any) -> KeyPath:
 def _reason(detail: ErrorDetails, keys: KeyPath, values: Any, key_owner: KeyOwner) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"unknown key{unknown_key(keys, values, key_owner)}"
+        return f"unknown key{unknown_key(keys, detail['input'], values, key_owner)}"
     if kind == "missing":
         field = field_at(keys, values)
         effect = (field and field.description) or "It is required"
