@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/real"), help="folder for all files")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    os.environ |= {"TQDM_DISABLE": "1", "REAL": str(args.out), "REAL_EXAMPLE": str(HERE)}
+    os.environ |= {"REAL": str(args.out), "REAL_EXAMPLE": str(HERE)}
 
     print(f"Model: {fetch_model(args.out)}")
     make_tasks(args.out)

@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -30,7 +29,12 @@ from strop.config.suggest import did_you_mean
 from strop.config.user_code import import_user_module
 from strop.errors import ModelError
 from strop.models.family_traits import attention_implementation
-from strop.models.formats.gguf import dequantization, pretrained_source
+from strop.models.formats.gguf import (
+    dequantization,
+    pretrained_source,
+    progress_in_terminals_only,
+    read_config,
+)
 from strop.models.hub import check_hub
 from strop.models.logprobs import check_logits
 from strop.models.packed_attention.forward import enable_packed_attention
@@ -95,7 +99,7 @@ def _read(
     config = load_config(section)
     frozen = section.lora is not None or not trainable
     dtype = section.compute_dtype if frozen and section.compute_dtype else section.dtype
-    with silence_transformers():
+    with silence_transformers(), progress_in_terminals_only():
         try:
             model, found = kind.from_pretrained(
                 **pretrained_source(section.path),
@@ -145,9 +149,7 @@ def load_config(section: ModelConfig) -> PreTrainedConfig:
     _check_generation_config(section.path)
     check_hub("model.path", section.path)
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            **pretrained_source(section.path), trust_remote_code=section.trust_remote_code
-        )
+        config = read_config(section.path, trust_remote_code=section.trust_remote_code)
     except LOAD_ERRORS as error:
         raise ModelError(f"model.path: no model could be loaded from {section.path}: {error}") from error
     override_config(config, section.override)

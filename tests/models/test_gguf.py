@@ -27,7 +27,9 @@ needs_gguf = pytest.mark.skipif(find_spec("gguf") is None, reason="needs the ext
 
 
 @needs_gguf
-def test_a_gguf_file_is_the_model_that_it_was_written_from(tmp_path: Path) -> None:
+def test_a_gguf_file_is_the_model_that_it_was_written_from(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = make_model(tmp_path / "model", ["one and one is two"], vocab_size=280, hidden_size=32)
     (tmp_path / "gguf").mkdir()
     write_gguf(folder, tmp_path / "gguf" / "tiny.gguf")
@@ -40,11 +42,27 @@ def test_a_gguf_file_is_the_model_that_it_was_written_from(tmp_path: Path) -> No
         assert all(torch.equal(value, expected[name]) for name, value in model.named_parameters())
         assert all(value.requires_grad for value in model.parameters())
         assert load_generation_config(section) is None
+    assert capfd.readouterr().err == "", "no progress bar in a log"
     ModelImages(section, ImagesConfig()).copy_files(tmp_path)
     tokenizer = load_tokenizer(section)
     assert tokenizer.eos_token == "<|end|>"
     messages = [{"role": "user", "content": "one and 2"}]
     assert tokenizer.apply_chat_template(messages, tokenize=False).startswith("<|user|>\none and 2<|end|>")
+
+
+@needs_gguf
+def test_a_file_that_is_replaced_is_read_again(tmp_path: Path) -> None:
+    section = ModelConfig(path=str(tmp_path / "gguf" / "tiny.gguf"))
+    (tmp_path / "gguf").mkdir()
+    sizes = []
+    for hidden in (32, 64):
+        folder = make_model(
+            tmp_path / f"m{hidden}", ["one and one is two"], vocab_size=280, hidden_size=hidden
+        )
+        write_gguf(folder, Path(section.path))
+        load_config(section).hidden_size = 7  # a caller's copy
+        sizes.append(load_config(section).hidden_size)
+    assert sizes == [32, 64]
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

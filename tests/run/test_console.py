@@ -28,7 +28,7 @@ def test_a_log_has_one_plain_line_per_step() -> None:
     display.close()
     title, note, line = stream.getvalue().splitlines()
     assert (title, note) == ("gsm8k / a run", "Resuming after step 11.")
-    assert line.startswith("step 12/60  reward 0.531   kl 0.001   tokens 23.1     2,310 tokens/s  3.2 s")
+    assert line.startswith("step 12/60  reward 0.531  kl 0.001  length 23.1    2,310 tokens/s  3.2 s")
     assert line.endswith("sums 0.612  failed 3%") and "stale" not in line
     display.step(13, ROW | {"staleness/mean": 0.75, "staleness/max": 2.0})
     assert "  stale 0.750" in stream.getvalue().splitlines()[-1]

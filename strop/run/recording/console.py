@@ -28,7 +28,7 @@ _LINE_METRICS = (
     ("accuracy", "dpo/accuracy"),
     ("kl", "kl/ref"),
     ("entropy", "entropy"),
-    ("tokens", "response_tokens/mean"),
+    ("length", "response_tokens/mean"),
     ("grad", "grad_norm"),
 )
 """Label and name of the metrics in a log line; a metric that a step did not measure is omitted."""
@@ -100,7 +100,7 @@ class LineDisplay:
         self._remaining.step(step)
         parts = [f"step {step:>{len(str(self._steps))}}/{self._steps}"]
         parts += [
-            f"{label} {format_number(metrics[name]):<6}" for label, name in _LINE_METRICS if name in metrics
+            f"{label} {format_number(metrics[name]):<5}" for label, name in _LINE_METRICS if name in metrics
         ]
         if "tokens_per_second" in metrics:
             parts.append(f"{metrics['tokens_per_second']:>6,.0f} tokens/s")
