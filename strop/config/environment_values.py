@@ -23,6 +23,15 @@ def remember_environment(text: str) -> None:
             _found[value] = f"${{oc.env:{name}}}"
 
 
+def may_have_secret(text: str) -> bool:
+    """Whether a text takes a value from the environment that is not the path of a file or folder of this machine."""
+    names = _VARIABLE.findall(text)
+    if len(names) < text.count("oc.env"):
+        return True
+    values = [os.environ.get(name) for name in names]
+    return any(value and not _is_local_path(value) for value in values)
+
+
 def remember_secret(name: str, value: str) -> None:
     """Remember the value of an environment variable that holds a secret."""
     if len(value) >= _SHORTEST:
@@ -59,8 +68,10 @@ def name_environment(value: Any) -> Any:
 
 def _is_ordinary(value: str) -> bool:
     """Whether a value is short, a number, or a local path, all of which are printed as they are."""
-    if len(value) < _SHORTEST or _NUMBER.fullmatch(value):
-        return True
+    return len(value) < _SHORTEST or bool(_NUMBER.fullmatch(value)) or _is_local_path(value)
+
+
+def _is_local_path(value: str) -> bool:
     try:
         path = expand_user(value)
         return path.exists() or (path.is_absolute() and path.parent.is_dir())

@@ -18,6 +18,8 @@ MIN_STEPS = 3
 """Steps after which a run is judged."""
 _MANY_TRUNCATED = 0.8
 """Fraction of truncated responses above which a run is warned about them."""
+_SHOWN_TRUNCATED = 0.005
+"""Fraction of truncated responses from which the verdict names them: a smaller one would be shown as 0%."""
 _FAR_FROM_REFERENCE = 1.0
 """KL divergence from the reference model per token, in nats, above which a rising one is warned about."""
 
@@ -148,7 +150,7 @@ def verdict(data: RunData) -> str:
     if not parts and (change := series_change(data.series("reward/mean")[1])) is not None:
         parts.append(f"training reward {describe_change(change)}")
     truncated = data.series("rollouts/truncated_fraction")[1]
-    if truncated:
+    if truncated and truncated[-1] >= _SHOWN_TRUNCATED:
         parts.append(f"{truncated[-1]:.0%} of the responses truncated in the last step")
     return "; ".join(parts)
 

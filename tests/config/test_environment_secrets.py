@@ -51,6 +51,21 @@ def test_a_saved_run_has_the_interpolations_and_no_value(path: Path, tmp_path: P
     assert load_run(tmp_path / "saved.yaml").run == run
 
 
+def test_a_saved_run_has_the_paths_that_variables_named(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.setenv("STROP_TEST_MODEL", str(tmp_path / "models"))
+    path.write_text(f'name: "${{oc.env:STROP_TEST_NONE,first}}"\n{RUN}')
+    text = resolved_text(load_run(path).run)
+    assert (
+        f"path: {tmp_path}/models\n" in text
+        and f"note: {tmp_path}/models\n" in text
+        and "name: first\n" in text
+    )
+    assert "api_key: ${oc.env:STROP_TEST_KEY}\n" in text and "hunter2" not in text
+
+
 def test_a_resume_compares_values_that_the_file_does_not_have(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,17 @@ def test_zero_gradients_and_truncated_responses() -> None:
     assert learning_faults([VARIED | {"rollouts/truncated_fraction": 1.0}, *[ended] * 3]) == []
 
 
+@pytest.mark.parametrize(("fraction", "told"), [(0.0, False), (0.004, False), (0.25, True)])
+def test_the_verdict_names_truncated_responses_if_there_are_any(
+    tmp_path: Path, fraction: float, told: bool
+) -> None:
+    with open_recorder(tmp_path) as record:
+        for step in (1, 2, 3):
+            record.log_step(step, {"reward/mean": 0.5, "rollouts/truncated_fraction": fraction})
+    assert ("25% of the responses truncated" in verdict(read_run(tmp_path))) == told
+    assert ("truncated" in verdict(read_run(tmp_path))) == told
+
+
 def test_a_watch_reports_once() -> None:
     watch = LearningWatch()
     assert [len(watch.observe(EQUAL)) for _ in range(5)] == [0, 0, 1, 0, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from strop.config.environment_values import remember_environment
+from strop.config.environment_values import may_have_secret, remember_environment
 from strop.config.load.config_tree import KeyPath, Locate, iter_values, split_key
 from strop.config.load.value_limits import (
     check_interpolations,
@@ -51,7 +51,7 @@ def resolve_interpolations(values: dict[str, Any], locate: Locate) -> dict[str, 
 
 
 def environment_texts(values: dict[str, Any]) -> dict[KeyPath, str]:
-    """Return the texts that take a value from the environment, themselves or through another key."""
+    """Return the texts that take a possible secret from the environment, themselves or through another key."""
 
     def depends(value: Any, at: KeyPath, above: tuple[KeyPath, ...]) -> bool:
         if at in above:
@@ -63,7 +63,9 @@ def environment_texts(values: dict[str, Any]) -> dict[KeyPath, str]:
         if not isinstance(value, str) or "${" not in value:
             return False
         named = references(value, at)
-        return "oc.env" in value or any(depends(value_at(values, keys), keys, (*above, at)) for keys in named)
+        return may_have_secret(value) or any(
+            depends(value_at(values, keys), keys, (*above, at)) for keys in named
+        )
 
     return {
         keys: value
