@@ -29,7 +29,8 @@ section with its defaults: `algorithm: grpo` is `algorithm: {type: grpo}`. Each 
 fields of another type are unknown keys. An amount is a number with a unit: `20 steps`, `5 epochs`, `10 %`.
 
 The `run.yaml` in a run's folder has `${oc.env:NAME}` where a text came from an environment variable
-and is no local path, and `***` in place of passwords, tokens and keys. Messages and logs name the variable too. A resume compares the variable's
+and is no local path, and `***` in place of passwords, tokens and keys. Messages and
+logs name the variable too. A resume compares the variable's
 value with a slow hash at the end of the file. Limits of a file: 200,000 bytes, 50 nested sections, 10,000 values
 with aliases replaced, integers of 64 bits.
 
