@@ -1,4 +1,4 @@
-"""Text that is safe to print: control characters are escaped, and long messages are shortened."""
+"""Text to print: safe, without control characters; shortened; numbers with their noun."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def shorten(text: str, limit: int = MAX_MESSAGE) -> str:
         return text
     head, tail = text[: limit * _HEAD // MAX_MESSAGE], text[-(limit * _TAIL // MAX_MESSAGE) :]
     return f"{head} ... ({len(text) - len(head) - len(tail)} characters cut) ... {tail}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _escape(match: re.Match[str]) -> str:

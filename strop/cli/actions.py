@@ -16,6 +16,7 @@ from strop.config.plan.table import describe_plan, machine_of, plan_rows, plan_r
 from strop.config.schema import Run
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.errors import ConfigError, ModelError
+from strop.printable import counted
 
 if TYPE_CHECKING:
     from strop.dialects.job import Job
@@ -34,11 +35,12 @@ def run_and_print(loaded: LoadedRun) -> None:
         echo(f"Table: {result.folder / 'bench.csv'}. Curves: {result.folder / 'bench.html'}.")
         return
     if result.model is None:
-        echo(f"Explored {result.steps} steps. Run folder: {result.folder}.")
+        echo(f"Explored {counted(result.steps, 'step')}. Run folder: {result.folder}.")
         return
-    steps = "1 step" if result.steps == 1 else f"{result.steps} steps"
     best = "" if result.model_step == result.steps else f" (best checkpoint, of step {result.model_step})"
-    echo(f"Finished {steps}. Model: {result.model}{best}. Run folder: {result.folder}.")
+    echo(
+        f"Finished {counted(result.steps, 'step')}. Model: {result.model}{best}. Run folder: {result.folder}."
+    )
     if summary := verdict(read_run(result.folder)):
         echo(f"Verdict: {summary}.")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +20,9 @@ from strop.cli.init_questions import (
 from strop.cli.output import echo
 from strop.errors import ConfigError
 
+if TYPE_CHECKING:
+    from strop.config.first_run import FirstRun
+
 
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Run file to write.")] = Path("run.yaml"),
@@ -31,7 +35,11 @@ def init(
         str | None, typer.Option(help="Column of the prompts; by default `prompt`.", show_default=False)
     ] = None,
     answer: Annotated[
-        str | None, typer.Option(help="Column of the answers; by default `answer`.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Column of the answers, '' if the reward needs none; by default `answer`.",
+            show_default=False,
+        ),
     ] = None,
     held_out: Annotated[
         str | None, typer.Option("--eval", help="Held-out tasks.", show_default=False)
@@ -55,7 +63,7 @@ def init(
     train = train or ask("Training tasks (JSONL, Parquet, CSV, or a name on the Hub)", "--train")
     columns = first_columns(train)
     prompt = prompt or ask_prompt_column(columns)
-    answer = answer or ask_answer_column(columns)
+    answer = ask_answer_column(columns) if answer is None else answer or None
     reward = reward or ask("Reward (exact, gsm8k, math, ..., or file.py:function)", "--reward", check_reward)
     if is_interview:
         held_out = held_out or ask_or_none("Held-out tasks (Enter for none)")
@@ -73,9 +81,27 @@ def init(
         chat=not plain,
     )
     file.write_text(values.text(), encoding="utf-8")
+    _make_fit(file, values, machine)
     echo(f"Wrote {file}.")
     _check(file, machine)
     echo(f"Train with `strop train {file}`.")
+
+
+def _make_fit(file: Path, values: FirstRun, machine: str | None) -> None:
+    """Write the changes with which the run fits into the machine's memory, if it does not fit and there are such."""
+    from strop.cli.plan_command import missing_memory, print_changes
+    from strop.config.load.loader import load_run
+    from strop.config.plan.machine import GIB, on_machine, parse_machine
+
+    with on_machine(parse_machine(machine) if machine else None):
+        capacity, proposal = missing_memory(load_run(file).run)
+    if capacity is None or proposal is None or not proposal.fits:
+        return
+    size = f"{capacity / GIB:.0f} GiB"
+    changes = tuple((each.override, f"to fit into {size}: {each.cost}") for each in proposal.changes)
+    file.write_text(replace(values, changes=changes).text(), encoding="utf-8")
+    echo(f"Written into the file, so that the run fits into {size}:")
+    print_changes(proposal)
 
 
 def _check(file: Path, machine: str | None) -> None:

@@ -28,19 +28,32 @@ def ask_or_none(question: str) -> str | None:
 
 
 def ask_prompt_column(columns: Sequence[str]) -> str:
-    """The column of the prompts: `prompt` if the rows have it or their columns are not known, else an answer."""
-    if "prompt" in columns or not columns or not sys.stdin.isatty():
+    """The column of the prompts: `prompt` if the rows have it or their columns are not known, else an answer.
+
+    Raises ConfigError where nobody can answer.
+    """
+    if "prompt" in columns or not columns:
         return "prompt"
+    _need_terminal("prompt", columns, "")
     return str(typer.prompt(f"Column of the prompts ({', '.join(columns)})", value_proc=_column(columns)))
 
 
 def ask_answer_column(columns: Sequence[str]) -> str | None:
     """The column of the answers, found as that of the prompts is; None for an empty answer."""
-    if "answer" in columns or not columns or not sys.stdin.isatty():
+    if "answer" in columns or not columns:
         return "answer"
+    _need_terminal("answer", columns, ", or --answer '' if the reward needs none")
     question = f"Column of the answers ({', '.join(columns)}; Enter if the reward needs none)"
     check = _column(["", *columns])
     return typer.prompt(question, default="", show_default=False, value_proc=check) or None
+
+
+def _need_terminal(name: str, columns: Sequence[str], otherwise: str) -> None:
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f"--{name} is missing, and there is no terminal to ask in. The columns of the data are "
+            f"{', '.join(columns)}: write one of them{otherwise}."
+        )
 
 
 def _column(columns: Sequence[str]) -> Callable[[str], str]:

@@ -16,9 +16,15 @@ from strop.config.redact import safe_text
 from strop.errors import PlacementError
 
 if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
     from strop.run.entry.score_file import SourceScores
 
 _FOREIGN = "foreign key"
+_STYLES = {"field": "cyan", "value": "bold", _FOREIGN: "magenta", "source": "green"}
+_WIDE = 140
+"""Columns of a terminal from which a table of values is readable."""
 
 
 def show_explanation(loaded: LoadedRun) -> None:
@@ -81,19 +87,47 @@ def show_scores(scores: Mapping[str, SourceScores]) -> None:
 
 
 def _print_table(summary: str, loaded: LoadedRun, values: list[ExplainedValue]) -> None:
+    """Print the values that are set, then the defaults; in a narrow terminal the effect is below each value."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console()
     console.print(Text(safe_text(f"{summary}\n")))
     print_notes(loaded)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    styles = {"field": "cyan", "value": "bold", _FOREIGN: "magenta", "source": "green"}
     columns = _columns(values)
+    is_set = [value.source.kind != "default" for value in values]
+    for title, wanted in (("Values that are set", True), ("Defaults", False)):
+        chosen = [value for value, found in zip(values, is_set, strict=True) if found == wanted]
+        if chosen:
+            console.print(Text(f"\n{title}:", style="bold"))
+            console.print(_table(chosen, columns) if console.width >= _WIDE else _value_list(chosen, columns))
+
+
+def _table(values: list[ExplainedValue], columns: tuple[str, ...]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        table.add_column(name, style=styles.get(name, ""), overflow="fold")
+        table.add_column(name, style=_STYLES.get(name, ""), overflow="fold")
     for value in values:
         cells = (Text(safe_text(cell)) for cell in _cells(value, columns))
         table.add_row(*cells, style="dim" if value.source.kind == "default" else "")
-    console.print(table)
+    return table
+
+
+def _value_list(values: list[ExplainedValue], columns: tuple[str, ...]) -> Group:
+    """Each value with its unit and source on a line, and its effect on the lines below."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    lines: list[Padding | Text] = []
+    for value in values:
+        cells = dict(zip(columns, map(safe_text, _cells(value, columns)), strict=True))
+        effect = cells.pop("effect")
+        line = Text()
+        for name, cell in cells.items():
+            line.append(f"{cell}  " if cell else "", style=_STYLES.get(name, ""))
+        lines += [line, Padding(Text(effect, style="dim"), (0, 0, 0, 4))]
+    return Group(*lines)

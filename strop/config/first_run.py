@@ -25,6 +25,8 @@ class FirstRun:
     max_response_tokens: int
     chat: bool
     """Whether prompts are rendered by the tokenizer's chat template."""
+    changes: tuple[tuple[str, str], ...] = ()
+    """Overrides of fields of `model` and `trainer`, such as `trainer.microbatch='4096 tokens'`, each with a comment."""
 
     def text(self) -> str:
         """The run file."""
@@ -45,6 +47,7 @@ class FirstRun:
             "seed: 1\n"
             "model:\n"
             f"  path: {_value(self.model)}  # a folder, a GGUF file, or a name on the Hub{lora}\n"
+            f"{self._changed('model')}"
             "data:\n"
             f"  train: {{path: {_value(self.train)}, {self._columns}}}\n"
             f"{evaluation}"
@@ -57,9 +60,20 @@ class FirstRun:
             f"  duration: {self.steps} steps\n"
             "  tasks_per_step: 16  # prompts sampled in one step\n"
             f"  optimizer: {{type: adamw, lr: {'1e-4' if self.lora else '1e-5'}}}\n"
+            f"{self._changed('trainer')}"
             f"checkpoint: {{every: {every} steps}}\n"
             + (f"evaluate: {{every: {every} steps}}\n" if self.eval else "")
         )
+
+    def _changed(self, section: str) -> str:
+        """The lines of the changes in a section."""
+        lines = []
+        for override, comment in self.changes:
+            key, _, value = override.partition("=")
+            if key.startswith(f"{section}."):
+                name, plain = key.removeprefix(f"{section}."), value.strip("'")
+                lines.append(f"  {name}: {plain}  # {comment}\n")
+        return "".join(lines)
 
     @property
     def _columns(self) -> str:

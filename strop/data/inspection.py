@@ -14,6 +14,7 @@ from strop.data.sources.columns import value_at
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
 from strop.errors import DataError
+from strop.printable import counted
 
 _READ_ROWS = 100
 """Rows whose columns are read; the run checks all of them."""
@@ -34,7 +35,7 @@ def inspect_data(run: Run) -> Iterator[str]:
     others: list[tuple[str, TasksetConfig]] = [(each.name, each) for each in run.data.demonstrations]
     for name, section in others + [(each.name, each) for each in run.data.eval]:
         rows = _rows(name, section)
-        yield f"{name}: {len(rows)} rows" if rows is not None else _unread(name, section)
+        yield f"{name}: {counted(len(rows), 'row')}" if rows is not None else _unread(name, section)
 
 
 def _training_lines(run: Run) -> Iterator[str]:
@@ -46,11 +47,11 @@ def _training_lines(run: Run) -> Iterator[str]:
         rows = _rows(name, section)
         sizes.append(None if rows is None else len(rows))
         if rows is None or len(sets) > 1:
-            yield f"{name}: {len(rows)} rows" if rows is not None else _unread(name, section)
+            yield f"{name}: {counted(len(rows), 'row')}" if rows is not None else _unread(name, section)
     known = [size for size in sizes if size is not None]
     if len(known) == len(sizes):
         steps = run_mixture_order(run, known).steps_per_epoch(per_step)
-        yield f"train: {sum(known)} rows, {steps} steps of {per_step} per epoch"
+        yield f"train: {counted(sum(known), 'row')}, {counted(steps, 'step')} of {per_step} per epoch"
 
 
 def _unread(name: str, section: TasksetConfig) -> str:

@@ -29,6 +29,7 @@ from strop.data.sources.custom_dataset import CustomDataset
 from strop.data.sources.reader import read_rows
 from strop.data.sources.rows import DatasetRows
 from strop.data.task_order import make_task_order
+from strop.printable import counted
 from strop.types import IntArray, RolloutGroup, Task
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class TaskSet:
 
     def __str__(self) -> str:
         """`train: 7423 tasks; 50 of 7473 filtered, because their prompts are too long`"""
-        text = f"{self.name}: {len(self)} tasks"
+        text = f"{self.name}: {counted(len(self), 'task')}"
         if len(self) < len(self._rows):
             filtered = f"{self.num_overlong} of {len(self._rows)} filtered"
             return f"{text}; {filtered}, because their prompts are too long"

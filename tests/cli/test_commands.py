@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_verl_ppo_prints_the_keys_that_here_overrides(cli: Cli, calls: list[Any]
 def test_check(cli: Cli, run_file: Path) -> None:
     result = cli("check", run_file)
     assert result.exit_code == 0 and "The run can start." in result.output
-    assert "train: 64 rows, 1 steps of 64 per epoch" in result.output
+    assert "train: 64 rows, 1 step of 64 per epoch" in result.output
 
 
 @pytest.mark.parametrize(
@@ -136,16 +137,31 @@ def test_explain_is_one_line_per_value_in_a_pipe(cli: Cli, run_file: Path) -> No
     assert f"{run_file}:1" in lines["model.path"]
 
 
-def test_explain_is_a_table_in_a_terminal(
-    cli: Cli, run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("width", "heads", "line"),
+    [(200, 2, "reward.functions.0.function "), (80, 0, "reward.functions.0.function  exact  ")],
+)
+def test_explain_in_a_terminal(
+    cli: Cli,
+    run_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    width: int,
+    heads: int,
+    line: str,
 ) -> None:
+    """What is set, then the defaults: tables in a wide terminal, and else each effect below its value."""
     from strop.cli.show import show_explanation
     from strop.config.load.loader import load_run
 
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     show_explanation(load_run(run_file))
-    assert "field" in capsys.readouterr().out
+    said = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
+    chosen, defaults = said.partition("Values that are set:")[2].split("Defaults:")
+    assert line in chosen and line not in defaults and "trainer.duration" in defaults
+    assert sum(text.startswith("field ") for text in said.splitlines()) == heads
+    assert max(map(len, said.splitlines())) <= width
 
 
 def test_keys(cli: Cli) -> None:
@@ -195,4 +211,4 @@ def test_a_key_of_another_tool_without_a_field_of_its_own_gets_the_usual_name(
     (tmp_path / "run.yaml").write_text("model: {path: m}\ndata: {train: {path: a.jsonl}}\nreward: exact\n")
     found = cli("check", str(tmp_path / "run.yaml"), "rollout.n=4")
     assert found.exit_code == 2
-    assert "In a run file write algorithm.rollouts_per_task=8." in " ".join(found.stderr.split())
+    assert "In a run file write algorithm.rollouts_per_task=4." in " ".join(found.stderr.split())

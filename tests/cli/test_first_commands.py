@@ -48,9 +48,34 @@ def test_a_reward_without_answers_has_no_column_of_answers() -> None:
     assert data["train"]["answer"] is None and data["eval"][0]["answer"] is None
 
 
+def test_init_writes_what_makes_the_run_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "model", ["what is one and one"], hidden_size=512, layers=6)
+    Path("sums.csv").write_text("prompt,answer\n" + "What is 1 + 1?,2\n" * 20)
+    options = ("--model", "model", "--train", "sums.csv", "--reward", "exact", "--force")
+    said = {size: invoke("init", *options, "--machine", f"1xT4-{size}GB")[1] for size in (16, 4)}
+    assert "Written into the file" not in said[16] and "does not fit" not in said[16] + said[4]
+    assert (
+        "Written into the file, so that the run fits into 4 GiB:\n  trainer.microbatch='4096 tokens'"
+        in said[4]
+    )
+    assert (
+        "  microbatch: 4096 tokens  # to fit into 4 GiB: smaller matrix products\n"
+        in Path("run.yaml").read_text()
+    )
+    assert str(load_run("run.yaml").run.trainer.microbatch) == "4096 tokens"
+
+
 def test_init_without_a_terminal_names_the_missing_option(tmp_path: Path) -> None:
     code, said = invoke("init", tmp_path / "run.yaml", "--model", "owner/model")
     assert code != 0 and "--train is missing" in said
+    (tmp_path / "qa.csv").write_text("question,words\nWhat is 1 + 1?,2\n")
+    options = ["--model", "owner/model", "--train", tmp_path / "qa.csv", "--reward", "exact"]
+    code, said = invoke("init", tmp_path / "run.yaml", *options)
+    assert code != 0 and "--prompt is missing" in said and "question, words: write one of them." in said
+    code, said = invoke("init", tmp_path / "run.yaml", *options, "--prompt", "question")
+    assert code != 0 and "--answer is missing" in said and "--answer '' if the reward needs none" in said
+    assert not (tmp_path / "run.yaml").exists()
 
 
 def test_init_asks_in_a_terminal(tmp_path: Path) -> None:

@@ -8,10 +8,14 @@ import pytest
 
 from strop.cli.columns import align_columns
 from strop.data.progress_bar import with_progress_bar
-from strop.printable import printable
+from strop.printable import counted, printable
 from strop.runs.sample_table import samples_markdown
 
 from .conftest import Cli
+
+
+def test_a_number_with_its_noun() -> None:
+    assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
 
 
 def test_control_characters_of_a_configuration(cli: Cli, run_file: Path) -> None:

@@ -25,6 +25,7 @@ from strop.config.load.loader import LoadedRun
 from strop.config.redact import redact, safe_text
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.errors import Interrupted
+from strop.printable import counted
 from strop.run.recording.environment import (
     command_line,
     describe_sandbox,
@@ -207,10 +208,11 @@ class Recorder:
 
     def _title(self) -> str:
         run = self._loaded.run
-        size = f"{run.trainer.tasks_per_step} tasks"
+        size = counted(run.trainer.tasks_per_step, "task")
         if not isinstance(run.algorithm, SftConfig | DpoConfig):
-            size += f" x {run.algorithm.rollouts_per_task} rollouts"
-        return f"{run.project} / {run.name}: {self._length.steps} steps of {size}, in {self._folder.path}"
+            size += f" x {counted(run.algorithm.rollouts_per_task, 'rollout')}"
+        steps = counted(self._length.steps, "step")
+        return f"{run.project} / {run.name}: {steps} of {size}, in {self._folder.path}"
 
     def _notes(self) -> tuple[str, ...]:
         if self._start.state.step >= self._length.steps:
