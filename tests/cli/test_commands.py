@@ -150,14 +150,14 @@ def test_explain_in_a_terminal(
     heads: int,
     line: str,
 ) -> None:
-    """What is set, then the defaults: tables in a wide terminal, and else each effect below its value."""
+    """Values that are set, then the defaults: tables in a wide terminal, and else each effect below its value."""
     from strop.cli.show import show_explanation
     from strop.config.load.loader import load_run
 
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     show_explanation(load_run(run_file))
-    said = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
+    said = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     chosen, defaults = said.partition("Values that are set:")[2].split("Defaults:")
     assert line in chosen and line not in defaults and "trainer.duration" in defaults
     assert sum(text.startswith("field ") for text in said.splitlines()) == heads
