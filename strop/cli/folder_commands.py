@@ -14,6 +14,7 @@ from strop.cli.arguments import RunFolderArgument
 from strop.cli.columns import align_columns
 from strop.cli.output import echo
 from strop.errors import RunFolderError
+from strop.printable import counted
 
 if TYPE_CHECKING:
     from strop.runs.reader import RunData
@@ -32,7 +33,7 @@ _CURVES = (
     "time/step_seconds",
 )
 """Metrics that `show` draws, where a run has them; eval rewards come first."""
-_CURVE_WIDTH = 40
+_CURVE_WIDTH = 32
 _MAX_SAMPLE_LINES = 12
 
 
@@ -96,7 +97,7 @@ def compare(
         Path | None, typer.Option(help="HTML page to write: overlaid curves, and responses side by side.")
     ] = None,
 ) -> None:
-    """Compare runs: the settings that differ, and the last value of each metric."""
+    """Compare runs: the settings that differ, and the last value of each metric that differs."""
     from strop.runs.comparison import compare_metrics, differing_settings, run_labels
     from strop.runs.formatting import format_number
     from strop.runs.reader import read_run
@@ -108,10 +109,14 @@ def compare(
     settings = differing_settings(runs)
     if settings:
         echo(align_columns([("setting", *labels), *((key, *values) for key, values in settings)]) + "\n")
+    metrics = compare_metrics(runs)
     rows = [("metric", *labels)]
-    for row in compare_metrics(runs):
-        rows.append((row.name, *("-" if value is None else format_number(value) for value in row.last)))
+    for row in metrics:
+        if len(set(row.last)) > 1:
+            rows.append((row.name, *("-" if value is None else format_number(value) for value in row.last)))
     echo(align_columns(rows))
+    if equal := len(metrics) - len(rows) + 1:
+        echo(f"{counted(equal, 'metric')} with equal last values left out.")
     if html is not None:
         from strop.report.compare import write_comparison
 
@@ -121,6 +126,7 @@ def compare(
 
 def _summary(data: RunData) -> Iterator[str]:
     """Lines about what the run trains, and how far it is."""
+    from strop.runs.formatting import format_time
     from strop.runs.overview import run_state
     from strop.runs.status import run_status
     from strop.runs.verdict import learning_faults, verdict
@@ -136,8 +142,9 @@ def _summary(data: RunData) -> Iterator[str]:
         yield f"  {algorithm} of {model} on {train.get('path', 'its tasks') if isinstance(train, dict) else train}"
     if data.sessions:
         first, last = data.sessions[0], data.sessions[-1]
-        resumed = f", resumed {len(data.sessions) - 1} times" if len(data.sessions) > 1 else ""
-        yield f"  started {first['started']}, ended {last['ended'] or '-'}{resumed}"
+        resumed = f", resumed {counted(len(data.sessions) - 1, 'time')}" if len(data.sessions) > 1 else ""
+        ended = format_time(last["ended"]) if last["ended"] else "-"
+        yield f"  started {format_time(first['started'])}, ended {ended}{resumed}"
     if summary := verdict(data):
         yield f"  {summary}"
     yield from (f"  warning: {fault}" for fault in learning_faults(data.rows))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from strop.errors import RunFolderError
-from strop.runs.formatting import format_number
+from strop.runs.formatting import format_number, format_time
 from strop.workers.atomic_write import atomic_write
 
 
@@ -22,7 +21,7 @@ def render_page(name: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": format_number, "day": _day}
+    environment.filters |= {"number": format_number, "day": format_time}
     return environment.get_template(f"{name}.html.j2").render(**values)
 
 
@@ -35,8 +34,3 @@ def write_page(path: Path, page: str) -> None:
             f"The report {path} cannot be written: {error.strerror or error}. The other files of the run are "
             f"complete. Free space on that disk; `strop report {path.parent}` then writes the report of a training."
         ) from error
-
-
-def _day(stamp: str) -> str:
-    """Format an ISO time as `21 Nov 2026, 14:03 UTC`."""
-    return f"{datetime.fromisoformat(stamp):%-d %b %Y, %H:%M} UTC"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,16 @@ def differing_settings(runs: Sequence[RunData]) -> list[tuple[str, tuple[str, ..
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for name, entry in value.items():
-            yield from _leaves(entry, f"{key}.{name}" if key else str(name))
-    else:
+    """Dotted keys of the values below a value; a list of texts or numbers is one value."""
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        entries = value.items()
+    elif isinstance(value, list) and any(isinstance(entry, Mapping | list) for entry in value):
+        entries = enumerate(value)
+    if not entries:
         yield key, "" if value is None or value in ([], {}) else str(value)
+    for name, entry in entries:
+        yield from _leaves(entry, f"{key}.{name}" if key else str(name))
 
 
 def shared_samples(runs: Sequence[RunData], labels: Sequence[str], count: int) -> dict[str, list[TaskSample]]:

@@ -1,8 +1,9 @@
-"""Formatting of numbers, durations and curves as text, for the console and the report."""
+"""Formatting of numbers, durations, times and curves as text, for the console and the report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -17,6 +18,11 @@ def format_duration(seconds: float) -> str:
             rest = rounded % size // (size // (24 if larger == "d" else 60))
             return f"{rounded // size} {larger}" + (f" {rest} {smaller}" if rest else "")
     raise AssertionError(f"{rounded} seconds are less than a minute")
+
+
+def format_time(stamp: str) -> str:
+    """Format an ISO time as `21 Nov 2026, 14:03 UTC`."""
+    return f"{datetime.fromisoformat(stamp):%-d %b %Y, %H:%M} UTC"
 
 
 def format_number(value: float) -> str:

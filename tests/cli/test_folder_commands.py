@@ -89,11 +89,14 @@ def test_compare_shows_settings_that_differ_and_last_values(cli: Cli, tmp_path: 
     for name, steps, rate in (("a", 10, "0.001"), ("b", 5, "0.002")):
         write_run(tmp_path / "runs" / name, steps)
         file = tmp_path / "runs" / name / "run.yaml"
-        file.write_text(file.read_text().replace("lr: 1.0e-06", f"lr: {rate}"))
+        changed = file.read_text().replace("lr: 1.0e-06", f"lr: {rate}")
+        file.write_text(changed.replace("eval: []", f"eval: [{{name: sums, path: {name}.jsonl}}]"))
     done = cli("compare", "runs/a", "runs/b", "--html", "both.html")
     rows = {line.split()[0]: line.split()[1:] for line in done.output.splitlines() if line}
     assert rows["setting"] == ["a", "b"] and rows["trainer.optimizer.lr"] == ["0.001", "0.002"]
     assert rows["reward/mean"] == ["1", "0.500"] and "seed" not in rows
+    assert rows["data.eval.0.path"] == ["a.jsonl", "b.jsonl"] and "data.eval.0.name" not in rows
+    assert "with equal last values left out." in done.output
     page = (tmp_path / "both.html").read_text()
     assert "trainer.optimizer.lr" in page and page.count('<div class="card chart">') >= 3
     assert page.count(">after<") == 2
