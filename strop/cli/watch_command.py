@@ -36,6 +36,8 @@ def watch(
     # The steps before the last one took place before the display's clock started.
     display.open(str(folder), (), done=run_status(data).step)
     shown = {int(row["step"] or 0): _values(row) for row in data.rows[:-1]}
+    for values in shown.values():
+        display.earlier_step(values)
     try:
         while True:
             for row in data.rows:

@@ -58,6 +58,18 @@ def test_a_terminal_shows_progress_reward_and_held_out() -> None:
         assert text in shown
 
 
+def test_steps_before_the_display_was_opened_are_in_the_curves() -> None:
+    stream = io.StringIO()
+    display = LiveDisplay(Console(file=stream, force_terminal=True, width=120, height=30, no_color=True), 60)
+    display.open("a run", [], done=2)
+    display.earlier_step({"eval/sums/reward": 0.25})
+    display.earlier_step(ROW | {"reward/mean": 0.1})
+    display.step(2, ROW | {"eval/sums/reward": 0.75})
+    display.close()
+    shown = stream.getvalue()
+    assert "▁█" in shown and "0.250 initially" in shown
+
+
 def test_time_left_is_the_mean_step_times_the_steps_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 130.0, 134.0, 140.0])
     monkeypatch.setattr("strop.run.recording.console.time.monotonic", lambda: next(clock))

@@ -46,6 +46,9 @@ class Display(Protocol):
     """Renderer of a run's progress on one stream."""
 
     def open(self, title: str, notes: Sequence[str], *, done: int) -> None: ...
+    def earlier_step(self, metrics: Mapping[str, float]) -> None:
+        """Take in a step that was made before the display was opened."""
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def print_line(self, line: str) -> None: ...
     def close(self) -> None: ...
@@ -95,6 +98,9 @@ class LineDisplay:
         self._remaining.start(done)
         for line in (title, *notes):
             self._print(line)
+
+    def earlier_step(self, metrics: Mapping[str, float]) -> None:
+        pass
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._remaining.step(step)
@@ -162,8 +168,21 @@ class LiveDisplay:
         self._progress.update(self._task, completed=done)
         self._live.start()
 
+    def earlier_step(self, metrics: Mapping[str, float]) -> None:
+        self._add(metrics)
+        self._live.update(self._render())
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._remaining.step(step)
+        self._add(metrics)
+        remaining = self._remaining.seconds()
+        self._progress.update(
+            self._task, completed=step, left=f"{format_duration(remaining)} left" if remaining else ""
+        )
+        self._live.update(self._render())
+
+    def _add(self, metrics: Mapping[str, float]) -> None:
+        """Add a step's values to the curves."""
         self._last |= metrics
         for label, name in _LIVE_CURVES:
             if name in metrics:
@@ -172,11 +191,6 @@ class LiveDisplay:
                 break
         for name, value in eval_scores(metrics).items():
             self._eval_scores.setdefault(name, []).append(value)
-        remaining = self._remaining.seconds()
-        self._progress.update(
-            self._task, completed=step, left=f"{format_duration(remaining)} left" if remaining else ""
-        )
-        self._live.update(self._render())
 
     def print_line(self, line: str) -> None:
         self._console.print(line, style="dim", highlight=False, markup=False)
