@@ -55,6 +55,8 @@ def init(
 ) -> None:
     """Write a first run file with comments, and check it; asks for what the options do not say."""
     from strop.config.first_run import FirstRun
+    from strop.config.plan.bfloat16 import has_fast_bfloat16
+    from strop.config.plan.machine import parse_machine, this_machine
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists. Write another name, or --force to replace it.")
@@ -79,6 +81,7 @@ def init(
         lora=lora,
         max_response_tokens=max_response_tokens,
         chat=not plain,
+        bfloat16=has_fast_bfloat16(parse_machine(machine) if machine else this_machine()),
     )
     file.write_text(values.text(), encoding="utf-8")
     _make_fit(file, values, machine)

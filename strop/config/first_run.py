@@ -25,6 +25,8 @@ class FirstRun:
     max_response_tokens: int
     chat: bool
     """Whether prompts are rendered by the tokenizer's chat template."""
+    bfloat16: bool
+    """Whether matrix products are in bfloat16."""
     changes: tuple[tuple[str, str], ...] = ()
     """Overrides of fields of `model` and `trainer`, such as `trainer.microbatch='4096 tokens'`, each with a comment."""
 
@@ -38,6 +40,11 @@ class FirstRun:
             if self.lora
             else ""
         )
+        products = (
+            "\n  compute_dtype: bfloat16  # of the matrix products; the trained weights stay in float32"
+            if self.bfloat16
+            else ""
+        )
         template = "" if self.chat else "  chat_template: none  # prompts are plain text\n"
         every = max(1, self.steps // 10)
         return (
@@ -46,7 +53,7 @@ class FirstRun:
             "name: first\n"
             "seed: 1\n"
             "model:\n"
-            f"  path: {_value(self.model)}  # a folder, a GGUF file, or a name on the Hub{lora}\n"
+            f"  path: {_value(self.model)}  # a folder, a GGUF file, or a name on the Hub{products}{lora}\n"
             f"{self._changed('model')}"
             "data:\n"
             f"  train: {{path: {_value(self.train)}, {self._columns}}}\n"

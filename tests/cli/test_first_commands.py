@@ -43,7 +43,9 @@ def test_init_writes_a_run_file_that_can_start(tmp_path: Path, monkeypatch: pyte
 
 def test_a_reward_without_answers_has_no_column_of_answers() -> None:
     values = {"model": "m", "train": "t.jsonl", "prompt": "question", "reward": "r.py:f", "eval": "e.jsonl"}
-    first = FirstRun(answer=None, steps=1, lora=False, max_response_tokens=8, chat=True, **values)
+    first = FirstRun(
+        answer=None, steps=1, lora=False, max_response_tokens=8, chat=True, bfloat16=False, **values
+    )
     data = yaml.safe_load(first.text())["data"]
     assert data["train"]["answer"] is None and data["eval"][0]["answer"] is None
 

@@ -16,6 +16,8 @@ from starlette.routing import Route
 
 from strop.config.first_run import FirstRun
 from strop.config.load.config_tree import split_key
+from strop.config.plan.bfloat16 import has_fast_bfloat16
+from strop.config.plan.machine import this_machine
 from strop.config.redact import safe_text
 from strop.config.save import folder_mode, yaml_text
 from strop.dialects.convert import convert as convert_job
@@ -42,18 +44,23 @@ _SAME_COLUMNS = {
     "data.train.rejected": "data.eval.0.rejected",
 }
 """Columns of the training data that the beginner's form gives to the held-out data too."""
-_NEW = FirstRun(
-    model="",
-    train="",
-    prompt="prompt",
-    answer="answer",
-    reward="",
-    eval=None,
-    steps=100,
-    lora=False,
-    max_response_tokens=256,
-    chat=True,
-)
+
+
+def _first_run() -> FirstRun:
+    """A new run file, without the answers that it needs."""
+    return FirstRun(
+        model="",
+        train="",
+        prompt="prompt",
+        answer="answer",
+        reward="",
+        eval=None,
+        steps=100,
+        lora=False,
+        max_response_tokens=256,
+        chat=True,
+        bfloat16=has_fast_bfloat16(this_machine()),
+    )
 
 
 def page(request: Request) -> Response:
@@ -69,7 +76,7 @@ def page(request: Request) -> Response:
     elif "run" in request.query_params:
         text, name = open_file(str(run_path(request) / "run.yaml")), default_name("run")
     else:
-        text, name = _NEW.text(), default_name("run")
+        text, name = _first_run().text(), default_name("run")
     mode = "expert" if request.query_params.get("mode") == "expert" else "beginner"
     checked = check_text(text, name)
     if checked.dialect not in EDITABLE:
