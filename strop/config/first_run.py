@@ -7,6 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from strop.printable import counted
+
 
 @dataclass(frozen=True, slots=True)
 class FirstRun:
@@ -46,7 +48,7 @@ class FirstRun:
             else ""
         )
         template = "" if self.chat else "  chat_template: none  # prompts are plain text\n"
-        every = max(1, self.steps // 10)
+        every = counted(max(1, self.steps // 5), "step")
         return (
             "# yaml-language-server: $schema=strop.schema.json\n"
             f"project: {_value(_stem(self.train))}\n"
@@ -64,12 +66,11 @@ class FirstRun:
             f"reward: {_value(self.reward)}  # a built-in, or file.py:function\n"
             "algorithm: {type: grpo, rollouts_per_task: 8}  # responses per task, compared with one another\n"
             "trainer:\n"
-            f"  duration: {self.steps} steps\n"
+            f"  duration: {counted(self.steps, 'step')}\n"
             "  tasks_per_step: 16  # prompts sampled in one step\n"
             f"  optimizer: {{type: adamw, lr: {'1e-4' if self.lora else '1e-5'}}}\n"
             f"{self._changed('trainer')}"
-            f"checkpoint: {{every: {every} steps}}\n"
-            + (f"evaluate: {{every: {every} steps}}\n" if self.eval else "")
+            f"checkpoint: {{every: {every}}}\n" + (f"evaluate: {{every: {every}}}\n" if self.eval else "")
         )
 
     def _changed(self, section: str) -> str:

@@ -35,7 +35,7 @@ def test_init_writes_a_run_file_that_can_start(tmp_path: Path, monkeypatch: pyte
     assert code == 0 and "The run can start" in said and "train: 20 rows" in said
     run = load_run("run.yaml").run
     assert run.data.train.prompt == "question" and run.model.lora is not None
-    assert str(run.trainer.duration) == "30 steps" and str(run.evaluate.every) == "3 steps"
+    assert str(run.trainer.duration) == "30 steps" and str(run.evaluate.every) == "6 steps"
     assert run.project == "sums"
     code, said = invoke("init", *options)
     assert code != 0 and "run.yaml exists" in said
