@@ -73,12 +73,12 @@ def _rows(name: str, section: TasksetConfig) -> DatasetRows | None:
     if not len(rows):
         raise DataError(f"The taskset {name} has no rows.")
     columns = _columns(section)
-    is_offline = section.response is not None or section.chosen is not None
-    for number, row in enumerate(islice(rows.scan([*columns, section.prompt]), _READ_ROWS)):
+    read = columns if section.text else [*columns, section.prompt]
+    for number, row in enumerate(islice(rows.scan(read), _READ_ROWS)):
         where = rows.where(number)
         for column in columns:
             value_at(row, column, where)
-        if not is_offline:
+        if not section.is_offline:
             to_prompt(row, where, section)
     return rows
 
@@ -86,8 +86,8 @@ def _rows(name: str, section: TasksetConfig) -> DatasetRows | None:
 def _columns(section: TasksetConfig) -> list[str]:
     """Columns that each row must have, apart from the prompt, which complete conversations lack."""
     optional = {*section.optional_columns}
-    if section.response is not None or section.chosen is not None:
-        named = [section.response, section.chosen, section.rejected]
+    if section.is_offline:
+        named = [section.text, section.response, section.chosen, section.rejected]
     else:
         named = [section.answer, section.source]
     return [column for column in named if column is not None and column not in optional]

@@ -1,7 +1,8 @@
 """Offline datasets: rows with demonstrations or preferences, as training sequences and pairs of them.
 
-An answer column holds text, messages that continue the prompt (the first is the assistant's), or a whole
-conversation, in which case the prompt column is not read. JSON text of messages counts as messages.
+A text column holds plain text, which is trained on from its second token on. An answer column holds text, messages that
+continue the prompt (the first is the assistant's), or a whole conversation, in which case the prompt column is not
+read. JSON text of messages counts as messages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from strop.config.schema.data import DataConfig, EvalTasksetConfig, TasksetConfig
 from strop.config.schema.task_order import ColumnOrderConfig
-from strop.data.encoding.chat_template import to_messages, to_tools
+from strop.data.encoding.chat_template import require_encodable, to_messages, to_tools
 from strop.data.encoding.conversation_encoder import (
     ConversationEncoder,
     EncodedSequence,
@@ -177,6 +178,9 @@ def _rows_and_answers(
     name: str,
 ) -> tuple[DatasetRows, Iterator[list[EncodedSequence]]]:
     """The rows, and for each one training sequence or a pair of them."""
+    if section.text is not None:
+        rows = read_rows(section)
+        return rows, ([sequence] for sequence in _texts(rows, section.text, tokenizer))
     custom = None if section.dataset is None else CustomDataset(section, tokenizer)
     rows = read_rows(section) if custom is None else custom.rows()
     if custom is not None and custom.has_answer_tokens:
@@ -185,6 +189,33 @@ def _rows_and_answers(
     processor = None if images is None else images.processor
     encoder = ConversationEncoder(tokenizer, data.chat_template, data.chat_template_args, processor)
     return rows, _encoded(_rows(rows, section, row_images), encoder)
+
+
+def _texts(rows: DatasetRows, column: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[EncodedSequence]:
+    """The texts of a column with the tokenizer's own special tokens; the first token has no token before it."""
+    for start in range(0, len(rows), _ROWS_PER_CHUNK):
+        numbers = range(start, min(start + _ROWS_PER_CHUNK, len(rows)))
+        texts = [_text(rows[number], column, rows.where(number)) for number in numbers]
+        encoded = tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
+        for number, ids in zip(numbers, encoded, strict=True):
+            if len(ids) < 2:
+                raise DataError(
+                    f"{rows.where(number)}: the text in the column {column!r} has {len(ids)} tokens; a text needs "
+                    "two, because no token precedes the first one. Remove the row."
+                )
+            loss_mask = np.ones(len(ids), dtype=np.bool_)
+            loss_mask[0] = False
+            yield EncodedSequence(np.array(ids, dtype=np.int32), loss_mask)
+
+
+def _text(row: Mapping[str, Any], column: str, where: str) -> str:
+    value = value_at(row, column, where)
+    if not isinstance(value, str):
+        raise DataError(
+            f"{where}: the column {column!r} has {value!r:.60}; data.train.text names a column of text."
+        )
+    require_encodable(value, where)
+    return value
 
 
 def _encoded(rows: Iterator[_Row], encoder: ConversationEncoder) -> Iterator[list[EncodedSequence]]:

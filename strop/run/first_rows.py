@@ -12,7 +12,6 @@ from strop.config.schema.data import TasksetConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from strop.data.encoding.chat_template import PromptEncoder
 
 _ROWS = 100
 """Rows of each taskset that are encoded; the run checks all of them."""
@@ -26,25 +25,25 @@ def check_first_rows(run: Run) -> None:
     """
     if not existing_path(run.model.tokenizer or run.model.path):
         return
-    from strop.data.encoding.chat_template import PromptEncoder
     from strop.run.tokenizer import load_run_tokenizer
 
-    data, tokenizer = run.data, load_run_tokenizer(run)
-    encoder = PromptEncoder(tokenizer, data.chat_template, data.chat_template_args)
+    tokenizer = load_run_tokenizer(run)
     if folder_takes_images(run.model.path):
         return  # `strop.run.prompt_images` reads their rows
     for name, section in _tasksets(run):
-        if section.response is not None or section.chosen is not None:
+        if section.is_offline:
             _check_demonstrations(run, name, section, tokenizer)
         else:
-            _check_prompts(run, section, encoder)
+            _check_prompts(run, section, tokenizer)
 
 
-def _check_prompts(run: Run, section: TasksetConfig, encoder: PromptEncoder) -> None:
+def _check_prompts(run: Run, section: TasksetConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    from strop.data.encoding.chat_template import PromptEncoder
     from strop.data.encoding.truncation import kept_rows
     from strop.data.prompt_check import to_prompt
     from strop.data.sources.reader import read_rows
 
+    encoder = PromptEncoder(tokenizer, run.data.chat_template, run.data.chat_template_args)
     rows, limit = read_rows(section), run.data.max_prompt_tokens
     first = range(min(len(rows), _ROWS))
     found = [to_prompt(rows[number], rows.where(number), section) for number in first]
@@ -56,6 +55,10 @@ def _check_prompts(run: Run, section: TasksetConfig, encoder: PromptEncoder) -> 
 def _check_demonstrations(
     run: Run, name: str, section: TasksetConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
+    from strop.data.encoding.chat_template import PromptEncoder
+
+    if section.text is None:
+        PromptEncoder(tokenizer, run.data.chat_template, run.data.chat_template_args)
     if run.data.overlong != "error":
         return  # the first rows may all be filtered
     from strop.data.offline_dataset import load_offline_dataset

@@ -86,8 +86,9 @@ def image_faults(run: Run) -> Iterator[str]:
         paths = (section.path,) if isinstance(section.path, str) else section.path
         if section.dataset is not None or not all(map(existing_path, paths)):
             continue
-        is_offline = section.response is not None or section.chosen is not None
-        check = check_offline_images if is_offline else check_task_images
+        if section.text is not None:
+            continue
+        check = check_offline_images if section.is_offline else check_task_images
         try:
             check(section, run.data, images, name)
         except (DataError, MissingExtraError) as error:

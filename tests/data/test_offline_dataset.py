@@ -296,7 +296,42 @@ def test_a_row_may_have_its_own_variables_of_the_template(load, tokenizer) -> No
         load(rows, template=template, **{**columns, "optional_columns": ["tools"]})
 
 
+def test_a_text_is_trained_on_from_its_second_token_on(load, tokenizer) -> None:
+    dataset = load([{"body": "one two three"}, {"body": "four"}], text="body")
+    first, second = (group.experiences[0] for group in dataset.all_groups())
+    assert list(first.token_ids) == tokenizer("one two three")["input_ids"], "no template and no end token"
+    assert list(first.loss_mask) == [False] + [True] * (len(first.token_ids) - 1)
+    assert (first.role, first.prompt_tokens) == ("sft", 1)
+    assert list(second.token_ids) == tokenizer("four")["input_ids"]
+
+
+def test_a_text_has_the_tokenizers_own_special_tokens(load, tokenizer, monkeypatch) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    start = tokenizer.convert_tokens_to_ids("<|end|>")
+    template = TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", start)])
+    monkeypatch.setattr(tokenizer.backend_tokenizer, "post_processor", template)
+    assert only(load([{"body": "one"}], text="body")).token_ids[0] == start
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"body": ""}, "line 2: the text in the column 'body' has 0 tokens; a text needs two"),
+        ({"body": ["a"]}, "line 2: the column 'body' has ['a']; data.train.text names a column of text"),
+        ({"other": "a"}, "line 2"),
+        ({"body": "a\ud800b"}, "half of a surrogate pair"),
+    ],
+)
+def test_a_bad_text_is_named(load, row, says) -> None:
+    with pytest.raises(DataError) as caught:
+        load([{"body": "one two"}, row], text="body")
+    assert says in str(caught.value)
+
+
 def test_columns_without_a_meaning_are_refused() -> None:
+    with pytest.raises(ValueError, match="tools has no effect next to text"):
+        TasksetConfig(path="x", text="body", tools="t")
     with pytest.raises(ValueError, match="template_columns applies to demonstrations"):
         TasksetConfig(path="x", template_columns={"a": "b"})
     with pytest.raises(ValueError, match="optional_columns names 'answer'"):

@@ -16,6 +16,8 @@ from strop.config.schema.policy_gradient import EntropyFilterConfig, KlLossConfi
 from strop.config.schema.policy_loss import ClippedLossConfig, GspoLossConfig, M2poLossConfig, OpmdLossConfig
 from strop.config.schema.schedule import ConstantScheduleConfig, CosineScheduleConfig
 from strop.config.units import Amount
+from strop.dialects.ledger.writer import write_dialect
+from strop.dialects.trinity.reader import LEDGER
 from strop.errors import ConfigError
 
 from .trinity_file import ACTOR, read, value
@@ -199,6 +201,35 @@ def test_weights_of_demonstrations(loss: str, weight: str) -> None:
     """trinity/algorithm/policy_loss_fn/chord_policy_loss.py"""
     run = read(*SFT, f"algorithm.policy_loss_fn={loss}").run
     assert run.algorithm == SftConfig.model_validate({"type": "sft", "token_weight": weight})
+
+
+CPT = ("algorithm.algorithm_type=cpt", *SFT[1:])
+
+
+def test_continued_pretraining() -> None:
+    """trinity/buffer/schema/formatter.py (CPTFormatter): the column `prompt_key`, tokenized as it is, and all
+    tokens but the first trained on; trinity/algorithm/algorithm.py (CPTAlgorithm): a kind of SFTAlgorithm."""
+    at = "buffer.trainer_input.experience_buffer.format"
+    read_of = read(*CPT, f"+{at}.prompt_type=plaintext", f"+{at}.prompt_key=body")
+    assert read_of.run.algorithm == SftConfig()
+    assert read_of.run.data.train.text == "body" and read_of.run.data.train.response is None
+    assert read(*CPT).run.data.train.text == "prompt"
+    written = write_dialect(LEDGER, read_of.run).values
+    assert written["algorithm.algorithm_type"] == "cpt" and written[f"{at}.prompt_key"] == "body"
+    notes = "\n".join(map(str, read(*CPT, f"+{at}.response_key=answer").notes))
+    assert f"{at}.response_key" in notes and "inactive, because algorithm_type is cpt" in notes
+    with pytest.raises(ConfigError, match=r"cpt trains on plain text.*algorithm_type: sft"):
+        read(*CPT, f"+{at}.messages_key=messages")
+    weighted = read(*CPT, "algorithm.policy_loss_fn=sft_phi").run.algorithm
+    assert weighted == SftConfig(token_weight="p_one_minus_p")
+
+
+def test_the_type_m2po() -> None:
+    """tests/algorithm/test_m2po_policy_loss.py (test_m2po_is_registered_with_paper_defaults)"""
+    algorithm: Any = read("algorithm.algorithm_type=m2po", "~algorithm.repeat_times").run.algorithm
+    assert (algorithm.type, algorithm.rollouts_per_task, algorithm.old_policy) == ("grpo", 8, "sampler")
+    assert algorithm.policy_loss == M2poLossConfig(max_second_moment=0.04)
+    assert algorithm.kl_loss is None and algorithm.kl_reward is None and not algorithm.entropy_coef
 
 
 def test_m2po() -> None:

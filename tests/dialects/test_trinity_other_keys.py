@@ -39,7 +39,6 @@ def test_texts_are_converted(
 @pytest.mark.parametrize(
     ("setting", "instead"),
     [
-        ("algorithm.algorithm_type=cpt", "write sft"),
         ("+explorer.over_rollout.ratio=0.2", "starts further tasks while slow ones run"),
         ("+explorer.dynamic_timeout.enable=true", r"write the limit of a rollout as explorer\.max_timeout"),
     ],

@@ -64,6 +64,64 @@ def test_sft_lowers_the_held_out_loss_and_leaves_a_model(offline):
     AutoModelForCausalLM.from_pretrained(result.model)
 
 
+@pytest.fixture
+def texts(offline, tmp_path: Path):
+    """The values of a small run on plain text, and the texts."""
+    lines = [f"max {a} {b} is {max(a, b)}" for a in range(10) for b in range(10)]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
+
+    def make(**changes):
+        run = offline("sft", **changes)
+        run["data"]["train"] = {"path": str(path), "text": "body"}
+        run["data"]["eval"] = [{"name": "held-out", "path": str(path), "text": "body", "answer": None}]
+        return run, lines
+
+    return make
+
+
+def test_continued_pretraining_is_next_token_prediction_without_a_template(texts, tiny):
+    run, lines = texts(trainer__duration="10 steps", trainer__optimizer__lr=5e-3)
+    model = AutoModelForCausalLM.from_pretrained(run["model"]["path"], dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(run["model"]["path"])
+    result = train(run)
+    measured = [row["eval/held-out/loss"] for row in rows(result.folder) if "eval/held-out/loss" in row]
+    total, count = 0.0, 0
+    for line in lines:
+        ids = torch.tensor([tokenizer(line)["input_ids"]])
+        with torch.no_grad():
+            total += model(ids, labels=ids).loss.item() * (ids.shape[1] - 1)
+        count += ids.shape[1] - 1
+    assert measured[0] == pytest.approx(total / count, rel=1e-4)
+    assert measured[-1] < 0.7 * measured[0]
+
+
+def test_a_text_has_no_prompt_to_sample_from(texts, values):
+    run, _ = texts(trainer__duration="1 steps")
+    run["reward"] = values()["reward"]
+    measured = {name for name in rows(train(run).folder)[-1] if name.endswith(("/loss", "/reward"))}
+    assert "eval/held-out/loss" in measured and "eval/held-out/reward" not in measured
+    run["data"]["eval"][0]["reward"] = "exact"
+    with pytest.raises(ConfigError, match="reward has no effect next to text"):
+        strop.load(run)
+
+
+def test_a_base_model_needs_no_chat_template_for_plain_text(texts, tmp_path):
+    run, _ = texts(trainer__duration="1 steps")
+    tokenizer = AutoTokenizer.from_pretrained(run["model"]["path"])
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "base")
+    run["model"]["tokenizer"] = str(tmp_path / "base")
+    train(run)
+
+
+def test_columns_next_to_a_text_are_refused(texts):
+    run, _ = texts()
+    run["data"]["train"]["response"] = "body"
+    with pytest.raises(ConfigError, match=r"data\.train\.response has no effect"):
+        strop.load(run)
+
+
 def test_sft_evaluates_sampled_completions_with_a_reward(offline, values):
     run = offline("sft")
     run["reward"] = values()["reward"]

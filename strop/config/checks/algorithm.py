@@ -22,6 +22,7 @@ from strop.config.schema.run import Run
 from strop.config.schema.synchronizer import FixedStyleConfig, MemorySyncConfig
 
 _RESPONSE = "the column of the demonstrations, such as `response: messages`"
+_TEXT = "plain text, such as `text: text`"
 _PAIR = (
     "the columns of the preferred and the rejected response, such as `chosen: chosen`, `rejected: rejected`"
 )
@@ -33,9 +34,15 @@ def algorithm_faults(run: Run) -> Iterator[str]:
     match run.algorithm:
         case SftConfig():
             for field, trained in data.training_tasksets().items():
-                yield from _column_faults(trained, field, kind, needs=("response",), hint=_RESPONSE)
+                needs = ("response",) if trained.text is None else ("text",)
+                yield from _column_faults(
+                    trained, field, kind, needs=needs, hint=f"{_RESPONSE}, or of {_TEXT}"
+                )
             for taskset in data.eval:
-                if taskset.response is None:
+                if taskset.text is not None:
+                    where = f"data.eval ({taskset.name})"
+                    yield from _column_faults(taskset, where, kind, needs=("text",), hint="")
+                elif taskset.response is None:
                     where = f"data.eval ({taskset.name})"
                     yield from _column_faults(taskset, where, kind, needs=(), hint="")
         case DpoConfig():
@@ -43,7 +50,7 @@ def algorithm_faults(run: Run) -> Iterator[str]:
             for field, trained in data.training_tasksets().items():
                 yield from _column_faults(trained, field, kind, needs=pair, hint=_PAIR)
             for taskset in data.eval:
-                if taskset.chosen or taskset.rejected or taskset.response:
+                if taskset.is_offline or taskset.rejected:
                     where = f"data.eval ({taskset.name})"
                     yield from _column_faults(taskset, where, kind, needs=pair, hint=_PAIR)
         case _:
@@ -69,7 +76,7 @@ def algorithm_faults(run: Run) -> Iterator[str]:
 def _column_faults(
     taskset: TasksetConfig, where: str, kind: str, *, needs: tuple[str, ...], hint: str
 ) -> Iterator[str]:
-    for column in ("response", "chosen", "rejected"):
+    for column in ("response", "text", "chosen", "rejected"):
         written = getattr(taskset, column) is not None
         if column in needs and not written:
             yield f"{where}.{column}: missing. Algorithm {kind} needs {hint}"

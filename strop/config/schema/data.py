@@ -42,6 +42,12 @@ class GeneratorConfig(Section):
     """Arguments of the dataset (reasoning_gym), or of `load_environment` (verifiers)."""
 
 
+_UNREAD_NEXT_TO_TEXT = (
+    *("prompt", "images", "tools", "system", "system_column", "template_columns", "trained_turns", "dataset"),
+    *("workflow", "reward", "sampling", "rollouts_per_task"),
+)
+
+
 class TasksetConfig(Section):
     """Source of tasks, and the columns of its rows. A column may be a dotted path."""
 
@@ -74,6 +80,9 @@ class TasksetConfig(Section):
     response: str | None = None
     """Column of the demonstration, for sft and for the expert of mix: text or messages that continue the
     prompt, or a complete conversation (then no prompt is read), of which all assistant turns are trained."""
+    text: str | None = None
+    """Column of plain text, for sft (continued pretraining): encoded without a chat template; all tokens after the
+    first are trained on. It takes the place of `prompt` and `response`."""
     chosen: str | None = None
     """Column of the preferred response, for dpo: text or messages that continue the prompt, or a complete
     conversation, whose prompt is the part that it shares with the rejected one."""
@@ -98,20 +107,31 @@ class TasksetConfig(Section):
     limit_tasks: int | None = Field(None, gt=0)
     """Maximum number of rows, from the first one on; null for all rows."""
 
+    @property
+    def is_offline(self) -> bool:
+        """Whether the rows have responses or texts to train on; otherwise they are prompts for sampling."""
+        return self.response is not None or self.chosen is not None or self.text is not None
+
     def faults(self) -> Iterator[str]:
         """Columns that have no meaning for this taskset."""
+        if self.text is not None and (key := next(filter(self._is_changed, _UNREAD_NEXT_TO_TEXT), None)):
+            yield f"{key} has no effect next to text, which is all that is read of a row; remove one of them"
         if self.template_columns and self.response is None and self.chosen is None:
             yield (
                 "template_columns applies to demonstrations and preferences; write response or chosen, or "
                 "data.chat_template_args for prompts"
             )
-        if self.few_shot is not None and (self.response is not None or self.chosen is not None):
-            yield "few_shot applies to prompts whose responses are sampled; remove it, or response and chosen"
+        if self.few_shot is not None and self.is_offline:
+            yield "few_shot applies to prompts whose responses are sampled; remove it, or response, chosen and text"
         named = {self.images, self.tools, *self.template_columns.values()}
         if unknown := sorted({*self.optional_columns} - named):
             yield (
                 f"optional_columns names {unknown[0]!r}, which is not the column of images, tools or template_columns"
             )
+
+    def _is_changed(self, key: str) -> bool:
+        field = type(self).model_fields.get(key)
+        return field is not None and getattr(self, key) != field.get_default(call_default_factory=True)
 
 
 class TrainTasksetConfig(TasksetConfig):
@@ -177,7 +197,7 @@ class EvalTasksetConfig(TasksetConfig):
     @property
     def is_sampled(self) -> bool:
         """Whether the evaluation samples responses; otherwise it computes the loss on given responses."""
-        return self.response is None and self.chosen is None
+        return not self.is_offline
 
 
 class DemonstrationsConfig(TasksetConfig):

@@ -167,16 +167,13 @@ class ForeignConfig:
         )
 
     def _wrong_types(self) -> Iterator[tuple[str, FaultKind, str]]:
-        """Keys whose values have a wrong type, or are names that Strop does not support, each with a message."""
+        """Keys whose values have a wrong type, each with a message."""
         for dotted, row in self.written.items():
             value = self._values.get(split_key(dotted))
             if split_key(dotted) not in self.tree.faulty and not row.value_type.accepts(value):
                 got, where = redacted_repr(value, dotted), self.source(dotted)
-                if isinstance(value, str) and (why := row.value_type.refused.get(value)):
-                    yield dotted, FaultKind.UNSUPPORTED, f"{where}: {dotted}={got} is not supported: {why}."
-                else:
-                    message = f"{where}: {dotted} must be {row.value_type.description}, got {got}."
-                    yield dotted, FaultKind.WRONG_TYPE, message
+                message = f"{where}: {dotted} must be {row.value_type.description}, got {got}."
+                yield dotted, FaultKind.WRONG_TYPE, message
 
     def _contradictions(self) -> Iterator[tuple[str, str, str]]:
         """Keys that are set by two of their names to different values: both names, and a message."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -15,8 +15,6 @@ class ValueType:
     description: str
     """Noun phrase that completes "the key must be ..." in an error."""
     accepts: Callable[[Any], bool]
-    refused: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Values of the foreign tool that Strop does not support, each with the reason and what to write instead."""
 
 
 def _is_integer(value: Any) -> bool:
@@ -91,11 +89,6 @@ def typed_value(value: Any, value_type: ValueType) -> Any:
 def one_of(*values: Any) -> ValueType:
     """The type that accepts only the given values."""
     return ValueType(" or ".join(map(str, values)), lambda value: value in values)
-
-
-def refusing(value_type: ValueType, refused: Mapping[str, str]) -> ValueType:
-    """The same type, with the reasons for which it does not accept some of the foreign tool's values."""
-    return replace(value_type, refused=refused)
 
 
 def nullable(value_type: ValueType) -> ValueType:

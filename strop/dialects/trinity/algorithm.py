@@ -32,7 +32,7 @@ def algorithm(foreign: ForeignValues) -> Mapping[str, Any]:
             "algorithm.beta": foreign[f"{args}.beta"],
             "algorithm.label_smoothing": foreign[f"{args}.label_smoothing"],
         }
-    if kind == "sft":
+    if kind in presets.SUPERVISED:
         return {"algorithm.type": "sft"}
     settings: dict[str, Any] = {"algorithm.rollouts_per_task": presets.repeat_times(foreign)}
     if kind in presets.MIXED:

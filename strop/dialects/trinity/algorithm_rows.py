@@ -15,7 +15,7 @@ from strop.dialects.ledger.key_mapping import (
     only,
     refused,
 )
-from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, nullable, one_of, refusing
+from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, nullable, one_of
 from strop.dialects.trinity import distillation, later_keys, policy_loss, presets, sample_strategy
 from strop.dialects.trinity.algorithm import ARGS, KL, KL_LOSS, MIXED, OF_STEPS, algorithm, entropy, kl
 
@@ -30,6 +30,7 @@ def _held_by_itself(foreign: ForeignValues) -> str | None:
     return {
         "dpo": "algorithm_type is dpo, whose loss already includes the reference model",
         "sft": "algorithm_type is sft, which has no KL term",
+        "cpt": "algorithm_type is cpt, which has no KL term",
     }.get(presets.algorithm_type(foreign))
 
 
@@ -49,7 +50,8 @@ TYPE: tuple[KeyMapping, ...] = (
         "ppo",
         "algorithm.type",
         read=algorithm,
-        value_type=refusing(one_of(*presets.PRESETS), presets.REFUSED_TYPES),
+        value_type=one_of(*presets.PRESETS),
+        note="cpt, continued pretraining, is sft on the column data.train.text",
     ),
     mapped(
         "algorithm.repeat_times",
@@ -58,8 +60,8 @@ TYPE: tuple[KeyMapping, ...] = (
         read=algorithm,
         value_type=nullable(INTEGER),
         inactive=presets.only_sampled,
-        note="by algorithm_type: multi_step_grpo, gigpo, mix, mix_chord, on_policy_distill and jsd 8, ppo and raft 1, "
-        "the others 2",
+        note="by algorithm_type: multi_step_grpo, gigpo, m2po, mix, mix_chord, on_policy_distill and jsd 8, ppo and "
+        "raft 1, the others 2",
     ),
 )
 FUNCTIONS: tuple[KeyMapping, ...] = (

@@ -65,7 +65,7 @@ def write_algorithm(run: Run) -> Mapping[str, Any]:
             f"{_LOSS_ARGS}.label_smoothing": section.label_smoothing,
         }
     if isinstance(section, SftConfig):
-        return {"algorithm.algorithm_type": "sft"}
+        return {"algorithm.algorithm_type": "sft" if run.data.train.text is None else "cpt"}
     kind = algorithm_type_of(section)
     own = isinstance(section, MixConfig | DistillationOnlyConfig)
     advantage = PRESETS[kind].advantage if own else _NAMES[section.type]

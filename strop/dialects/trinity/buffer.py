@@ -34,7 +34,7 @@ _EXPERT_FRACTION = "algorithm.sample_strategy_args.expert_data_ratio"
 
 @written_by(write_batches)
 def batches(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the number of tasks per step; under sft and dpo, `train_batch_size` is the number of rows per
+    """Read the number of tasks per step; under sft, cpt and dpo, `train_batch_size` is the number of rows per
     step."""
     tasks, experiences = foreign["buffer.batch_size"], foreign["buffer.train_batch_size"]
     if is_offline(foreign):

@@ -30,7 +30,7 @@ AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 
 
 def write_batches(run: Run) -> Mapping[str, Any]:
-    """Write the tasks per step (rows under sft and dpo) and the fraction of expert data."""
+    """Write the tasks per step (rows under sft, cpt and dpo) and the fraction of expert data."""
     if isinstance(run.algorithm, SftConfig | DpoConfig):
         return {"buffer.train_batch_size": run.trainer.tasks_per_step}
     values: dict[str, Any] = {"buffer.batch_size": run.trainer.tasks_per_step}
@@ -144,7 +144,11 @@ def _answers(at: str, taskset: TasksetConfig) -> dict[str, Any]:
 
 
 def write_offline_data(run: Run) -> Mapping[str, Any]:
-    """Write the training data of sft and dpo, which Trinity has in the experience buffer."""
+    """Write the training data of sft, cpt and dpo, which Trinity has in the experience buffer."""
+    if isinstance(run.algorithm, SftConfig) and run.data.train.text is not None:
+        text = {"prompt_type": "plaintext", "prompt_key": run.data.train.text}
+        written = {f"{EXPERIENCE}.format.{key}": value for key, value in text.items()}
+        return {f"{EXPERIENCE}.storage_type": "file", **_place(EXPERIENCE, run.data.train), **written}
     if isinstance(run.algorithm, SftConfig):
         return {f"{EXPERIENCE}.storage_type": "file", **_answers(EXPERIENCE, run.data.train)}
     if not isinstance(run.algorithm, DpoConfig):

@@ -1,5 +1,5 @@
 """Ledger rows of Trinity's `buffer.trainer_input.experience_buffer`: rollout storage, or the offline data of
-sft and dpo."""
+sft, cpt and dpo."""
 
 from __future__ import annotations
 
@@ -111,13 +111,17 @@ def _storage_type(foreign: ForeignValues) -> str:
     return str(written or ("file" if is_offline(foreign) else "queue"))
 
 
+_COLUMNS = {"sft": formats.answer_columns, "cpt": formats.text_columns, "dpo": formats.pair_columns}
+"""Columns of the training data of each type that has no rollouts."""
+
+
 @written_by(write_offline_data)
 def offline_data(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the training data of sft and dpo, which Trinity has in the experience buffer."""
+    """Read the training data of sft, cpt and dpo, which Trinity has in the experience buffer."""
     if not is_offline(foreign):
         return {}
-    columns = formats.pair_columns if algorithm_type(foreign) == "dpo" else formats.answer_columns
-    settings = {**formats.row_source(foreign, EXPERIENCE), **columns(foreign, EXPERIENCE)}
+    columns = _COLUMNS[algorithm_type(foreign)](foreign, EXPERIENCE)
+    settings = {**formats.row_source(foreign, EXPERIENCE), **columns}
     return {f"data.train.{name}": value for name, value in settings.items()}
 
 
@@ -161,7 +165,9 @@ _reused = any_inactive(
 _limited = any_inactive(
     _priority, unless(f"{EXPERIENCE}.replay_buffer.priority_fn", "decay_limit_randomization")
 )
-_dpo, _sft = only_types("dpo"), only_types("sft")
+_dpo, _sft, _of_answers = only_types("dpo"), only_types("sft"), only_types("sft", "dpo")
+_OF_TEXT = [f"{EXPERIENCE}.format.{name}" for name in ("prompt_type", "prompt_key", "messages_key")]
+"""Keys of the format that also count for plain text."""
 _OURS = "data.train"
 ROWS: tuple[KeyMapping, ...] = (
     placement(
@@ -179,8 +185,8 @@ ROWS: tuple[KeyMapping, ...] = (
         "buffer.type",
         read=storage,
         value_type=nullable(one_of("queue", "sql", "file")),
-        note="null means queue, or file under sft and dpo; a queue becomes a database where explorer and trainer are "
-        "started separately",
+        note="null means queue, or file under sft, cpt and dpo; a queue becomes a database where explorer and trainer "
+        "are started separately",
     ),
     mapped(
         f"{EXPERIENCE}.path",
@@ -191,12 +197,12 @@ ROWS: tuple[KeyMapping, ...] = (
         "data.train.path",
         read=storage,
         value_type=nullable(STRING),
-        note="under sft and dpo, the data; else the backup of a queue, a database, or a folder; a relative path is in "
-        "the run folder",
+        note="under sft, cpt and dpo, the data; else the backup of a queue, a database, or a folder; a relative path "
+        "is in the run folder",
     ),
     *_rows(EXPERIENCE, offline_data, _OURS, only_offline),
     *(
-        also_inactive(row, only_offline)
+        also_inactive(row, any_inactive(only_offline, *([] if row.key in _OF_TEXT else [_of_answers])))
         for row in formats.rows(EXPERIENCE, offline_data, _OURS, answer="response")
     ),
     *(

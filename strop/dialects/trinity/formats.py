@@ -107,6 +107,18 @@ def answer_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:
     return {**settings, "response": foreign[f"{form}.messages_key"] or "message", "trained_turns": turns}
 
 
+def text_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:
+    """The column of plain text for continued pretraining, which has no chat template."""
+    form = f"{at}.format"
+    if is_messages(foreign, at):
+        raise foreign.error_for(
+            f"{form}.prompt_type",
+            f"algorithm_type cpt trains on plain text, and {at}.format has messages. Write prompt_type: plaintext "
+            "with the column of the text as prompt_key, or algorithm_type: sft.",
+        )
+    return {"answer": None, "text": foreign[f"{form}.prompt_key"] or "prompt"}
+
+
 def pair_columns(foreign: ForeignValues, at: str) -> dict[str, Any]:
     """The columns of preference pairs: a prompt with a chosen and a rejected response."""
     columns = task_columns(foreign, at)

@@ -105,7 +105,7 @@ def policy_loss(foreign: ForeignValues) -> Mapping[str, Any]:
 def check_loss(foreign: ForeignValues) -> None:
     """Raise ConfigError for a loss that is incompatible with `algorithm_type`."""
     loss, own = presets.loss(foreign), presets.preset(foreign).loss
-    if presets.algorithm_type(foreign) == "sft" and loss in TOKEN_WEIGHTS:
+    if presets.algorithm_type(foreign) in presets.SUPERVISED and loss in TOKEN_WEIGHTS:
         return
     if loss != own and not (loss in _SELECTABLE and own in _SELECTABLE):
         instead = f"policy_loss_fn {own}" if own not in _SELECTABLE else f"one of {', '.join(_SELECTABLE)}"

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from strop.dialects.ledger.key_mapping import ForeignValues, InactiveCheck
 
-_OFFLINE = ("sft", "dpo")
+_OFFLINE = ("sft", "cpt", "dpo")
+SUPERVISED = ("sft", "cpt")
+"""Types that maximize the likelihood of given text: responses, or with cpt all of it."""
 ADVANTAGES = {
     "ppo": "ppo",
     "grpo": "grpo",
@@ -46,11 +48,6 @@ class AlgorithmPreset:
     sample: str = "default"
 
 
-REFUSED_TYPES = {
-    "cpt": "it continues the pretraining on plain text, and Strop trains on the answers of prompts; write sft, with a "
-    "dataset of prompts and answers",
-}
-"""Values of `algorithm_type` that Strop does not support, with what to write instead."""
 ENTROPY_FILTERS = {"clipb": 2.5, "clipv": 8.5}
 """Advantage functions that leave tokens out to keep the entropy up, with the default of their bound."""
 PRESETS = {
@@ -66,6 +63,7 @@ PRESETS = {
     "opmd": AlgorithmPreset(2, "opmd", "opmd"),
     "dpo": AlgorithmPreset(2, "none", "dpo"),
     "sft": AlgorithmPreset(1, "none", "sft", kl_loss="none", entropy="none"),
+    "cpt": AlgorithmPreset(1, "none", "sft", kl_loss="none", entropy="none"),
     "mix": AlgorithmPreset(8, "grpo", "mix", entropy="mix", sample="mix"),
     "mix_chord": AlgorithmPreset(8, "grpo", "mix_chord", entropy="mix", sample="mix"),
     "multi_step_grpo": AlgorithmPreset(8, "step_wise_grpo", "ppo"),
@@ -73,6 +71,7 @@ PRESETS = {
     "raft": AlgorithmPreset(1, "raft", "sft", kl_loss="none", entropy="none"),
     "topr": AlgorithmPreset(2, "reinforce", "topr"),
     "cispo": AlgorithmPreset(2, "grpo", "cispo"),
+    "m2po": AlgorithmPreset(8, "grpo", "m2po", kl_loss="none", entropy="none"),
     "sapo": AlgorithmPreset(2, "grpo", "sapo"),
     "asymre": AlgorithmPreset(2, "asymre", "opmd", kl_loss="none", entropy="none"),
     "sppo": AlgorithmPreset(2, "opmd", "sppo", kl_loss="none", entropy="none"),
@@ -100,7 +99,7 @@ def preset(foreign: ForeignValues) -> AlgorithmPreset:
 
 
 def is_offline(foreign: ForeignValues) -> bool:
-    """Whether the algorithm trains on offline data (sft and dpo)."""
+    """Whether the algorithm trains on offline data (sft, cpt and dpo)."""
     return algorithm_type(foreign) in _OFFLINE
 
 
@@ -157,7 +156,7 @@ def only_sampled(foreign: ForeignValues) -> str | None:
 
 
 def only_offline(foreign: ForeignValues) -> str | None:
-    """Check that finds a key inactive except under sft and dpo."""
+    """Check that finds a key inactive except under sft, cpt and dpo."""
     if is_offline(foreign):
         return None
     return f"algorithm_type is {algorithm_type(foreign)}, which trains on its own rollouts"

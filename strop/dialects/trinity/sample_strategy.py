@@ -26,7 +26,7 @@ from strop.dialects.ledger.key_mapping import (
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, MAPPING, NUMBER, STRING, nullable, one_of
 from strop.dialects.trinity import formats
 from strop.dialects.trinity.buffer_writer import AUXILIARY, write_auxiliary, write_batch_selection
-from strop.dialects.trinity.presets import MIXED, algorithm_type, option, preset
+from strop.dialects.trinity.presets import MIXED, algorithm_type, is_offline, option, preset
 
 _ARGS = "algorithm.sample_strategy_args"
 _NAME = f"{_ARGS}.sft_dataset_name"
@@ -53,10 +53,10 @@ def _read_from(foreign: ForeignValues) -> tuple[str, str]:
 
 @written_by(write_batch_selection)
 def batch_selection(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the batch selection. The strategy mix requires the algorithm mix and the reverse; sft and dpo
+    """Read the batch selection. The strategy mix requires the algorithm mix and the reverse; sft, cpt and dpo
     accept only their own."""
     own, name = preset(foreign).sample, _strategy(foreign)
-    if name != own and (own == "mix" or name == "mix" or algorithm_type(foreign) in ("sft", "dpo")):
+    if name != own and (own == "mix" or name == "mix" or is_offline(foreign)):
         raise foreign.error_for(
             "algorithm.sample_strategy",
             f"algorithm.sample_strategy {name} is incompatible with algorithm_type "

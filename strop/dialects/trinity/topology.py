@@ -90,7 +90,7 @@ def write_mode(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_mode)
 def mode(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the mode. sft and dpo have no explorer; other algorithms may run explorer or trainer alone; bench
+    """Read the mode. sft, cpt and dpo have no explorer; other algorithms may run explorer or trainer alone; bench
     evaluates checkpoints."""
     name = foreign["mode"]
     if name == "bench":
@@ -171,7 +171,7 @@ MODE = mapped(
     "bench.initial_model",
     read=mode,
     value_type=one_of("both", "train", "explore", "bench"),
-    note="train under sft and dpo; bench evaluates all checkpoints of the run",
+    note="train under sft, cpt and dpo; bench evaluates all checkpoints of the run",
 )
 ROWS: tuple[KeyMapping, ...] = (
     *unstated_defaults(

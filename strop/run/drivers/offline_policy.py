@@ -114,6 +114,8 @@ def load_held_out(
 
 
 def _is_scored(run: Run, taskset: EvalTasksetConfig, reward: Callable[..., Any] | None) -> bool:
+    if taskset.text is not None:
+        return False
     section = run.reward if taskset.reward is None else taskset.reward
     return not section.is_empty or (reward is not None and taskset.reward is None)
 
