@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -83,3 +85,83 @@ def test_turns_and_states_of_experiences() -> None:
 def test_a_state_for_each_run_of_targets() -> None:
     with pytest.raises(ValueError, match="1 turn_states for 2 contiguous runs"):
         make_experience(0, ".x.x", ("a",))
+
+
+def of_the_paper(
+    episodes: dict[str, list[list[tuple[str, float]]]],
+    omega: float,
+    gamma: float,
+    divide_by_std: bool,
+    whole: bool,
+) -> list[float]:
+    """Equations 3 to 9 of arXiv 2505.10978, turn by turn: `episodes` has the (state, reward) of each turn of each
+    trajectory of each task. `whole` compares the states of all tasks."""
+
+    def normalized(value: float, others: list[float]) -> float:
+        mean = sum(others) / len(others)
+        if not divide_by_std or len(others) == 1:
+            return value - mean
+        return (value - mean) / (math.sqrt(sum((x - mean) ** 2 for x in others) / (len(others) - 1)) + 1e-6)
+
+    def anchor(task: str, state: str) -> tuple[str, str]:
+        return ("" if whole else task, state)
+
+    discounted = {
+        (task, i, t): sum(gamma ** (k - t) * reward for k, (_, reward) in enumerate(episode) if k >= t)
+        for task, group in episodes.items()
+        for i, episode in enumerate(group)
+        for t in range(len(episode))
+    }
+    anchors: dict[tuple[str, str], list[float]] = {}
+    for (task, i, t), value in discounted.items():
+        anchors.setdefault(anchor(task, episodes[task][i][t][0]), []).append(value)
+    totals = {task: [sum(r for _, r in episode) for episode in group] for task, group in episodes.items()}
+    return [
+        normalized(totals[task][i], totals[task])
+        + omega * normalized(value, anchors[anchor(task, episodes[task][i][t][0])])
+        for (task, i, t), value in discounted.items()
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_groups_as_in_the_paper(seed: int) -> None:
+    draw = random.Random(seed)
+    omega, gamma, by_std, whole = (
+        draw.choice([0.3, 1.0]),
+        draw.choice([0.5, 0.95, 1.0]),
+        seed % 2 == 0,
+        seed > 3,
+    )
+    episodes = {
+        task: [
+            [(draw.choice("pqr"), draw.choice([0.0, 0.5, 1.0, -1.0])) for _ in range(draw.randint(1, 5))]
+            for _ in range(draw.randint(1, 4))
+        ]
+        for task in "abc"
+    }
+    rewards, group, tokens, intermediate, turns, states, lengths = [], [], [], [], [], [], []
+    for number, trajectories in enumerate(episodes.values()):
+        for episode in trajectories:
+            length = [draw.randint(1, 3) for _ in episode]
+            rewards.append(sum(reward for _, reward in episode))
+            group.append(number)
+            tokens.append(sum(length))
+            for t, ((state, reward), count) in enumerate(zip(episode, length, strict=True)):
+                last = t == len(episode) - 1
+                intermediate += [0.0] * (count - 1) + [0.0 if last else reward]
+                turns += [len(states)] * count
+                states.append("pqr".index(state))
+                lengths.append(count)
+    scored = RolloutBatch(
+        rewards=torch.tensor(rewards, dtype=torch.float64),
+        group=torch.tensor(group),
+        tokens=torch.tensor(tokens),
+        intermediate_rewards=torch.tensor(intermediate, dtype=torch.float64),
+        turns=torch.tensor(turns),
+        turn_states=torch.tensor(states),
+    )
+    over = "step" if whole else "group"
+    found = gigpo(scored, turn_weight=omega, gamma=gamma, divide_by_std=by_std, states_over=over)
+    expected = of_the_paper(episodes, omega, gamma, by_std, whole)
+    repeated = [value for value, count in zip(expected, lengths, strict=True) for _ in range(count)]
+    assert found.tolist() == pytest.approx(repeated, abs=1e-5)
