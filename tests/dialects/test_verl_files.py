@@ -176,11 +176,6 @@ def test_one_step_off_policy_has_an_explorer_one_step_ahead() -> None:
     assert run_of().synchronizer.type == "memory"
 
 
-def test_the_asynchronous_modes_of_trainer_v1_are_refused_with_the_lines_of_a_run_file() -> None:
-    with pytest.raises(ConfigError, match="type: bounded, every: 4 steps"):
-        run_of("trainer.v1.trainer_mode=separate_async")
-
-
 def test_the_recipe_spin_makes_one_update_on_pairs() -> None:
     read = read_verl([], selection=ConfigSelection(name="spin_trainer"), here=True)
     run = read.run

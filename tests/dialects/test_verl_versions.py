@@ -196,7 +196,6 @@ def test_lora_of_megatron_has_the_names_of_hugging_face() -> None:
     [
         ([f"{ACTOR}.policy_loss.loss_mode=bypass_mode"], "a loss that Strop does not have; it has vanilla"),
         (["algorithm.adv_estimator=gdpo"], "also write algorithm.gdpo_reward_keys"),
-        (["trainer.v1.trainer_mode=separate_async"], "write sync"),
         ([f"{ROLLOUT}.agent.default_agent_loop=mine"], "agent_loop_config_path, the YAML file"),
         (["actor_rollout_ref.model.mtp={enable: True, enable_train: True}"], "detach_encoder=True"),
         (

@@ -1,7 +1,8 @@
-"""Units of verl's `fully_async_policy`, in Strop's steps: its batches, weight versions, staleness and duration.
+"""Units of verl's asynchronous trainers, in Strop's steps: batches, weight versions, staleness and duration.
 
-Its trainer trains on `ppo_mini_batch_size` * `require_batches` prompts at a time (a step of Strop), and publishes its
-weights after `trigger_parameter_sync_step` of these (a version, by which verl counts evaluations and checkpoints).
+`trainer_v1` has those of trainer v1. The trainer of `fully_async_policy` trains on `ppo_mini_batch_size` *
+`require_batches` prompts at a time (a step of Strop), and publishes its weights after `trigger_parameter_sync_step` of
+these (a version, by which verl counts evaluations and checkpoints).
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.dialects.ledger.key_mapping import ForeignValues
+from strop.dialects.verl import trainer_v1
 
 _ASYNC = "async_training"
 STALENESS, INTERVAL = f"{_ASYNC}.staleness_threshold", f"{_ASYNC}.trigger_parameter_sync_step"
 REQUIRED, PARTIAL = f"{_ASYNC}.require_batches", f"{_ASYNC}.partial_rollout"
-TOTAL, MINI_BATCH = "rollout.total_rollout_steps", "actor_rollout_ref.actor.ppo_mini_batch_size"
+TOTAL, MINI_BATCH = "rollout.total_rollout_steps", trainer_v1.MINI_BATCH
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
 _HYBRID, _GENERATED = "actor_rollout_ref.hybrid_engine", "data.gen_batch_size"
 
 
@@ -26,6 +29,11 @@ def is_fully_async(foreign: ForeignValues) -> bool:
 def synchronous(foreign: ForeignValues) -> str | None:
     """Keys of the fully asynchronous trainer that another one ignores."""
     return None if is_fully_async(foreign) else "the trainer is not the fully asynchronous one"
+
+
+def has_mini_batch_steps(foreign: ForeignValues) -> bool:
+    """Whether the trainer takes mini-batches from a queue, each a step or a part of one."""
+    return is_fully_async(foreign) or trainer_v1.is_separate(foreign)
 
 
 def fully_async(foreign: ForeignValues) -> str | None:
@@ -47,12 +55,16 @@ def unfiltered(foreign: ForeignValues) -> str | None:
 
 def tasks_per_step(foreign: ForeignValues) -> int:
     """Prompts that the trainer takes from the queue at a time."""
+    if not is_fully_async(foreign):
+        return trainer_v1.tasks_per_step(foreign)
     return int(_positive(foreign, MINI_BATCH) * _positive(foreign, REQUIRED))
 
 
 def steps_per_version(foreign: ForeignValues) -> int:
-    """Steps between two publications of the weights; 1 in verl's other trainers."""
-    return int(_positive(foreign, INTERVAL)) if is_fully_async(foreign) else 1
+    """Steps between two publications of the weights; 1 in verl's synchronous trainer."""
+    if is_fully_async(foreign):
+        return int(_positive(foreign, INTERVAL))
+    return trainer_v1.steps_per_version(foreign)
 
 
 def _positive(foreign: ForeignValues, key: str) -> float:
@@ -126,14 +138,19 @@ def staleness_notice(foreign: ForeignValues) -> str | None:
     )
 
 
+def unwritten_ratio_notice(foreign: ForeignValues) -> str | None:
+    """The notice of other old log-probs, where no key of the configuration decides about them."""
+    return None if foreign.is_set(_BYPASS) else ratio_notice(foreign)
+
+
 def ratio_notice(foreign: ForeignValues) -> str | None:
     """Notice of other old log-probs, where verl computes them with the weights of the last version."""
-    if not is_fully_async(foreign) or foreign["algorithm.rollout_correction.bypass_mode"]:
+    if foreign[_BYPASS]:
         return None
     interval = steps_per_version(foreign)
     if interval == 1:
         return None
     return (
-        "the ratio is that to the weights at the start of each step; verl's fully asynchronous trainer computes the "
+        "the ratio is that to the weights at the start of each step; verl's asynchronous trainer computes the "
         f"old log-probs of all {interval} steps of a version with the weights at the start of the first"
     )

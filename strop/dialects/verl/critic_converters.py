@@ -15,7 +15,7 @@ from strop.dialects.ledger.key_mapping import (
     written_by,
 )
 from strop.dialects.ledger.value_types import number_list
-from strop.dialects.verl import switches
+from strop.dialects.verl import switches, trainer_v1
 from strop.dialects.verl.actor_converters import micro_batch_size
 from strop.dialects.verl.data import mini_batch_size
 from strop.dialects.verl.lr_schedule import (
@@ -111,7 +111,7 @@ def critic(foreign: ForeignValues) -> Mapping[str, Any]:
         "head": "normal",
         "value_clip": foreign["critic.cliprange_value"],
         "aggregation": foreign["critic.loss_agg_mode"],
-        "warmup_steps": foreign["trainer.critic_warmup"],
+        "warmup_steps": foreign["trainer.critic_warmup"] * trainer_v1.steps_per_version(foreign),
         "tasks_per_update": mini_batch_size(foreign, "critic.ppo_mini_batch_size"),
         "epochs_per_step": foreign["critic.ppo_epochs"],
         "microbatch": micro_batch_size(foreign, "critic"),

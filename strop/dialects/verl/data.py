@@ -214,7 +214,7 @@ def batches(foreign: ForeignValues) -> Mapping[str, Any]:
 
 def step_size(foreign: ForeignValues) -> int:
     """Prompts of a step. Without dynamic sampling, verl trains on all prompts of `data.gen_batch_size`."""
-    if async_units.is_fully_async(foreign):
+    if async_units.has_mini_batch_steps(foreign):
         return async_units.tasks_per_step(foreign)
     return int(foreign[step_size_key(foreign)])
 

@@ -27,16 +27,11 @@ from strop.dialects.ledger.placement_notes import (
 )
 from strop.dialects.ledger.value_types import ANY, STRING
 from strop.dialects.verl import switches
+from strop.dialects.verl.file_keys import NO_REPLAY
 from strop.dialects.verl.gpus import DEVICE
 from strop.dialects.verl.serving_engine import serving_option
 
 _NO_PROFILER = "Strop does not profile a run; the metrics have the time of every part of a step"
-_ASYNC = (
-    "the asynchronous modes of verl's trainer v1 are not read; write the keys of fully_async_policy (async_training.* "
-    "and rollout.total_rollout_steps), or a run file with synchronizer: {type: collective, style: {type: bounded, "
-    "every: 4 steps, max_staleness: 4 steps}}, in your own numbers of steps; or, with "
-    "actor_rollout_ref.hybrid_engine=False alone, let the explorer be one step ahead"
-)
 _SEED = "data.seed seeds all random choices"
 _ONE_ROUTING = "sampler and trainer compute with one model, so they route alike"
 _ACTOR, _REF, _ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "ref", "rollout"))
@@ -192,14 +187,8 @@ _CLUSTER = (
     no_effect("trainer.esi_redundant_time", 0, "a run saves when it receives SIGTERM", value_type=ANY),
     no_effect("trainer.use_legacy_worker_impl", UNSET, "there is one implementation", value_type=ANY),
     no_effect("trainer.use_v1", True, "there is one trainer"),
-    refused(
-        "trainer.v1.trainer_mode",
-        "sync",
-        f"{_ASYNC}; write sync",
-    ),
-    no_effect("trainer.v1.*", UNSET, "trainer.v1.trainer_mode is sync", value_type=ANY),
     *(
-        refused(f"skip.{name}.enable", False, "Strop does not replay rollouts from a folder; leave it False")
+        refused(f"skip.{name}.enable", False, NO_REPLAY)
         for name in ("rollout", "rollout_tq", "async_rollout")
     ),
     no_effect("skip.*", UNSET, "rollouts are never skipped", value_type=ANY),

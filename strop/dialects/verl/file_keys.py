@@ -22,7 +22,12 @@ from strop.dialects.verl.critic_converters import critic
 
 _ACTOR, _REF, _ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "ref", "rollout"))
 _NO_PROFILER = "Strop does not profile a run; the metrics have the time of every part of a step"
-_NO_REPLAY = "Strop does not replay rollouts from a folder; leave it False"
+NO_REPLAY = (
+    "it trains on the rollouts of an earlier run, which other weights sampled, as if they were new, to measure the "
+    "trainer's speed; Strop does not replay rollouts from a folder; leave it False, or train on given responses "
+    "with strop verl sft"
+)
+"""Reason and replacement of verl's replay of rollouts."""
 _NOT_SKIPPED = "rollouts are never skipped"
 _CONTINUES = "every turn of a conversation continues the sampled tokens"
 _MEMORY = "it changes only memory use"
@@ -76,8 +81,8 @@ def _torchtitan_rows(
 
 
 ROWS = not_on_page(
-    refused(f"{_ROLLOUT}.skip_rollout", False, _NO_REPLAY),
-    refused(f"{_ROLLOUT}.skip.enable", False, _NO_REPLAY),
+    refused(f"{_ROLLOUT}.skip_rollout", False, NO_REPLAY),
+    refused(f"{_ROLLOUT}.skip.enable", False, NO_REPLAY),
     no_effect(f"{_ROLLOUT}.skip_dump_dir", UNSET, _NOT_SKIPPED, value_type=ANY),
     no_effect(f"{_ROLLOUT}.skip.*", UNSET, _NOT_SKIPPED, value_type=ANY),
     refused(

@@ -1,4 +1,5 @@
-"""Ledger rows of verl's fully asynchronous trainer, `fully_async_policy`; `async_units` has their meaning."""
+"""Ledger rows of verl's asynchronous trainers, `fully_async_policy` and the modes of trainer v1; `async_units` and
+`trainer_v1` have their meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from strop.dialects.ledger.key_mapping import (
     refused,
 )
 from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, nullable
-from strop.dialects.verl import async_units
+from strop.dialects.verl import async_units, trainer_v1
 from strop.dialects.verl.data import batches
 from strop.dialects.verl.one_step_off import explorer
 from strop.dialects.verl.trainer import duration
@@ -103,4 +104,5 @@ ROWS = not_on_page(
         "remove it",
         supported=never,
     ),
+    *trainer_v1.rows(explorer, batches, async_units.unwritten_ratio_notice),
 )

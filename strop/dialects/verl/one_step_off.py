@@ -18,7 +18,7 @@ from strop.dialects.ledger.key_mapping import (
 )
 from strop.dialects.ledger.placement_notes import ONE_MACHINE
 from strop.dialects.ledger.value_types import ANY
-from strop.dialects.verl import async_units
+from strop.dialects.verl import async_units, trainer_v1
 
 _HYBRID = "actor_rollout_ref.hybrid_engine"
 
@@ -34,9 +34,11 @@ def write_one_step_off(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_one_step_off)
 def explorer(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the explorer: in turns with the trainer, or a process of its own, one step ahead or fully asynchronous."""
+    """Read the explorer: in turns with the trainer, or a process of its own, one step ahead or asynchronous."""
     if async_units.is_fully_async(foreign):
         return async_units.synchronizer(foreign)
+    if mode := trainer_v1.async_mode(foreign):
+        return trainer_v1.synchronizer(foreign, mode)
     if foreign[_HYBRID]:
         return {}
     return {"synchronizer.type": "collective", "synchronizer.style.max_lead": "1 steps"}

@@ -69,7 +69,7 @@ def duration(foreign: ForeignValues) -> Mapping[str, Any]:
         return {"trainer.duration": f"{epochs} epochs"}
     is_limit = epochs < _UNREACHED_EPOCHS
     return {
-        "trainer.duration": f"{steps} steps",
+        "trainer.duration": f"{steps * async_units.steps_per_version(foreign)} steps",
         "trainer.stop_after": f"{epochs} epochs" if is_limit else None,
     }
 
