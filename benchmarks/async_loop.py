@@ -33,10 +33,13 @@ class Lengths:
     sigma: float = 0.0
     """Standard deviation of the logarithm; 0 gives all responses the median's length."""
     maximum: float = math.inf
+    base: float = 0.0
+    """Constant that is added to each length."""
 
     def draw(self, generator: random.Random) -> float:
         """Draw one length."""
-        return min(self.maximum, self.median * math.exp(self.sigma * generator.gauss(0.0, 1.0)))
+        drawn = self.median * math.exp(self.sigma * generator.gauss(0.0, 1.0))
+        return self.base + min(self.maximum, drawn)
 
 
 @dataclass(frozen=True, slots=True)

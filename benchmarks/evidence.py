@@ -35,6 +35,8 @@ TABLES = {
     "fuzz": ["-m", "benchmarks.fuzz"],
     "scaling": ["benchmarks/scaling.py"],
     "step_time": ["benchmarks/step_time.py"],
+    "async_validation": ["benchmarks/async_validation.py"],
+    "async_simulation": ["benchmarks/async_simulation.py"],
 }
 """Scripts that print a table, with their arguments."""
 
@@ -46,6 +48,8 @@ PAGES = {
     "engines": DOCS / "engines.md",
     "scaling": DOCS / "scaling.md",
     "step_time": DOCS / "scaling.md",
+    "async_validation": DOCS / "scaling.md",
+    "async_simulation": DOCS / "scaling.md",
 }
 """Page of a table; the other tables are in `docs/benchmarks.md`."""
 

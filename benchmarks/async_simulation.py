@@ -1,0 +1,289 @@
+"""Simulated steps of GRPO on 16 to 1,024 H100 GPUs, by synchronization style, staleness and split of the GPUs.
+
+    make evidence ARGS=async_simulation                  # updates docs/scaling.md and its picture; some minutes
+    .venv/bin/python benchmarks/async_simulation.py      # prints the tables, and draws the picture
+
+Nothing is trained or sampled: `async_loop.py` simulates the loop, with times of a model of 7B from published hardware
+numbers, those of `step_time.py`. A GPU is an engine or a rank of the trainer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import NormalDist
+
+from async_loop import Engines, Lengths, Loop, Outcome, simulate
+from step_time import EFFICIENCY, H100, flops_per_token, shape_of
+
+from strop.config.schema.synchronizer import (
+    BoundedStyleConfig,
+    FixedStyleConfig,
+    LatestStyleConfig,
+    OnRequestStyleConfig,
+    StyleConfig,
+)
+from strop.config.units import Amount
+
+PLOT = Path(__file__).parents[1] / "docs" / "async-simulation.png"
+SHAPE = shape_of("7B")
+PROMPTS, RESPONSES = 512, 8
+PROMPT_TOKENS, MAX_RESPONSE_TOKENS, MEAN_RESPONSE_TOKENS = 1024, 16_384, 4000
+TAILS = {"short": 0.3, "long": 1.0}
+"""Standard deviation of the logarithm of a response's length; the mean length is the same."""
+DEVICES = (16, 64, 256, 1024)
+TRAINER_FRACTIONS = (0.375, 0.5, 0.625, 0.75)
+"""Fractions of the GPUs that train, of which each style has the best one."""
+BANDWIDTH = 0.6
+"""Fraction of the memory's bandwidth that decoding reaches; an assumption, not measured."""
+MAX_SEQUENCES = 256
+KV_BYTES = 2 * 2 * 28 * 4 * 128
+"""Bytes of a token's keys and values: 2 bytes, for 28 layers of 4 heads of 128."""
+WEIGHT_BYTES = 2 * SHAPE.parameters
+ADAPTER = H100.between_nodes / 8
+"""Bytes per second of one network adapter, by which the trainer sends weights."""
+STEPS = 8
+"""Number of steps whose mean a figure is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to synchronize explorer and trainer."""
+
+    title: str
+    style: StyleConfig
+    shared: bool = False
+    """Whether all GPUs sample, and then all train."""
+    concurrency: int = 1
+    """`rollout.max_concurrent_rollouts` over the rollouts of a step."""
+
+
+def _steps(count: int) -> Amount:
+    return Amount(count, "steps")
+
+
+ONE_SET = Variant("all GPUs in turns", FixedStyleConfig(), shared=True)
+ALTERNATING = Variant("`fixed`, lead 0", FixedStyleConfig())
+STRICT = Variant("`bounded` 2", BoundedStyleConfig(max_staleness=_steps(2)))
+LOOSE = Variant("`bounded` 8, 4 x", BoundedStyleConfig(max_staleness=_steps(8)), concurrency=4)
+VARIANTS = (
+    ONE_SET,
+    ALTERNATING,
+    Variant("`fixed`, lead 1", FixedStyleConfig(max_lead=_steps(1))),
+    Variant("`bounded` 1", BoundedStyleConfig(max_staleness=_steps(1))),
+    STRICT,
+    Variant("`bounded` 4", BoundedStyleConfig(max_staleness=_steps(4))),
+    Variant("`bounded` 4, 4 x", BoundedStyleConfig(max_staleness=_steps(4)), concurrency=4),
+    LOOSE,
+    Variant("`latest`", LatestStyleConfig()),
+    Variant("`on_request`", OnRequestStyleConfig()),
+)
+
+
+def lengths(sigma: float) -> Lengths:
+    """Distribution with this spread and the mean length."""
+    low, high = 1.0, float(MAX_RESPONSE_TOKENS)
+    while high / low > 1.0001:
+        median = math.sqrt(low * high)
+        if _mean(median, sigma) < MEAN_RESPONSE_TOKENS:
+            low = median
+        else:
+            high = median
+    return Lengths(low, sigma, MAX_RESPONSE_TOKENS)
+
+
+def _mean(median: float, sigma: float) -> float:
+    """Mean of a lognormal distribution whose values are cut at the maximum length."""
+    cut, normal = math.log(MAX_RESPONSE_TOKENS / median) / sigma, NormalDist()
+    below = median * math.exp(sigma**2 / 2) * normal.cdf(cut - sigma)
+    return below + MAX_RESPONSE_TOKENS * (1 - normal.cdf(cut))
+
+
+def decode_seconds(sequences: int) -> float:
+    """Seconds of a decoding step: the larger of the reads of weights and KV cache, and of the products."""
+    context = PROMPT_TOKENS + MEAN_RESPONSE_TOKENS / 2
+    read = (WEIGHT_BYTES + sequences * context * KV_BYTES) / (BANDWIDTH * H100.memory)
+    products = sequences * flops_per_token(SHAPE, int(context)) / (EFFICIENCY * H100.flops)
+    return max(read, products)
+
+
+def update_seconds(ranks: int) -> float:
+    """Seconds of an update on packed groups, whose prompt is in them once; four forward passes, as in `step_time`."""
+    tokens = PROMPTS * (PROMPT_TOKENS + RESPONSES * MEAN_RESPONSE_TOKENS)
+    flops = 4 * flops_per_token(SHAPE, PROMPT_TOKENS + MEAN_RESPONSE_TOKENS)
+    return tokens * flops / (EFFICIENCY * H100.flops * ranks)
+
+
+def loop_of(variant: Variant, devices: int, fraction: float, sigma: float) -> Loop:
+    """The simulated run of a variant."""
+    ranks = devices if variant.shared else round(devices * fraction)
+    engines = devices if variant.shared else devices - ranks
+    return Loop(
+        style=variant.style,
+        prompts=PROMPTS,
+        responses=RESPONSES,
+        lengths=lengths(sigma),
+        engines=Engines(
+            engines,
+            tuple((float(n), decode_seconds(n)) for n in (1, 8, 16, 32, 64, 128, MAX_SEQUENCES)),
+            MAX_SEQUENCES,
+            load_seconds=0.0 if variant.shared else WEIGHT_BYTES / ADAPTER,
+            prefill_tokens_per_second=EFFICIENCY * H100.flops / (2 * SHAPE.parameters),
+        ),
+        update_seconds=update_seconds(ranks),
+        publish_seconds=WEIGHT_BYTES / H100.within_node,
+        max_concurrent_rollouts=variant.concurrency * PROMPTS * RESPONSES,
+    )
+
+
+def outcome(loop: Loop) -> Outcome:
+    """Simulate a run after its first steps, in which the explorer gets ahead."""
+    ahead = loop.style.max_buffered_steps or loop.capacity_groups // PROMPTS
+    return simulate(loop, steps=ahead + 4 + STEPS, first=ahead + 4, beyond=ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A simulated variant with its best split."""
+
+    ranks: int
+    """Number of GPUs that train."""
+    outcome: Outcome
+
+
+def sweep(pool: ProcessPoolExecutor) -> dict[tuple[str, int, str], Found]:
+    """Simulate all variants by tail and number of GPUs, each with its best split."""
+    keys, loops = [], []
+    for tail, sigma in TAILS.items():
+        for devices in DEVICES:
+            for variant in VARIANTS:
+                for fraction in TRAINER_FRACTIONS[: 1 if variant.shared else None]:
+                    keys.append(
+                        (
+                            (tail, devices, variant.title),
+                            devices if variant.shared else round(devices * fraction),
+                        )
+                    )
+                    loops.append(loop_of(variant, devices, fraction, sigma))
+    best: dict[tuple[str, int, str], Found] = {}
+    for (key, ranks), found in zip(keys, pool.map(outcome, loops), strict=True):
+        if key not in best or found.seconds_per_step < best[key].outcome.seconds_per_step:
+            best[key] = Found(ranks, found)
+    return best
+
+
+def step_table(found: Mapping[tuple[str, int, str], Found]) -> str:
+    """Format the seconds of a step and the GPUs that train; the fastest variant of a row is bold."""
+    titles = [variant.title for variant in VARIANTS]
+    lines = [f"| tail | GPUs | {' | '.join(titles)} |", f"| --- | ---: |{' ---: |' * len(titles)}"]
+    for tail in TAILS:
+        for devices in DEVICES:
+            row = [found[tail, devices, title] for title in titles]
+            fastest = min(each.outcome.seconds_per_step for each in row)
+            cells = []
+            for each in row:
+                seconds = each.outcome.seconds_per_step
+                text = f"{seconds:.{1 if seconds < 10 else 0}f}"
+                text = f"**{text}**" if seconds <= 1.02 * fastest else text
+                cells.append(f"{text} ({each.ranks})" if each.ranks < devices else text)
+            lines.append(f"| {tail} | {devices:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def idle_table(found: Mapping[tuple[str, int, str], Found]) -> str:
+    """Format staleness and idle time of all variants with the long tail."""
+    lines = ["| style | " + " | ".join(f"{devices:,} GPUs" for devices in DEVICES) + " |"]
+    lines.append("| --- |" + " ---: |" * len(DEVICES))
+    for variant in VARIANTS:
+        cells = []
+        for devices in DEVICES:
+            each = found["long", devices, variant.title].outcome
+            idle = f"{100 * each.engines_idle:.0f}, {100 * each.trainer_idle:.0f} %"
+            cells.append(f"{each.mean_staleness:.1f}, {each.max_staleness}; {idle}")
+        lines.append(f"| {variant.title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def transfer_table(pool: ProcessPoolExecutor, found: Mapping[tuple[str, int, str], Found]) -> str:
+    """Format the seconds of a step when engines receive the weights one after the other, and with slow engines."""
+    lines = ["| long tail | " + " | ".join(f"{devices:,} GPUs" for devices in DEVICES) + " |"]
+    lines.append("| --- |" + " ---: |" * len(DEVICES))
+    for variant in (ALTERNATING, STRICT, LOOSE):
+        plain = []
+        for devices in DEVICES:
+            fraction = found["long", devices, variant.title].ranks / devices
+            plain.append(loop_of(variant, devices, fraction, TAILS["long"]))
+        in_turn = [
+            replace(
+                loop,
+                engines=replace(loop.engines, load_seconds=loop.engines.load_seconds * loop.engines.count),
+            )
+            for loop in plain
+        ]
+        slow = [
+            replace(
+                loop, engines=replace(loop.engines, slow=math.ceil(loop.engines.count / 20), slow_factor=2.0)
+            )
+            for loop in plain
+        ]
+        for what, loops in (
+            ("", plain),
+            (", weights to one engine at a time", in_turn),
+            (", slow engines", slow),
+        ):
+            cells = [f"{each.seconds_per_step:.1f}" for each in pool.map(outcome, loops)]
+            lines.append(f"| {variant.title}{what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(found: Mapping[tuple[str, int, str], Found], path: Path) -> None:
+    """Draw the response tokens per second and GPU against the number of GPUs: a line for each variant."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(TAILS), figsize=(11, 4.8), sharey=True)
+    for axis, tail in zip(axes, TAILS, strict=True):
+        for color, marker, variant in zip(pyplot.cm.tab10.colors, "os^vDPX*<>", VARIANTS, strict=True):
+            each = [
+                found[tail, devices, variant.title].outcome.tokens_per_second / devices for devices in DEVICES
+            ]
+            axis.plot(DEVICES, each, color=color, marker=marker, label=variant.title.replace("`", ""))
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log", base=2)
+        axis.set_xticks(DEVICES, [f"{devices:,}" for devices in DEVICES])
+        axis.set_xlabel("GPUs")
+        axis.set_title(f"{tail} tail of response lengths")
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("predicted response tokens per second and GPU")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=5, fontsize=8)
+    figure.tight_layout(rect=(0, 0.12, 1, 1))
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    """Print the tables, and draw the picture."""
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        found = sweep(pool)
+        draw(found, PLOT)
+        print("Seconds of a step, and in brackets the GPUs that train:\n")
+        print(step_table(found))
+        print(
+            "\nStaleness of the long tail, mean and maximum; idle time of the engines and of the trainer:\n"
+        )
+        print(idle_table(found))
+        print(
+            "\nSeconds of a step with slower transfers, and with a twentieth of the engines at half the speed:\n"
+        )
+        print(transfer_table(pool, found))
+
+
+if __name__ == "__main__":
+    main()
