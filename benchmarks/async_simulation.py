@@ -157,22 +157,18 @@ class Found:
 
 def sweep(pool: ProcessPoolExecutor) -> dict[tuple[str, int, str], Found]:
     """Simulate all variants by tail and number of GPUs, each with its best split."""
-    keys, loops = [], []
+    keys, loops, ranks = [], [], []
     for tail, sigma in TAILS.items():
         for devices in DEVICES:
             for variant in VARIANTS:
                 for fraction in TRAINER_FRACTIONS[: 1 if variant.shared else None]:
-                    keys.append(
-                        (
-                            (tail, devices, variant.title),
-                            devices if variant.shared else round(devices * fraction),
-                        )
-                    )
+                    keys.append((tail, devices, variant.title))
+                    ranks.append(devices if variant.shared else round(devices * fraction))
                     loops.append(loop_of(variant, devices, fraction, sigma))
     best: dict[tuple[str, int, str], Found] = {}
-    for (key, ranks), found in zip(keys, pool.map(outcome, loops), strict=True):
+    for key, count, found in zip(keys, ranks, pool.map(outcome, loops), strict=True):
         if key not in best or found.seconds_per_step < best[key].outcome.seconds_per_step:
-            best[key] = Found(ranks, found)
+            best[key] = Found(count, found)
     return best
 
 

@@ -322,9 +322,8 @@ def main() -> None:
             )
         curve = decoding_curve(folder, prompts) if any(case.slept is None for case in cases) else ()
         print(f"decoding: {curve}", file=sys.stderr, flush=True)
-        print(
-            "| style | processes | rollouts and updates | step s, measured | predicted | difference | trainer idle | staleness |"
-        )
+        columns = ("style", "processes", "rollouts and updates", "step s", "predicted", "difference")
+        print(f"| {' | '.join((*columns, 'trainer idle', 'staleness'))} |")
         print("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |", flush=True)
         for number, case in enumerate(cases):
             measured = measure(folder, f"case-{number}", case, FIRST)
