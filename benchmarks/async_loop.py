@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from strop.config.schema.synchronizer import FixedStyleConfig, OnRequestStyleConfig, StyleConfig
 from strop.sync.staleness_policy import publishes_after, requests_weights, training_step_for, version_window
@@ -257,7 +257,7 @@ class _Engine:
         self._changed = now
 
     def _step_seconds(self) -> float:
-        return self._simulation.loop.engines.decode_seconds(len(self._running)) * self._factor
+        return self._simulation.decode_seconds(len(self._running)) * self._factor
 
     def _admit(self) -> None:
         limit = self._simulation.loop.engines.max_sequences or math.inf
@@ -313,6 +313,7 @@ class _Simulation:
         self.step_ends = [_StepEnd(0.0, 0.0, 0.0, 0.0)]
         self.ages: dict[int, list[int]] = {}
         """Ages of each step's sequences."""
+        self.decode_seconds = cache(loop.engines.decode_seconds)
         self._random = random.Random(loop.seed)
         section = loop.engines
         factors = [section.slow_factor] * section.slow + [1.0] * (section.count - section.slow)

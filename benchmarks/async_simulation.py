@@ -9,6 +9,7 @@ numbers, those of `step_time.py`. A GPU is an engine or a rank of the trainer.
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ PROMPT_TOKENS, MAX_RESPONSE_TOKENS, MEAN_RESPONSE_TOKENS = 1024, 16_384, 4000
 TAILS = {"short": 0.3, "long": 1.0}
 """Standard deviation of the logarithm of a response's length; the mean length is the same."""
 DEVICES = (16, 64, 256, 1024)
-TRAINER_FRACTIONS = (0.375, 0.5, 0.625, 0.75)
+TRAINER_FRACTIONS = (0.25, 0.5, 0.625)
 """Fractions of the GPUs that train, of which each style has the best one."""
 BANDWIDTH = 0.6
 """Fraction of the memory's bandwidth that decoding reaches; an assumption, not measured."""
@@ -265,8 +266,11 @@ def draw(found: Mapping[tuple[str, int, str], Found], path: Path) -> None:
 
 
 def main() -> None:
-    """Print the tables, and draw the picture."""
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    """Run the command line: print the tables, and draw the picture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    with ProcessPoolExecutor(args.processes) as pool:
         found = sweep(pool)
         draw(found, PLOT)
         print("Seconds of a step, and in brackets the GPUs that train:\n")
