@@ -1,4 +1,4 @@
-"""Measured steps of distributed runs of Strop on this machine, beside those that the simulation predicts.
+"""Measured steps of distributed runs of Strop on this machine, next to those that the simulation predicts.
 
     make evidence ARGS=async_validation                  # updates docs/scaling.md; a quarter of an hour
     .venv/bin/python benchmarks/async_validation.py      # prints the table
@@ -59,7 +59,7 @@ SEQUENCES = (1, 4, 12, 24, 48)
 
 @dataclass(frozen=True, slots=True)
 class Slept:
-    """What a run sleeps, in seconds."""
+    """Durations that a run sleeps, in seconds."""
 
     median: float
     """Median of a rollout's lognormal duration."""
@@ -129,7 +129,7 @@ class Measured:
     explore: float
     """From the weights of the explorer's step to its groups in the buffer."""
     between: float
-    """Of the trainer between two steps."""
+    """Between two steps of the trainer."""
 
 
 def run_values(folder: Path, name: str, case: Case) -> dict[str, Any]:
