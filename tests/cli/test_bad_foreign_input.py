@@ -94,7 +94,7 @@ CASES: list[Case] = [
         "trinity",
         "algorithm_type: grpo",
         "algorithm_type: gpo",
-        "7 (algorithm.algorithm_type): .* or sft or mix",
+        "7 (algorithm.algorithm_type): .* or sft or cpt or mix",
     ),
     ("rft_trainer", "rollout_n: 5", "rollout_n: five", "--rollout_n must be an integer, got 'five'"),
     ("verl_trainer", "float16", "float17", "--rollout_dtype must be float16 or bfloat16"),

@@ -181,5 +181,5 @@ def test_a_key_that_is_not_written_blames_no_other_key() -> None:
 
 def test_many_unknown_keys_are_counted() -> None:
     with pytest.raises(ConfigError) as caught:
-        read_verl([*VERL, *(f"+zzz{number}=1" for number in range(100))], here=True)
+        read_verl([*VERL, *(f"zzz{number}=1" for number in range(100))], here=True)
     assert str(caught.value).splitlines()[-1] == "and 75 more."

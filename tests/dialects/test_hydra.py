@@ -185,3 +185,14 @@ def test_deleting_a_default_sets_it_to_null() -> None:
     assert loaded.run.data.eval == ()
     with pytest.raises(ConfigError, match=r"override ~data\.prompt_key: verl needs the key data\.prompt_key"):
         read_verl([*BASE, "~data.prompt_key"], here=True)
+
+
+@pytest.mark.parametrize("prefix", ["+", "++"])
+def test_a_name_of_the_users_own_is_for_interpolations(prefix: str) -> None:
+    base = ("data.train_files=a.parquet", "actor_rollout_ref.model.path=m", "data.train_batch_size=256")
+    loaded = read_verl([*base, f"{prefix}mine=7", "trainer.total_epochs=${mine}"], here=True)
+    assert str(loaded.run.trainer.duration) == "7 epochs"
+    assert any(f"override {prefix}mine=7: verl has no key mine" in note for note in loaded.notes)
+    for refused in ("mine=7", f"{prefix}trainer.mine=7", f"{prefix}mine.a=7", f"{prefix}total_epochs=7"):
+        with pytest.raises(ConfigError, match="no key"):
+            read_verl([*base, refused], here=True)

@@ -48,6 +48,7 @@ def steps(count: int) -> Amount:
             CollectiveSyncConfig(style=LatestStyleConfig(every=steps(4))),
         ),
         ("{sync_style: dynamic_by_explorer}", CollectiveSyncConfig(style=OnRequestStyleConfig())),
+        ("{sync_style: fully_async}", CollectiveSyncConfig(style=LatestStyleConfig())),
     ],
 )
 def test_synchronization_styles(written: str, expected: object) -> None:

@@ -104,7 +104,16 @@ class ForeignConfig:
             merged.set(split_key(dotted), value, source)
             if row.alias_of:
                 merged.set(split_key(row.alias_of), value, source)
+        for name, source in self.variables():
+            merged.set((name,), self.tree.get((name,)), source)
         return merged
+
+    def variables(self) -> Iterator[tuple[str, Source]]:
+        """Names that the command line adds at the top level for interpolations, each with its source."""
+        for name in map(str, self.tree.get(())):
+            source = self.tree.nearest_source((name,))
+            if source is not None and _is_variable(self.ledger, self.tree, (name,)):
+                yield name, source
 
     def _is_empty_section(self, row: KeyMapping, dotted: str, value: Any) -> bool:
         """Whether a section of keys with rows of their own is null or empty."""
@@ -213,10 +222,21 @@ def _written_rows(
                 f"{tree.nearest_source(keys)}: {dotted} is a section and needs keys inside it; got {got}.",
                 keys,
             )
-        else:
+        elif not _is_variable(ledger, tree, keys):
             where, hint = tree.nearest_source(keys), ledger.unknown_key_hint(dotted, key_owner)
             message = f"{where}: {ledger.dialect} has no key {dotted}{hint}"
             tree.add_fault(FaultKind.UNKNOWN_KEY, message, *ledger.possibly_meant(dotted))
+
+
+def _is_variable(ledger: Ledger, tree: ConfigTree, keys: KeyPath) -> bool:
+    """Whether a key is a name of the user's own: Hydra's `+name=value` or `++name=value` at the top level, of which
+    neither the tool nor a misspelling is an explanation."""
+    source = tree.nearest_source(keys)
+    if len(keys) > 1 or source is None or source.kind != "override":
+        return False
+    if source.location.partition("=")[0] not in (f"+{keys[0]}", f"++{keys[0]}"):
+        return False
+    return not (ledger.has(keys[0]) or ledger.is_section(keys[0]) or ledger.possibly_meant(keys[0]))
 
 
 def _is_unset(row: KeyMapping, value: Any) -> bool:

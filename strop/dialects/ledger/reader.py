@@ -196,3 +196,8 @@ def usage_notes(foreign: ForeignConfig) -> Iterator[str]:
             yield f"{foreign.source(key)}: accepted without effect: {row.note}."
         elif row.warn and (warning := row.warn(foreign)):
             yield f"{foreign.source(key)}: {warning}."
+    for name, source in foreign.variables():
+        yield (
+            f"{source}: {foreign.ledger.dialect} has no key {name}, so it counts only where another value refers to it "
+            f"as ${{{name}}}."
+        )

@@ -199,7 +199,10 @@ LATER: tuple[KeyMapping, ...] = (
             "explorer", ("over_rollout.return_partial_tasks", "dynamic_timeout.warmup_min_steps"), _SWITCH
         ),
         no_effect(
-            "explorer.max_inflight_batches", UNSET, "synchronizer.sync_offset bounds it", value_type=ANY
+            "explorer.max_inflight_batches",
+            UNSET,
+            "synchronizer.sync_offset, or under other styles than fixed the capacity of the buffer, bounds it",
+            value_type=ANY,
         ),
         no_effect("synchronizer.group_name", UNSET, "the group of processes has no name", value_type=ANY),
         *(
@@ -212,6 +215,13 @@ LATER: tuple[KeyMapping, ...] = (
             for role in ("explorer", "trainer")
         ),
         extra_arguments_row(),
+        refused(
+            "cod.*",
+            UNSET,
+            "tasks are packed for the workflows of connect-the-dots, which belong to Trinity's research code and keep "
+            "their state over the tasks of a pack; Strop gives a workflow one task at a time",
+            supported=never,
+        ),
         placement(
             f"{_AUXILIARY}.extra_engine_args.*",
             UNSET,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from strop.dialects.ledger.key_mapping import (
+    UNSET,
     ForeignValues,
     KeyMapping,
     ReadFunction,
@@ -15,7 +16,7 @@ from strop.dialects.ledger.key_mapping import (
     placement,
     unless,
 )
-from strop.dialects.ledger.value_types import INTEGER, STRING, nullable
+from strop.dialects.ledger.value_types import ANY, INTEGER, STRING, nullable
 
 _AT = "model.tinker"
 _ALPHA = 32
@@ -58,5 +59,6 @@ def rows(read: ReadFunction) -> tuple[KeyMapping, ...]:
         ),
         no_effect(f"{_AT}.train_unembed", True, "Strop's adapter leaves the output layer as it is"),
         no_effect(f"{_AT}.seed", None, "the run has one seed", value_type=nullable(INTEGER)),
+        no_effect(f"{_AT}.forward_backward_chunk_bytes", UNSET, "the service is not used", value_type=ANY),
         no_effect(f"{_AT}.base_url", None, "the service is not used", value_type=nullable(STRING)),
     )

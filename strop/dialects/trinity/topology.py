@@ -37,6 +37,7 @@ _SYNC_STYLES = {
     "explorer_driven": "on_request",
     "dynamic_by_trainer": "latest",
     "dynamic_by_explorer": "on_request",
+    "fully_async": "latest",
 }
 """The names `dynamic_by_*` are those of Trinity 0.3, which later versions still accept."""
 _SYNC_METHODS = ("nccl", "checkpoint", "memory", "online", "offline")
@@ -221,7 +222,8 @@ ROWS: tuple[KeyMapping, ...] = (
             read=synchronizer,
             value_type=nullable(one_of(*_SYNC_STYLES)),
             inactive=only_sampled,
-            note="null means fixed",
+            note="null means fixed; fully_async, of versions after 0.6, loads new weights while rollouts run, as "
+            "latest does",
         ),
         no_effect(
             "synchronizer.wait_for_checkpoint",
