@@ -166,6 +166,11 @@ MEANINGS: list[tuple[TrlProgram, str, dict[str, Any]]] = [
             "data.train.subset": "c",
         },
     ),
+    (
+        "sft",
+        "--dataset_name hub/texts --dataset_streaming --max_steps 5",
+        {"data.shuffle": False, "trainer.duration.unit": "updates"},
+    ),
 ]
 
 
@@ -198,7 +203,8 @@ REFUSED: list[tuple[TrlProgram, str, str]] = [
     ("rloo", "--normalize_advantages", "GRPOConfig with scale_rewards batch"),
     ("rloo", "--mask_truncated_completions", "write a beta of 0"),
     ("rloo", "--loss_type grpo", "no key loss_type"),
-    ("grpo", "--dataset_streaming", "streams by data.stream"),
+    ("grpo", "--dataset_streaming", "TRL's trainers with rollouts stop at a data set"),
+    ("sft", "--dataset_streaming", "TRL requires max_steps"),
     ("dpo", "--loss_type ipo", "the sigmoid loss of DPO"),
 ]
 

@@ -22,8 +22,8 @@ class ImportanceWeights:
 
     def mean(self, targets: TargetTokens, config: ImportanceCorrectionConfig) -> float:
         """Mean weight of the targets at level `token`, of the sequences at the other levels; 1 where all are 0."""
-        share = torch.ones_like(self.weights) if config.level == "token" else 1 / targets.tokens
-        mean = float((self.weights * share).sum() / share.sum())
+        counts = torch.ones_like(self.weights) if config.level == "token" else 1 / targets.tokens
+        mean = float((self.weights * counts).sum() / counts.sum())
         return mean if mean > _NO_WEIGHT else 1.0
 
 

@@ -124,12 +124,45 @@ def max_length(foreign: ForeignValues) -> Mapping[str, Any]:
     }
 
 
+def write_streaming(run: Run) -> Mapping[str, Any]:
+    """Write rows in their own order as a streamed data set, of which TRL shuffles nothing."""
+    ordered = not run.data.shuffle and run.data.order is None and run.trainer.duration.unit != "epochs"
+    return {"dataset_streaming": True} if ordered else {}
+
+
+@written_by(write_streaming)
+def streaming(foreign: ForeignValues) -> Mapping[str, Any]:
+    """Read the order of the rows: that of the data set, where TRL streams it. TRL then needs `max_steps`."""
+    if not foreign["dataset_streaming"]:
+        return {}
+    if foreign["max_steps"] <= 0:
+        raise foreign.error_for(
+            "dataset_streaming",
+            "dataset_streaming is True, and a streamed data set has no known length, so that TRL requires max_steps; "
+            "write max_steps.",
+        )
+    return {"data.shuffle": False}
+
+
+_STREAMING = mapped(
+    "dataset_streaming",
+    False,
+    "data.shuffle",
+    read=streaming,
+    warn=lambda foreign: (
+        "the rows are trained on in the order of the data set, as TRL does; all of them are read before the start"
+        if foreign["dataset_streaming"]
+        else None
+    ),
+)
+
+
 def _rows(
     read: ReadFunction, learning_rate: float, warn: InactiveCheck | None = None
 ) -> tuple[KeyMapping, ...]:
     return (
         *model_rows(),
-        *dataset_rows(read, warn),
+        *dataset_rows(read, warn, _STREAMING),
         *batch_rows(batches.offline_batch, "trainer.tasks_per_step"),
         mapped("dataloader_drop_last", False, "data.incomplete_batch", read=batches.offline_batch),
         mapped(

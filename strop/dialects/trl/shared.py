@@ -95,8 +95,19 @@ def _adapter_rows() -> tuple[KeyMapping, ...]:
     )
 
 
-def dataset_rows(read: ReadFunction, warn: InactiveCheck | None = None) -> tuple[KeyMapping, ...]:
-    """ScriptArguments; `read` also decides the columns, of which `warn` may say more."""
+SAMPLED_STREAMING = refused(
+    "dataset_streaming",
+    False,
+    "TRL's trainers with rollouts stop at a data set that is streamed; leave it out; a run file streams by data.stream",
+)
+"""Row of a streamed data set for the trainers that sample."""
+
+
+def dataset_rows(
+    read: ReadFunction, warn: InactiveCheck | None = None, streaming: KeyMapping | None = None
+) -> tuple[KeyMapping, ...]:
+    """ScriptArguments; `read` also decides the columns, of which `warn` may say more. `streaming` is the row of a
+    streamed data set, where it is not refused."""
     return (
         mapped(
             "dataset_name",
@@ -117,11 +128,7 @@ def dataset_rows(read: ReadFunction, warn: InactiveCheck | None = None) -> tuple
             inactive=run_settings.without_evaluation,
             note="used if eval_strategy enables evaluation",
         ),
-        refused(
-            "dataset_streaming",
-            False,
-            "leave it out; a run file of an algorithm with rollouts streams by data.stream",
-        ),
+        streaming or SAMPLED_STREAMING,
         refused(
             "datasets",
             UNSET,
