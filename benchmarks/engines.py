@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=1 .venv-sglang/bin/python benchmarks/engines.py
     OMP_NUM_THREADS=1 .venv-sglang/bin/python benchmarks/engines.py --model path/to/model --dtypes bfloat16
+    OMP_NUM_THREADS=1 .venv-sglang/bin/python benchmarks/engines.py --questions 4 --tokens 32 --repeats 1
 
-The native engine, vLLM, SGLang, and Hugging Face's `generate`: 64 tokens per response, temperature 1, one thread each.
-The model is SmolLM2-135M-Instruct, fetched as by examples/real, on 8 questions x 4 samples; a model folder or a GGUF
-file on the same; or a random model of benchmarks/sampler.py on its workload, by size. The engines are measured
+The native engine, vLLM, SGLang, and Hugging Face's `generate`: temperature 1, one thread each. The model is
+SmolLM2-135M-Instruct, fetched as by examples/real, or a model folder or a GGUF file, on `--questions` x 4 samples of
+`--tokens` tokens; or a random model of benchmarks/sampler.py on its workload, by size. The engines are measured
 alternately; the minimum time of each is printed. A weight update passes all tensors of the trainer's model to the
 engine. The gap is the mean difference, in nats, from the log-probs of Hugging Face's forward pass in float32 after
 that update.
@@ -40,12 +41,10 @@ from strop.workers.start import LocalPlacement
 ROOT = Path(__file__).parents[1]
 SMOLLM = "SmolLM2-135M-Instruct"
 _GAP_PROMPTS = 8
-_QUESTIONS = 8
 _SAMPLES = 4
-_TOKENS = 64
 
 
-def work_on(model: str, scratch: Path) -> Work:
+def work_on(model: str, questions: int, tokens: int, scratch: Path) -> Work:
     """The workload of `--model`; its folder is in `scratch` unless it is the model's own."""
     if model in SIZES:
         return make_work(SIZES[model], scratch / "model", stops=False)
@@ -54,14 +53,16 @@ def work_on(model: str, scratch: Path) -> Work:
     if gguf_file(str(path)) is not None:
         folder = export_checkpoint(path, scratch / "model", None)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    questions = [f"What is {17 * n} + {29 * n}? Explain each step." for n in range(1, _QUESTIONS + 1)]
-    messages = [[{"role": "user", "content": question}] for question in questions]
+    messages = [
+        [{"role": "user", "content": f"What is {17 * n} + {29 * n}? Explain each step."}]
+        for n in range(1, questions + 1)
+    ]
     encoded = [
         tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=True)["input_ids"]
         for each in messages
     ]
     prompts = tuple(np.asarray(ids, dtype=np.int32) for ids in encoded)
-    return Work(folder=folder, prompts=prompts, samples=_SAMPLES, max_tokens=_TOKENS, end_tokens=())
+    return Work(folder=folder, prompts=prompts, samples=_SAMPLES, max_tokens=tokens, end_tokens=())
 
 
 def _fetched() -> Path:
@@ -127,11 +128,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"]
     )
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--questions", type=int, default=8, help="prompts of the model's workload")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens per response of the model's workload")
     args = parser.parse_args(argv)
     print("| engine | tokens per second | weight update, seconds | log-prob gap, nats |")
     print("| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as scratch:
-        work = work_on(args.model, Path(scratch))
+        work = work_on(args.model, args.questions, args.tokens, Path(scratch))
         for dtype in args.dtypes:
             for row in measure(work, dtype, args.repeats):
                 print(f"| {row} |", flush=True)
