@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from strop.config.schema.inference_engine import SglangEngineConfig, VllmEngineConfig
 from strop.config.schema.model import ModelConfig
+from strop.config.schema.synchronizer import PauseMode
 from strop.errors import ConfigError, ModelError, StropError
 from strop.inference.interruptible_sampler import InterruptibleSampler
 from strop.inference.pool import EnginePool, EngineSpec
@@ -145,12 +146,18 @@ def test_running_completions_continue_with_the_new_weights(experts: tuple[Engine
     assert {each.version for each in sample(pool, requests[:1])} == {2}
 
 
-def test_aborted_completions_are_continued_with_the_new_weights(experts: tuple[EnginePool, PreTrainedModel]):
+@pytest.mark.parametrize(
+    ("pause_mode", "versions"),
+    [("keep", {2, 4}), ("abort", {2, 4}), ("restart", {4}), ("finish", {2})],
+)
+def test_each_token_has_the_version_of_the_weights_that_sampled_it(
+    experts: tuple[EnginePool, PreTrainedModel], pause_mode: PauseMode, versions: set[int]
+):
     pool, model = experts
     requests = requests_for(PROMPTS, SamplingParams(max_tokens=300, ignore_eos=True))
     loop = EventLoopThread("rollouts")
     tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
-    sampler = InterruptibleSampler(pool, loop, tokenizer, "abort", timeout_seconds=60, check=never_stop)
+    sampler = InterruptibleSampler(pool, loop, tokenizer, pause_mode, timeout_seconds=60, check=never_stop)
     before = copy.deepcopy(model)
     try:
         pool.load(before.named_parameters(), 2)
@@ -159,14 +166,17 @@ def test_aborted_completions_are_continued_with_the_new_weights(experts: tuple[E
         assert not call.done()
         sampler.load(perturbed(model).named_parameters(), 4)
         completions = call.result(120)
+        later = loop.submit(sampler.sample(requests[:1])).result(120)
     finally:
         loop.close()
     for request, completion in zip(requests, completions, strict=True):
-        versions = versions_of(completion)
-        assert set(versions) <= {2, 4} and versions[-1] == 4
+        assert len(completion.token_ids) == 300
+        found = versions_of(completion)
+        assert set(found) == versions and found == sorted(found)
         old, new = (policy_logprobs(each, request, completion) for each in (before, model))
-        expected = np.where(np.array(versions) == 2, old, new)
+        expected = np.where(np.array(found) == 2, old, new)
         np.testing.assert_allclose(completion.sampler_logprobs, expected, atol=1e-4, rtol=0)
+    assert versions_of(later[0]) == [4] * 300
 
 
 def test_after_a_failed_load_the_engine_samples_no_more(
