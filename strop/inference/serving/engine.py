@@ -161,7 +161,12 @@ class ServingEngine:
         except Exception as error:
             if (lost := await self._lost(error)) is not None:
                 raise lost from error
-            self._fault = f"{self._backend.name} cannot load version {version} of the weights: {error}"
+            self._fault = (
+                f"{self._backend.name} cannot load version {version} of the weights, and samples no more, so that "
+                f"nothing comes from a mixture of two versions: {str(error).rstrip('.')}. Its own output, with the "
+                "place of the error, is in `log/engine-*.log` of the run's folder. The same command resumes from the "
+                "last checkpoint."
+            )
             raise ModelError(self._fault) from error
 
     def load_process_group(self, trainer: TrainerAddress, version: int) -> None:
