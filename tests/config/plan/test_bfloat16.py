@@ -17,10 +17,9 @@ from strop.config.plan.machine import parse_machine
     ("machine", "flags", "fast"),
     [
         ("1xH100-80GB", "flags : fpu sse", True),
-        ("1xT4-16GB", "flags : avx512_bf16", False),
-        ("cpu", "processor : 0\nflags : fpu avx512f avx512_bf16\n", True),
-        ("cpu", "processor : 0\nflags : fpu avx512f\n", False),
-        ("cpu", "Features : fp asimd bf16 i8mm\n", True),
+        ("1xT4-16GB", "flags : amx_bf16", False),
+        ("cpu", "processor : 0\nflags : fpu avx512_bf16 amx_bf16\n", True),
+        ("cpu", "processor : 0\nflags : fpu avx512_bf16\n", False),
         ("cpu", "", False),
     ],
 )
