@@ -1,7 +1,7 @@
 """Simulated steps of GRPO on 16 to 1,024 H100 GPUs, by synchronization style, staleness and split of the GPUs.
 
-    make evidence ARGS=async_simulation                  # updates docs/scaling.md and its picture; some minutes
-    .venv/bin/python benchmarks/async_simulation.py      # prints the tables, and draws the picture
+    make evidence ARGS=async_simulation                # updates docs/scaling.md; some minutes
+    .venv/bin/python benchmarks/async_simulation.py    # prints the tables
 
 Nothing is trained or sampled: `async_loop.py` simulates the loop, with times of a model of 7B from published hardware
 numbers, those of `step_time.py`. A GPU is an engine or a rank of the trainer.
@@ -15,7 +15,6 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import NormalDist
 
 from async_loop import Engines, Lengths, Loop, Outcome, simulate
@@ -25,19 +24,17 @@ from strop.config.schema.synchronizer import (
     BoundedStyleConfig,
     FixedStyleConfig,
     LatestStyleConfig,
-    OnRequestStyleConfig,
     StyleConfig,
 )
 from strop.config.units import Amount
 
-PLOT = Path(__file__).parents[1] / "docs" / "async-simulation.png"
 SHAPE = shape_of("7B")
-PROMPTS, RESPONSES = 512, 8
+PROMPTS, RESPONSES = 256, 8
 PROMPT_TOKENS, MAX_RESPONSE_TOKENS, MEAN_RESPONSE_TOKENS = 1024, 16_384, 4000
 TAILS = {"short": 0.3, "long": 1.0}
 """Standard deviation of the logarithm of a response's length; the mean length is the same."""
 DEVICES = (16, 64, 256, 1024)
-TRAINER_FRACTIONS = (0.25, 0.5, 0.625)
+TRAINER_FRACTIONS = (0.5, 0.625)
 """Fractions of the GPUs that train, of which each style has the best one."""
 BANDWIDTH = 0.6
 """Fraction of the memory's bandwidth that decoding reaches; an assumption, not measured."""
@@ -75,13 +72,9 @@ VARIANTS = (
     ONE_SET,
     ALTERNATING,
     Variant("`fixed`, lead 1", FixedStyleConfig(max_lead=_steps(1))),
-    Variant("`bounded` 1", BoundedStyleConfig(max_staleness=_steps(1))),
     STRICT,
-    Variant("`bounded` 4", BoundedStyleConfig(max_staleness=_steps(4))),
-    Variant("`bounded` 4, 4 x", BoundedStyleConfig(max_staleness=_steps(4)), concurrency=4),
     LOOSE,
     Variant("`latest`", LatestStyleConfig()),
-    Variant("`on_request`", OnRequestStyleConfig()),
 )
 
 
@@ -205,84 +198,58 @@ def idle_table(found: Mapping[tuple[str, int, str], Found]) -> str:
     return "\n".join(lines)
 
 
-def transfer_table(pool: ProcessPoolExecutor, found: Mapping[tuple[str, int, str], Found]) -> str:
+def slower_table(pool: ProcessPoolExecutor, found: Mapping[tuple[str, int, str], Found]) -> str:
     """Format the seconds of a step when engines receive the weights one after the other, and with slow engines."""
     lines = ["| long tail | " + " | ".join(f"{devices:,} GPUs" for devices in DEVICES) + " |"]
     lines.append("| --- |" + " ---: |" * len(DEVICES))
-    for variant in (ALTERNATING, STRICT, LOOSE):
-        plain = []
-        for devices in DEVICES:
-            fraction = found["long", devices, variant.title].ranks / devices
-            plain.append(loop_of(variant, devices, fraction, TAILS["long"]))
-        in_turn = [
-            replace(
-                loop,
-                engines=replace(loop.engines, load_seconds=loop.engines.load_seconds * loop.engines.count),
-            )
-            for loop in plain
+    for variant in (ALTERNATING, LOOSE):
+        best = [found["long", devices, variant.title] for devices in DEVICES]
+        loops = [
+            loop_of(variant, devices, each.ranks / devices, TAILS["long"])
+            for devices, each in zip(DEVICES, best, strict=True)
         ]
-        slow = [
-            replace(
-                loop, engines=replace(loop.engines, slow=math.ceil(loop.engines.count / 20), slow_factor=2.0)
-            )
-            for loop in plain
-        ]
-        for what, loops in (
-            ("", plain),
-            (", weights to one engine at a time", in_turn),
-            (", slow engines", slow),
-        ):
-            cells = [f"{each.seconds_per_step:.1f}" for each in pool.map(outcome, loops)]
-            lines.append(f"| {variant.title}{what} | {' | '.join(cells)} |")
+        in_turn = pool.map(outcome, map(_loading_in_turn, loops))
+        slow = pool.map(outcome, map(_with_slow_engines, loops))
+        rows = {
+            "": [each.outcome for each in best],
+            ", weights to one engine at a time": in_turn,
+            ", slow engines": slow,
+        }
+        for title, outcomes in rows.items():
+            cells = " | ".join(f"{each.seconds_per_step:.1f}" for each in outcomes)
+            lines.append(f"| {variant.title}{title} | {cells} |")
     return "\n".join(lines)
 
 
-def draw(found: Mapping[tuple[str, int, str], Found], path: Path) -> None:
-    """Draw the response tokens per second and GPU against the number of GPUs: a line for each variant."""
-    import matplotlib
+def _loading_in_turn(loop: Loop) -> Loop:
+    """The run whose engines receive the weights one after the other."""
+    seconds = loop.engines.load_seconds * loop.engines.count
+    return replace(loop, engines=replace(loop.engines, load_seconds=seconds))
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(TAILS), figsize=(11, 4.8), sharey=True)
-    for axis, tail in zip(axes, TAILS, strict=True):
-        for color, marker, variant in zip(pyplot.cm.tab10.colors, "os^vDPX*<>", VARIANTS, strict=True):
-            each = [
-                found[tail, devices, variant.title].outcome.tokens_per_second / devices for devices in DEVICES
-            ]
-            axis.plot(DEVICES, each, color=color, marker=marker, label=variant.title.replace("`", ""))
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log", base=2)
-        axis.set_xticks(DEVICES, [f"{devices:,}" for devices in DEVICES])
-        axis.set_xlabel("GPUs")
-        axis.set_title(f"{tail} tail of response lengths")
-        axis.yaxis.set_major_formatter("{x:,.0f}")
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("predicted response tokens per second and GPU")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=5, fontsize=8)
-    figure.tight_layout(rect=(0, 0.12, 1, 1))
-    figure.savefig(path, dpi=100)
+def _with_slow_engines(loop: Loop) -> Loop:
+    """The run in which a twentieth of the engines has half the speed."""
+    slow = math.ceil(loop.engines.count / 20)
+    return replace(loop, engines=replace(loop.engines, slow=slow, slow_factor=2.0))
 
 
 def main() -> None:
-    """Run the command line: print the tables, and draw the picture."""
+    """Run the command line: print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     args = parser.parse_args()
     with ProcessPoolExecutor(args.processes) as pool:
         found = sweep(pool)
-        draw(found, PLOT)
         print("Seconds of a step, and in brackets the GPUs that train:\n")
-        print(step_table(found))
+        print(step_table(found), flush=True)
         print(
             "\nStaleness of the long tail, mean and maximum; idle time of the engines and of the trainer:\n"
         )
         print(idle_table(found))
         print(
-            "\nSeconds of a step with slower transfers, and with a twentieth of the engines at half the speed:\n"
+            "\nSeconds of a step with slower transfers, and with some engines (5 %, at least one) at half speed:\n"
         )
-        print(transfer_table(pool, found))
+        print(slower_table(pool, found))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,12 @@ longer response; an advantage function sleeps in each update, after which a smal
 really published and loaded, and groups really pass through the buffer.
 
 The simulation's inputs are the slept times and, for each number of engines, an alternating run of eight steps in which
-nothing sleeps: its update, publication, load, and step of the explorer. Rows `sampled` sleep nothing; their decoding
-step is measured with one native engine alone.
+nothing sleeps: its update, publication, load, and step of the explorer.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
@@ -31,30 +29,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from async_loop import Engines, Lengths, Loop, Outcome, simulate
 from async_workflows import UPDATE_SECONDS
 from pydantic import TypeAdapter
-from transformers import AutoTokenizer
 
-import strop
 from strop.config.schema.synchronizer import StyleConfig
-from strop.inference.registry import running_engine
 from strop.models.tiny import make_model
-from strop.run.rollout.inference_engines import PoolEngineFactory
-from strop.types import SampleRequest, SamplingParams
 
 WORKFLOWS = Path(__file__).resolve().with_name("async_workflows.py")
 PROMPTS, RESPONSES = 12, 4
-STEPS, FIRST = 20, 4
+STEPS, FIRST = 14, 3
 """Steps of a run, and the number of first steps that are left out."""
 CALIBRATION_STEPS = 8
 SEEDS = 10
 """Simulations of each run, with other draws; the prediction is their mean."""
-TOKENS = 96
-"""Length of the responses of `sampled` rows."""
-SEQUENCES = (1, 4, 12, 24, 48)
-"""Numbers of sequences with which the engine is measured alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +62,7 @@ class Case:
 
     style: Mapping[str, str]
     engines: int
-    slept: Slept | None
-    """None for rollouts of `TOKENS` sampled tokens."""
+    slept: Slept
     max_concurrent_rollouts: int | None = None
     steps: int = STEPS
 
@@ -83,11 +70,6 @@ class Case:
     def processes(self) -> int:
         """Launcher, explorer, trainer, buffer, and the engines of a pool."""
         return 4 + (self.engines if self.engines > 1 else 0)
-
-    @property
-    def size(self) -> str:
-        """Folder of the model."""
-        return "large" if self.slept is None else "small"
 
 
 def style(name: str, **fields: int) -> dict[str, str]:
@@ -100,17 +82,13 @@ SHORT = Slept(median=0.5, sigma=0.6, maximum=4.0, update=1.2)
 LONG = Slept(median=0.5, sigma=1.2, maximum=5.0, update=1.2)
 CASES = (
     Case(style("fixed", max_lead=0), 2, EVEN),
-    Case(style("fixed", max_lead=0), 4, SHORT),
     Case(style("fixed", max_lead=1), 2, SHORT),
-    Case(style("fixed", max_lead=1, every=2), 2, LONG),
-    Case(style("bounded", max_staleness=1), 4, LONG),
     Case(style("bounded", max_staleness=2), 2, LONG, 16),
-    Case(style("bounded", max_staleness=3, every=2), 2, LONG, 24),
-    Case(style("latest"), 4, LONG, 12),
     Case(style("on_request", every=1), 2, LONG, 24),
-    Case(style("fixed", max_lead=0), 1, None),
-    Case(style("fixed", max_lead=1), 1, None),
-    Case(style("fixed", max_lead=0), 2, None),
+    Case(style("fixed", max_lead=0), 4, SHORT),
+    Case(style("bounded", max_staleness=1), 4, LONG),
+    Case(style("fixed", max_lead=1, every=2), 1, LONG),
+    Case(style("latest"), 1, LONG, 12),
 )
 
 
@@ -134,21 +112,18 @@ class Measured:
 
 def run_values(folder: Path, name: str, case: Case) -> dict[str, Any]:
     """Values of the run file of a case."""
-    workflow: dict[str, Any] = {"name": f"{WORKFLOWS}:sampling"}
-    if case.slept is not None:
-        slept = {"median": case.slept.median, "sigma": case.slept.sigma, "maximum": case.slept.maximum}
-        workflow = {"name": f"{WORKFLOWS}:waiting", "args": slept}
+    slept = {"median": case.slept.median, "sigma": case.slept.sigma, "maximum": case.slept.maximum}
     return {
         "name": name,
         "output": str(folder / "runs"),
-        "model": {"path": str(folder / case.size)},
+        "model": {"path": str(folder / "model")},
         "data": {
             "train": {"path": str(folder / "prompts.jsonl"), "answer": None},
             "max_prompt_tokens": 64,
-            "max_response_tokens": TOKENS,
+            "max_response_tokens": 4,
         },
         "rollout": {
-            "workflow": workflow,
+            "workflow": {"name": f"{WORKFLOWS}:waiting", "args": slept},
             "pool": {"engines": case.engines} if case.engines > 1 else None,
             "max_concurrent_rollouts": case.max_concurrent_rollouts,
             "sampling": {"ignore_eos": True},
@@ -170,14 +145,12 @@ def run_values(folder: Path, name: str, case: Case) -> dict[str, Any]:
     }
 
 
-def prepare(folder: Path) -> list[str]:
-    """Write the models and the prompts, which are returned."""
+def prepare(folder: Path) -> None:
+    """Write the model and the prompts."""
     prompts = [f"tell me about {number} and {number * 7 % 64}" for number in range(64)]
-    make_model(folder / "small", prompts, hidden_size=64, layers=2)
-    make_model(folder / "large", prompts, vocab_size=2048, hidden_size=384, layers=6, heads=6, kv_heads=2)
+    make_model(folder / "model", prompts, hidden_size=64, layers=2)
     rows = ({"prompt": [{"role": "user", "content": text}]} for text in prompts)
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return prompts
 
 
 @contextmanager
@@ -205,8 +178,7 @@ def measure(folder: Path, name: str, case: Case, first: int) -> Measured:
     run_file = folder / f"{name}.json"
     run_file.write_text(json.dumps(run_values(folder, name, case)))
     path = folder / "runs" / "strop" / name
-    update = 0.0 if case.slept is None else case.slept.update
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", UPDATE_SECONDS: str(update)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", UPDATE_SECONDS: str(case.slept.update)}
     with row_times(path / "metrics.jsonl") as times:
         done = subprocess.run(
             [sys.executable, "-m", "strop", "train", str(run_file)],
@@ -237,44 +209,16 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     return statistics.mean(row.get(name) or 0.0 for row in rows)
 
 
-def decoding_curve(folder: Path, prompts: Sequence[str]) -> tuple[tuple[float, float], ...]:
-    """Seconds of a decoding step of one native engine alone, by number of sequences, four of each prompt."""
-    case = Case(style("fixed"), 1, None)
-    run = strop.load(run_values(folder, "engine", case)).run
-    sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder / case.size)
-    ids = [np.asarray(tokenizer(text)["input_ids"], dtype=np.int32) for text in prompts]
-    with running_engine(PoolEngineFactory(run, 0)()) as engine:
-
-        def seconds(count: int) -> float:
-            requests = [SampleRequest(f"{n}", ids[n // RESPONSES], sampling, seed=n) for n in range(count)]
-            began = time.perf_counter()
-            asyncio.run(engine.sample(requests))
-            return (time.perf_counter() - began) / TOKENS
-
-        seconds(SEQUENCES[-1])
-        return tuple(
-            (float(count), statistics.median(seconds(count) for _ in range(3))) for count in SEQUENCES
-        )
-
-
-def predict(case: Case, unslept: Measured, curve: tuple[tuple[float, float], ...]) -> list[Outcome]:
-    """Simulate a run, with several seeds."""
-    if case.slept is None:
-        lengths, engines = Lengths(TOKENS), Engines(case.engines, curve, load_seconds=unslept.load)
-        update = unslept.update
-    else:
-        # A token is a second: all rollouts advance alike, however many there are.
-        lengths = Lengths(case.slept.median, case.slept.sigma, case.slept.maximum, base=unslept.explore)
-        engines = Engines(1, ((1.0, 1.0),), load_seconds=unslept.load)
-        update = unslept.update + case.slept.update
+def predict(case: Case, unslept: Measured) -> list[Outcome]:
+    """Simulate a run, with several seeds. A token is a second: all rollouts advance alike, however many there are."""
+    slept = case.slept
     loop = Loop(
         style=TypeAdapter(StyleConfig).validate_python(dict(case.style)),
         prompts=PROMPTS,
         responses=RESPONSES,
-        lengths=lengths,
-        engines=engines,
-        update_seconds=update,
+        lengths=Lengths(slept.median, slept.sigma, slept.maximum, base=unslept.explore),
+        engines=Engines(1, ((1.0, 1.0),), load_seconds=unslept.load),
+        update_seconds=unslept.update + slept.update,
         publish_seconds=unslept.publish,
         trainer_seconds=unslept.between,
         max_concurrent_rollouts=case.max_concurrent_rollouts,
@@ -292,9 +236,7 @@ def table_row(case: Case, measured: Measured, predicted: Sequence[Outcome]) -> s
     fields = [f"`{key}: {value.split()[0]}`" for key, value in case.style.items() if key != "type"]
     if case.max_concurrent_rollouts is not None:
         fields.append(f"{case.max_concurrent_rollouts} rollouts at once")
-    work = "sampled"
-    if case.slept is not None:
-        work = f"{case.slept.median:g} s, sigma {case.slept.sigma:g}; update {case.slept.update:g} s"
+    work = f"{case.slept.median:g} s, sigma {case.slept.sigma:g}; update {case.slept.update:g} s"
     name = ", ".join([f"`{case.style['type']}`", *fields])
     return (
         f"| {name} | {case.processes} | {work} | {measured.step:.2f} | {step:.2f} | "
@@ -310,26 +252,19 @@ def main() -> None:
     cases = [CASES[number] for number in parser.parse_args().cases]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        prompts = prepare(folder)
-        kinds = {(case.size, case.engines): case for case in cases}
+        prepare(folder)
         unslept = {}
-        for (size, engines), case in kinds.items():
-            still = None if case.slept is None else Slept(median=0.0, sigma=0.0, maximum=0.0, update=0.0)
+        for engines in sorted({case.engines for case in cases}):
+            still = Slept(median=0.0, sigma=0.0, maximum=0.0, update=0.0)
             calibration = Case(style("fixed", max_lead=0), engines, still, steps=CALIBRATION_STEPS)
-            unslept[size, engines] = measure(folder, f"unslept-{size}-{engines}", calibration, 3)
-            print(
-                f"{size}, {engines} engines, unslept: {unslept[size, engines]}", file=sys.stderr, flush=True
-            )
-        curve = decoding_curve(folder, prompts) if any(case.slept is None for case in cases) else ()
-        print(f"decoding: {curve}", file=sys.stderr, flush=True)
+            unslept[engines] = measure(folder, f"unslept-{engines}", calibration, 3)
+            print(f"{engines} engines, nothing slept: {unslept[engines]}", file=sys.stderr, flush=True)
         columns = ("style", "processes", "rollouts and updates", "step s", "predicted", "difference")
         print(f"| {' | '.join((*columns, 'trainer idle', 'staleness'))} |")
         print("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |", flush=True)
         for number, case in enumerate(cases):
             measured = measure(folder, f"case-{number}", case, FIRST)
-            print(
-                table_row(case, measured, predict(case, unslept[case.size, case.engines], curve)), flush=True
-            )
+            print(table_row(case, measured, predict(case, unslept[case.engines])), flush=True)
 
 
 if __name__ == "__main__":

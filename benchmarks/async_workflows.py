@@ -25,12 +25,6 @@ async def waiting(task: Any, chat: Any, median: float, sigma: float, maximum: fl
     return random.random()
 
 
-async def sampling(task: Any, chat: Any) -> float:
-    """Reply, and return a random reward: a workflow of Strop."""
-    await chat.reply()
-    return random.random()
-
-
 def slow_advantages(batch: RolloutBatch) -> torch.Tensor:
     """Sleep, and return the rewards minus their mean: an advantage function of Strop."""
     time.sleep(float(os.environ[UPDATE_SECONDS]))

@@ -205,6 +205,6 @@ def test_inputs_of_the_sweep(sim: ModuleType) -> None:
         assert max(drawn) <= sweep.MAX_RESPONSE_TOKENS
     # One sequence reads 15.23 GB of weights and 3,024 tokens of 57,344 bytes at 60 % of 3.35 TB/s.
     assert sweep.decode_seconds(1) == pytest.approx((15.231e9 + 3024 * 57_344) / 2.01e12, rel=1e-3)
-    # 512 x (1,024 + 8 x 4,000) tokens, 4 x 2 FLOP for each of 7.07e9 weights, and attention over 5,024 tokens.
-    flops = 512 * 33_024 * 4 * (2 * 7.071e9 + 2 * 28 * 3584 * 5024)
+    # 256 x (1,024 + 8 x 4,000) tokens, 4 x 2 FLOP for each of 7.07e9 weights, and attention over 5,024 tokens.
+    flops = 256 * 33_024 * 4 * (2 * 7.071e9 + 2 * 28 * 3584 * 5024)
     assert sweep.update_seconds(64) == pytest.approx(flops / (0.4 * 989.4e12 * 64), rel=1e-3)
