@@ -498,8 +498,9 @@ class _Simulation:
             self._tokens += sum(each.length for group in groups for each in group.sequences)
             yield loop.update_seconds
             self._trainer_busy += loop.update_seconds
-            if publishes_after(loop.style, step, self.steps):
+            if self._requested > self._served or publishes_after(loop.style, step, self.steps):
                 yield from self._publish(step)
+                self._served = self._requested
             yield loop.trainer_seconds
             self.count_busy(0)
             self.step_ends.append(

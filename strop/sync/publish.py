@@ -143,13 +143,15 @@ class Publisher:
         self._published: int | None = None
 
     def after_step(self, step: int, last_step: int) -> None:
-        """Publish the weights after a step, if the policy requires it. Also called at the start, with the
-        step that the trainer resumes from."""
+        """Publish the weights after a step, if the policy requires it or the explorer has requested new ones. Also
+        called at the start, with the step that the trainer resumes from."""
         self._version = step
         if step > 0 and (
             publishes_after(self._policy, step, last_step, self._warmup_steps) or step == self._pinned_version
         ):
             self._publish()
+        if step > 0:
+            self.serve_request()
 
     def serve_request(self) -> None:
         """Publish the weights if the explorer has requested new ones; to be called between updates only."""

@@ -158,6 +158,18 @@ def test_a_request_is_served_between_two_steps(pair) -> None:
     assert both.sender.versions() == [1]
 
 
+def test_a_request_is_served_at_the_end_of_a_step_if_the_trainer_never_waits(pair) -> None:
+    both = pair(type="on_request", every="2 steps")
+    both.train(1)
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (both.subscriber.before_step(3), done.set()))
+    thread.start()
+    assert not done.wait(0.2)
+    both.train(2)
+    thread.join(5)
+    assert done.is_set() and both.subscriber.version == 2 and both.sender.versions() == [2]
+
+
 def test_a_timeout_names_the_published_versions(pair) -> None:
     both = pair()
     both.train(1)
