@@ -163,7 +163,7 @@ def test_two_ranks_learn_from_a_teacher_what_one_process_learns(pair, model_fold
     run = the_run(model_folder, algorithm={"type": "distillation", "distillation": section})
     alone, ranked = LocalEngine(run), Fsdp2Engine(pair, run)
     close(learn(ranked, run, range(2)), learn(alone, run, range(2)))
-    # Adam moves each weight by up to 0.01, also where the gradient is only rounding: 1.5e-4 apart on some CPUs.
+    # Adam moves each weight by up to 0.01, also where the gradient is only rounding: on some CPUs two differ by 1.5e-4.
     close(weights(ranked), weights(alone), 1e-3)
     batch = batch_of()
     close(ranked.teacher_logprobs(batch.experiences), alone.teacher_logprobs(batch.experiences))
