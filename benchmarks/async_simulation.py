@@ -1,7 +1,7 @@
 """Simulated steps of GRPO on 16 to 1,024 H100 GPUs, by synchronization style, staleness and split of the GPUs.
 
     make evidence ARGS=async_simulation                # updates docs/scaling.md; some minutes
-    .venv/bin/python benchmarks/async_simulation.py    # prints the tables
+    .venv/bin/python benchmarks/async_simulation.py    # prints the tables, and draws docs/async-simulation.png
 
 Nothing is trained or sampled: `async_loop.py` simulates the loop, with times of a model of 7B from published hardware
 numbers, those of `step_time.py`. A GPU is an engine or a rank of the trainer.
@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import NormalDist
 
 from async_loop import Engines, Lengths, Loop, Outcome, simulate
@@ -46,6 +47,11 @@ ADAPTER = H100.between_nodes / 8
 """Bytes per second of one network adapter, by which the trainer sends weights."""
 STEPS = 8
 """Number of steps whose mean a figure is."""
+PLOT = Path(__file__).parents[1] / "docs" / "async-simulation.png"
+MARKERS = "os^vDP"
+"""Mark of each variant in the picture."""
+SECONDS = (20, 50, 100, 200, 400)
+"""Labels of its axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +239,35 @@ def _with_slow_engines(loop: Loop) -> Loop:
     return replace(loop, engines=replace(loop.engines, slow=slow, slow_factor=2.0))
 
 
+def draw(found: Mapping[tuple[str, int, str], Found], path: Path) -> None:
+    """Draw the seconds of a step against the number of GPUs: a line for each variant."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(TAILS), figsize=(11, 4.6), sharey=True)
+    for axis, tail in zip(axes, TAILS, strict=True):
+        for marker, variant in zip(MARKERS, VARIANTS, strict=True):
+            seconds = [found[tail, devices, variant.title].outcome.seconds_per_step for devices in DEVICES]
+            axis.plot(DEVICES, seconds, marker=marker, label=variant.title.replace("`", ""))
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xticks(DEVICES, [f"{devices:,}" for devices in DEVICES])
+        axis.set_yticks(SECONDS, map(str, SECONDS))
+        axis.minorticks_off()
+        axis.set_xlabel("GPUs")
+        axis.set_title(f"{tail} tail of response lengths")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("predicted seconds of a step")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(VARIANTS), fontsize=8)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.savefig(path, dpi=100)
+
+
 def main() -> None:
-    """Run the command line: print the tables."""
+    """Run the command line: print the tables, and draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     args = parser.parse_args()
@@ -250,6 +283,7 @@ def main() -> None:
             "\nSeconds of a step with slower transfers, and with some engines (5 %, at least one) at half speed:\n"
         )
         print(slower_table(pool, found))
+    draw(found, PLOT)
 
 
 if __name__ == "__main__":
