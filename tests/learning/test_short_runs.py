@@ -1,8 +1,7 @@
 """Algorithms whose learning runs take a second: a model of one layer learns which digit is rewarded.
 
-Supervised fine-tuning on random answers makes the model that each run begins with: one of five digits, or the same digit
-twice, which the token limit cuts off. With five digits, every seed that was tried learns; with ten, some seeds saw the
-right one too rarely.
+Supervised fine-tuning on random answers makes the model that each run begins with: one of five digits, or the
+same digit twice, which the token limit cuts off. Of ten digits, some seeds saw the right one too rarely to learn it.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(folder / "tasks.jsonl", ["7"] * 8)
     write_rows(folder / "demonstrations.jsonl", ["3"] * 8, "another one, please")
     write_rows(
-        folder / "random.jsonl", [draws.choice("15789") * draws.choice((1, 1, 1, 2)) for _ in range(320)]
+        folder / "random.jsonl", [draws.choice("13579") * draws.choice((1, 1, 1, 2)) for _ in range(320)]
     )
     make_model(folder / "initial", ["digit 1? 2"], vocab_size=270, hidden_size=32, layers=1)
     _, model = train(
@@ -133,7 +132,7 @@ def sample_and_train(folder: Path, name: str, algorithm: dict[str, Any]) -> list
         algorithm={"rollouts_per_task": 8} | algorithm,
         data=data,
         rollout=ROLLOUT.get(name, {}),
-        trainer={"tasks_per_step": 8, "duration": "12 steps", "optimizer": {"type": "adamw", "lr": 5e-3}},
+        trainer={"tasks_per_step": 8, "duration": "20 steps", "optimizer": {"type": "adamw", "lr": 5e-3}},
     )
     return rows
 
@@ -144,7 +143,7 @@ def mean_of_last(rows: list[dict[str, Any]], metric: str) -> float:
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_learns(name: str, folder: Path) -> None:
-    """The fraction of right answers rises from a sixth by 0.5, as the mean of the last three of 12 steps."""
+    """The fraction of right answers rises from a sixth by 0.5, as the mean of the last three of 20 steps."""
     rows = sample_and_train(folder, name, CASES[name])
     parts = {"gdpo": "reward/part/hidden/right", "multi_step_grpo": "reward/mean", "gigpo": "reward/mean"}
     fraction = parts.get(name, "reward/part/right")
