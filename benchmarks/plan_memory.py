@@ -19,7 +19,7 @@ from typing import Any
 from peak_memory import make_model, measure_run
 
 from strop.config.load.loader import load_run
-from strop.config.plan.budget import largest_need, memory_rows
+from strop.config.plan.budget import needed_memory, memory_rows
 from strop.config.plan.table import machine_of
 
 STEPS = 2
@@ -130,7 +130,7 @@ def main() -> None:
             folder = Path(name)
             make_model(folder / "model", **SIZES[configuration.size])
             run = load_run(write_run(folder, configuration)).run
-            predicted = (largest_need(run, machine_of(run)) or 0) / 1e6
+            predicted = (needed_memory(run, machine_of(run)) or 0) / 1e6
             if args.parts:
                 print(*memory_rows(run, machine_of(run)), sep="\n", file=sys.stderr)
             measured = measure_run(folder, Path(__file__).parents[1], STEPS)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from strop.cli.columns import align_columns
+from strop.cli.memory import print_memory
 from strop.cli.output import echo
 from strop.config.checks.advice import unusual_values
 from strop.config.load.loader import LoadedRun
@@ -30,6 +31,7 @@ def run_and_print(loaded: LoadedRun) -> None:
 
     for stage in loaded.runs:
         print_notes(stage)
+        print_memory(stage.run)
     result = api.train(loaded)
     if loaded.run.mode == "bench":
         echo(f"Table: {result.folder / 'bench.csv'}. Curves: {result.folder / 'bench.html'}.")
@@ -84,7 +86,10 @@ def check_run(loaded: LoadedRun) -> None:
         for advice in unusual_values(stage.run):
             echo(advice)
         print_plan(stage.run)
-        echo(f"The run can start. Run folder: {stage.run.folder_path}.")
+        fit = print_memory(stage.run)
+        is_too_large = fit is not None and not fit.fits
+        verdict = ", and may run out of memory" if is_too_large else ""
+        echo(f"The run can start{verdict}. Run folder: {stage.run.folder_path}.")
 
 
 def _teacher_vocabularies(loaded: LoadedRun) -> Iterator[str]:

@@ -92,32 +92,31 @@ def init(
 
 def _make_fit(file: Path, values: FirstRun, machine: str | None) -> None:
     """Write the changes with which the run fits into the machine's memory, if it does not fit and there are such."""
-    from strop.cli.plan_command import missing_memory, print_changes
+    from strop.cli.memory import print_changes
     from strop.config.load.loader import load_run
+    from strop.config.plan.fit import memory_fit
     from strop.config.plan.machine import GIB, on_machine, parse_machine
 
     with on_machine(parse_machine(machine) if machine else None):
-        capacity, proposal = missing_memory(load_run(file).run)
-    if capacity is None or proposal is None or not proposal.fits:
+        fit = memory_fit(load_run(file).run)
+    if fit is None or fit.proposal is None or not fit.proposal.fits:
         return
-    size = f"{capacity / GIB:.0f} GiB"
-    changes = tuple((each.override, f"to fit into {size}: {each.cost}") for each in proposal.changes)
+    size = f"{fit.capacity / GIB:.0f} GiB"
+    changes = tuple((each.override, f"to fit into {size}: {each.cost}") for each in fit.proposal.changes)
     file.write_text(replace(values, changes=changes).text(), encoding="utf-8")
     echo(f"Written into the file, so that the run fits into {size}:")
-    print_changes(proposal)
+    print_changes(fit.proposal)
 
 
 def _check(file: Path, machine: str | None) -> None:
-    """Print whether the run can start, and what to change where it does not fit into the machine's memory."""
+    """Print whether the run can start."""
     from strop.cli.actions import check_run
-    from strop.cli.plan_command import print_missing_memory
     from strop.config.load.loader import load_run
     from strop.config.plan.machine import on_machine, parse_machine
 
     loaded = load_run(file)
     with on_machine(parse_machine(machine) if machine else None):
         check_run(loaded)
-        print_missing_memory(loaded.run)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from strop.cli.arguments import HereOption, MachineOption, OverridesArgument, RunFileArgument
 from strop.cli.columns import align_columns
+from strop.cli.memory import print_memory
 from strop.cli.output import echo
 
 if TYPE_CHECKING:
     from strop.config.load.loader import LoadedRun
-    from strop.config.plan.budget import Proposal
     from strop.config.schema import Run
 
 
@@ -79,46 +78,10 @@ def _print_budget(loaded: LoadedRun) -> None:
     try:
         placed = plan_run(run)
         echo(f"\n{describe_plan(placed)}\n{align_columns(plan_rows(placed))}")
-        is_placed = True
     except PlacementError as error:
         echo(f"\nNo placement: {error}")
-        is_placed = False
-    print_missing_memory(run, is_placed=is_placed)
-
-
-def print_missing_memory(run: Run, *, is_placed: bool = True) -> None:
-    """Print that a run does not fit into the machine's memory, and what to change; nothing where it fits."""
-    from strop.config.plan.machine import GIB
-
-    capacity, proposal = missing_memory(run, is_placed=is_placed)
-    if capacity is None:
-        return
-    echo(f"\nThe run does not fit into {capacity / GIB:.0f} GiB.")
-    if proposal is not None:
-        result = "fits" if proposal.fits else "still does not fit"
-        echo(f"With these changes it needs {proposal.needed / GIB:.1f} GiB, and {result}:")
-        print_changes(proposal)
-
-
-def missing_memory(run: Run, *, is_placed: bool = True) -> tuple[int | None, Proposal | None]:
-    """The bytes of the machine's memory into which a run does not fit, with what to change; None where it fits or its
-    need is not known."""
-    from strop.config.plan import budget
-    from strop.config.plan.machine import described_machine
-    from strop.config.plan.table import machine_of
-
-    place = machine_of(run)
-    capacity = place.nodes[0].gpu_bytes if place.gpus else None
-    if not place.gpus and described_machine() is None:
-        capacity = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if capacity is None or (is_placed and budget.fits(run, place, capacity)):
-        return None, None
-    return capacity, budget.propose(run, place, capacity)
-
-
-def print_changes(proposal: Proposal) -> None:
-    """Print each change of a proposal with its cost."""
-    echo(align_columns([(f"  {each.override}", each.cost) for each in proposal.changes], max_width=60))
+    echo("")
+    print_memory(run)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -23,7 +23,8 @@ from strop.rewards.registry import SANDBOXED_REWARDS
 from strop.sandbox.registry import open_sandbox
 from strop.types import Rollout, RolloutGroup, Task
 from strop.workers.cleanup import keep_first_error
-from strop.workers.process_limits import ProcessLimits, total_memory_bytes
+from strop.workers.host_memory import total_memory_bytes
+from strop.workers.process_limits import ProcessLimits
 
 _MAX_WORKERS = 4
 _TESTS_FRACTION = 0.8

@@ -39,11 +39,6 @@ class ProcessLimits:
                 resource.setrlimit(kind, (limit, limit))
 
 
-def total_memory_bytes() -> int:
-    """Physical memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _user_threads() -> int:
     """Number of threads of this user, in all processes that `/proc` shows; 0 on a system without it."""
     user, count = os.getuid(), 0

@@ -98,7 +98,9 @@ def test_differences_from_the_defaults(client: TestClient, files: None) -> None:
 
 def test_plan_has_memory_tokens_and_a_summary(client: TestClient, files: None) -> None:
     plan = ask(client, "plan").text
-    assert "Memory on" in plan and "Tokens per step: at most 64 sampled" in plan and "It fits into" in plan
+    assert (
+        "Memory on" in plan and "Tokens per step: at most 64 sampled" in plan and "Memory at the peak" in plan
+    )
     assert "has no plan" in ask(client, "plan", "seed: x").text
 
 

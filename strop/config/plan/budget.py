@@ -10,10 +10,10 @@ from typing import Any, get_args
 
 from strop.config.plan import memory
 from strop.config.plan.machine import GIB, Machine
-from strop.config.plan.memory import MemoryNeed, PartName
+from strop.config.plan.memory import PartName
 from strop.config.plan.model_size import read_model_size
-from strop.config.plan.planner import plan_placement
-from strop.config.plan.request import request_of
+from strop.config.plan.request import request_of, shares_host_memory
+from strop.config.plan.table import plan_on
 from strop.config.schema.algorithm import DpoConfig, SftConfig
 from strop.config.schema.model import LoraConfig
 from strop.config.schema.run import Run
@@ -42,8 +42,12 @@ class Proposal:
 
     changes: tuple[RunChange, ...]
     needed: int
-    """Memory of the largest process with them, in bytes."""
+    """Memory that the run needs with them, in bytes; see `needed_memory`."""
     fits: bool
+
+    def __str__(self) -> str:
+        result = "fits" if self.fits else "still does not fit"
+        return f"With these changes it needs {self.needed / GIB:.1f} GiB, and {result}:"
 
 
 def memory_rows(run: Run, machine: Machine) -> list[tuple[str, ...]]:
@@ -88,21 +92,28 @@ def step_lines(run: Run) -> Iterator[str]:
         )
 
 
-def largest_need(run: Run, machine: Machine) -> int | None:
-    """Memory of the process with the largest need; None where a model's size is not known."""
+def needed_memory(run: Run, machine: Machine) -> int | None:
+    """Memory that a run needs: of the process with the largest need, or of all that the run starts where they share the
+    memory of one node. None where a model's size is not known.
+    """
     request = request_of(run, machine)
-    needs = [process.memory for process in (*request.ranks, *request.samplers)]
-    known = [need for need in needs if isinstance(need, MemoryNeed)]
-    return max(need.needed for need in known) if known and len(known) == len(needs) else None
+    shares = shares_host_memory(run, machine) and len(machine.nodes) == 1
+    ranks = () if shares and run.mode == "explore" else request.ranks
+    samplers = () if shares and run.mode == "train" else request.samplers
+    needs = [process.memory for process in (*ranks, *samplers)]
+    known = [need.needed for need in needs if need is not None]
+    if not known or len(known) < len(needs):
+        return None
+    return sum(known) if shares else max(known)
 
 
 def fits(run: Run, machine: Machine, capacity: int) -> bool:
-    """Whether every process fits into `capacity` bytes, and the placement can hold all of them."""
-    needed = largest_need(run, machine)
-    if needed is None or needed > capacity:
-        return needed is None
+    """Whether the run's processes fit into `capacity` bytes, and can be placed; a model of unknown size fits."""
+    needed = needed_memory(run, machine)
+    if needed is not None and needed > capacity:
+        return False
     try:
-        plan_placement(request_of(run, machine), machine)
+        plan_on(run, machine)
     except PlacementError:
         return False
     return True
@@ -118,7 +129,7 @@ def propose(run: Run, machine: Machine, capacity: int, most: int = 3) -> Proposa
     for number in range(1, most + 1):
         for changes in combinations(candidates, number):
             changed = reduce(lambda each, change: change.apply(each), changes, run)
-            needed = largest_need(changed, machine)
+            needed = needed_memory(changed, machine)
             if needed is not None:
                 proposals.append(Proposal(changes, needed, fits(changed, machine, capacity)))
                 if proposals[-1].fits:

@@ -74,7 +74,7 @@ def request_of(run: Run, machine: Machine) -> PlacementRequest:
     offline = isinstance(run.algorithm, SftConfig | DpoConfig)
     samplers = () if offline else tuple(_samplers(run, engine))
     ranks = tuple(_ranks(run, engine, samples=not samplers and not offline))
-    on_cpu = run.trainer.engine.device == "cpu" or not machine.gpus
+    on_cpu = shares_host_memory(run, machine)
     return PlacementRequest(
         ranks=tuple(map(_with_libraries, ranks)) if on_cpu else ranks,
         samplers=tuple(map(_with_libraries, samplers)) if on_cpu else samplers,
@@ -83,6 +83,11 @@ def request_of(run: Run, machine: Machine) -> PlacementRequest:
         shares_single_gpu_only=isinstance(run.cluster, RayClusterConfig),
         on_cpu=run.trainer.engine.device == "cpu",
     )
+
+
+def shares_host_memory(run: Run, machine: Machine) -> bool:
+    """Whether the run's processes share the memory of a computer instead of taking that of GPUs."""
+    return run.trainer.engine.device == "cpu" or not machine.gpus
 
 
 def _with_libraries(process: ProcessRequest) -> ProcessRequest:

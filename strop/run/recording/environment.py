@@ -19,6 +19,7 @@ from strop.config.redact import redact_arguments
 from strop.config.schema import Run
 from strop.errors import SandboxError
 from strop.sandbox.registry import open_sandbox
+from strop.workers.host_memory import total_memory_bytes
 
 _GIT_SECONDS = 5.0
 _PACKAGES = ("strop", "torch", "transformers", "peft", "numpy")
@@ -33,7 +34,7 @@ def machine_info() -> dict[str, Any]:
             "name": platform.node(),
             "system": platform.platform(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+            "memory_gb": round(total_memory_bytes() / 1e9, 1),
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
             "torch_threads": torch.get_num_threads(),
         },

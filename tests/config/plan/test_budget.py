@@ -11,13 +11,16 @@ from typer.testing import CliRunner
 
 from strop.cli.main import app
 from strop.config.plan import memory
-from strop.config.plan.budget import fits, largest_need, memory_rows, propose, step_lines
-from strop.config.plan.machine import GIB, parse_machine
+from strop.config.plan.budget import fits, memory_rows, needed_memory, propose, step_lines
+from strop.config.plan.fit import memory_fit
+from strop.config.plan.machine import GIB, on_machine, parse_machine
 from strop.config.plan.model_size import ModelSize
 from strop.config.schema import Run
 from strop.config.schema.model import ModelConfig
 from strop.config.schema.training_engine import Fsdp2EngineConfig
 from strop.config.units import Amount
+from strop.workers import host_memory
+from strop.workers.host_memory import total_memory_bytes
 
 PARAMETERS = 2**30
 
@@ -97,7 +100,7 @@ def test_disk_and_tokens(folder: Path) -> None:
 def test_the_fewest_cheapest_changes_are_proposed(folder: Path) -> None:
     small = run(folder, rollout={"engine": {"type": "native", "kv_cache_tokens": 8192}})
     machine = parse_machine("2xH100-80GB")
-    needed = largest_need(small, machine)
+    needed = needed_memory(small, machine)
     assert needed is not None and fits(small, machine, needed) and not fits(small, machine, needed - 1)
     proposal = propose(small, machine, 34 * GIB)
     assert proposal is not None and proposal.fits
@@ -120,4 +123,53 @@ def test_the_command(folder: Path) -> None:
     )
     result = CliRunner().invoke(app, ["plan", str(folder / "run.yaml"), "--machine", "1xA10-24GB"])
     assert result.exit_code == 0
-    assert "The run does not fit into 24 GiB." in result.output and "With these changes" in result.output
+    assert (
+        "The run does not fit into 24 GiB: with sequences" in result.output
+        and "With these changes" in result.output
+    )
+
+
+def test_processes_without_gpus_share_the_memory_of_the_machine(folder: Path) -> None:
+    """Two ranks and their engine's process need the sum, an explorer by itself only its own."""
+    native = {"type": "native", "kv_cache_tokens": 8192}
+    machine = parse_machine("cpu")
+    ranks = {"engine": {"type": "fsdp2", "ranks": 2}}
+    together = needed_memory(
+        run(folder, trainer=ranks, rollout={"engine": native, "pool": {"engines": 1}}), machine
+    )
+    rows = memory_rows(
+        run(folder, trainer=ranks, rollout={"engine": native, "pool": {"engines": 1}}), machine
+    )[1:]
+    assert together is not None and len(rows) == 3
+    assert together / GIB == pytest.approx(sum(float(row[-1].split()[0]) for row in rows), abs=0.1)
+    buffer = {"type": "sql", "url": "sqlite:///buffer.db"}
+    needs = [
+        needed_memory(run(folder, mode=mode, buffer=buffer, rollout={"engine": native}), machine)
+        for mode in ("train", "explore")
+    ]
+    rows = memory_rows(run(folder, mode="train", buffer=buffer, rollout={"engine": native}), machine)[1:]
+    assert [row[0] for row in rows] == ["trainer", "explorer"]
+    for need, row in zip(needs, rows, strict=True):
+        assert need is not None and need / GIB == pytest.approx(float(row[-1].split()[0]), abs=0.05)
+
+
+def test_the_fit_is_that_of_the_container(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(host_memory, "CGROUP_LIMITS", (limit, tmp_path / "absent"))
+    physical = total_memory_bytes()
+    for text, expected in (("max\n", physical), (str(8 * GIB), min(physical, 8 * GIB))):
+        limit.write_text(text)
+        assert total_memory_bytes() == expected
+    fit = memory_fit(run(folder))
+    assert (
+        fit is not None and not fit.fits and fit.proposal is not None and fit.capacity == total_memory_bytes()
+    )
+    assert str(fit).startswith(
+        "The run does not fit into 8 GiB: with sequences of maximum length it needs about"
+    )
+    limit.write_text("max")
+    with on_machine(parse_machine("1xB300-288GB")):
+        fit = memory_fit(run(folder))
+    assert fit is not None and fit.fits and str(fit).endswith("of 288 GiB.")
