@@ -23,7 +23,7 @@ class MemoryFit:
     fits: bool
     """False also where the processes cannot be placed."""
     proposal: Proposal | None = None
-    """What to change where the run does not fit; None where no change needs less memory."""
+    """Changes where the run does not fit; None where no change needs less memory."""
 
     def __str__(self) -> str:
         available = f"{self.capacity / GIB:.0f} GiB"
