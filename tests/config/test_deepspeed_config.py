@@ -155,6 +155,21 @@ def test_sections_that_are_switched_off_are_accepted() -> None:
     assert faults({"activation_checkpointing": {"partition_activations": False}}) == []
 
 
+def test_deepspeed_does_not_see_what_is_switched_off() -> None:
+    off = {"nebula": {"enabled": False}, "elasticity": {"enabled": False}, "gradient_allreduce_op": "mean"}
+    zero = {"mics_shard_size": -1, "zero_hpz_partition_size": 1, "legacy_stage1": False, "stage": 2}
+    config = off | {"zero_optimization": zero | {"offload_optimizer": {"device": "cpu", "ratio": 1}}}
+    assert faults(config) == []
+    found = engine_config(run(config).trainer.engine, "cpu")
+    assert not off.keys() & found.keys()
+    assert found["zero_optimization"] == {
+        "stage": 2,
+        "offload_optimizer": {"device": "cpu", "pin_memory": False},
+        "offload_param": {"device": "none", "pin_memory": False},
+        "overlap_comm": False,
+    }
+
+
 def test_a_logarithmic_warmup_is_refused() -> None:
     schedule = {"type": "constant", "warmup": "5 steps"}
     (fault,) = faults({"scheduler": {"type": "WarmupLR", "params": {}}}, schedule=schedule)

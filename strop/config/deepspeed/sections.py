@@ -144,6 +144,17 @@ def section_faults(values: Mapping[str, Any], section: str = "") -> Iterator[str
         yield f"{section}.device is {values['device']!r}; Strop offloads to `cpu`, or `none`"
 
 
+def without_inert(values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """A copy without the sections and keys that are accepted only where they have no effect: DeepSpeed refuses some of
+    them even switched off."""
+    kept = {}
+    for key, value in values.items():
+        path = f"{section}.{key}" if section else key
+        if path not in SWITCHED_OFF and path not in VALUES_OFF:
+            kept[key] = without_inert(value, path) if isinstance(value, Mapping) else value
+    return kept
+
+
 def _is_off(value: Any) -> bool:
     """Whether a section or switch has no effect: every switch in it is off, or none is `enabled`."""
     if isinstance(value, Mapping):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.config.deepspeed.file import read_deepspeed_file
+from strop.config.deepspeed.sections import without_inert
 from strop.config.schema.deepspeed_engine import DeepSpeedEngineConfig
 from strop.errors import ConfigError
 
@@ -88,7 +89,7 @@ def engine_config(section: DeepSpeedEngineConfig, device_type: str) -> dict[str,
 
     Micro-batches, their number in an update, clipping, optimizer and schedule are Strop's.
     """
-    config = read_config(section)
+    config = without_inert(read_config(section))
     settings = zero_settings(section, config)
     zero = {key: value for key, value in (config.get("zero_optimization") or {}).items() if value != AUTO}
     zero |= {key: AUTO for key in _SIZES if (config.get("zero_optimization") or {}).get(key) == AUTO}

@@ -13,7 +13,6 @@ from strop.dialects.ledger.key_mapping import (
     UNSET,
     KeyMapping,
     mapped,
-    never,
     no_effect,
     not_on_page,
     only,
@@ -138,12 +137,7 @@ _TRAINING: tuple[ComponentInput, ...] = (
     ),
     component_input(
         "integer",
-        placement(
-            "per_device_eval_batch_size",
-            8,
-            "the sampler chooses the number of concurrent responses",
-            supported=never,
-        ),
+        no_effect("per_device_eval_batch_size", 8, "the sampler chooses the number of concurrent responses"),
     ),
     component_input(
         "integer", mapped("gradient_accumulation_steps", 1, "trainer.tasks_per_step", read=converters.batches)
@@ -268,7 +262,7 @@ _REST: tuple[ComponentInput, ...] = (
         "boolean",
         placement("use_liger_kernel", False, OWN_KERNELS, supported=only(False)),
     ),
-    component_input("number", placement("vllm_gpu_memory_utilization", 0.3, NATIVE_SAMPLER, supported=never)),
+    component_input("number", no_effect("vllm_gpu_memory_utilization", 0.3, NATIVE_SAMPLER)),
     component_input(
         "integer",
         placement("vllm_tensor_parallel_size", 1, NO_SHARDS, supported=only(1)),

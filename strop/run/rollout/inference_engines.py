@@ -230,7 +230,7 @@ class PoolEngineFactory:
         device = find_device(self.run.trainer.engine.device)
         if self.gpus and isinstance(section, ServingEngineConfig):
             os.environ["CUDA_VISIBLE_DEVICES"] = _visible(self.gpus)
-        elif self.gpus:
+        elif self.gpus and device.type == "cuda":  # a cluster's logical GPUs may be CPU processes
             device = torch.device("cuda", self.gpus[0])
             torch.cuda.set_device(device)
         tokenizer = load_run_tokenizer(self.run)
