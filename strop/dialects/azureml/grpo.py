@@ -12,6 +12,7 @@ from strop.dialects.job import ComponentOutput
 from strop.dialects.ledger.key_mapping import (
     UNSET,
     KeyMapping,
+    always,
     mapped,
     no_effect,
     not_on_page,
@@ -137,7 +138,12 @@ _TRAINING: tuple[ComponentInput, ...] = (
     ),
     component_input(
         "integer",
-        no_effect("per_device_eval_batch_size", 8, "the sampler chooses the number of concurrent responses"),
+        placement(
+            "per_device_eval_batch_size",
+            8,
+            "the sampler chooses the number of concurrent responses",
+            supported=always,
+        ),
     ),
     component_input(
         "integer", mapped("gradient_accumulation_steps", 1, "trainer.tasks_per_step", read=converters.batches)
@@ -262,7 +268,9 @@ _REST: tuple[ComponentInput, ...] = (
         "boolean",
         placement("use_liger_kernel", False, OWN_KERNELS, supported=only(False)),
     ),
-    component_input("number", no_effect("vllm_gpu_memory_utilization", 0.3, NATIVE_SAMPLER)),
+    component_input(
+        "number", placement("vllm_gpu_memory_utilization", 0.3, NATIVE_SAMPLER, supported=always)
+    ),
     component_input(
         "integer",
         placement("vllm_tensor_parallel_size", 1, NO_SHARDS, supported=only(1)),
