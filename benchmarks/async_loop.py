@@ -10,177 +10,21 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
 
-from strop.config.schema.synchronizer import FixedStyleConfig, OnRequestStyleConfig, StyleConfig
+from async_settings import Loop, Outcome
+from event_clock import Clock, Process, Wait
+
+from strop.config.schema.synchronizer import FixedStyleConfig, OnRequestStyleConfig
 from strop.sync.staleness_policy import publishes_after, requests_weights, training_step_for, version_window
 
 WEIGHTS_POLL_SECONDS = 0.05
 """Interval at which a waiting explorer looks for a version: `strop.sync.publish._POLL_SECONDS`."""
 TRAINER_POLL_SECONDS = 1.0
 """Interval at which a trainer that waits for groups serves requests: `strop.workers.waiting.MAX_SLEEP_SECONDS`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Lognormal distribution of response lengths in tokens; longer responses are cut at `maximum`."""
-
-    median: float
-    sigma: float = 0.0
-    """Standard deviation of the logarithm; 0 gives all responses the median's length."""
-    maximum: float = math.inf
-    base: float = 0.0
-    """Constant that is added to each length."""
-
-    def draw(self, generator: random.Random) -> float:
-        """Draw one length."""
-        drawn = self.median * math.exp(self.sigma * generator.gauss(0.0, 1.0))
-        return self.base + min(self.maximum, drawn)
-
-
-@dataclass(frozen=True, slots=True)
-class Engines:
-    """Inference engines of one kind."""
-
-    count: int
-    decode: tuple[tuple[float, float], ...]
-    """Seconds of a decoding step, which adds a token to each running sequence, by number of running sequences:
-    points in increasing order, interpolated, and constant outside."""
-    max_sequences: int | None = None
-    """Maximum number of running sequences of an engine; further ones queue. None for no maximum."""
-    load_seconds: float = 0.0
-    """Seconds in which all engines load a version; they sample nothing meanwhile."""
-    prefill_tokens_per_second: float = math.inf
-    """Speed at which an engine computes the KV cache of running sequences again after a load; infinite if it keeps
-    the cache."""
-    slow: int = 0
-    """Number of engines that are slower by `slow_factor`."""
-    slow_factor: float = 1.0
-
-    def decode_seconds(self, sequences: int) -> float:
-        """Seconds of a decoding step of this many sequences."""
-        points = self.decode
-        place = bisect_right(points, (sequences, math.inf))
-        if place in (0, len(points)):
-            return points[min(place, len(points) - 1)][1]
-        (x0, y0), (x1, y1) = points[place - 1 : place + 1]
-        return y0 + (y1 - y0) * (sequences - x0) / (x1 - x0)
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """A run to simulate."""
-
-    style: StyleConfig
-    prompts: int
-    """`trainer.tasks_per_step`."""
-    responses: int
-    """`algorithm.rollouts_per_task`."""
-    lengths: Lengths
-    engines: Engines
-    update_seconds: float
-    """Seconds of the trainer's updates of a step."""
-    publish_seconds: float = 0.0
-    """Seconds in which the trainer publishes a version."""
-    trainer_seconds: float = 0.0
-    """Seconds of the trainer between a publication and its next step: records, evaluation, checkpoints."""
-    explorer_seconds: float = 0.0
-    """Seconds of the explorer between the last rollout of a step and its groups in the buffer, under `fixed`."""
-    max_concurrent_rollouts: int | None = None
-    """`rollout.max_concurrent_rollouts`; None for no limit."""
-    capacity_groups: int = 4096
-    """`buffer.capacity_groups`."""
-    polls: bool = True
-    """Whether waits end at the next poll, as in a run, or at once."""
-    seed: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Figures of the steps after the first ones."""
-
-    seconds_per_step: float
-    tokens_per_second: float
-    """Trained response tokens per second."""
-    trainer_idle: float
-    """Fraction of the time in which the trainer neither updates nor publishes."""
-    engines_idle: float
-    """Fraction of the engines' time in which they have no running sequence, or load weights."""
-    staleness: dict[int, float]
-    """Fraction of the sequences by age in steps of the weights that sampled their first token."""
-
-    @property
-    def mean_staleness(self) -> float:
-        """Mean age, in steps."""
-        return sum(age * fraction for age, fraction in self.staleness.items())
-
-    @property
-    def max_staleness(self) -> int:
-        """Maximum age, in steps."""
-        return max(self.staleness)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    """A process's wait for a condition, which it sees at once or at its next poll; at most until the timeout."""
-
-    condition: Callable[[], bool]
-    poll: float = 0.0
-    timeout: float = math.inf
-
-
-_Process = Generator[float | _Wait, None, None]
-
-
-class _Clock:
-    """Events in the order of time, and processes: generators that yield a duration to sleep, or a wait."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = 0
-        self._waiting: list[tuple[_Process, _Wait, float]] = []
-
-    def at(self, time: float, call: Callable[[], None]) -> None:
-        """Call a function at a time."""
-        self._number += 1
-        heapq.heappush(self._events, (time, self._number, call))
-
-    def start(self, process: _Process) -> None:
-        """Run a process until its end, from its present state."""
-        for yielded in process:
-            if not isinstance(yielded, _Wait):
-                self.at(self.now + yielded, lambda: self.start(process))
-                return
-            if not yielded.condition():
-                self._waiting.append((process, yielded, self.now))
-                if yielded.timeout < math.inf:
-                    self.at(self.now + yielded.timeout, lambda: None)
-                return
-
-    def run(self, until: Callable[[], bool]) -> None:
-        """Handle events until a condition holds. Raises RuntimeError if no event is left before."""
-        while not until():
-            if not self._events:
-                raise RuntimeError(f"the simulated run is blocked at {self.now:.3f} s")
-            self.now, _, call = heapq.heappop(self._events)
-            call()
-            while self._resume():
-                pass
-
-    def _resume(self) -> bool:
-        for place, (process, wait, began) in enumerate(self._waiting):
-            timed_out = self.now - began >= wait.timeout
-            if timed_out or wait.condition():
-                del self._waiting[place]
-                late = 0.0 if timed_out or not wait.poll else -(self.now - began) % wait.poll
-                self.at(self.now + late, partial(self.start, process))
-                return True
-        return False
 
 
 @dataclass(slots=True, eq=False)
@@ -307,7 +151,7 @@ class _Simulation:
     def __init__(self, loop: Loop, steps: int) -> None:
         self.loop = loop
         self.steps = steps
-        self.clock = _Clock()
+        self.clock = Clock()
         self.version = 0
         """Version of the engines' weights."""
         self.step_ends = [_StepEnd(0.0, 0.0, 0.0, 0.0)]
@@ -397,14 +241,14 @@ class _Simulation:
 
     # Weights
 
-    def _load(self, version: int) -> _Process:
+    def _load(self, version: int) -> Process:
         """`InterruptibleSampler.load`; nothing is running under `fixed`."""
         if version == self.version:
             return
         mode = getattr(self.loop.style, "pause_mode", "keep")
         if mode == "finish":
             self._admitting = False
-            yield _Wait(lambda: all(not engine.pending for engine in self._engines))
+            yield Wait(lambda: all(not engine.pending for engine in self._engines))
         self.version = version
         for engine in self._engines:
             if mode == "restart":
@@ -417,16 +261,16 @@ class _Simulation:
     def _newest(self, lowest: int, highest: float = math.inf) -> int | None:
         return max((v for v in {*self._published, self.version} if lowest <= v <= highest), default=None)
 
-    def _wait_for(self, find: Callable[[], int | None]) -> _Process:
+    def _wait_for(self, find: Callable[[], int | None]) -> Process:
         """`Subscriber._load_newest`."""
-        yield _Wait(lambda: find() is not None, WEIGHTS_POLL_SECONDS * self.loop.polls)
+        yield Wait(lambda: find() is not None, WEIGHTS_POLL_SECONDS * self.loop.polls)
         found = find()
         assert found is not None
         yield from self._load(found)
 
     # Explorer
 
-    def _stepwise_explorer(self) -> _Process:
+    def _stepwise_explorer(self) -> Process:
         """`StepwiseExplorer`."""
         size = self.loop.prompts
         for step in range(1, self.steps + 1):
@@ -435,12 +279,12 @@ class _Simulation:
             yield from self._wait_for(partial(self._newest, window.lowest, window.highest))
             for number in range((step - 1) * size, step * size):
                 self._start_group(number)
-            yield _Wait(lambda: self._sampling == 0)
+            yield Wait(lambda: self._sampling == 0)
             yield self.loop.explorer_seconds
             for group in list(self._in_flight):
                 self._put(group)
 
-    def _continuous_explorer(self) -> _Process:
+    def _continuous_explorer(self) -> Process:
         """`ContinuousExplorer`."""
         loop, size = self.loop, self.loop.prompts
         max_rollouts = loop.max_concurrent_rollouts or size * loop.responses
@@ -458,11 +302,11 @@ class _Simulation:
             return oldest is None or oldest.version >= lowest()
 
         for number in range(self.steps * size):
-            yield _Wait(can_start)
+            yield Wait(can_start)
             step = number // size + 1
             if requests_weights(loop.style, step) and self._requested < step:
                 self._requested = step
-                yield _Wait(lambda: self._served == self._requested, WEIGHTS_POLL_SECONDS * loop.polls)
+                yield Wait(lambda: self._served == self._requested, WEIGHTS_POLL_SECONDS * loop.polls)
             yield from self._wait_for(lambda: self._newest(lowest()))
             self._start_group(number)
 
@@ -478,7 +322,7 @@ class _Simulation:
 
     # Trainer
 
-    def _trainer(self) -> _Process:
+    def _trainer(self) -> Process:
         """`TrainLoop` with `StepSource` or `ArrivalSource`, and `Publisher`."""
         loop, size = self.loop, self.loop.prompts
 
@@ -491,7 +335,7 @@ class _Simulation:
                     yield from self._publish(step - 1)
                     self._served = self._requested
                 poll = TRAINER_POLL_SECONDS if isinstance(loop.style, OnRequestStyleConfig) else math.inf
-                yield _Wait(is_ready, timeout=poll)
+                yield Wait(is_ready, timeout=poll)
             groups = [self._buffer.popleft() for _ in range(size)]
             self._fill_buffer()
             self.ages[step] = [step - 1 - each.version for group in groups for each in group.sequences]
@@ -507,7 +351,7 @@ class _Simulation:
                 _StepEnd(self.clock.now, self._trainer_busy, self._engines_busy, self._tokens)
             )
 
-    def _publish(self, version: int) -> _Process:
+    def _publish(self, version: int) -> Process:
         yield self.loop.publish_seconds
         self._trainer_busy += self.loop.publish_seconds
         self._published.add(version)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 
-from async_loop import Engines, Lengths, Loop, Outcome, simulate
+from async_loop import simulate
+from async_settings import Engines, Lengths, Loop, Outcome
 from step_time import EFFICIENCY, H100, flops_per_token, shape_of
 
 from strop.config.schema.synchronizer import (

@@ -29,7 +29,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from async_loop import Engines, Lengths, Loop, Outcome, simulate
+from async_loop import simulate
+from async_settings import Engines, Lengths, Loop, Outcome
 from async_workflows import UPDATE_SECONDS
 from pydantic import TypeAdapter
 

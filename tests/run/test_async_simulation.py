@@ -54,10 +54,14 @@ def loop(
     **others: Any,
 ) -> Any:
     values: dict[str, Any] = {"prompts": 4, "responses": 2, "polls": False, **others}
-    section = sim.Engines(**{"count": 1, "decode": ((1, 1.0),), **(engines or {})})
+    settings = importlib.import_module("async_settings")
     return sim.Loop(
-        style=style, lengths=sim.Lengths(**(lengths or TEN_TOKENS)), engines=section, update_seconds=update, **values
-    )  # fmt: skip
+        style=style,
+        lengths=settings.Lengths(**(lengths or TEN_TOKENS)),
+        engines=settings.Engines(**{"count": 1, "decode": ((1, 1.0),), **(engines or {})}),
+        update_seconds=update,
+        **values,
+    )
 
 
 def test_without_a_lead_a_step_is_the_sum(sim: ModuleType) -> None:
