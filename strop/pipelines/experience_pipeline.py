@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strop.config.schema.pipeline import (
+    CorrectnessFilterConfig,
     CustomOperatorConfig,
     DataJuicerConfig,
     DiversityRewardConfig,
@@ -27,6 +28,7 @@ from strop.pipelines.group_shaping import DiversityReward, LengthReward, Relabel
 from strop.pipelines.human_feedback import HumanFeedback
 from strop.pipelines.llm_quality import LlmQuality
 from strop.pipelines.operators import (
+    CorrectnessFilter,
     CountingOperator,
     ExperienceOperator,
     GroupsOperator,
@@ -105,6 +107,8 @@ def _make(section: ExperienceOperatorConfig, services: ExperienceServices) -> Ex
             return RewardFilter(section.min_reward)
         case RewardStdFilterConfig():
             return RewardStdFilter(section.threshold, is_sample=section.deviation == "sample")
+        case CorrectnessFilterConfig():
+            return CorrectnessFilter(section.metric, section.threshold)
         case RewardShapingConfig():
             return RewardShaping(section.terms)
         case LlmQualityConfig():

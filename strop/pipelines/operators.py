@@ -1,4 +1,4 @@
-"""Built-in experience operators: filters by reward, and reward shaping."""
+"""Built-in experience operators: filters by reward or correctness, and reward shaping."""
 
 from __future__ import annotations
 
@@ -68,6 +68,34 @@ class RewardStdFilter:
             return None
         deviation = stdev(rewards) if self.is_sample else pstdev(rewards)
         return group if deviation > self.threshold else None
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectnessFilter:
+    """Removes groups in which all rollouts are correct, or none is: the condition of DAPO's dynamic sampling (arXiv
+    2503.14476)."""
+
+    metric: str | None
+    threshold: float
+    """Value above which a rollout is correct."""
+
+    def __call__(self, group: RolloutGroup) -> RolloutGroup | None:
+        scores = [
+            self._score(rollout, group.task) for rollout in group.rollouts if rollout.reward is not None
+        ]
+        correct = sum(score > self.threshold for score in scores)
+        return group if 0 < correct < len(scores) else None
+
+    def _score(self, rollout: Rollout, task: Task) -> float:
+        assert rollout.reward is not None
+        if self.metric is None:
+            return rollout.reward
+        stat = _statistic(rollout, task, self.metric)
+        if stat is not None:
+            return stat
+        suffix = f"/{self.metric}"
+        parts = (value for name, value in rollout.reward_parts.items() if name.endswith(suffix))
+        return next(parts, rollout.reward)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from strop.config.schema.pipeline import (
+    CorrectnessFilterConfig,
     DataJuicerConfig,
     RewardFilterConfig,
     RewardShapingConfig,
@@ -36,6 +37,16 @@ URL = "service.data_juicer.server_url=http://localhost:5005"
             [RewardFilterConfig(min_reward=0.1)],
         ),
         ([f"+{OPERATORS}=[{{name: reward_std_filter}}]"], [RewardStdFilterConfig()]),
+        (
+            [f"+{OPERATORS}=[{{name: dapo_dynamic_sampling}}]"],
+            [CorrectnessFilterConfig(metric="accuracy")],
+        ),
+        (
+            [
+                f"+{OPERATORS}=[{{name: dapo_dynamic_sampling, args: {{metric_key: score, correct_threshold: 0.5}}}}]"
+            ],
+            [CorrectnessFilterConfig(metric="score", threshold=0.5)],
+        ),
         ([f"+{OPERATORS}=[{{name: invalid_reward_filter}}, {{name: pass_rate_calculator}}]"], []),
         (
             [f"+{OPERATORS}=[{SHAPING}]"],
@@ -53,12 +64,33 @@ def test_operators(overrides: list[str], expected: list[Any]) -> None:
     assert write_dialect(LEDGER, loaded.run).unsupported == ()
 
 
+def test_truncated_responses_without_a_loss() -> None:
+    loaded = read(f"+{OPERATORS}=[{{name: mask_response_truncated}}, {{name: dapo_dynamic_sampling}}]")
+    assert value(loaded, "algorithm.mask_truncated") is True
+    assert value(loaded, "buffer.pipeline") == (CorrectnessFilterConfig(metric="accuracy"),)
+    written = write_dialect(LEDGER, loaded.run)
+    assert written.unsupported == ()
+    assert "mask_response_truncated" in str(written)
+
+
+def test_dynamic_sampling_finds_the_accuracy_of_a_reward_with_a_penalty_of_long_responses() -> None:
+    args = "{enable_overlong_penalty: true, max_response_length: 64, cache_length: 16, penalty_factor: 1.0}"
+    loaded = read(
+        "buffer.explorer_input.default_reward_fn_type=math_dapo_reward",
+        f"+buffer.explorer_input.taskset.reward_fn_args={args}",
+    )
+    names = [part.name for part in value(loaded, "reward.functions")]
+    assert CorrectnessFilterConfig(metric="accuracy").metric in names
+    assert value(loaded, "algorithm.overlong_penalty.buffer_tokens") == 16
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
         (f"+{OPERATORS}=[{{name: mine}}]", "it has reward_filter, .*type: custom"),
         (f"+{OPERATORS}=[{JUICER}]", r"write service\.data_juicer\.server_url"),
-        (f"+{OPERATORS}=[{{name: data_juicer, args: {{paths: x}}}}]", "server_url"),
+        (f"+{OPERATORS}=[{{name: data_juicer, args: {{paths: x}}}}]", "paths; data_juicer has config_path"),
+        (f"+{OPERATORS}=[{{name: reward_filter, args: {{min: 1}}}}]", "min; reward_filter has threshold"),
         (f"+{OPERATORS}=[{SHAPING.replace('MUL', 'POW')}]", "ADD, SUB, MUL, DIV"),
     ],
 )

@@ -86,6 +86,39 @@ def test_groups_of_equal_rewards_are_removed(deviation: str, threshold: float, k
 
 
 @pytest.mark.parametrize(
+    ("scores", "kept"),
+    # The total rewards differ in every group; correct is an accuracy above 0.
+    [
+        ((1, -1), True),
+        ((1, -1, None), True),
+        ((1, 1), False),
+        ((-1, 0), False),
+        ((1,), False),
+        ((1, None), False),
+    ],
+)
+@pytest.mark.parametrize("part", ["accuracy", "math/accuracy"])
+def test_groups_without_both_correct_and_wrong_rollouts_are_removed(
+    scores: tuple[float | None, ...], kept: bool, part: str
+) -> None:
+    keep = pipeline({"type": "correctness_filter", "metric": "accuracy"})
+    given = group(*(None if score is None else index / 8 for index, score in enumerate(scores)))
+    rollouts = tuple(
+        rollout if score is None else replace(rollout, reward_parts={part: score, "length": 0.5})
+        for rollout, score in zip(given.rollouts, scores, strict=True)
+    )
+    assert (keep(replace(given, rollouts=rollouts)) is not None) == kept
+
+
+@pytest.mark.parametrize("metric", [None, "accuracy"])
+def test_correctness_without_a_metric_is_the_reward(metric: str | None) -> None:
+    keep = pipeline({"type": "correctness_filter", "metric": metric, "threshold": 0.5})
+    assert keep(group(0.5, 0.6)) is not None
+    assert keep(group(0.4, 0.5)) is None
+    assert keep(group(0.6, 0.7)) is None
+
+
+@pytest.mark.parametrize(
     ("operation", "expected"),
     [("add", 2.0), ("subtract", 0.0), ("multiply", 1.0), ("divide", 1.0)],
 )

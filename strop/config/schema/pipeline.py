@@ -30,6 +30,18 @@ class RewardStdFilterConfig(Section):
     """Divisor of the variance: the number of rewards, or one less."""
 
 
+class CorrectnessFilterConfig(Section):
+    """Removal of groups in which all responses are correct, or none is (DAPO, arXiv 2503.14476). They are not replaced,
+    unlike with `dynamic_sampling`."""
+
+    type: Literal["correctness_filter"] = "correctness_filter"
+    metric: str | None = None
+    """Name of a number in the rollout's `info` or of a part of its reward, such as `accuracy`, which also finds
+    `math/accuracy`; the total reward if omitted, and for a rollout without it."""
+    threshold: float = 0.0
+    """Value above which a response is correct; a group of one rollout is always removed."""
+
+
 class RewardTermConfig(Section):
     """Change of a reward by a statistic of the rollout."""
 
@@ -160,6 +172,7 @@ class CustomOperatorConfig(Section):
 ExperienceOperatorConfig = Annotated[
     RewardFilterConfig
     | RewardStdFilterConfig
+    | CorrectnessFilterConfig
     | RewardShapingConfig
     | LlmQualityConfig
     | DiversityRewardConfig

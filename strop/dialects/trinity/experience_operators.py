@@ -7,6 +7,7 @@ from typing import Any
 
 from strop.config.schema import Run
 from strop.config.schema.pipeline import (
+    CorrectnessFilterConfig,
     CustomOperatorConfig,
     DataJuicerConfig,
     ExperienceOperatorConfig,
@@ -33,13 +34,28 @@ _OPERATIONS = {"ADD": "add", "SUB": "subtract", "MUL": "multiply", "DIV": "divid
 _WITHOUT_EFFECT = ("invalid_reward_filter", PASS_RATES)
 """Operators that a run has anyway: a rollout without a valid reward is never trained on, and the metrics of each step
 and task, and `data.order`, have the pass rate."""
-_MADE = ("reward_filter", "reward_std_filter", "reward_shaping_mapper", "data_juicer")
+_MASK_TRUNCATED = "mask_response_truncated"
+"""Operator that is a field of the algorithm in Strop: truncated responses have no loss, and still count in the
+advantages of their group."""
+_DYNAMIC_SAMPLING = "dapo_dynamic_sampling"
+_JUICER_FIELDS = {"config_path": "config", "operators": "operators", "np": "processes"}
+_MADE: Mapping[str, tuple[str, ...]] = {
+    "reward_filter": ("threshold",),
+    "reward_std_filter": ("threshold",),
+    _DYNAMIC_SAMPLING: ("metric_key", "correct_threshold"),
+    _MASK_TRUNCATED: (),
+    "reward_shaping_mapper": ("reward_shaping_configs",),
+    "data_juicer": tuple(_JUICER_FIELDS),
+}
+"""Arguments of each operator that changes something."""
 
 
 def write_pipeline(run: Run) -> Mapping[str, Any]:
     """Write the operators. Raises ConfigError for an operator that Trinity does not have."""
     values: dict[str, Any] = {}
     operators = [_operator(section) for section in run.buffer.pipeline]
+    if getattr(run.algorithm, "mask_truncated", False):
+        operators.append({"name": _MASK_TRUNCATED})
     if isinstance(run.data.order, DifficultyOrderConfig):
         operators.insert(0, {"name": PASS_RATES})
     for index, operator in enumerate(operators):
@@ -60,6 +76,13 @@ def _operator(section: ExperienceOperatorConfig) -> dict[str, Any]:
                     "buffer.pipeline: Trinity's reward_std_filter has the population's standard deviation."
                 )
             return {"name": "reward_std_filter", "args": {"threshold": section.threshold}}
+        case CorrectnessFilterConfig():
+            if section.metric is None:
+                raise ConfigError(
+                    f"buffer.pipeline: Trinity's {_DYNAMIC_SAMPLING} compares a metric by its name; write its metric."
+                )
+            args = {"metric_key": section.metric, "correct_threshold": section.threshold}
+            return {"name": _DYNAMIC_SAMPLING, "args": args}
         case RewardShapingConfig():
             terms = [_term(term) for term in section.terms]
             return {"name": "reward_shaping_mapper", "args": {"reward_shaping_configs": terms}}
@@ -83,27 +106,41 @@ def _term(term: RewardTermConfig) -> dict[str, Any]:
 @written_by(write_pipeline)
 def pipeline(foreign: ForeignValues) -> Mapping[str, Any]:
     """Read the operators."""
+    operators = foreign[OPERATORS] or {}
     sections = [
         section
-        for index, operator in (foreign[OPERATORS] or {}).items()
+        for index, operator in operators.items()
         if (section := _section(foreign, f"{OPERATORS}.{index}", operator)) is not None
     ]
-    return {"buffer.pipeline": sections} if sections else {}
+    found: dict[str, Any] = {"buffer.pipeline": sections} if sections else {}
+    if any(operator.get("name") == _MASK_TRUNCATED for operator in operators.values()):
+        found["algorithm.mask_truncated"] = True
+    return found
 
 
 def _section(foreign: ForeignValues, at: str, operator: Mapping[str, Any]) -> dict[str, Any] | None:
     name, args = operator.get("name"), operator.get("args") or {}
+    known = _MADE.get(str(name), ())
+    unknown = [argument for argument in args if argument not in known]
+    if unknown and name in _MADE:
+        raise foreign.error_for(
+            f"{at}.args",
+            f"{at}.args has {', '.join(unknown)}; {name} has {', '.join(known) or 'no arguments'}.",
+        )
     match name:
         case "reward_filter":
             return {"type": "reward_filter", "min_reward": args.get("threshold", 0.0)}
         case "reward_std_filter":
             return {"type": "reward_std_filter", "threshold": args.get("threshold", 0.0)}
+        case "dapo_dynamic_sampling":
+            metric, threshold = args.get("metric_key", "accuracy"), args.get("correct_threshold", 0.0)
+            return {"type": "correctness_filter", "metric": metric, "threshold": threshold}
         case "reward_shaping_mapper":
             terms = [_shaping_term(foreign, at, each) for each in args.get("reward_shaping_configs") or []]
             return {"type": "reward_shaping", "terms": terms} if terms else None
         case "data_juicer":
             return _data_juicer(foreign, at, args)
-    if name in _WITHOUT_EFFECT:
+    if name in (*_WITHOUT_EFFECT, _MASK_TRUNCATED):
         return None
     raise foreign.error_for(
         f"{at}.name",
@@ -114,13 +151,7 @@ def _section(foreign: ForeignValues, at: str, operator: Mapping[str, Any]) -> di
 
 def _data_juicer(foreign: ForeignValues, at: str, args: Mapping[str, Any]) -> dict[str, Any]:
     service = read_service(foreign, f"{at}.name")
-    names = {"config_path": "config", "operators": "operators", "np": "processes"}
-    unknown = [name for name in args if name not in names]
-    if unknown:
-        raise foreign.error_for(
-            f"{at}.args", f"{at}.args has {', '.join(unknown)}; data_juicer has {', '.join(names)}."
-        )
-    written = {names[name]: value for name, value in args.items() if value is not None}
+    written = {_JUICER_FIELDS[name]: value for name, value in args.items() if value is not None}
     if "config" in written:
         written.pop("operators", None)  # Trinity's service reads the recipe only
     return {"type": "data_juicer", **service, **written}
@@ -161,6 +192,7 @@ ROWS: tuple[KeyMapping, ...] = (
         f"{OPERATORS}.0.name",
         UNSET,
         "buffer.pipeline",
+        "algorithm.mask_truncated",
         read=pipeline,
         value_type=STRING,
         note=f"{', '.join(_MADE)}; {' and '.join(_WITHOUT_EFFECT)} change nothing",

@@ -8,20 +8,20 @@ from typing import Any
 from strop.config.schema.reward import RewardFunctionConfig
 from strop.dialects.ledger.key_mapping import ForeignValues
 
-_BOXED = RewardFunctionConfig(function="trinity_math_boxed")
+_BOXED = RewardFunctionConfig(function="trinity_math_boxed", name="accuracy")
 REWARDS: Mapping[str, tuple[RewardFunctionConfig, ...]] = {
     "math_reward": (
-        RewardFunctionConfig(function="trinity_math"),
+        RewardFunctionConfig(function="trinity_math", name="accuracy"),
         RewardFunctionConfig(function="format", weight=0.1, args={"method": "ending", "wrong": -1.0}),
     ),
     "math_boxed_reward": (_BOXED,),
-    "math_dapo_reward": (RewardFunctionConfig(function="trinity_math_dapo"),),
-    "accuracy_reward": (RewardFunctionConfig(function="trinity_accuracy"),),
+    "math_dapo_reward": (RewardFunctionConfig(function="trinity_math_dapo", name="accuracy"),),
+    "accuracy_reward": (RewardFunctionConfig(function="trinity_accuracy", name="accuracy"),),
     "format_reward": (RewardFunctionConfig(function="trinity_format"),),
     "countdown_reward": (RewardFunctionConfig(function="trinity_countdown"),),
 }
-"""Parts of each reward, with the extraction rules and values of Trinity 0.6. In 0.3, math_dapo_reward had the rules
-of math_boxed_reward."""
+"""Parts of each reward, with the extraction rules, values and metric names of Trinity 0.6. In 0.3, math_dapo_reward had
+the rules of math_boxed_reward."""
 THINKING = RewardFunctionConfig(
     function="format", name="think", weight=0.1, args={"method": "think", "right": 0.0, "wrong": -1.0}
 )
