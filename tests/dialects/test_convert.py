@@ -187,6 +187,7 @@ def test_trinity_page_to_verl(tmp_path: Path) -> None:
         "reward.functions.1",
         "data.train.answer",
         "data.train.source",
+        "reward.functions.0.name",
         "reward.functions.0.function",
         "reward.functions.0.args",
         "algorithm.policy_loss.dual_clip",
