@@ -163,9 +163,9 @@ def _check_memory(plan: PlacementPlan) -> None:
     for node, gpu, on_gpu in used_gpus(plan):
         used = least_memory(plan, on_gpu)
         if used is not None and node.gpu_bytes is not None and used > node.gpu_bytes:
-            need = "needs" if len(on_gpu) == 1 else "need"
+            verb = "needs" if len(on_gpu) == 1 else "need"
             raise PlacementError(
-                f"GPU {gpu} of {node.name} has {_gib(node.gpu_bytes)}, and {_names(on_gpu)} {need} {_gib(used)} at the "
+                f"GPU {gpu} of {node.name} has {_gib(node.gpu_bytes)}, and {_names(on_gpu)} {verb} {_gib(used)} at the "
                 "same time, activations not counted. Write more ranks, a smaller fraction of memory for the engines "
                 "(gpu_memory_utilization, mem_fraction_static) or `rollout.release_memory: true`, or use more GPUs."
             )
