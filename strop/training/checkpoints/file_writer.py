@@ -41,7 +41,9 @@ def write_files(folder: Path, files: FileWriters, *, parallel: bool) -> dict[str
     """
     for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(len(files) if parallel else 1, "strop-save") as threads:
+    # A rank that holds no part of any tensor has no file to write.
+    n_threads = max(1, len(files)) if parallel else 1
+    with ThreadPoolExecutor(n_threads, "strop-save") as threads:
         written = {name: threads.submit(_write, folder / name, write) for name, write in files.items()}
     return {name: future.result() for name, future in written.items()}
 
