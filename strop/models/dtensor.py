@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import _redistribute as redistribution
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from strop.models.zero_parameters import full_zero_parameter, is_zero_parameter
 
@@ -54,3 +56,13 @@ def distribute_like(
     return DTensor.from_local(
         own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+
+
+def forget_meshes() -> None:
+    """Empty torch's caches of sharded operations, so that this process can join other ranks afterwards.
+
+    A later mesh of the same shape equals an earlier one, whose process groups exist no longer.
+    """
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    redistribution._gen_transform_infos.cache_clear()
+    redistribution._planner_cache.clear()

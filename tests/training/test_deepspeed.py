@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+from torch.nn import functional
 from transformers import AutoTokenizer
 
 from strop.algorithms.loss_spec import LossSpec
@@ -31,6 +32,8 @@ from tests.training.test_local_engine import batch_of, make_run
 from tests.training.test_ranks import FULL_KL, KL, LORA, close, learn, weights
 
 pytest.importorskip("deepspeed")
+TORCH_LINEAR = functional.linear
+"""What ZeRO-3 replaces; a rank that kept the replacement would learn something else in the next group."""
 DIVIDED = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 """Small parameters are divided, too; by default ZeRO-3 leaves them whole."""
 
@@ -138,6 +141,7 @@ def check(folder: Path, tmp_path: Path, case: Case) -> None:
         ranked.load(tmp_path / "alone")
         close(ranked.logprobs(batch.experiences), alone.logprobs(batch.experiences), tolerance)
         close(learn(ranked, run, range(4, 5)), learn(alone, single, range(4, 5)), tolerance)
+    assert functional.linear is TORCH_LINEAR
 
 
 CASES = SMALL | GRID if ALL else SMALL

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import distributed
 
+from strop.models.dtensor import forget_meshes
 from strop.protocols import FileChecksum
 from strop.training.ranks.messages import RankMessage, RankSpec, SaveCheckpoint
 from strop.training.ranks.rank_worker import RankWorker
@@ -108,6 +109,7 @@ class RankGroup:
         for rank in self._remote:
             rank.kill()
         close_deepspeed()
+        forget_meshes()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         self._folder.cleanup()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from strop.errors import MissingExtraError
 
@@ -54,8 +55,11 @@ def local_rank(device: torch.device) -> Iterator[None]:
 
 
 def close_deepspeed() -> None:
-    """Forget DeepSpeed's process groups and numbers of modules, if it is loaded, so that this process can join other
-    ranks afterwards, which count from 0."""
+    """Forget DeepSpeed's process groups, numbers of modules and replacement of `linear`, if it is loaded, so that this
+    process can join other ranks afterwards, which count from 0 and have torch's `linear`.
+
+    With another `linear` than the others a rank would sum its gradients in another order, which ZeRO-2 mixes up.
+    """
     if "deepspeed" not in sys.modules:
         return
     from deepspeed.comm import comm
@@ -67,3 +71,6 @@ def close_deepspeed() -> None:
     partition_parameters.Init.param_id = 0
     parameter_offload.FWD_MODULE_STACK.clear()
     parameter_offload.DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
+    functional.linear = getattr(
+        partition_parameters.InsertPostInitMethodToModuleSubClasses, "linear_bk", functional.linear
+    )
