@@ -33,7 +33,7 @@ from tests.training.test_ranks import FULL_KL, KL, LORA, close, learn, weights
 
 pytest.importorskip("deepspeed")
 TORCH_LINEAR = functional.linear
-"""What ZeRO-3 replaces; a rank that kept the replacement would learn something else in the next group."""
+"""The function that ZeRO-3 replaces; a rank that kept the replacement would learn something else in the next group."""
 DIVIDED = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 """Small parameters are divided, too; by default ZeRO-3 leaves them whole."""
 
