@@ -79,6 +79,9 @@ class EngineCapabilities:
     """Whether `SampleRequest.prompt_logprobs` is supported; without it such a request raises `InferenceError`."""
     adapter_in_place: bool = False
     """Whether the engine reads the trainer's weights and its adapter in place, so that a load needs no tensors."""
+    keeps_prefixes: bool = False
+    """Whether the KV cache of a prompt and its completion is kept for later requests that begin alike, such as the next
+    turn of a conversation."""
 
 
 class ImageProcessor(Protocol):

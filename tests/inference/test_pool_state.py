@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from strop.errors import EngineLostError, WeightTransferError
 from strop.inference.native.engine import NATIVE_CAPABILITIES
 from strop.inference.pool import EnginePool, EngineSpec
+from strop.inference.pool.messages import EngineCreated
+from strop.inference.pool.pool_request import PoolRequest
 from strop.inference.registry import running_engine
 from strop.protocols import TrainerAddress
 from strop.types import Completion, EngineStatistics, SampleRequest, SamplingParams
@@ -127,3 +130,27 @@ def test_a_restarted_engine_receives_its_version_again_from_a_restarted_trainer(
 def test_statistics_are_those_of_all_engines(tmp_path: Path):
     with running_engine(pool_of(2, StubFactory(tmp_path))) as pool:
         assert pool.take_statistics() == EngineStatistics(3, 1, 0.5, 20, 8, 4)
+
+
+@pytest.mark.parametrize("keeps_prefixes", [True, False])
+def test_the_next_turn_of_a_rollout_goes_to_the_engine_that_has_its_prefix(
+    tmp_path: Path, keeps_prefixes: bool
+):
+    """Without processes: three rollouts of one turn each, then their second turns in another order."""
+    pool = pool_of(2, StubFactory(tmp_path))
+    pool._engines = [Mock(name=f"engine-{number}") for number in range(2)]
+    pool._created = EngineCreated("stubs", replace(StubEngine.capabilities, keeps_prefixes=keeps_prefixes))
+    first = requests_for(random_prompts(3, 4, 5), SamplingParams())
+    longer = [
+        replace(each, prompt_ids=np.concatenate([each.prompt_ids, [7, 8]]), seed=9)
+        for each in reversed(first)
+    ]
+    chosen = {}
+    for number, request in enumerate([*first, *longer]):
+        pending = PoolRequest(number, request, Mock(**{"done.return_value": True}))
+        chosen.setdefault(request.id, []).append(pool._engines.index(pool._choose(pending)))
+        if request.id == "2.0":
+            pool._remove([pending])
+    turns = {"0.0": [0, 0], "1.0": [1, 1], "2.0": [0, 0]} if keeps_prefixes else None
+    assert chosen == (turns or {"0.0": [0, 1], "1.0": [1, 0], "2.0": [0, 0]})
+    assert len(pool._engine_of_rollout) == (3 if keeps_prefixes else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -30,15 +30,18 @@ from strop.types import Completion, EngineStatistics, SampleRequest
 from strop.workers.shared_file import SharedFile
 from strop.workers.start import LocalPlacement, WorkerPlacement
 
+_REMEMBERED_ROLLOUTS = 16384
+"""Maximum number of rollouts whose engine is remembered for their next turn."""
+
 
 class EnginePool:
     """Inference engine that distributes requests over engines in processes of their own.
 
     Each request goes to the engine with the fewest pending requests; requests with equal prompts go to the
-    same engine while it has one of them pending, so that it prefills the prompt once. Requests submitted in
-    one iteration of the event loop are admitted together, so a step whose requests all arrive at once gives
-    the same completions every time, bit for bit. An engine that dies is restarted, and repeats its pending
-    requests.
+    same engine while it has one of them pending, so that it prefills the prompt once. The next turn of a rollout
+    goes to the engine of its last turn, if the engines keep the KV cache of prompts. Requests submitted in one
+    iteration of the event loop are admitted together, so a step whose requests all arrive at once gives the same
+    completions every time, bit for bit. An engine that dies is restarted, and repeats its pending requests.
     """
 
     device = torch.device("cpu")
@@ -72,6 +75,8 @@ class EnginePool:
         self._pending_count: Counter[EngineHandle] = Counter()
         self._engine_of_prompt: dict[bytes, tuple[EngineHandle, int]] = {}
         """Engine that has a prompt pending, and the number of its requests."""
+        self._engine_of_rollout: OrderedDict[str, EngineHandle] = OrderedDict()
+        """Engine of the last request of each name, if the engines keep the KV cache of prompts; the latest is last."""
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -294,11 +299,22 @@ class EnginePool:
     def _choose(self, pending: PoolRequest) -> EngineHandle:
         prompt = pending.request.prompt_ids.tobytes()
         least_loaded = min(self._engines, key=lambda engine: self._pending_count[engine])
-        engine, number = self._engine_of_prompt.get(prompt, (least_loaded, 0))
+        preferred = self._engine_of_rollout.get(pending.request.id, least_loaded)
+        engine, number = self._engine_of_prompt.get(prompt, (preferred, 0))
+        self._remember(pending.request.id, engine)
         self._engine_of_prompt[prompt] = (engine, number + 1)
         self._pending_count[engine] += 1
         self._assignments[pending.request_id] = (engine, prompt)
         return engine
+
+    def _remember(self, rollout: str, engine: EngineHandle) -> None:
+        """Remember the engine that has the KV cache of a rollout's turns so far."""
+        if self._created is None or not self._created.capabilities.keeps_prefixes:
+            return
+        self._engine_of_rollout[rollout] = engine
+        self._engine_of_rollout.move_to_end(rollout)
+        if len(self._engine_of_rollout) > _REMEMBERED_ROLLOUTS:
+            self._engine_of_rollout.popitem(last=False)
 
     def _remove(self, requests: Sequence[PoolRequest]) -> None:
         """Remove the requests of a call that has ended, and cancel those without an answer."""

@@ -64,6 +64,7 @@ class SglangBackend(SglangFeatures):
             determinism="batch_invariant" if section.deterministic else "none",
             images=images is not None,
             memory_release=bool(section.enable_memory_saver),
+            keeps_prefixes=not section.disable_radix_cache,
         )
         self._library: SglangLibrary
         self._engine: Any

@@ -66,6 +66,7 @@ class VllmBackend:
             adapters=loads_adapters(section, model),
             images=self._images is not None,
             memory_release=section.sleep_level is not None,
+            keeps_prefixes=section.enable_prefix_caching is not False,
         )
         self._recorder = StatisticsRecorder()
         self._request_numbers = itertools.count()
