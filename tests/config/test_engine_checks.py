@@ -65,7 +65,7 @@ def test_what_sglang_cannot_sample(rollout: dict[str, Any], expected: str) -> No
 
 def test_what_sglang_has() -> None:
     sampling = {"stop": ["x"], "min_response_tokens": 2, "top_p": 0.9}
-    engine = {"type": "sglang", "context_length": 8192, "load_format": "dummy"}
+    engine = {"type": "sglang", "context_length": 8192, "load_format": "dummy", "merge_lora": True}
     lora = {"lora": {"rank": 4}}
     run = strop.load(values(model=lora, rollout={"engine": engine, "sampling": sampling})).run
     assert run.rollout.engine.type == "sglang"

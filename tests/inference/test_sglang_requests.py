@@ -8,12 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import Qwen2Config
 
 from strop.config.schema.inference_engine import SglangEngineConfig
-from strop.config.schema.model import ModelConfig
+from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.errors import ConfigError, InferenceError
 from strop.inference.native.stopping import StopStringMatcher
-from strop.inference.sglang.arguments import RESERVED_TOKENS, add_engine_kwargs, engine_arguments
+from strop.inference.sglang.arguments import (
+    RESERVED_TOKENS,
+    adapter_arguments,
+    add_engine_kwargs,
+    engine_arguments,
+)
 from strop.inference.sglang.requests import check_support, stop_plan, to_completion, to_sglang
 from strop.inference.sglang.statistics import CompletionStatistics
 from strop.inference.stop_cut import cut_at_stop
@@ -76,6 +82,22 @@ def test_the_cpu_gets_implementations_that_need_no_gpu_unless_the_run_names_othe
         SglangEngineConfig(attention_backend="intel_amx"), MODEL, VOCABULARY, on_cpu=True
     )
     assert named["attention_backend"] == "intel_amx"
+
+
+def test_an_adapter_fits_to_layers_that_sglang_does_not_pad():
+    config = Qwen2Config(intermediate_size=192)
+    given = adapter_arguments(SglangEngineConfig(), LoraConfig(rank=8), config, on_cpu=False)
+    assert (given["max_lora_rank"], given["lora_target_modules"]) == (
+        8,
+        ["all"],
+    ) and "lora_backend" not in given
+    named = LoraConfig(rank=8, targets=("q_proj",))
+    on_cpu = adapter_arguments(SglangEngineConfig(tensor_parallel=2), named, config, on_cpu=True)
+    assert (on_cpu["lora_backend"], on_cpu["lora_target_modules"]) == ("torch_native", ["q_proj"])
+    with pytest.raises(
+        ConfigError, match=r"\(192\) to a multiple of 128, .* rollout.engine.merge_lora: true"
+    ):
+        adapter_arguments(SglangEngineConfig(tensor_parallel=4), named, config, on_cpu=True)
 
 
 @pytest.mark.parametrize(

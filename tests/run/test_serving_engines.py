@@ -29,6 +29,8 @@ ENGINES = {
     "vllm": {"type": "vllm", "enforce_eager": True, "engine_kwargs": {"kv_cache_memory_bytes": 2**26}},
     "sglang": {"type": "sglang", "max_total_tokens": 8192},
 }
+LAYERS = {"hidden_size": 64, "heads": 2, "kv_heads": 1, "intermediate_size": 192}
+"""Sizes that vLLM's and SGLang's CPU builds accept, the latter with a LoRA adapter."""
 KILLS = kills(1)
 PROCESS_NAMES = ("VLLM", "sglang::")
 """Names that the libraries give to their processes."""
@@ -46,7 +48,7 @@ def engine_values(
 ) -> Callable[..., dict[str, Any]]:
     """The values of a small run with each library; its attention heads have the 32 values that vLLM's CPU build
     needs."""
-    folder = make_model(tmp_path / "model", ["max 1 2"], vocab_size=300, hidden_size=64, heads=2, kv_heads=1)
+    folder = make_model(tmp_path / "model", ["max 1 2"], vocab_size=300, **LAYERS)
 
     def make(**changes: Any) -> dict[str, Any]:
         return values(model__path=str(folder), rollout__engine=ENGINES[library], **changes)

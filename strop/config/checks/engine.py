@@ -78,10 +78,7 @@ def _native_faults(run: Run, section: NativeEngineConfig, where: str) -> Iterato
 def _vllm_faults(run: Run, section: VllmEngineConfig, where: str) -> Iterator[str]:
     if section.max_model_len is not None:
         yield from _too_short(run, f"{where}.max_model_len", section.max_model_len)
-    if run.model.lora is not None and not section.merge_lora and section.load_format == "dummy":
-        yield f"{where}.load_format is dummy, but only the LoRA adapter is sent to the engine; write auto"
-    else:
-        yield from _load_format_faults(run, section, where)
+    yield from _load_format_faults(run, section, where)
 
 
 def _sglang_faults(run: Run, section: SglangEngineConfig) -> Iterator[str]:
@@ -122,7 +119,11 @@ def _sampling_faults_of(key: str, sampling: SamplingConfig) -> Iterator[str]:
 
 
 def _load_format_faults(run: Run, section: ServingEngineConfig, where: str) -> Iterator[str]:
-    if section.load_format == "dummy" and not isinstance(run.synchronizer, MemorySyncConfig):
+    if section.load_format != "dummy":
+        return
+    if run.model.lora is not None and not section.merge_lora:
+        yield f"{where}.load_format is dummy, but only the LoRA adapter is sent to the engine; write auto"
+    elif not isinstance(run.synchronizer, MemorySyncConfig):
         yield (
             f"{where}.load_format is dummy, but a separate explorer starts with the initial model; write auto"
         )

@@ -58,6 +58,9 @@ class ServingEngineConfig(ProcessTimeoutsConfig):
     load_format: str = "auto"
     """Way to load the initial weights; `dummy` for random ones, where the trainer sends its weights at the
     start."""
+    merge_lora: bool = False
+    """Load full weights with the LoRA adapter merged, for adapters that the library cannot apply itself; by default
+    only the adapter is loaded, where explorer and trainer take turns in one process."""
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the library's own class of arguments, by name: vLLM's `AsyncEngineArgs`, SGLang's
     `ServerArgs`."""
@@ -107,9 +110,6 @@ class VllmEngineConfig(ServingEngineConfig):
     """Reuse the KV cache of prompts that begin alike, such as those of one group."""
     limit_mm_per_prompt: dict[str, int] = Field(default_factory=dict)
     """Maximum number of images and other media in a prompt, by kind."""
-    merge_lora: bool = False
-    """Load full weights with the LoRA adapter merged, for adapters that vLLM cannot apply itself; by default only the
-    adapter is loaded."""
     seed: int | None = Field(None, ge=0)
     """Seed of the engine; each request has a seed of its own."""
     sleep_level: Literal[1, 2] | None = None
@@ -118,8 +118,8 @@ class VllmEngineConfig(ServingEngineConfig):
 
 
 class SglangEngineConfig(ServingEngineConfig):
-    """SGLang, in a process of its own with its own copy of the model, a LoRA adapter merged. Without a value, an option
-    has SGLang's default."""
+    """SGLang, in a process of its own with its own copy of the model. Without a value, an option has SGLang's
+    default."""
 
     library = "SGLang"
     memory_field = "mem_fraction_static"

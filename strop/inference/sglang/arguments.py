@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from transformers import PretrainedConfig
 
 from strop.config.schema.inference_engine import SglangEngineConfig
-from strop.config.schema.model import ModelConfig
+from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.errors import ConfigError
 from strop.inference.serving.arguments import (
     check_engine_kwargs,
@@ -49,6 +50,8 @@ _CPU_DEFAULTS = {
     "disable_overlap_schedule": True,
 }
 """Arguments without which SGLang calls kernels that need a GPU."""
+_CPU_PADDING = 32
+"""On the CPU each process's part of a layer's intermediate size is padded to a multiple of it."""
 
 
 def engine_arguments(
@@ -75,6 +78,31 @@ def engine_arguments(
         given |= {name: value for name, value in _CPU_DEFAULTS.items() if not given.get(name)}
         given.pop("enable_memory_saver", None)  # it is for a GPU's memory
     return arguments | given
+
+
+def adapter_arguments(
+    section: SglangEngineConfig, lora: LoraConfig, config: PretrainedConfig, *, on_cpu: bool
+) -> dict[str, Any]:
+    """Arguments of an engine that applies the model's LoRA adapter itself.
+
+    Raises `ConfigError` for a model whose layers SGLang pads on the CPU, to which its adapters do not fit.
+    """
+    targets = lora.targets
+    arguments = {
+        "enable_lora": True,
+        "max_loras_per_batch": 1,
+        "max_lora_rank": lora.rank,
+        "lora_target_modules": ["all"] if isinstance(targets, str) else list(targets),
+    }
+    if not on_cpu:
+        return arguments
+    width, multiple = config.get_text_config().intermediate_size, _CPU_PADDING * section.tensor_parallel
+    if width % multiple:
+        raise ConfigError(
+            f"rollout.engine: on the CPU SGLang pads the model's intermediate_size ({width}) to a multiple of "
+            f"{multiple}, and a LoRA adapter does not fit to the padded layers. Write rollout.engine.merge_lora: true."
+        )
+    return arguments | {"lora_backend": "torch_native"}
 
 
 def add_engine_kwargs(

@@ -20,6 +20,7 @@ from strop.inference.sglang.arguments import (
     FILE_LOADER,
     RECEIVER,
     RESERVED_TOKENS,
+    adapter_arguments,
     add_engine_kwargs,
     engine_arguments,
 )
@@ -34,6 +35,10 @@ from strop.types import Completion, SampleRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_ADAPTER = "policy"
+_KV_CACHE = "kv_cache"
+"""SGLang's name of the part of its memory that is freed where only an adapter is loaded."""
 
 
 class SglangBackend(SglangFeatures):
@@ -62,10 +67,13 @@ class SglangBackend(SglangFeatures):
             self.capabilities,
             weight_transports=self.capabilities.weight_transports | {"process_group"},
             determinism="batch_invariant" if section.deterministic else "none",
+            adapters=model.lora is not None and not section.merge_lora and images is None,
             images=images is not None,
             memory_release=bool(section.enable_memory_saver),
             keeps_prefixes=not section.disable_radix_cache,
         )
+        self._adapter: str | None = None
+        """Name of the adapter that requests use; None before the first is loaded."""
         self._library: SglangLibrary
         self._engine: Any
         self._front: Any
@@ -76,6 +84,10 @@ class SglangBackend(SglangFeatures):
         section = self._section
         self._library = library = import_sglang(on_cpu=self._on_cpu, processes=section.devices)
         arguments = engine_arguments(section, self._model, self._converter.vocab_size, on_cpu=self._on_cpu)
+        if self._model.lora is not None and self.capabilities.adapters:
+            arguments |= adapter_arguments(
+                section, self._model.lora, self._converter.config, on_cpu=self._on_cpu
+            )
         arguments = add_engine_kwargs(arguments, section, library.argument_types)
         try:
             self._engine = library.engine(**arguments)
@@ -102,12 +114,32 @@ class SglangBackend(SglangFeatures):
 
     async def generate(self, request: SampleRequest) -> Completion:
         """The completion of a request, whose tokens SGLang labels with their versions."""
-        arguments = self._library.generate(**self._converter.arguments(request))
+        arguments = self._library.generate(**self._converter.arguments(request), lora_path=self._adapter)
         outputs = self._front.generate_request(arguments, None)
         with self._statistics.running():
             (output,) = [output async for output in outputs]
         self._statistics.record(output["meta_info"], await self._front.get_loads())
         return self._converter.completion(request, output, _version_of)
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Load an adapter in place of the last one. Raises `InferenceError` while completions are running: SGLang would
+        end them with the old adapter."""
+        if self._statistics.is_running:
+            raise InferenceError(
+                "SGLang replaces a LoRA adapter only while no completion is running; write "
+                "rollout.engine.merge_lora: true"
+            )
+        library, front = self._library, self._front
+        if self._adapter is not None:
+            unloaded = await front.unload_lora_adapter(library.unload_adapter(lora_name=self._adapter))
+            _check((unloaded.success, unloaded.error_message))
+            self._adapter = None
+        adapter = library.load_adapter(lora_name=_ADAPTER, lora_path=str(folder))
+        loaded = await front.load_lora_adapter(adapter)
+        _check(
+            (loaded.success, f"{loaded.error_message} (rollout.engine.merge_lora: true loads merged weights)")
+        )
+        self._adapter = _ADAPTER
 
     async def load_weights(self, path: Path) -> None:
         """Have each process load its shard of a safetensors file, or of a folder's files."""
@@ -129,6 +161,11 @@ class SglangBackend(SglangFeatures):
         Raises `ModelError` for a load that failed.
         """
         library, front = self._library, self._front
+        if self.capabilities.adapters:
+            raise InferenceError(
+                "the SGLang engine was started for a LoRA adapter, and cannot load full weights next to it; write "
+                "rollout.engine.merge_lora: true"
+            )
         _check(await front.begin_weight_update(library.begin_update()))
         with TemporaryDirectory(prefix="strop-") as reports:
             names = [(argument, torch.empty(0)), (reports, torch.empty(0))]
@@ -165,18 +202,23 @@ class SglangBackend(SglangFeatures):
         await self._front.continue_generation(self._library.resume())
 
     async def sleep(self) -> None:
-        """Free weights and KV cache, which on the CPU frees nothing."""
-        await self._front.release_memory_occupation(self._library.release_memory())
+        """Free the KV cache, and the weights if the next load brings them; on the CPU this frees nothing."""
+        await self._front.release_memory_occupation(self._library.release_memory(tags=self._freed))
 
     async def wake_up(self) -> None:
-        """Allocate weights and KV cache again, without their contents; decoding is held."""
-        await self._front.resume_memory_occupation(self._library.resume_memory())
+        """Allocate what `sleep` freed, without its contents; decoding is held."""
+        await self._front.resume_memory_occupation(self._library.resume_memory(tags=self._freed))
         await self.hold()
 
     @property
+    def _freed(self) -> list[str] | None:
+        """SGLang's names of the parts of its memory that `sleep` frees; None for all."""
+        return [_KV_CACHE] if self.keeps_weights else None
+
+    @property
     def keeps_weights(self) -> bool:
-        """False: the next load brings all weights."""
-        return False
+        """Whether the next load brings an adapter only."""
+        return self.capabilities.adapters
 
     def lost(self, error: Exception) -> EngineLostError | None:
         """None: SGLang ends this process when it loses one of its own."""

@@ -19,7 +19,6 @@ class SglangFeatures:
     report_seconds = 0.0
 
     def __init__(self) -> None:
-        # SGLang has no load in place of an adapter that running requests use; a model with one is loaded merged.
         self.capabilities: EngineCapabilities = SERVING_CAPABILITIES
         self._statistics = CompletionStatistics()
 

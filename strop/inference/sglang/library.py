@@ -37,6 +37,8 @@ class SglangLibrary:
     resume_memory: Any
     set_version: Any
     """Request class of a label for the weights."""
+    load_adapter: Any
+    unload_adapter: Any
     serialize: Any
     """Function that serializes named tensors for `update`."""
 
@@ -76,6 +78,8 @@ def import_sglang(*, on_cpu: bool, processes: int) -> SglangLibrary:
         release_memory=io_struct.ReleaseMemoryOccupationReqInput,
         resume_memory=io_struct.ResumeMemoryOccupationReqInput,
         set_version=io_struct.UpdateWeightVersionReqInput,
+        load_adapter=io_struct.LoadLoRAAdapterReqInput,
+        unload_adapter=io_struct.UnloadLoRAAdapterReqInput,
         serialize=MultiprocessingSerializer.serialize,
     )
 

@@ -24,6 +24,11 @@ class CompletionStatistics:
         self._counted_until = clock()
         """Time up to which the time with running requests has been added."""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether any request is running."""
+        return self._running > 0
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """A context in which one request is running."""

@@ -104,9 +104,16 @@ def run_engine(run: Run) -> EngineChoice:
         loads_adapter = run.model.lora is not None and not section.merge_lora
         level = section.sleep_level or (1 if loads_adapter else 2)
         derived["sleep_level"] = level if run.releases_engine_memory else None
-    if isinstance(section, SglangEngineConfig) and run.releases_engine_memory:
-        derived["enable_memory_saver"] = True
+    if isinstance(section, SglangEngineConfig):
+        if run.releases_engine_memory:
+            derived["enable_memory_saver"] = True
+        derived["merge_lora"] = section.merge_lora or _loads_merged_weights(run)
     return replace(choice, section=section.model_copy(update=derived))
+
+
+def _loads_merged_weights(run: Run) -> bool:
+    """Whether the engine gets the weights of a LoRA run as tensors, from another process or through Ray."""
+    return run.is_distributed or isinstance(run.cluster, RayClusterConfig)
 
 
 def max_logprob_gap(run: Run) -> float | None:
@@ -130,6 +137,8 @@ def engine_notes(run: Run) -> tuple[str, ...]:
             if not getattr(section, "deterministic", False):
                 notes.append(_UNREPEATED_DRAWS)
             notes += _sglang_notes(run)
+            if run.model.lora is not None and getattr(run_engine(run).section, "merge_lora", True):
+                notes.append("model.lora: SGLang gets the weights with the adapter merged after every step")
         case OpenAiEngineConfig():
             notes += _logprob_notes(run, "vLLM", changed=_is_filtered(run) or _is_penalized(run))
     return tuple(notes)
@@ -162,8 +171,6 @@ def _sglang_notes(run: Run) -> list[str]:
             "rollout.sampling.stop_token_ids: SGLang has none under ignore_eos, so Strop samples full responses and "
             "cuts them at the stop token"
         )
-    if run.model.lora is not None:
-        notes.append("model.lora: SGLang gets the weights with the adapter merged after every step")
     return notes
 
 

@@ -2,6 +2,7 @@
 
 import torch
 from sglang_stub import make_stub
+from unpinned_memory import use_pageable_memory
 
 __version__ = "0"
 __getattr__ = make_stub(__name__)
@@ -14,3 +15,4 @@ for _operator in (
     "fused_sigmoid_mul_cpu",
 ):
     OPERATORS.define(f"{_operator}(Tensor tensor) -> Tensor")
+use_pageable_memory()
