@@ -427,7 +427,10 @@ def test_released_memory_is_restored(subject: Subject):
         subject.load_initial_weights()
         return await subject.engine.sample(requests)
 
-    assert all(map(same, expected, asyncio.run(released())))
+    for before, after in zip(expected, asyncio.run(released()), strict=True):
+        np.testing.assert_array_equal(before.token_ids, after.token_ids)
+        # A prompt that was in the cache is computed again, with other roundings.
+        np.testing.assert_allclose(before.policy_logprobs, after.policy_logprobs, atol=1e-5)
 
 
 def test_requests_wait_while_memory_is_released(subject: Subject):

@@ -135,8 +135,11 @@ class OpenAiEngine:
     def _release(self, server: VllmServer) -> None:
         try:
             self._thread.run(server.release())
-        except EngineLostError as error:
-            log.warning("The label of this run's weights stays at the server: %s", error)
+        except EngineLostError:
+            log.warning(
+                "The server does not answer at the end of the run, so that the label of the run's weights may still be "
+                "there; a run of the same name takes the server over, and its restart removes the label."
+            )
 
     def describe(self) -> str:
         """One line: server, model and API."""

@@ -12,7 +12,7 @@ import torch
 from strop.config.schema.data import ImagesConfig
 from strop.config.schema.inference_engine import VllmEngineConfig
 from strop.config.schema.model import ModelConfig
-from strop.errors import EngineLostError, InferenceError
+from strop.errors import EngineLostError, InferenceError, ModelError
 from strop.inference.request_validation import validate_request
 from strop.inference.serving.arguments import engine_dtype
 from strop.inference.serving.backend import SERVING_CAPABILITIES
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ADAPTER = "policy"
+_WORKER_FAILED, _SEE_TRACE = "Worker failed with error '", "', please check the stack trace"
+"""Texts before and after the error of a worker in vLLM's message."""
 
 
 class VllmBackend:
@@ -137,7 +139,7 @@ class VllmBackend:
 
     async def load_weights(self, path: Path) -> None:
         """Have each worker load its shard of a safetensors file, or of a folder's files."""
-        await self._llm.collective_rpc("strop_load_weights", args=(str(path),))
+        await self._call_workers("strop_load_weights", str(path))
 
     async def receivers(self) -> list[str | None]:
         """The GPU of each worker, by rank."""
@@ -145,10 +147,20 @@ class VllmBackend:
 
     async def receive_weights(self, offer: WeightOffer, host: str) -> list[str]:
         """Have each worker receive the weights, and load its shard of them bucket by bucket."""
-        replies = await self._llm.collective_rpc(
-            "strop_receive_weights", args=(asdict(offer.rendezvous), list(offer.buckets), host)
+        replies = await self._call_workers(
+            "strop_receive_weights", asdict(offer.rendezvous), list(offer.buckets), host
         )
         return [reply for reply in replies if reply is not None]
+
+    async def _call_workers(self, method: str, *arguments: Any) -> list[Any]:
+        """The workers' results. Raises `ModelError` with a worker's error, without vLLM's words around it."""
+        try:
+            return list(await self._llm.collective_rpc(method, args=arguments))
+        except Exception as error:
+            _, begin, reason = str(error).partition(_WORKER_FAILED)
+            if not begin:
+                raise
+            raise ModelError(reason.rpartition(_SEE_TRACE)[0] or reason) from error
 
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Load an adapter in place of the last one."""
