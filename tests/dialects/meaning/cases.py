@@ -35,7 +35,8 @@ class Case:
 
 
 def read_cases(table: str) -> list[Case]:
-    """The cases of a table. Every expectation names one of the table's sources, which name version and file."""
+    """The cases of a table. Every expectation names one of the table's sources, which name version and file, and a
+    line of it; `facts` are measured and have no line. Raises ValueError for an expectation without a line."""
     content = yaml.safe_load((FOLDER / f"{table}.yaml").read_text(encoding="utf-8"))
     return [
         Case(entry["name"], entry["config"], dict(_expectations(entry, content["sources"])))
@@ -84,4 +85,6 @@ def _is_same(found: Any, expected: Any) -> bool:
 def _expectations(entry: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[tuple[str, Expectation]]:
     for field, (value, source) in entry["expect"].items():
         file, _, place = str(source).partition(" ")
+        if file != "facts" and not place.partition(" ")[0].rstrip(",").isdigit():
+            raise ValueError(f"{entry['name']}: {field} names no line of its source: {source!r}")
         yield field, Expectation(value, f"{sources[file]} {place}".strip())
