@@ -4,7 +4,8 @@
 
 FOLDER has `*.jsonl` files of configurations: verl command lines (`command`, `args`) and Trinity files (`yaml`). Paths
 of models and data, sizes (prompts in a batch, response tokens, responses of a prompt) and the duration are replaced;
-every other key stays as its owner wrote it. Prints one row per configuration; exits with 1 if a run fails.
+a task pipeline that asks people is left out; every other key stays as its owner wrote it. Prints one row per
+configuration; exits with 1 if a run fails.
 """
 
 from __future__ import annotations
@@ -171,6 +172,8 @@ def trinity_command(row: dict[str, Any], stand: Stand, output: Path) -> list[str
     values["buffer"] = buffer
     values["algorithm"]["repeat_times"] = min(values["algorithm"].get("repeat_times", 1), 4)
     values.get("explorer", {}).pop("auxiliary_models", None)
+    if "human_preference_annotation_mapper" in row["yaml"]:
+        del values["data_processor"]
     values.get("trainer", {}).pop("total_steps", None)
     for source in _mappings(values, "cache_length"):
         source["cache_length"] = 4

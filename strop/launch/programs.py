@@ -63,11 +63,11 @@ def find_program(words: Sequence[str], folder: Path) -> TrainingProgram | None:
                 return _trinity(rest[1:])
             tool = _verl_tool(rest[0].rpartition(".")[2])
             if tool is not None:
-                return TrainingProgram(tool, _with_config(rest[0], rest[1:]))
+                return TrainingProgram(tool, _arguments(tool, rest[0], rest[1:]))
             if found := _trl(rest[0].removeprefix("trl.scripts."), words[:index], rest[1:]):
                 return found
         elif name.endswith(".py") and index and (tool := _verl_tool(name.removesuffix(".py"))):
-            return TrainingProgram(tool, _with_config(word.removesuffix(".py"), rest))
+            return TrainingProgram(tool, _arguments(tool, word.removesuffix(".py"), rest))
         elif name == "trinity" and "run" in rest[:1]:
             return _trinity(rest)
         elif name == "trl" and rest and (found := _trl(rest[0], (), rest[1:])):
@@ -92,6 +92,13 @@ def is_python(words: Sequence[str]) -> bool:
 
 def _verl_tool(name: str) -> Tool | None:
     return next((tool for pattern, tool in _VERL if re.fullmatch(pattern, name)), None)
+
+
+def _arguments(tool: Tool, program: str, words: Sequence[str]) -> tuple[str, ...]:
+    """The arguments of a program of verl, without the operation of its merger, which names Strop's command."""
+    if tool == "verl merge":
+        return tuple(words[1:] if words and words[0] == "merge" else words)
+    return _with_config(program, words)
 
 
 def _with_config(program: str, arguments: Sequence[str]) -> tuple[str, ...]:

@@ -139,7 +139,7 @@ def test_unknown_option_of_a_group_names_the_options() -> None:
         read_verl(["model_engine=tpu"], here=True)
     assert str(caught.value) == (
         "configuration ppo_trainer: In 'ppo_trainer': Could not find 'model_engine/tpu'; the options of 'model_engine' "
-        "are dp, megatron, mlite, torchtitan, veomni."
+        "are dp, megatron, mindspeed, mlite, torchtitan, veomni."
     )
 
 
@@ -196,3 +196,18 @@ def test_a_name_of_the_users_own_is_for_interpolations(prefix: str) -> None:
     for refused in ("mine=7", f"{prefix}trainer.mine=7", f"{prefix}mine.a=7", f"{prefix}total_epochs=7"):
         with pytest.raises(ConfigError, match="no key"):
             read_verl([*base, refused], here=True)
+
+
+def test_a_file_may_have_names_of_its_own_to_which_its_values_refer(tmp_path: Path) -> None:
+    words = ("data.train_files=a.parquet", "actor_rollout_ref.model.path=m", "data.train_batch_size=256")
+    text = "defaults: [ppo_trainer, _self_]\nmine: {epochs: 7}\ntrainer: {total_epochs: '${mine.epochs}'}\n"
+    (tmp_path / "own.yaml").write_text(text, encoding="utf-8")
+    selection = ConfigSelection(name="own", path=str(tmp_path))
+    loaded = read_verl(words, selection=selection, here=True)
+    assert str(loaded.run.trainer.duration) == "7 epochs"
+    assert any("own.yaml:2: verl has no key mine, so it counts only" in note for note in loaded.notes)
+    overridden = read_verl([*words, "trainer.total_epochs=2"], selection=selection, here=True)
+    assert str(overridden.run.trainer.duration) == "2 epochs"
+    (tmp_path / "own.yaml").write_text(text.replace("mine:", "other:"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="no key other"):
+        read_verl([*words, "trainer.total_epochs=2"], selection=selection, here=True)

@@ -184,6 +184,7 @@ def test_page_defaults() -> None:
         ([f"{ACTOR}.optim.betas=[0.9,0.95]"], "trainer.optimizer.betas", (0.9, 0.95)),
         ([f"{ACTOR}.checkpoint.save_contents=[model,extra]"], "checkpoint.save_optimizer", False),
         ([f"{ACTOR}.checkpoint.save_contents=[model,optimizer,extra,hf_model]"], "checkpoint.export", True),
+        ([f"{ACTOR}.checkpoint.save_contents=[hf_model]"], "checkpoint.export", True),
         ([f"{ROLLOUT}.top_k=-1"], "rollout.sampling.top_k", 0),
         ([f"{ROLLOUT}.top_k=5"], "rollout.sampling.top_k", 5),
         ([f"{ROLLOUT}.ignore_eos=True"], "data.eval.0.sampling.ignore_eos", True),

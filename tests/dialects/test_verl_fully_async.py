@@ -123,6 +123,20 @@ def test_keys_that_this_trainer_does_not_read_are_named() -> None:
     assert sum("inactive, because the fully asynchronous trainer" in note for note in loaded.notes) == 4
 
 
+def test_keys_of_the_first_versions_have_the_meaning_of_their_later_names() -> None:
+    """`fully_async_ppo_trainer.yaml` of verl 0.7.0, lines 25, 28, 57 and 60."""
+    sizes = [word for word in MATH_4_4 if not word.startswith(("trainer.total_epochs", "trainer.test_freq"))]
+    first = load(
+        *sizes, "rollout.total_epochs=10", "rollout.test_freq=10", "async_training.use_rollout_log_probs=True"
+    )
+    assert first.run == load(*MATH_4_4).run
+    proximal = load(*MATH_4_4, "async_training.compute_prox_log_prob=True")
+    assert proximal.run == load(*MATH_4_4, "algorithm.rollout_correction.bypass_mode=False").run
+    assert any(
+        "the ratio is that to the weights at the start of each step" in note for note in proximal.notes
+    )
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -132,7 +146,7 @@ def test_keys_that_this_trainer_does_not_read_are_named() -> None:
         ("async_training.require_batches=0", "write a positive number"),
         ("async_training.trigger_parameter_sync_step=0", "write a positive number"),
         ("async_training.staleness_threshold=-1", "write 0 or a positive number"),
-        ("async_training.compute_prox_log_prob=True", "its opposite"),
+        ("async_training.use_rollout_log_probs=False", "write async_training.compute_prox_log_prob=True"),
         ("async_training.unknown=1", "and not this one"),
     ],
 )

@@ -196,6 +196,8 @@ def test_lora_of_megatron_has_the_names_of_hugging_face() -> None:
     [
         ([f"{ACTOR}.policy_loss.loss_mode=bypass_mode"], "a loss that Strop does not have; it has vanilla"),
         (["algorithm.adv_estimator=gdpo"], "also write algorithm.gdpo_reward_keys"),
+        ([f"{ROLLOUT}.over_sample_rate=0.1"], "Strop finishes every response; write 0"),
+        (["reward_model.enable=True", "reward_model.model.type=generative"], "asked by a reward function"),
         ([f"{ROLLOUT}.agent.default_agent_loop=mine"], "agent_loop_config_path, the YAML file"),
         (["actor_rollout_ref.model.mtp={enable: True, enable_train: True}"], "detach_encoder=True"),
         (
@@ -210,10 +212,22 @@ def test_refused_with_a_reason(overrides: list[str], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("engine", ["mindspeed", "megatron"])
+def test_mindspeed_has_the_optimizer_of_megatron(engine: str) -> None:
+    """verl 0.9.0's `actor/mindspeed_actor.yaml`, lines 3-9: the optimizer and the engine's keys are Megatron's."""
+    words = [f"model_engine={engine}", f"{ACTOR}.optim.lr_decay_style=cosine", f"{ACTOR}.optim.min_lr=1e-7"]
+    sizes = [f"{ACTOR}.{engine}.tensor_model_parallel_size=2"]
+    loaded = read_verl([*BASE, *words, *sizes], here=True)
+    assert field(loaded.run, "trainer.schedule.type") == "cosine"
+    assert field(loaded.run, "trainer.schedule.min_ratio") == pytest.approx(0.1)
+
+
 def test_engine_settings_are_placement() -> None:
     words = [
         f"{ACTOR}.megatron.use_mbridge=True",
         f"{ROLLOUT}.checkpoint_engine.backend=nccl",
+        f"{ROLLOUT}.server.timeout=60",
+        f"{ROLLOUT}.sglang_rollout_mode=server",
         "trainer.device=npu",
     ]
     loaded = read_verl([*BASE, *words], selection=MEGATRON, here=True)

@@ -63,6 +63,10 @@ def iter_values(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
             yield from iter_values(item, (*at, str(index)))
 
 
+def _interpolates(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
 @dataclass(slots=True)
 class ConfigTree:
     """Mutable tree of dicts, lists and scalar values, with the source of each value."""
@@ -73,6 +77,8 @@ class ConfigTree:
     """Faults that were found so far; the validation of the tree reports them with its own."""
     faulty: set[KeyPath] = field(default_factory=set)
     """Keys with a fault. A further fault that may only follow from their values is not reported."""
+    replaced: list[tuple[KeyPath, str]] = field(default_factory=list)
+    """Interpolations that later values replaced, each with its path."""
 
     def add_fault(self, kind: FaultKind, message: str, *keys: KeyPath) -> None:
         """Record a fault; `keys` are the keys whose values it leaves unknown."""
@@ -105,6 +111,7 @@ class ConfigTree:
         container: Any = self.values
         for depth in range(1, len(keys)):
             container = self._enter(container, keys[:depth], source)
+        self.replaced += [(at, text) for at, text in iter_values(self.get(keys), keys) if _interpolates(text)]
         self._put(container, keys, to_plain(value))
         self._forget(keys)
         for depth in range(1, len(keys)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from strop.config.load.config_tree import ConfigTree, KeyPath, Source, split_key
+from strop.config.load.config_tree import ConfigTree, KeyPath, Source, iter_values, split_key
 from strop.config.load.interpolation import MISSING, UnresolvedError, resolve_interpolations
 from strop.config.load.value_limits import references
 from strop.config.redact import redacted_repr
@@ -229,14 +229,23 @@ def _written_rows(
 
 
 def _is_variable(ledger: Ledger, tree: ConfigTree, keys: KeyPath) -> bool:
-    """Whether a key is a name of the user's own: Hydra's `+name=value` or `++name=value` at the top level, of which
-    neither the tool nor a misspelling is an explanation."""
+    """Whether a key is a name of the user's own at the top level: Hydra's `+name=value` or `++name=value` that neither
+    the tool nor a misspelling explains, or a key of a file to which another value refers."""
     source = tree.nearest_source(keys)
-    if len(keys) > 1 or source is None or source.kind != "override":
+    name = keys[0]
+    if len(keys) > 1 or source is None or ledger.has(name) or ledger.is_section(name):
         return False
-    if source.location.partition("=")[0] not in (f"+{keys[0]}", f"++{keys[0]}"):
-        return False
-    return not (ledger.has(keys[0]) or ledger.is_section(keys[0]) or ledger.possibly_meant(keys[0]))
+    if source.kind == "file":
+        return any(path[0] == name for path in _referred(tree))
+    added = source.kind == "override" and source.location.partition("=")[0] in (f"+{name}", f"++{name}")
+    return added and not ledger.possibly_meant(name)
+
+
+def _referred(tree: ConfigTree) -> Iterator[KeyPath]:
+    """The paths to which texts of the configuration refer, those included that a later value replaced."""
+    texts = [(at, text) for at, text in iter_values(tree.values) if isinstance(text, str)]
+    for at, text in (*texts, *tree.replaced):
+        yield from references(text, at)
 
 
 def _is_unset(row: KeyMapping, value: Any) -> bool:

@@ -18,7 +18,14 @@ STALENESS, INTERVAL = f"{_ASYNC}.staleness_threshold", f"{_ASYNC}.trigger_parame
 REQUIRED, PARTIAL = f"{_ASYNC}.require_batches", f"{_ASYNC}.partial_rollout"
 TOTAL, MINI_BATCH = "rollout.total_rollout_steps", trainer_v1.MINI_BATCH
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
+_PROXIMAL = f"{_ASYNC}.compute_prox_log_prob"
 _HYBRID, _GENERATED = "actor_rollout_ref.hybrid_engine", "data.gen_batch_size"
+
+
+def is_bypass(foreign: ForeignValues) -> bool:
+    """Whether the sampler's log-probs are the old ones: verl's bypass mode, which has losses of its own. The first
+    versions of the fully asynchronous trainer have a key that says the opposite."""
+    return bool(foreign[_BYPASS]) and not foreign[_PROXIMAL]
 
 
 def is_fully_async(foreign: ForeignValues) -> bool:
@@ -145,7 +152,7 @@ def unwritten_ratio_notice(foreign: ForeignValues) -> str | None:
 
 def ratio_notice(foreign: ForeignValues) -> str | None:
     """Notice of other old log-probs, where verl computes them with the weights of the last version."""
-    if foreign[_BYPASS]:
+    if is_bypass(foreign):
         return None
     interval = steps_per_version(foreign)
     if interval == 1:

@@ -30,14 +30,15 @@ def write_checkpoint_contents(run: Run) -> Mapping[str, Any]:
 
 @written_by(write_checkpoint_contents)
 def saved_contents(foreign: ForeignValues) -> Mapping[str, Any]:
-    """Read the saved parts; Strop always saves the model and the random number generator states."""
+    """Read the saved parts; Strop always saves the model and the random number generator states. Weights in Hugging
+    Face's format alone are a model, too."""
     contents = foreign["actor_rollout_ref.actor.checkpoint.save_contents"]
     known = ("model", "optimizer", "extra", "hf_model")
-    if "model" not in contents or any(part not in known for part in contents):
+    if not {"model", "hf_model"} & set(contents) or any(part not in known for part in contents):
         raise foreign.error_for(
             "actor_rollout_ref.actor.checkpoint.save_contents",
             f"save_contents is {contents}; the supported parts are {', '.join(known)}, and resuming requires "
-            "'model'.",
+            "'model' or 'hf_model'.",
         )
     return {"checkpoint.save_optimizer": "optimizer" in contents, "checkpoint.export": "hf_model" in contents}
 

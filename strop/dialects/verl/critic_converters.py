@@ -32,7 +32,7 @@ OPTIM = "critic.optim"
 dynamic_batch = any_inactive(switches.gae, unless("critic.use_dynamic_bsz", True))
 fixed_batch = any_inactive(switches.gae, unless("critic.use_dynamic_bsz", False))
 fsdp = any_inactive(switches.gae, unless("critic.strategy", "fsdp", "fsdp2"))
-megatron = any_inactive(switches.gae, unless("critic.strategy", "megatron"))
+megatron = any_inactive(switches.gae, unless("critic.strategy", *switches.MEGATRON))
 cosine = any_inactive(fsdp, unless("critic.optim.warmup_style", "cosine"))
 falling = any_inactive(
     megatron, unless("critic.optim.lr_decay_style", "linear", "cosine", "inverse_square_root", "WSD")
@@ -101,7 +101,7 @@ def critic(foreign: ForeignValues) -> Mapping[str, Any]:
     if switches.gae(foreign):
         return {}
     policys = foreign["actor_rollout_ref.actor.strategy"]
-    if (foreign["critic.strategy"] == "megatron") != (policys == "megatron"):
+    if (foreign["critic.strategy"] in switches.MEGATRON) != (policys in switches.MEGATRON):
         raise foreign.error_for(
             "critic.strategy",
             f"critic.strategy is {foreign['critic.strategy']} and actor_rollout_ref.actor.strategy is "

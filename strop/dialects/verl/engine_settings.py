@@ -68,7 +68,7 @@ def worker_rows(section: str, inactive: InactiveCheck | None = None) -> tuple[Ke
         placement(f"{section}.use_remove_padding", UNSET, ALWAYS_PACKED, supported=always, value_type=ANY),
         *(
             placement_section(f"{section}.{engine}", NO_SHARDS, inactive=inactive)
-            for engine in ("fsdp", "veomni", "torchtitan", "automodel", "engine")
+            for engine in ("fsdp", "veomni", "torchtitan", "automodel", "mindspeed", "engine")
         ),
         placement_section(f"{section}.router_replay", _ONE_ROUTING, inactive=inactive),
         refused(
@@ -146,6 +146,8 @@ _SAMPLER = (
     placement_section(f"{_ROLLOUT}.checkpoint_engine", "the sampler reads the trainer's weights directly"),
     placement_section(f"{_ROLLOUT}.disaggregation", NATIVE_SAMPLER),
     placement_section(f"{_ROLLOUT}.layer_name_map", NATIVE_SAMPLER),
+    placement_section(f"{_ROLLOUT}.server", NATIVE_SAMPLER),
+    _where(f"{_ROLLOUT}.sglang_rollout_mode", UNSET, NATIVE_SAMPLER),
     placement_section(f"{_ROLLOUT}.mtp", "tokens are sampled one by one, from the same distribution"),
     _without_effect(f"{_ROLLOUT}.qat", "quantization-aware training is off"),
     _without_effect(f"{_ROLLOUT}.profiler", _NO_PROFILER),
@@ -155,7 +157,10 @@ _SAMPLER = (
     no_effect(f"{_ROLLOUT}.full_determinism", UNSET, "a run is always deterministic", value_type=ANY),
     no_effect(f"{_ROLLOUT}.calculate_log_probs", UNSET, "the sampler always records them", value_type=ANY),
     refused(
-        f"{_ROLLOUT}.over_sample_rate", 0, "a step always trains on the responses that it samples; write 0"
+        f"{_ROLLOUT}.over_sample_rate",
+        0,
+        "verl ends the slowest responses of a step unfinished, as empty ones; Strop finishes every response; write 0, "
+        "or bound a rollout's time by rollout.timeout_seconds in a run file",
     ),
 )
 _MODEL = "actor_rollout_ref.model"
@@ -183,7 +188,7 @@ _CLUSTER = (
         for name in ("controller_nsight_options", "worker_nsight_options")
     ),
     no_effect("trainer.profile_steps", None, _NO_PROFILER, value_type=ANY),
-    no_effect("trainer.npu_profile", UNSET, _NO_PROFILER, value_type=ANY),
+    _without_effect("trainer.npu_profile", _NO_PROFILER),
     no_effect("trainer.esi_redundant_time", 0, "a run saves when it receives SIGTERM", value_type=ANY),
     no_effect("trainer.use_legacy_worker_impl", UNSET, "there is one implementation", value_type=ANY),
     no_effect("trainer.use_v1", True, "there is one trainer"),

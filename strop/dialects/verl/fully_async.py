@@ -17,6 +17,7 @@ from strop.dialects.ledger.value_types import ANY, BOOLEAN, INTEGER, NUMBER, nul
 from strop.dialects.verl import async_units, trainer_v1
 from strop.dialects.verl.data import batches
 from strop.dialects.verl.one_step_off import explorer
+from strop.dialects.verl.rollout_correction import correction
 from strop.dialects.verl.trainer import duration
 
 _SHARED = "explorer and trainer are two processes, which share this machine's processors as they need them"
@@ -84,17 +85,21 @@ ROWS = not_on_page(
             ("checkpoint_engine.*", "the explorer receives the weights from the trainer directly"),
         )
     ),
-    refused(
+    mapped(
         "async_training.compute_prox_log_prob",
         False,
-        "verl 0.8 and later have its opposite, algorithm.rollout_correction.bypass_mode; write that",
-        supported=never,
+        "algorithm.old_policy",
+        read=correction,
+        warn=async_units.ratio_notice,
+        inactive=async_units.synchronous,
+        note="the opposite of algorithm.rollout_correction.bypass_mode, over which it takes precedence",
     ),
     refused(
         "async_training.use_rollout_log_probs",
         True,
-        "verl 0.8 and later have algorithm.rollout_correction.bypass_mode instead; write that",
-        supported=never,
+        "without the sampler's log-probs, write async_training.compute_prox_log_prob=True or, in later versions, "
+        "algorithm.rollout_correction.bypass_mode=False",
+        inactive=async_units.synchronous,
     ),
     refused(
         "async_training.*",

@@ -54,6 +54,12 @@ ROWS = not_on_page(
         for section in ("reward_model", "reward.reward_model")
         for name in ("enable_resource_pool", "n_gpus_per_node", "nnodes", "rollout.*")
     ),
+    refused(
+        "reward_model.model.type",
+        "discriminative",
+        "a generative model is asked by a reward function; write a run file with reward.judges",
+        inactive=switches.reward_model,
+    ),
     no_effect("sandbox_fusion.*", UNSET, "reward.sandbox_fusion decides", value_type=ANY),
     *(
         empty(

@@ -17,6 +17,11 @@ _UNREAD = {
     "actor_rollout_ref.model.enable_activation_offloading": "verl reads enable_activation_offload",
     "reward_model.param_offload": "verl has it in reward_model.megatron; a single process scores",
     "trainer.log_freq": "metrics are written after every step",
+    "trainer.worker_env.*": "set the variables in the shell that starts the run",
+    **{
+        f"trainer.{name}": "it sizes a store between verl's processes"
+        for name in ("num_global_batch", "num_data_storage_units", "num_data_controllers")
+    },
     "trainer.debug": "it starts a debugger in the recipe's process",
 }
 ROWS = not_on_page(

@@ -23,6 +23,7 @@ from strop.dialects.ledger.value_types import (
     nullable,
     one_of,
 )
+from strop.dialects.verl import switches
 from strop.dialects.verl.lr_schedule import fsdp_schedule, megatron_schedule
 from strop.dialects.verl.megatron_optimizer import schedule_rows
 from strop.dialects.verl.sft_converters import (
@@ -30,7 +31,7 @@ from strop.dialects.verl.sft_converters import (
 )
 
 _torchtitan = unless("engine.strategy", "torchtitan")
-_megatron = unless("engine.strategy", "megatron")
+_megatron = unless("engine.strategy", *switches.MEGATRON)
 _falling = any_inactive(
     _megatron, unless("optim.lr_decay_style", "linear", "cosine", "inverse_square_root", "WSD")
 )

@@ -7,15 +7,16 @@ from typing import Any
 
 from strop.dialects.hydra.shipped import ShippedConfig, ShippedConfigs
 
-_ENGINES = ("dp", "megatron", "veomni", "torchtitan", "mlite")
+_ENGINES = ("dp", "megatron", "veomni", "torchtitan", "mlite", "mindspeed")
 _STRATEGIES = {"dp": "fsdp", **{engine: engine for engine in _ENGINES if engine != "dp"}}
 _WORKERS = {
     "actor": "actor_rollout_ref.actor",
     "ref": "actor_rollout_ref.ref",
     "critic": "critic",
 }
-_SFT_ENGINES = ("fsdp", "megatron", "veomni", "torchtitan", "automodel", "mlite")
-"""Engines of verl itself, and Megatron Lite, whose configurations are in a package of its own."""
+_SFT_ENGINES = ("fsdp", "megatron", "veomni", "torchtitan", "automodel", "mlite", "mindspeed")
+"""Engines of verl itself, with that of MindSpeed in 0.8 and 0.9, and Megatron Lite, whose configurations are in a
+package of its own."""
 _SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "veomni": {"lr_scheduler_type": "cosine"},
     "automodel": {"lr": 1e-5, "lr_scheduler_type": "cosine", "min_lr_ratio": 0.01, "init_lr_ratio": 0.1},
@@ -133,6 +134,7 @@ PPO = ShippedConfigs(
         "entropy_trainer": _recipe("ppo_trainer", _DAPO | {"trainer.project_name": "verl-entropy"}),
         "sppo_trainer": _recipe("ppo_trainer", _SPPO),
         "spin_trainer": _recipe("ppo_trainer", _SPIN),
+        "transfer_queue_ppo_trainer": _recipe("ppo_trainer", {"transfer_queue.enable": True}),
         "one_step_off_ppo_trainer": _recipe("ppo_trainer", _ASYNC),
         "one_step_off_ppo_megatron_trainer": _recipe("ppo_megatron_trainer", _ASYNC),
         "fully_async_ppo_trainer": _recipe("ppo_trainer", _FULLY_ASYNC),

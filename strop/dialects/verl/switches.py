@@ -10,9 +10,7 @@ REWARD_OF_ONE = ("grpo", "grpo_vectorized", "rloo")
 """Estimators for which the advantage of the only response to a prompt is its reward."""
 
 
-def is_bypass(foreign: ForeignValues) -> bool:
-    """Whether the sampler's log-probs are the old ones: verl's bypass mode, which has losses of its own."""
-    return bool(foreign[f"{_CORRECTION}.bypass_mode"])
+is_bypass = async_units.is_bypass
 
 
 def is_reinforce(foreign: ForeignValues) -> bool:
@@ -114,7 +112,9 @@ reward_model = any_inactive(
     _not_prime("PRIME trains the reward model, and the reward function gives the outcomes"),
     unless("reward_model.enable", True),
 )
-megatron = unless("actor_rollout_ref.actor.strategy", "megatron")
+MEGATRON = ("megatron", "mindspeed")
+"""Strategies with Megatron's optimizer."""
+megatron = unless("actor_rollout_ref.actor.strategy", *MEGATRON)
 dynamic_batch = unless("actor_rollout_ref.actor.use_dynamic_bsz", True)
 fixed_batch = unless("actor_rollout_ref.actor.use_dynamic_bsz", False)
 rollout_dynamic = unless("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", True)

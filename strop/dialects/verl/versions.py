@@ -36,6 +36,8 @@ OTHER_NAMES = {
     "critic.checkpoint.contents": "critic.checkpoint.save_contents",
     "trainer.val_generations_to_log_to_wandb": "trainer.log_val_generations",
     "critic.optim.lr_scheduler_type": "critic.optim.warmup_style",
+    "rollout.total_epochs": "trainer.total_epochs",
+    "rollout.test_freq": "trainer.test_freq",
 }
 """Keys of other versions that mean the same as a key of the ledger, with that key."""
 _SINCE = {
@@ -69,6 +71,9 @@ _SINCE = {
         actor_rollout_ref.rollout.multi_turn.num_repeat_rollouts
         actor_rollout_ref.rollout.cudagraph_capture_sizes actor_rollout_ref.rollout.data_parallel_size
         actor_rollout_ref.rollout.enable_prefix_caching actor_rollout_ref.rollout.expert_parallel_size
+        actor_rollout_ref.rollout.server actor_rollout_ref.rollout.sglang_rollout_mode reward_model.model.type
+        rollout.total_epochs rollout.test_freq async_training.use_rollout_log_probs
+        async_training.compute_prox_log_prob
         actor_rollout_ref.rollout.over_sample_rate actor_rollout_ref.rollout.pipeline_model_parallel_size
         actor_rollout_ref.rollout.prometheus actor_rollout_ref.rollout.skip_tokenizer_init
         critic.optim.lr_scheduler_type
@@ -99,6 +104,7 @@ _SINCE = {
         actor_rollout_ref.actor.optim.zero_indexed_step actor_rollout_ref.actor.torchtitan
         actor_rollout_ref.ref.torchtitan actor_rollout_ref.model.mtp actor_rollout_ref.rollout.checkpoint_engine
         actor_rollout_ref.rollout.multi_turn.function_tool_path
+        actor_rollout_ref.actor.mindspeed actor_rollout_ref.ref.mindspeed critic.mindspeed
         actor_rollout_ref.rollout.disaggregation actor_rollout_ref.rollout.mtp actor_rollout_ref.rollout.qat
         actor_rollout_ref.rollout.n_gpus_per_node actor_rollout_ref.rollout.nnodes
         actor_rollout_ref.rollout.scheduling_policy
@@ -141,10 +147,13 @@ _UNTIL = {
         actor_rollout_ref.ref.model
         algorithm.rollout_is algorithm.rollout_is_threshold algorithm.rollout_is_threshold_lower
         algorithm.rollout_is_level algorithm.rollout_is_mode algorithm.rollout_is_veto_threshold
-        algorithm.rollout_correction.use_policy_gradient
+        algorithm.rollout_correction.use_policy_gradient reward_model.model.type
     """,
     "0.7": """
         actor_rollout_ref.rollout.skip_rollout actor_rollout_ref.rollout.skip_dump_dir
+        actor_rollout_ref.rollout.server actor_rollout_ref.rollout.sglang_rollout_mode
+        async_training.use_rollout_log_probs async_training.compute_prox_log_prob
+        rollout.total_epochs rollout.test_freq
         actor_rollout_ref.actor.sum_pi_squared_checkpointing
         actor_rollout_ref.rollout.update_weights_bucket_megabytes critic.model.fsdp_config data.datagen data.sampler
         reward_model.max_length reward_model.megatron reward_model.micro_batch_size
