@@ -94,6 +94,10 @@ def test_a_style_may_be_written_as_its_name() -> None:
             r"requires 3 GPUs, one of them for the explorer, .* 2 nodes with 1 GPUs each",
         ),
         (
+            ["synchronizer={type: collective, backend: cuda_ipc}", "trainer.engine.device=cpu"],
+            r"cuda_ipc transfers between GPUs, and trainer.engine.device is cpu; write gloo, or auto",
+        ),
+        (
             ["synchronizer={type: collective, backend: nccl}", "rollout.pool.engines=2"],
             r"load them from host memory; write gloo",
         ),

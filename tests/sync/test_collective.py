@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from strop.config.schema.model import LoraConfig, ModelConfig
 from strop.config.schema.synchronizer import BoundedStyleConfig, CollectiveSyncConfig, FixedStyleConfig
-from strop.errors import CheckpointError, WeightTransferError
-from strop.inference.weight_transfer import buckets, process_group
+from strop.errors import CheckpointError, PlacementError, WeightTransferError
+from strop.inference.weight_transfer import buckets, process_group, shared_buffer
 from strop.inference.weight_transfer.bucket_receiver import BucketReceiver
 from strop.inference.weight_transfer.buckets import Bucket, pack_buckets
 from strop.inference.weight_transfer.client import WeightClient
@@ -31,7 +31,8 @@ from strop.models.lora import add_lora, merged_weights
 from strop.models.tiny import make_model
 from strop.sync.collective.receiver import CollectiveReceiver
 from strop.sync.collective.sender import CollectiveSender
-from strop.sync.collective.server import TRAINER_ADDRESS_FILE
+from strop.sync.collective.server import TRAINER_ADDRESS_FILE, WeightServer
+from strop.sync.collective.version_store import VersionStore
 from strop.sync.folder_store import FolderVersionStore
 from strop.sync.publish import Publisher, Subscriber
 from strop.sync.staleness_policy import VersionWindow
@@ -253,8 +254,14 @@ class Engine:
         self.versions.append(version)
 
 
-def test_the_processes_of_an_engine_receive_versions_from_the_trainer_themselves(tmp_path, monkeypatch):
+@pytest.mark.parametrize("backend", ["gloo", "cuda_ipc"])
+def test_the_processes_of_an_engine_receive_versions_from_the_trainer_themselves(
+    tmp_path, monkeypatch, backend
+):
+    """Under cuda_ipc through a buffer in shared memory of the CPU, in pieces that are smaller than a bucket."""
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 80_000)
+    monkeypatch.setattr(shared_buffer, "BUFFER_BYTES", 30_000)
+    monkeypatch.setattr(WeightServer, "_backend", lambda server, receivers: backend)
     engine = Engine()
     with sender_and_receiver(tmp_path) as (sender, receiver):
         subscriber = make_subscriber(receiver, engine)
@@ -380,6 +387,16 @@ def test_a_stopped_trainer_times_out_and_stop_checks_continue(tmp_path, monkeypa
         process.wait()
     assert len(checks) > 2, "stop checks are called during the wait"
     assert receiver.versions() == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [("nccl", "one GPU for the trainer and another"), ("cuda_ipc", "on one GPU; they have none, none")],
+)
+def test_a_backend_without_its_gpus_is_refused(backend, expected):
+    server = WeightServer(VersionStore(), CollectiveSyncConfig(backend=backend), "127.0.0.1", CPU)
+    with pytest.raises(PlacementError, match=expected):
+        server._backend([None])
 
 
 def test_errors_of_the_servers_threads_are_raised_in_the_trainer(tmp_path):

@@ -76,19 +76,20 @@ def _collective_faults(run: Run, section: CollectiveSyncConfig) -> Iterator[str]
             "synchronizer.type: collective requires one command that starts explorer and trainer, and mode "
             f"{run.mode} runs one of them; write checkpoint, or mode: both"
         )
-    if section.backend != "nccl":
+    if section.backend not in ("nccl", "cuda_ipc"):
         return
     if run.trainer.engine.device == "cpu":
         yield (
-            "synchronizer.backend: nccl transfers between GPUs, and trainer.engine.device is cpu; write "
-            "gloo, "
-            "or auto"
+            f"synchronizer.backend: {section.backend} transfers between GPUs, and trainer.engine.device is cpu; write "
+            "gloo, or auto"
         )
     if run.rollout.pool is not None:
         yield (
-            "synchronizer.backend: nccl transfers weights to one GPU, and the engines of rollout.pool load "
-            "them from host memory; write gloo, or auto"
+            f"synchronizer.backend: {section.backend} transfers weights to one GPU, and the engines of rollout.pool "
+            "load them from host memory; write gloo, or auto"
         )
+    if section.backend != "nccl":
+        return
     cluster, ranks = run.cluster, run.trainer.engine.ranks
     if isinstance(cluster, RayClusterConfig) and cluster.nodes * cluster.gpus_per_node < ranks + 1:
         yield (

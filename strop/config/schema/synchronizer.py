@@ -118,9 +118,10 @@ class CollectiveSyncConfig(DistributedSyncConfig):
     memory."""
 
     type: Literal["collective"] = "collective"
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    backend: Literal["auto", "gloo", "nccl", "cuda_ipc"] = "auto"
     """Backend of the broadcast: `gloo` copies from host memory; `nccl` copies from GPU to GPU and requires a
-    GPU for each of the two processes; `auto` is nccl if there are two GPUs, otherwise gloo."""
+    GPU for each of the two processes; `cuda_ipc` copies within one GPU that both use, and has never been run on one;
+    `auto` is nccl if there are two GPUs, otherwise gloo."""
 
 
 SynchronizerConfig = Annotated[

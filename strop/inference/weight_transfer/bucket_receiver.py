@@ -14,6 +14,7 @@ from strop.inference.weight_transfer.process_group import (
     Rendezvous,
     WeightProcessGroup,
 )
+from strop.inference.weight_transfer.shared_buffer import SharedBufferGroup, join_group
 from strop.workers.waiting import StopCheck, call_with_checks, never_stop
 
 
@@ -21,11 +22,11 @@ class BucketReceiver:
     """Receives weights as one rank of a process group, which it keeps for the next transfer."""
 
     def __init__(self, rank: int, device: torch.device, check: StopCheck = never_stop) -> None:
-        """`device` is that of the weights under NCCL; `check` is called during waits."""
+        """`device` is that of the weights under NCCL and CUDA IPC; `check` is called during waits."""
         self._rank = rank
         self._device = device
         self._check = check
-        self._group: WeightProcessGroup | None = None
+        self._group: WeightProcessGroup | SharedBufferGroup | None = None
         self._rendezvous: Rendezvous | None = None
 
     def receive(
@@ -37,9 +38,8 @@ class BucketReceiver:
         """
         if self._group is None or rendezvous != self._rendezvous:
             self.leave()
-            device = self._device if rendezvous.backend == "nccl" else torch.device("cpu")
             self._group = call_with_checks(
-                lambda: WeightProcessGroup(rendezvous, self._rank, host, device), self._check
+                lambda: join_group(rendezvous, self._rank, host, self._device), self._check
             )
             self._rendezvous = rendezvous
         for metadata in buckets:

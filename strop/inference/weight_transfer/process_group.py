@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: i
 
 from strop.workers.waiting import StopCheck, wait_until
 
-CollectiveBackend = Literal["gloo", "nccl"]
+CollectiveBackend = Literal["gloo", "nccl", "cuda_ipc"]
 JOIN_TIMEOUT_SECONDS = 10.0
 """Timeout for the other processes to join."""
 BROADCAST_TIMEOUT_SECONDS = 30.0
@@ -71,14 +71,20 @@ class WeightProcessGroup:
         """Send rank 0's tensor into those of the others. Raises `ProcessGroupBroken`, and what `check` raises."""
         for chunk in torch.split(data, _CHUNK_BYTES):
             try:
-                self._broadcast(chunk, check)
+                self._wait(self._group.broadcast(chunk, 0), check)
             except RuntimeError as error:
                 raise ProcessGroupBroken(str(error)) from error
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _broadcast(self, chunk: Tensor, check: StopCheck) -> None:
-        work = self._group.broadcast(chunk, 0)
+    def barrier(self, check: StopCheck) -> None:
+        """Wait for the other processes. Raises `ProcessGroupBroken`, and what `check` raises."""
+        try:
+            self._wait(self._group.barrier(), check)
+        except RuntimeError as error:
+            raise ProcessGroupBroken(str(error)) from error
+
+    def _wait(self, work: Any, check: StopCheck) -> None:
         if not wait_until(
             work.is_completed,
             "a transfer of weights",

@@ -28,6 +28,7 @@ from strop.inference.weight_transfer.process_group import (
     gpu_uuid,
     open_rendezvous_store,
 )
+from strop.inference.weight_transfer.shared_buffer import SharedBufferGroup, join_group
 from strop.sync.collective.version_store import VersionStore
 from strop.sync.transport import TRAINER_SIGNALS
 from strop.workers.connection import PEER_TIMEOUT_SECONDS, ConnectionLost, Disconnected, SocketConnection
@@ -50,7 +51,7 @@ class WeightServer:
         self._device = device
         self._rendezvous_store = open_rendezvous_store(host)
         self._group_numbers = itertools.count()
-        self.storage_device = device if section.backend == "nccl" else torch.device("cpu")
+        self.storage_device = self._device_of(section.backend)
         """The device on which versions are stored: the one that the last transfer sent from."""
 
     def serve(self, connection: SocketConnection) -> None:
@@ -73,7 +74,7 @@ class WeightServer:
                 continue
             receivers = request["receivers"]
             backend = self._backend(receivers)
-            self.storage_device = self._device if backend == "nccl" else torch.device("cpu")
+            self.storage_device = self._device_of(backend)
             rendezvous = Rendezvous(
                 self._host, self._rendezvous_store.port, name, backend, 1 + len(receivers)
             )
@@ -82,7 +83,7 @@ class WeightServer:
                 connection.send(reply, timeout_seconds=PEER_TIMEOUT_SECONDS)
                 if rendezvous != current:
                     group, current = (
-                        WeightProcessGroup(rendezvous, 0, self._host, self.storage_device),
+                        join_group(rendezvous, 0, self._host, self.storage_device),
                         rendezvous,
                     )
                 assert group is not None
@@ -97,6 +98,10 @@ class WeightServer:
                 )
                 raise ConnectionLost from error
 
+    def _device_of(self, backend: str) -> torch.device:
+        """The device from which a backend sends; under `auto` the CPU before the first transfer."""
+        return self._device if backend in ("nccl", "cuda_ipc") else torch.device("cpu")
+
     def _backend(self, receivers: Sequence[str | None]) -> CollectiveBackend:
         gpus = [gpu_uuid(self._device), *receivers]
         both = None not in gpus and len(set(gpus)) == len(gpus)
@@ -108,11 +113,18 @@ class WeightServer:
                     "synchronizer.backend: nccl needs one GPU for the trainer and another for each process of the "
                     f"explorer's engine; they have {', '.join(gpu or 'none' for gpu in gpus)}. Write gloo or auto."
                 )
+            case "cuda_ipc" if len(set(gpus)) > 1 or None in gpus:
+                raise PlacementError(
+                    "synchronizer.backend: cuda_ipc needs the trainer and all processes of the explorer's engine on "
+                    f"one GPU; they have {', '.join(gpu or 'none' for gpu in gpus)}. Write gloo or auto."
+                )
             case backend:
                 return backend
 
 
-def _send_buckets(buckets: Sequence[Bucket], group: WeightProcessGroup, connection: SocketConnection) -> None:
+def _send_buckets(
+    buckets: Sequence[Bucket], group: WeightProcessGroup | SharedBufferGroup, connection: SocketConnection
+) -> None:
     for bucket in buckets:
         group.broadcast(bucket.data.to(group.device), connection.check)
     connection.send(None, timeout_seconds=PEER_TIMEOUT_SECONDS)
