@@ -12,6 +12,7 @@ from strop.config.load.loader import load_run
 from strop.config.load.yaml_file import read_yaml
 from strop.config.schema.walk import all_keys
 from strop.config.suggest import did_you_mean
+from strop.dialects.azureml.job_file import read_job
 from strop.dialects.azureml.reader import read_component
 from strop.dialects.job import Job
 from strop.dialects.key_owner import key_owner_hint, run_file_key_owner
@@ -51,13 +52,8 @@ def read_any(
     if path.suffix == ".py":
         _refuse_overrides(path, overrides, "a Python script")
         return Job(read_trl_script(path, here=here, key_owner=key_owner_hint))
-    tree = read_yaml(path)
-    if isinstance(tree.values.get("jobs"), dict):
-        raise ConfigError(
-            f"{tree.sources[('jobs',)]}: this file is an AzureML pipeline, which `az ml job create` runs in "
-            "a workspace. For Strop, write the inputs of one of its jobs, as a file of `input: value` lines or "
-            "as strop component NAME --input value."
-        )
+    job_file = read_job(read_yaml(path), path)
+    tree, here = job_file.tree, here or job_file.here
     dialect = dialect or detect_dialect(tree)
     if dialect not in ("strop", *LEDGERS):
         raise ConfigError(

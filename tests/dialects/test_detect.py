@@ -61,7 +61,32 @@ def test_component_file_accepts_no_overrides(tmp_path: Path) -> None:
         read_any(path, ["rollout_n=4"])
 
 
-def test_pipeline_is_refused() -> None:
-    job = Path(__file__).parents[2] / "examples" / "azureml" / "job.yaml"
-    with pytest.raises(ConfigError, match=r"job\.yaml:\d+: this file is an AzureML pipeline"):
-        read_any(job)
+JOB = Path(__file__).parents[2] / "examples" / "azureml" / "job.yaml"
+
+
+def test_the_only_job_of_a_pipeline_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its paths are relative to the file, as for `az ml job create`; STROP_HERE is one of its variables."""
+    (tmp_path / "examples" / "azureml").mkdir(parents=True)
+    (tmp_path / "runs" / "azureml").mkdir(parents=True)
+    (tmp_path / "runs" / "azureml" / "deepspeed.json").write_text("{}", encoding="utf-8")
+    file = tmp_path / "examples" / "azureml" / "job.yaml"
+    file.write_text(JOB.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.delenv("STROP_HERE", raising=False)
+    run = read_any(file).loaded.run
+    assert str(run.trainer.duration) == "2 epochs"
+    assert Path(run.model.path).resolve() == tmp_path / "runs" / "azureml" / "model"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("jobs:\n", "jobs:\n  first: {type: command}\n"), "pipeline of 2 jobs"),
+        (("${{parent.inputs.model}}", "${{parent.jobs.import.outputs.model}}"), "only a workspace knows"),
+        (("${{parent.inputs.model}}", "${{parent.inputs.mode}}"), "only a workspace knows"),
+    ],
+)
+def test_pipelines_that_only_a_workspace_knows(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB.read_text(encoding="utf-8").replace(*change), encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"job\.yaml:\d+: .*{message}.*write the inputs of one job"):
+        read_any(file)
