@@ -131,7 +131,7 @@ _OPTIMIZER = (
         f"{AT}.optimizer.lr",
         read=critic,
         inactive=switches.gae,
-        note="1e-5 on the page, which is used; 1e-6 in verl's ppo_megatron_trainer.yaml of its time",
+        note="verl's ppo_megatron_trainer.yaml has 1e-6 up to 0.5, and 1e-5 since 0.6, which is used",
     ),
     mapped(f"{OPTIM}.weight_decay", 0.01, f"{AT}.optimizer.weight_decay", read=critic, inactive=switches.gae),
     mapped(

@@ -26,7 +26,11 @@ def kl_coefficient(foreign: ForeignValues) -> str | None:
 
 
 def critic_rate(foreign: ForeignValues) -> str | None:
-    """Megatron's configuration in the code has another learning rate of the critic than the page."""
-    if switches.gae(foreign) or switches.megatron(foreign) or foreign.is_set("critic.optim.lr"):
+    """Megatron's configuration up to verl 0.5 has another learning rate of the critic than all others."""
+    inactive = switches.gae(foreign) or switches.megatron(foreign)
+    if inactive or foreign.is_set("critic.optim.lr") or switches.is_later(foreign):
         return None
-    return "critic.optim.lr is 1e-5, as on verl's page; ppo_megatron_trainer.yaml has 1e-6: write the key"
+    return (
+        "critic.optim.lr is 1e-5, as in verl's ppo_trainer.yaml, and for Megatron since verl 0.6; its "
+        "ppo_megatron_trainer.yaml has 1e-6 up to 0.5: write the key"
+    )

@@ -92,8 +92,10 @@ def _refuse_scoring_function(foreign: ForeignValues) -> None:
         raise foreign.error_for(
             "custom_reward_function.path",
             "custom_reward_function.path is set, and reward_model.enable is True: in this version of verl the "
-            "function asks the reward model's server, whose address it receives. Write a run file with "
-            "reward.judges, or leave one of the two out.",
+            "function asks the reward model's server, whose address and tokenizer it receives; Strop starts no server "
+            "for a function. Serve the model yourself, write reward_model.enable=False, and pass the address as "
+            "custom_reward_function.reward_kwargs; or write a run file with the model in rollout.auxiliary_models and "
+            "a judge that asks it (reward.judges, url: auxiliary).",
         )
 
 
