@@ -5,7 +5,8 @@
 
 Each run is `strop train` on examples/quickstart/run.yaml in a separate process: steps of 32 x 16 responses in one
 update, float32, greedy evaluation on 256 held-out sums. With vLLM a LoRA adapter is loaded in place of the last one;
-the native engine loads merged weights, and so does SGLang, whose adapters do not fit to this model on the CPU. Results are stored in `--out`, and only missing runs are executed.
+the native engine loads merged weights, and so does SGLang, whose adapters do not fit to this model on the CPU. Results
+are stored in `--out`, and only missing runs are executed.
 """
 
 from __future__ import annotations
