@@ -194,7 +194,7 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
         refused(
             f"{_ARGS}.{name}",
             default,
-            "the loss of demonstrations is always averaged over tokens",
+            "the loss of demonstrations is always averaged over tokens; leave it at its default",
             supported=_token_mean,
         )
         for name, default in (
@@ -298,7 +298,7 @@ ROWS: tuple[KeyMapping, ...] = not_on_page(
     refused(
         "algorithm.use_token_level_loss",
         True,
-        "the loss of demonstrations is always averaged over tokens",
+        "the loss of demonstrations is always averaged over tokens; leave it at its default",
     ),
     refused(f"{_ARGS}.*", UNSET, "unknown argument of the policy loss; remove it", supported=never),
 )

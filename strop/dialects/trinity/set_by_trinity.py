@@ -219,7 +219,7 @@ LATER: tuple[KeyMapping, ...] = (
             "cod.*",
             UNSET,
             "tasks are packed for the workflows of connect-the-dots, which belong to Trinity's research code and keep "
-            "their state over the tasks of a pack; Strop gives a workflow one task at a time",
+            "their state over the tasks of a pack; Strop gives a workflow one task at a time; remove it",
             supported=never,
         ),
         placement(

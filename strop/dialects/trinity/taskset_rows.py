@@ -174,7 +174,7 @@ def _column_rows(at: str, field: str, is_trained: bool) -> tuple[KeyMapping, ...
         *(
             refused(f"{at}.format.{name}", default, why, supported=only(None, ""))
             for name, default, why in (
-                ("video_key", None, "Strop trains on text and images"),
+                ("video_key", None, "Strop trains on text and images; remove it"),
                 ("workflow_key", "", "a taskset has one workflow; write one taskset for each"),
                 ("reward_fn_key", "", "a taskset has one reward; write one that chooses by the row"),
             )

@@ -87,7 +87,7 @@ _LOSS = (
     refused(
         "multi_objective_aggregation",
         "sum_then_normalize",
-        "Strop sums the weighted parts of the reward before it normalizes them",
+        "Strop sums the weighted parts of the reward before it normalizes them; leave it sum_then_normalize",
     ),
     mapped("mask_truncated_completions", False, "algorithm.mask_truncated"),
     mapped("entropy_coef", 0.0, "algorithm.entropy_coef"),
@@ -101,13 +101,22 @@ _LOSS = (
             ("entropy_target", 0.2),
         )
     ),
-    refused("top_entropy_quantile", 1.0, "Strop trains on all tokens of a response", supported=only(1.0)),
-    refused("off_policy_mask_threshold", None, "Strop trains on all completions of a group"),
-    refused("sync_ref_model", False, "the reference is the initial model"),
+    refused(
+        "top_entropy_quantile",
+        1.0,
+        "Strop trains on all tokens of a response; leave it 1.0",
+        supported=only(1.0),
+    ),
+    refused("off_policy_mask_threshold", None, "Strop trains on all completions of a group; leave it null"),
+    refused("sync_ref_model", False, "the reference is the initial model; leave it False"),
     no_effect("ref_model_mixup_alpha", 0.6, "it is an option of sync_ref_model"),
     no_effect("ref_model_sync_steps", 512, "it is an option of sync_ref_model"),
     refused("disable_dropout", False, "write lora_dropout 0; models have no other dropout here"),
-    refused("cast_lm_head_to_fp32", False, "log-probs are computed in float32, with weights of the dtype"),
+    refused(
+        "cast_lm_head_to_fp32",
+        False,
+        "log-probs are computed in float32, with weights of the dtype; leave it False",
+    ),
 )
 SAMPLING = (
     mapped("num_generations", 8, "algorithm.rollouts_per_task", read=batches.rollout_batch),
@@ -208,7 +217,7 @@ VLLM = (
             ("vllm_importance_sampling_cap", None),
         )
     ),
-    refused("vllm_structured_outputs_regex", None, "responses are sampled without a grammar"),
+    refused("vllm_structured_outputs_regex", None, "responses are sampled without a grammar; leave it null"),
     *(
         placement(key, default, NATIVE_SAMPLER, supported=only(default), value_type=ANY)
         for key, default in (

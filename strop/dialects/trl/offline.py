@@ -173,7 +173,11 @@ def _rows(
             read=max_length,
             value_type=nullable(INTEGER),
         ),
-        refused("truncation_mode", "keep_start", "Strop removes the end of a sequence that is too long"),
+        refused(
+            "truncation_mode",
+            "keep_start",
+            "Strop removes the end of a sequence that is too long; leave it at its default",
+        ),
         *training_rows(learning_rate),
     )
 
@@ -215,11 +219,11 @@ DPO_LEDGER = Ledger(
         refused(
             "loss_type",
             ["sigmoid"],
-            "Strop has the sigmoid loss of DPO",
+            "Strop has the sigmoid loss of DPO; leave it at its default",
             supported=only(["sigmoid"], "sigmoid"),
         ),
         *(
-            refused(key, default, "Strop has the sigmoid loss of DPO")
+            refused(key, default, "Strop has the sigmoid loss of DPO; leave it at its default")
             for key, default in (
                 ("loss_weights", None),
                 ("ld_alpha", None),
@@ -231,7 +235,7 @@ DPO_LEDGER = Ledger(
             no_effect(key, default, "it is an option of another loss")
             for key, default in (("f_alpha_divergence_coef", 0.5), ("discopop_tau", 0.05))
         ),
-        refused("sync_ref_model", False, "the reference is the initial model"),
+        refused("sync_ref_model", False, "the reference is the initial model; leave it False"),
         no_effect("ref_model_mixup_alpha", 0.6, "it is an option of sync_ref_model"),
         no_effect("ref_model_sync_steps", 512, "it is an option of sync_ref_model"),
         no_effect("precompute_ref_log_probs", False, "the reference's log-probs are computed in each update"),

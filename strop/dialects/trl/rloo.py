@@ -122,7 +122,7 @@ _LOSS = (
     mapped(
         "mask_truncated_completions", False, "algorithm.mask_truncated", read=loss, note="with a beta of 0"
     ),
-    refused("sync_ref_model", False, "the reference is the initial model"),
+    refused("sync_ref_model", False, "the reference is the initial model; leave it False"),
     no_effect("ref_model_mixup_alpha", 0.6, "it is an option of sync_ref_model"),
     no_effect("ref_model_sync_steps", 512, "it is an option of sync_ref_model"),
     refused("disable_dropout", False, "write lora_dropout 0; models have no other dropout here"),

@@ -36,8 +36,8 @@ def model_rows() -> tuple[KeyMapping, ...]:
         ),
         placement("attn_implementation", None, OWN_KERNELS, supported=always, value_type=ANY),
         *_adapter_rows(),
-        refused("load_in_8bit", False, "Strop trains on weights that are not quantized"),
-        refused("load_in_4bit", False, "Strop trains on weights that are not quantized"),
+        refused("load_in_8bit", False, "Strop trains on weights that are not quantized; leave it False"),
+        refused("load_in_4bit", False, "Strop trains on weights that are not quantized; leave it False"),
         *(
             no_effect(key, default, "it is an option of load_in_4bit", value_type=ANY)
             for key, default in (
@@ -86,10 +86,14 @@ def _adapter_rows() -> tuple[KeyMapping, ...]:
             refused(key, default, why, inactive=_OPTION_OF_LORA)
             for key, default, why in (
                 ("lora_target_parameters", None, "Strop adapts modules; write lora_target_modules"),
-                ("lora_modules_to_save", None, "Strop trains either the adapter or all weights"),
-                ("lora_task_type", "CAUSAL_LM", "Strop trains causal language models"),
+                (
+                    "lora_modules_to_save",
+                    None,
+                    "Strop trains either the adapter or all weights; leave it null",
+                ),
+                ("lora_task_type", "CAUSAL_LM", "Strop trains causal language models; leave it CAUSAL_LM"),
                 ("use_rslora", False, "multiply lora_alpha by the square root of lora_r instead"),
-                ("use_dora", False, "Strop has LoRA adapters without a magnitude vector"),
+                ("use_dora", False, "Strop has LoRA adapters without a magnitude vector; leave it False"),
             )
         ),
     )

@@ -195,7 +195,11 @@ def _optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
         mapped("adam_beta2", 0.999, "trainer.optimizer.betas", read=optimization.optimizer, inactive=adam),
         mapped("adam_epsilon", 1e-8, "trainer.optimizer.eps", read=optimization.optimizer, inactive=adam),
         refused("optim_args", None, "write the options of trainer.optimizer in a run file"),
-        refused("optim_target_modules", None, "galore_adamw projects all matrices of the layers"),
+        refused(
+            "optim_target_modules",
+            None,
+            "galore_adamw projects all matrices of the layers; leave it at its default",
+        ),
         mapped(
             "max_grad_norm", 1.0, "trainer.max_grad_norm", read=optimization.grad_norm, note="0 is no bound"
         ),
@@ -209,8 +213,8 @@ def _optimization_rows(learning_rate: float) -> tuple[KeyMapping, ...]:
             note="mixed precision; null is true",
         ),
         refused("fp16", False, "Strop computes in bfloat16 or float32; write bf16"),
-        refused("label_smoothing_factor", 0.0, "its losses have no label smoothing"),
-        refused("neftune_noise_alpha", None, "Strop trains without noise in embeddings"),
+        refused("label_smoothing_factor", 0.0, "its losses have no label smoothing; leave it 0"),
+        refused("neftune_noise_alpha", None, "Strop trains without noise in embeddings; leave it null"),
         mapped("gradient_checkpointing", True, "model.gradient_checkpointing"),
     )
 

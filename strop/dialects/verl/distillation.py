@@ -285,7 +285,10 @@ ROWS = (
         "and the actor's bounds of the ratio apply",
     ),
     refused(
-        f"{_LOSS}.policy_loss_mode", "vanilla", "verl has no other one here either", inactive=_policy_gradient
+        f"{_LOSS}.policy_loss_mode",
+        "vanilla",
+        "verl has no other one here either; leave it at its default",
+        inactive=_policy_gradient,
     ),
     *(
         mapped(

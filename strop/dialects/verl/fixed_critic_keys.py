@@ -79,15 +79,21 @@ _LOSS = (
     ),
 )
 _OPTIMIZER = (
-    _fixed("optim.optimizer", "adam", "the critic is trained with AdamW", only(*ADAMW)),
-    _fixed("optim.name", "AdamW", "the critic is trained with AdamW", only(*ADAMW)),
+    _fixed(
+        "optim.optimizer", "adam", "the critic is trained with AdamW; leave it at its default", only(*ADAMW)
+    ),
+    _fixed("optim.name", "AdamW", "the critic is trained with AdamW; leave it at its default", only(*ADAMW)),
     _fixed(
         "optim.total_training_steps",
         -1,
         "verl always overwrites it with the length of the run; write trainer.total_training_steps",
         _length_of_the_run,
     ),
-    _fixed("optim.weight_decay_incr_style", "constant", "the critic's weight decay is constant"),
+    _fixed(
+        "optim.weight_decay_incr_style",
+        "constant",
+        "the critic's weight decay is constant; leave it constant",
+    ),
     _fixed("optim.zero_indexed_step", True, "the schedule counts steps from 0; leave it True"),
     _fixed("optim.lr_decay_ratio", 1.0, "the rate decays until the end of the run; write 1.0"),
     *(
@@ -104,7 +110,7 @@ _OPTIMIZER = (
     _fixed(
         "optim.override_optimizer_config.*",
         UNSET,
-        "Strop does not know this option of the critic's optimizer",
+        "Strop does not know this option of the critic's optimizer; remove it",
         is_empty,
     ),
     no_effect(

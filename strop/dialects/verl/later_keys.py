@@ -120,7 +120,8 @@ _DATA = (
         for name in ("min_pixels", "max_pixels")
     ),
     empty(
-        "data.mm_processor_kwargs.*", "of the image processor's arguments Strop has min_pixels and max_pixels"
+        "data.mm_processor_kwargs.*",
+        "of the image processor's arguments Strop has min_pixels and max_pixels; remove the others",
     ),
     mapped(
         f"{_ROLLOUT}.limit_images",
@@ -257,7 +258,12 @@ _MODELS = (
         inactive=switches.megatron_lora,
         note="Megatron's names of the modules",
     ),
-    refused(f"{_MODEL}.lora.type", "lora", "Strop has no other adapter", inactive=switches.megatron_lora),
+    refused(
+        f"{_MODEL}.lora.type",
+        "lora",
+        "Strop has no other adapter; leave it lora",
+        inactive=switches.megatron_lora,
+    ),
     refused(f"{_MODEL}.lora.exclude_modules", [], "write target_modules", inactive=switches.megatron_lora),
     refused(
         f"{_MODEL}.lora.adapter_path",

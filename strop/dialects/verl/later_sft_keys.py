@@ -40,7 +40,7 @@ ROWS = versions(
     refused(
         "optim.override_optimizer_config.*",
         UNSET,
-        "Strop does not know this option of the optimizer",
+        "Strop does not know this option of the optimizer; remove it",
         supported=is_empty,
     ),
     *(

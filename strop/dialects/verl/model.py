@@ -185,7 +185,7 @@ ROWS = (
         refused(
             "actor_rollout_ref.model.override_config.moe_config.*",
             UNSET,
-            "the page has no other key for Megatron's mixture of experts",
+            "the page has no other key for Megatron's mixture of experts; remove it",
             supported=never,
         ),
         mapped("actor_rollout_ref.model.lora_rank", 0, "model.lora.rank", read=lora),

@@ -16,7 +16,9 @@ from strop.dialects.ledger.value_types import NUMBER, STRING, nullable, one_of
 from strop.errors import ConfigError
 
 _FLAGS = ("tie-word-embedding", "is-value-model", "use_cpu_initialization", "private")
-_OF_MEGATRON = "it applies only to Megatron's shards; for other shards the model's config.json decides"
+_OF_MEGATRON = (
+    "it applies only to Megatron's shards; for other shards the model's config.json decides; remove it"
+)
 _NO_UPLOAD = "Strop does not upload; run `hf upload` after you have checked the folder"
 LEDGER = Ledger(
     "verl-merge",

@@ -272,6 +272,11 @@ ROWS = (
             supported=is_empty,
         ),
         _key("function_tool_path", STRING, "Python file with functions that @function_tool marks"),
-        refused(f"{_TURNS}.*", UNSET, "Strop does not know this key of verl's", supported=only(None, {})),
+        refused(
+            f"{_TURNS}.*",
+            UNSET,
+            "Strop does not know this key of verl's; remove it",
+            supported=only(None, {}),
+        ),
     ),
 )

@@ -142,7 +142,7 @@ ROWS = not_on_page(
     refused(
         f"{_MODEL}.ref_path",
         "${reward_model.model.path}",
-        "the reference is the model that the process reward model starts from",
+        "the reference is the model that the process reward model starts from; remove it",
         supported=same_as(f"{_MODEL}.path"),
         inactive=switches.prime,
     ),

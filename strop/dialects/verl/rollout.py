@@ -196,7 +196,7 @@ ROWS = (
     refused(
         "actor_rollout_ref.rollout.do_sample",
         True,
-        "greedy responses to one prompt are identical and give no training signal",
+        "greedy responses to one prompt are identical and give no training signal; leave it True",
     ),
     placement(
         "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space",

@@ -115,12 +115,27 @@ ROWS = (
     *(
         refused(f"optim.{name}", default, why, supported=supported)
         for name, default, why, supported in (
-            ("lr_decay_ratio", 1.0, "the rate decays until the end of the run", only(1.0)),
-            ("zero_indexed_step", True, "the schedule counts steps from 0", only(True)),
-            ("weight_decay_incr_style", "constant", "the weight decay is constant", only("constant")),
-            ("wd_incr_style", "constant", "the weight decay is constant", only("constant")),
+            ("lr_decay_ratio", 1.0, "the rate decays until the end of the run; leave it 1", only(1.0)),
+            (
+                "zero_indexed_step",
+                True,
+                "the schedule counts steps from 0; leave it at its default",
+                only(True),
+            ),
+            (
+                "weight_decay_incr_style",
+                "constant",
+                "the weight decay is constant; leave it constant",
+                only("constant"),
+            ),
+            (
+                "wd_incr_style",
+                "constant",
+                "the weight decay is constant; leave it constant",
+                only("constant"),
+            ),
             ("total_training_steps", -1, "write trainer.total_training_steps", only(-1)),
-            ("eps", 1e-8, "AdamW's epsilon is 1e-8", only(1e-8)),
+            ("eps", 1e-8, "AdamW's epsilon is 1e-8; leave it 1e-8", only(1e-8)),
             (
                 "optimizer",
                 "AdamW",
@@ -169,7 +184,7 @@ ROWS = (
     refused(
         "optim.override_optimizer_config.*",
         UNSET,
-        "Strop does not know this option of the optimizer",
+        "Strop does not know this option of the optimizer; remove it",
         supported=is_empty,
     ),
 )

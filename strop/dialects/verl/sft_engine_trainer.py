@@ -104,7 +104,7 @@ _MODEL = (
             ("exclude_modules", None, "write model.target_modules"),
             ("lora_adapter_path", None, "write the merged model's folder as model.path"),
             ("lora.rank", 0, "write model.lora_rank"),
-            ("hf_config_path", None, "the model folder's config.json is read"),
+            ("hf_config_path", None, "the model folder's config.json is read; leave it null"),
             ("override_config.*", UNSET, "write a model folder with this config.json"),
         )
     ),
